@@ -1,0 +1,82 @@
+"""Learning rates: linear warm-up from 0, then one of three decays."""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from widenet_jax.errors import BadInputError
+
+# What is left of (peak - end) when the fraction t in [0, 1] of the decay is over.
+DECAYS: dict[str, Callable] = {
+    "cosine": lambda t: 0.5 * (1.0 + jnp.cos(math.pi * t)),
+    "linear": lambda t: 1.0 - t,
+    "constant": lambda t: jnp.ones_like(t),
+}
+
+
+def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
+    """`table[name]`; an unknown name is a BadInputError with the nearest valid one.
+
+    Args:
+      table: what may be chosen.
+      name: the user's choice.
+      field: the config field it came from, for the message.
+    """
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(str(name), table, n=1, cutoff=0.0)[0]
+    raise BadInputError(
+        f"{field}={name!r} is unknown; choose one of {', '.join(table)} (--{field}={near}?)"
+    )
+
+
+def build_schedule(
+    name: str,
+    *,
+    learning_rate: float,
+    end_learning_rate: float,
+    warmup_steps: int,
+    total_steps: int,
+) -> optax.Schedule:
+    """The learning rate as a function of the number of updates made before this one.
+
+      step 0                       0, or the peak if there is no warm-up
+      step s < warmup_steps        learning_rate * s / warmup_steps
+      step warmup_steps            learning_rate, exactly
+      step total_steps and later   end_learning_rate (`constant`: learning_rate)
+    The run's last update is step total_steps - 1, one step short of the end rate.
+
+    Args:
+      name: cosine, linear or constant.
+      learning_rate: the peak.
+      end_learning_rate: where the decay ends; `constant` has no decay and ignores it.
+      warmup_steps: length of the warm-up, 0 for none.
+      total_steps: length of the run, warm-up included.
+
+    Raises:
+      BadInputError: unknown name, no steps, or a warm-up longer than the run.
+    """
+    decay = choose(DECAYS, name, field="config.optimizer.schedule")
+    if total_steps < 1:
+        raise BadInputError(f"the run has {total_steps} steps; the schedule needs at least 1")
+    if not 0 <= warmup_steps <= total_steps:
+        raise BadInputError(
+            f"config.optimizer.warmup is {warmup_steps} steps in a run of {total_steps}; "
+            f"set --config.optimizer.warmup_steps to 0..{total_steps} and the other warm-up "
+            "fields to 0"
+        )
+    end = learning_rate if name == "constant" else end_learning_rate
+    # A divisor of 1 stands in for an empty phase: no step then falls inside it.
+    decay_steps = max(total_steps - warmup_steps, 1)
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32)
+        warm = learning_rate * step / max(warmup_steps, 1)
+        t = jnp.clip((step - warmup_steps) / decay_steps, 0.0, 1.0)
+        return jnp.where(step < warmup_steps, warm, end + (learning_rate - end) * decay(t))
+
+    return schedule
