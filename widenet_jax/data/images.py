@@ -1,0 +1,144 @@
+"""Image files to pixels, and the crops: uint8 [H, W, C] in and out, C = 1 or 3 (RGB).
+
+NumPy and OpenCV only, so that worker processes stay light. OpenCV drops a trailing axis of one
+channel; `_channels_back` restores it.
+"""
+
+import math
+
+import cv2
+import numpy as np
+
+from widenet_jax.errors import BadInputError
+
+# Parallelism is one image a worker; OpenCV's own threads would fight over the same cores.
+cv2.setNumThreads(0)
+
+# 8-bit BGR, without turning the photo as its EXIF says: labels and reference numbers belong to the
+# stored pixels. The two flags combine; IMREAD_UNCHANGED (-1) would swallow any other flag, and keep
+# alpha and 16 bits.
+_DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+_JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
+_PNG_START, _PNG_END = b"\x89PNG", b"IEND"
+
+ASPECT_RANGE = (3 / 4, 4 / 3)
+CROP_ATTEMPTS = 100
+
+
+def decode(data: bytes, where: str) -> np.ndarray:
+    """Decodes a JPEG or PNG file to uint8 [H, W, 3] RGB; grey and CMYK images become RGB too.
+
+    Args:
+      data: the file's bytes.
+      where: what to call the image in an error, e.g. its path.
+
+    Raises:
+      BadInputError: the file is cut short or not an image. (OpenCV alone would fill the missing
+        part of some truncated files with grey.)
+    """
+    problem = _cut_short(data)
+    image = None if problem else cv2.imdecode(np.frombuffer(data, np.uint8), _DECODE_FLAGS)
+    if image is None:
+        raise BadInputError(
+            f"{where}: {problem or 'not a readable JPEG or PNG image'} ({len(data)} bytes); "
+            "replace or remove it"
+        )
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def _cut_short(data: bytes) -> str | None:
+    """Why the file cannot be whole, or None.
+
+    The end-of-image marker must come after the last start of a scan: an embedded thumbnail has an
+    end of its own, and bytes after the end are harmless.
+    """
+    if not data:
+        return "empty file"
+    if data.startswith(_JPEG_START):
+        whole = data.rfind(_JPEG_END) > data.rfind(_JPEG_SCAN)
+        return None if whole else "truncated JPEG (no end-of-image marker)"
+    if data.startswith(_PNG_START):
+        return None if _PNG_END in data else "truncated PNG (no end chunk)"
+    return None
+
+
+def _channels_back(image: np.ndarray) -> np.ndarray:
+    return image if image.ndim == 3 else image[..., None]
+
+
+def resize(image: np.ndarray, height: int, width: int, *, smooth: bool) -> np.ndarray:
+    """Resizes to [height, width, C].
+
+    Args:
+      image: uint8 [H, W, C].
+      height: new height.
+      width: new width.
+      smooth: average over the source area when shrinking (evaluation); otherwise, and whenever
+        enlarging, bilinear between the four nearest pixels.
+    """
+    old_height, old_width = image.shape[:2]
+    if (old_height, old_width) == (height, width):
+        return image
+    shrinking = height * width < old_height * old_width
+    method = cv2.INTER_AREA if smooth and shrinking else cv2.INTER_LINEAR
+    return _channels_back(cv2.resize(image, (width, height), interpolation=method))
+
+
+def random_window(
+    height: int, width: int, area_min: float, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """The window of an inception crop: (top, left, window height, window width).
+
+    Drawn as TensorFlow's sample_distorted_bounding_box draws it, which trained the published
+    models: an aspect ratio (width / height) uniform in 3/4..4/3, then a height uniform among those
+    whose area is within area_min..1 of the image, then a place. So it is the side and not the area
+    that is uniform. After 100 failures, the whole image.
+    """
+    lowest, highest = area_min * height * width, float(height * width)
+    for _ in range(CROP_ATTEMPTS):
+        aspect = rng.uniform(*ASPECT_RANGE)
+        shortest = round(math.sqrt(lowest / aspect))
+        tallest = min(height, round(math.sqrt(highest / aspect)), int((width + 0.5) / aspect))
+        window_height = int(rng.integers(shortest, max(tallest, shortest) + 1))
+        window_width = round(window_height * aspect)
+        fits = 1 <= window_height <= height and 1 <= window_width <= width
+        if fits and lowest <= window_height * window_width <= highest:
+            top = int(rng.integers(height - window_height + 1))
+            left = int(rng.integers(width - window_width + 1))
+            return top, left, window_height, window_width
+    return 0, 0, height, width
+
+
+def inception_crop(
+    image: np.ndarray, size: int, area_min: float, rng: np.random.Generator
+) -> np.ndarray:
+    """A random window of the image, resized to uint8 [size, size, C]."""
+    top, left, height, width = random_window(*image.shape[:2], area_min, rng)
+    return resize(image[top : top + height, left : left + width], size, size, smooth=False)
+
+
+def pad_and_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarray:
+    """The image moved by up to `pad` pixels each way; what comes in from outside is black."""
+    height, width = image.shape[:2]
+    padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+    top, left = (int(v) for v in rng.integers(2 * pad + 1, size=2))
+    return padded[top : top + height, left : left + width]
+
+
+def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Mirrored left to right, every other time."""
+    return _channels_back(cv2.flip(image, 1)) if rng.integers(2) else image
+
+
+def squash(image: np.ndarray, size: int, *, smooth: bool) -> np.ndarray:
+    """The whole image at [size, size, C], whatever its aspect ratio."""
+    return resize(image, size, size, smooth=smooth)
+
+
+def central_crop(image: np.ndarray, size: int, short_side: int) -> np.ndarray:
+    """Resizes the shorter side to `short_side`, then cuts [size, size, C] from the centre."""
+    height, width = image.shape[:2]
+    scale = short_side / min(height, width)
+    scaled = resize(image, round(height * scale), round(width * scale), smooth=True)
+    top, left = (scaled.shape[0] - size) // 2, (scaled.shape[1] - size) // 2
+    return scaled[top : top + size, left : left + size]

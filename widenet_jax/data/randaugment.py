@@ -1,0 +1,289 @@
+"""RandAugment: N operations in a row, drawn from a fixed set, all at magnitude M.
+
+Cubuk et al. 2020 (arXiv:1909.13719), with the operations and the strengths of the implementation
+released for TPUs, which trained the published models: sixteen operations and one empty slot, M on a
+scale of ten that may go beyond (the recipe's M = 15). Pixels are computed as Pillow computes them
+wherever Pillow has the operation. Known differences:
+  - Contrast blends with the image's mean grey (Pillow). The released code divides a pixel count by
+    256 where it means to average, so at 224 pixels it blends with the constant 196.
+  - Color and Sharpness may differ from Pillow by one grey level (rounding of the blend).
+  - Solarize at M >= 10 has a threshold of 256 or more and changes nothing, in Pillow too.
+  - Lengths in pixels (Cutout, TranslateX and Y) are the released ones at 224 pixels, and scale with
+    the image.
+
+Images are uint8 [H, W, C], C = 1 or 3 (RGB), of any size; on one channel Color does nothing.
+"""
+
+import math
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+LEVEL_SCALE = 10.0
+REFERENCE_SIZE = 224
+CUTOUT_PIXELS = 40.0
+TRANSLATE_PIXELS = 100.0
+FILL = 128
+_LEVELS = np.arange(256)
+# ITU-R 601 luma with Pillow's 16-bit weights.
+_LUMA = np.array([19595, 38470, 7471], np.int32)
+
+Operation = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
+
+
+# --- Operations on single pixel values: tables of 256 entries -------------------------------------
+
+
+def _apply_table(image: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Maps every value through `table`: uint8 [256], or [256, C] for one table a channel."""
+    if table.ndim == 2:
+        table = table[None]  # cv2.LUT reads [1, 256, C] as C tables
+    return cv2.LUT(image, table).reshape(image.shape)
+
+
+def _histograms(image: np.ndarray) -> list[np.ndarray]:
+    return [
+        cv2.calcHist([image], [c], None, [256], [0, 256]).astype(np.int64).ravel()
+        for c in range(image.shape[2])
+    ]
+
+
+def _autocontrast_table(histogram: np.ndarray) -> np.ndarray:
+    used = np.flatnonzero(histogram)
+    low, high = used[0], used[-1]
+    if high <= low:
+        return _LEVELS.astype(np.uint8)
+    scale = 255.0 / (high - low)
+    return np.clip((_LEVELS * scale - low * scale).astype(np.int64), 0, 255).astype(np.uint8)
+
+
+def _equalize_table(histogram: np.ndarray) -> np.ndarray:
+    used = np.flatnonzero(histogram)
+    step = (histogram.sum() - histogram[used[-1]]) // 255
+    if len(used) <= 1 or step == 0:
+        return _LEVELS.astype(np.uint8)
+    below = np.cumsum(histogram) - histogram
+    return np.clip((below + step // 2) // step, 0, 255).astype(np.uint8)
+
+
+def auto_contrast(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Stretches each channel to the full range."""
+    tables = [_autocontrast_table(histogram) for histogram in _histograms(image)]
+    return _apply_table(image, np.stack(tables, axis=-1))
+
+
+def equalize(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Flattens each channel's histogram."""
+    tables = [_equalize_table(histogram) for histogram in _histograms(image)]
+    return _apply_table(image, np.stack(tables, axis=-1))
+
+
+def invert(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """255 - value."""
+    return 255 - image
+
+
+def posterize(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Keeps the highest int(4 M / 10) bits (6 at M = 15; eight keep everything)."""
+    bits = min(int(magnitude / LEVEL_SCALE * 4), 8)
+    return image & np.uint8((0xFF << (8 - bits)) & 0xFF)
+
+
+def solarize(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Inverts values from int(256 M / 10) up."""
+    threshold = int(magnitude / LEVEL_SCALE * 256)
+    table = np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS)
+    return _apply_table(image, table.astype(np.uint8))
+
+
+def solarize_add(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Adds int(110 M / 10) to values below 128."""
+    added = np.minimum(_LEVELS + int(magnitude / LEVEL_SCALE * 110), 255)
+    return _apply_table(image, np.where(_LEVELS < 128, added, _LEVELS).astype(np.uint8))
+
+
+# --- Blends with a degenerate image: 0 gives that one, 1 the image, beyond extrapolates ----------
+
+
+def _factor(magnitude: float) -> float:
+    return magnitude / LEVEL_SCALE * 1.8 + 0.1
+
+
+def _blend_table(degenerate: int, factor: float) -> np.ndarray:
+    """The blend of every value with one grey level; fractions are cut off, as Pillow does."""
+    blended = degenerate + np.float32(factor) * (_LEVELS - degenerate).astype(np.float32)
+    return np.clip(blended, 0, 255).astype(np.uint8)
+
+
+def _blend(degenerate: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
+    # addWeighted rounds to nearest; just under half a level less makes it cut fractions off.
+    blended = cv2.addWeighted(image, factor, degenerate, 1 - factor, -0.499)
+    return blended.reshape(image.shape)
+
+
+def _grey(image: np.ndarray) -> np.ndarray:
+    """Luma: uint8 [H, W]."""
+    if image.shape[2] == 1:
+        return image[..., 0]
+    return ((image @ _LUMA + 0x8000) >> 16).astype(np.uint8)
+
+
+def color(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Towards grey, or away from it."""
+    if image.shape[2] == 1:
+        return image
+    grey = cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB)
+    return _blend(grey, image, _factor(magnitude))
+
+
+def contrast(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Towards the image's mean grey, or away from it."""
+    mean = int(_grey(image).mean() + 0.5)
+    return _apply_table(image, _blend_table(mean, _factor(magnitude)))
+
+
+def brightness(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Towards black, or away from it."""
+    return _apply_table(image, _blend_table(0, _factor(magnitude)))
+
+
+def sharpness(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Towards a 3x3 blur, or away from it; the border pixels stay."""
+    kernel = np.ones((3, 3), np.float32)
+    kernel[1, 1] = 5
+    smooth = image.copy()
+    inner = cv2.filter2D(image, -1, kernel / 13).reshape(image.shape)
+    smooth[1:-1, 1:-1] = inner[1:-1, 1:-1]
+    return _blend(smooth, image, _factor(magnitude))
+
+
+# --- Geometry: nearest pixel, outside is grey ---------------------------------------------------
+
+
+def _signed(value: float, rng: np.random.Generator) -> float:
+    return value if rng.integers(2) else -value
+
+
+def warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """output(x, y) = image(matrix @ (x, y, 1)) at the nearest pixel, in pixel-centre coordinates.
+
+    Args:
+      image: uint8 [H, W, C].
+      matrix: float [2, 3], as Pillow's Image.transform(AFFINE) takes it: coordinates in which the
+        centre of the first pixel is (0.5, 0.5).
+    """
+    # OpenCV puts the centre of the first pixel at (0, 0).
+    corner = matrix.astype(np.float64).copy()
+    corner[:, 2] += corner[:, :2].sum(axis=1) * 0.5 - 0.5
+    warped = cv2.warpAffine(
+        image,
+        corner,
+        (image.shape[1], image.shape[0]),
+        flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=(FILL,) * 3,
+    )
+    return warped.reshape(image.shape)
+
+
+def rotate(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """By 30 M / 10 degrees either way about the centre."""
+    angle = math.radians(_signed(magnitude / LEVEL_SCALE * 30.0, rng))
+    cos, sin = math.cos(angle), math.sin(angle)
+    x, y = image.shape[1] / 2, image.shape[0] / 2
+    return warp(
+        image, np.array([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
+    )
+
+
+def shear_x(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Rows shift by 0.3 M / 10 of their height in the image, either way."""
+    return warp(image, np.array([[1, _signed(magnitude / LEVEL_SCALE * 0.3, rng), 0], [0, 1, 0]]))
+
+
+def shear_y(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Columns shift by 0.3 M / 10 of their place in the image, either way."""
+    return warp(image, np.array([[1, 0, 0], [_signed(magnitude / LEVEL_SCALE * 0.3, rng), 1, 0]]))
+
+
+def _shifted(image: np.ndarray, shift: int, axis: int) -> np.ndarray:
+    """output[i] = image[i + shift] along `axis`, FILL where there is none."""
+    length = image.shape[axis]
+    shift = max(-length, min(length, shift))
+    moved = np.full_like(image, FILL)
+    to, source = [slice(None)] * 3, [slice(None)] * 3
+    to[axis] = slice(max(0, -shift), length - max(0, shift))
+    source[axis] = slice(max(0, shift), length - max(0, -shift))
+    moved[tuple(to)] = image[tuple(source)]
+    return moved
+
+
+def _translate(
+    image: np.ndarray, magnitude: float, rng: np.random.Generator, axis: int
+) -> np.ndarray:
+    scale = image.shape[axis] / REFERENCE_SIZE
+    pixels = _signed(magnitude / LEVEL_SCALE * TRANSLATE_PIXELS * scale, rng)
+    return _shifted(image, math.floor(pixels + 0.5), axis)
+
+
+def translate_x(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Left or right by 100 M / 10 pixels at a width of 224."""
+    return _translate(image, magnitude, rng, axis=1)
+
+
+def translate_y(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """Up or down by 100 M / 10 pixels at a height of 224."""
+    return _translate(image, magnitude, rng, axis=0)
+
+
+def cutout(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
+    """A grey square about a random pixel, reaching int(40 M / 10) pixels each way at size 224."""
+    height, width = image.shape[:2]
+    reach = int(magnitude / LEVEL_SCALE * CUTOUT_PIXELS * min(height, width) / REFERENCE_SIZE)
+    y, x = int(rng.integers(height)), int(rng.integers(width))
+    holed = image.copy()
+    holed[max(0, y - reach) : y + reach, max(0, x - reach) : x + reach] = FILL
+    return holed
+
+
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": auto_contrast,
+    "Equalize": equalize,
+    "Invert": invert,
+    "Rotate": rotate,
+    "Posterize": posterize,
+    "Solarize": solarize,
+    "Color": color,
+    "Contrast": contrast,
+    "Brightness": brightness,
+    "Sharpness": sharpness,
+    "ShearX": shear_x,
+    "ShearY": shear_y,
+    "TranslateX": translate_x,
+    "TranslateY": translate_y,
+    "Cutout": cutout,
+    "SolarizeAdd": solarize_add,
+}
+_DRAW: tuple[Operation | None, ...] = (*OPERATIONS.values(), None)
+
+
+def rand_augment(
+    image: np.ndarray, *, num_layers: int, magnitude: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Applies `num_layers` operations, each drawn evenly from OPERATIONS and the empty slot.
+
+    Args:
+      image: uint8 [H, W, C], C = 1 or 3.
+      num_layers: N.
+      magnitude: M, on a scale of LEVEL_SCALE.
+      rng: draws the operations, their directions and places.
+
+    Returns:
+      uint8 [H, W, C]; the input is left as it was.
+    """
+    for _ in range(num_layers):
+        operation = _DRAW[int(rng.integers(len(_DRAW)))]
+        if operation is not None:
+            image = operation(np.ascontiguousarray(image), magnitude, rng)
+    return image

@@ -1,0 +1,209 @@
+"""The packed format: ArrayRecord shards of (label, encoded image), and the `dataset.json` beside.
+
+A set is one directory. `<split>-00000-of-00003.array_record` are its shards; `dataset.json`,
+written last, makes the set complete. One record is a little-endian uint32 label followed by the
+image file's bytes (JPEG or PNG) as they were. `dataset.json` holds
+  format_version: 1
+  class_names: [str], label k is class_names[k]
+  splits: {split: {"count": int, "shards": [{"records": int, "bytes": int}, ...]}}
+  provenance: free text fields, what the set was made from
+so a reader knows every shard's size without opening it, and names a missing or cut shard at once.
+"""
+
+import itertools
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from array_record.python import array_record_module
+from etils import epath
+
+from widenet_jax.errors import BadInputError
+
+FORMAT_VERSION = 1
+MANIFEST = "dataset.json"
+_LABEL = struct.Struct("<I")
+# A shard of ImageNet photos is about 110 MB: easy to copy, and 1,252 of them hold the set.
+RECORDS_PER_SHARD = 1024
+
+
+def encode_record(label: int, image: bytes) -> bytes:
+    """One record: the label, then the encoded image."""
+    return _LABEL.pack(label) + image
+
+
+def decode_record(record: bytes) -> tuple[int, bytes]:
+    """The inverse of `encode_record`: (label, encoded image)."""
+    return _LABEL.unpack_from(record)[0], record[_LABEL.size :]
+
+
+def shard_name(split: str, shard: int, num_shards: int) -> str:
+    """The file name of one shard, e.g. train-00000-of-00003.array_record."""
+    return f"{split}-{shard:05d}-of-{num_shards:05d}.array_record"
+
+
+def read_manifest(directory: str) -> dict[str, Any]:
+    """Reads and checks `dataset.json`.
+
+    Raises:
+      BadInputError: it is missing (the set was never finished), damaged, or of a newer format.
+    """
+    path = epath.Path(directory) / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInputError(
+            f"{directory}: no {MANIFEST}, so not a (finished) packed set; write one with "
+            "scripts/prepare_data.py, or choose another data.source"
+        ) from None
+    except ValueError as error:
+        raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if version != FORMAT_VERSION:
+        raise BadInputError(
+            f"{path}: format_version {version!r}, this version reads {FORMAT_VERSION}; "
+            "prepare the set again or update widenet_jax"
+        )
+    return manifest
+
+
+def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
+    """The paths of a split's shards, each seen to be there with the size it was written with.
+
+    Raises:
+      BadInputError: naming the first shard that is missing, empty or cut.
+    """
+    paths = []
+    for index, shard in enumerate(shards):
+        path = epath.Path(directory) / shard_name(split, index, len(shards))
+        size = path.stat().length if path.exists() else None
+        if size != shard["bytes"]:
+            found = "missing" if size is None else f"{size} bytes"
+            raise BadInputError(
+                f"{path}: shard is {found}, {shard['bytes']} bytes were written; copy it again "
+                "or prepare the set again"
+            )
+        paths.append(str(path))
+    return paths
+
+
+def write_set(
+    directory: str | Path,
+    splits: Mapping[str, Iterable[tuple[int, bytes]]],
+    *,
+    class_names: Sequence[str],
+    provenance: Mapping[str, Any],
+    overwrite: bool = False,
+    records_per_shard: int = RECORDS_PER_SHARD,
+) -> dict[str, Any]:
+    """Writes a packed set, all or nothing; an older one stays readable until the new one is whole.
+
+    Args:
+      directory: where; created if absent.
+      splits: for each split its (label, encoded image) pairs in order, read once.
+      class_names: label k is class_names[k].
+      provenance: kept in the manifest.
+      overwrite: replace a set that is there already.
+      records_per_shard: how many records a shard holds.
+
+    Returns:
+      The manifest written.
+
+    Raises:
+      BadInputError: the directory holds a set and overwrite is off, or holds other things; a split
+        is empty; a label has no class name.
+    """
+    directory = Path(directory)
+    stale = _shards_to_replace(directory, overwrite)
+    directory.mkdir(parents=True, exist_ok=True)
+    written: dict[str, list[dict[str, int]]] = {}
+    try:
+        for split, examples in splits.items():
+            written[split] = _write_split(
+                directory, split, _checked(examples, split, class_names), records_per_shard
+            )
+    except BaseException:
+        for path in directory.glob(".writing-*"):
+            path.unlink()
+        raise
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "class_names": list(class_names),
+        "splits": {
+            split: {"count": sum(s["records"] for s in shards), "shards": shards}
+            for split, shards in written.items()
+        },
+        "provenance": dict(provenance),
+    }
+    _publish(directory, manifest, stale)
+    return manifest
+
+
+def _shards_to_replace(directory: Path, overwrite: bool) -> list[Path]:
+    """The shards of an older set in `directory`; refuses to touch anything else."""
+    if not directory.exists():
+        return []
+    if not directory.is_dir():
+        raise BadInputError(f"{directory}: is a file; give --out a directory")
+    shards = sorted(directory.glob("*.array_record"))
+    if (directory / MANIFEST).exists() or shards:
+        if not overwrite:
+            raise BadInputError(f"{directory}: already holds a packed set; pass --overwrite")
+        return shards
+    others = [path.name for path in directory.iterdir() if not path.name.startswith(".writing-")]
+    if others:
+        raise BadInputError(
+            f"{directory}: holds other files ({sorted(others)[0]}, ...); give --out a new directory"
+        )
+    return []
+
+
+def _checked(
+    examples: Iterable[tuple[int, bytes]], split: str, class_names: Sequence[str]
+) -> Iterator[tuple[int, bytes]]:
+    for index, (label, image) in enumerate(examples):
+        if not 0 <= label < len(class_names):
+            raise BadInputError(
+                f"split {split}, record {index}: label {label} has no class name "
+                f"(there are {len(class_names)})"
+            )
+        yield label, image
+
+
+def _write_split(
+    directory: Path, split: str, examples: Iterator[tuple[int, bytes]], records_per_shard: int
+) -> list[dict[str, int]]:
+    """Writes a split's shards under temporary names; returns their sizes."""
+    shards: list[dict[str, int]] = []
+    for first in examples:
+        rest = itertools.islice(examples, records_per_shard - 1)
+        path = directory / f".writing-{split}-{len(shards):05d}"
+        # group_size 1: every record can be read alone, which random access needs.
+        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+        count = 0
+        try:
+            for label, image in itertools.chain([first], rest):
+                writer.write(encode_record(label, image))
+                count += 1
+        finally:
+            writer.close()
+        shards.append({"records": count, "bytes": path.stat().st_size})
+    if not shards:
+        raise BadInputError(f"split {split}: no images found; check the input given for it")
+    return shards
+
+
+def _publish(directory: Path, manifest: dict[str, Any], stale: Sequence[Path]) -> None:
+    """Replaces the old set by the one under temporary names; the manifest comes last."""
+    (directory / MANIFEST).unlink(missing_ok=True)
+    for path in stale:
+        path.unlink()
+    for split, entry in manifest["splits"].items():
+        for index in range(len(entry["shards"])):
+            temporary = directory / f".writing-{split}-{index:05d}"
+            temporary.rename(directory / shard_name(split, index, len(entry["shards"])))
+    temporary = directory / ".writing-manifest"
+    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
+    temporary.rename(directory / MANIFEST)

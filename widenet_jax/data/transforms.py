@@ -1,0 +1,137 @@
+"""What happens to one image: the training and evaluation transforms `config.augment` asks for."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from widenet_jax.data import images
+from widenet_jax.data.randaugment import rand_augment
+from widenet_jax.errors import BadInputError
+
+TRAIN_CROPS = ("inception", "pad", "none")
+EVAL_CROPS = ("central", "squash")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTransform:
+    """Crop, flip and RandAugment one training image to uint8 [image_size, image_size, C].
+
+    Attributes:
+      image_size: side of the result.
+      crop: "inception" (a random window, resized), "pad" (squashed to size, then moved by up to
+        `pad_pixels`) or "none" (squashed to size).
+      crop_area_min: smallest share of the image an inception window covers.
+      pad_pixels: how far "pad" moves the image.
+      flip: mirror every other image.
+      randaugment_layers: operations an image; 0 turns RandAugment off.
+      randaugment_magnitude: their strength.
+      randaugment_before_crop: squash to size and RandAugment, then crop (the released code's
+        order), instead of crop, flip, RandAugment.
+    """
+
+    image_size: int
+    crop: str
+    crop_area_min: float
+    pad_pixels: int
+    flip: bool
+    randaugment_layers: int
+    randaugment_magnitude: float
+    randaugment_before_crop: bool
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """uint8 [H, W, C] to uint8 [image_size, image_size, C]."""
+        if self.randaugment_before_crop:
+            image = self._rand_augment(images.squash(image, self.image_size, smooth=False), rng)
+        image = self._crop(image, rng)
+        if self.flip:
+            image = images.random_flip(image, rng)
+        return image if self.randaugment_before_crop else self._rand_augment(image, rng)
+
+    def _crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if self.crop == "inception":
+            return images.inception_crop(image, self.image_size, self.crop_area_min, rng)
+        image = images.squash(image, self.image_size, smooth=False)
+        return images.pad_and_crop(image, self.pad_pixels, rng) if self.crop == "pad" else image
+
+    def _rand_augment(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return rand_augment(
+            image,
+            num_layers=self.randaugment_layers,
+            magnitude=self.randaugment_magnitude,
+            rng=rng,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalTransform:
+    """One image as evaluation sees it: uint8 [image_size, image_size, C].
+
+    Attributes:
+      image_size: side of the result.
+      crop: "central" (shorter side to `resize`, then the centre) or "squash" (the whole image).
+      resize: the shorter side before a central crop.
+    """
+
+    image_size: int
+    crop: str
+    resize: int
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        """uint8 [H, W, C] to uint8 [image_size, image_size, C]."""
+        if self.crop == "central":
+            return images.central_crop(image, self.image_size, self.resize)
+        return images.squash(image, self.image_size, smooth=True)
+
+
+def build_transforms(
+    augment: Mapping[str, Any], image_size: int
+) -> tuple[TrainTransform, EvalTransform]:
+    """The transforms of `config.augment`.
+
+    Args:
+      augment: reads crop, crop_area_min, pad_pixels, flip, randaugment_layers,
+        randaugment_magnitude, randaugment_before_crop, eval_crop and eval_resize.
+      image_size: side of the images the model takes.
+
+    Raises:
+      BadInputError: a value that cannot work; one line naming the field.
+    """
+    train = TrainTransform(
+        image_size=image_size,
+        crop=_known("augment.crop", augment["crop"], TRAIN_CROPS),
+        crop_area_min=float(augment["crop_area_min"]),
+        pad_pixels=int(augment["pad_pixels"]),
+        flip=bool(augment["flip"]),
+        randaugment_layers=int(augment["randaugment_layers"]),
+        randaugment_magnitude=float(augment["randaugment_magnitude"]),
+        randaugment_before_crop=bool(augment["randaugment_before_crop"]),
+    )
+    evaluation = EvalTransform(
+        image_size=image_size,
+        crop=_known("augment.eval_crop", augment["eval_crop"], EVAL_CROPS),
+        resize=int(augment["eval_resize"]),
+    )
+    _check_range("data.image_size", image_size, 1, 65_536)
+    _check_range("augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
+    _check_range("augment.pad_pixels", train.pad_pixels, 0, image_size)
+    _check_range("augment.randaugment_layers", train.randaugment_layers, 0, 100)
+    _check_range("augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)
+    if evaluation.crop == "central":
+        _check_range("augment.eval_resize", evaluation.resize, image_size, 65_536)
+    return train, evaluation
+
+
+def _known(field: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BadInputError(f"{field} {value!r}: known are {', '.join(known)}{hint}")
+    return value
+
+
+def _check_range(field: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise BadInputError(f"{field} {value}: must be between {low} and {high}")
