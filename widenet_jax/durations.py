@@ -54,18 +54,30 @@ def to_steps(
     if not chosen:
         return 0
     if len(chosen) > 1:
-        given = ", ".join(f"{where}.{name}={values[name]:g}" for name in chosen)
+        given = " and ".join(f"{where}.{name}={values[name]:g}" for name in chosen)
         flags = " ".join(f"--{where}.{name}=0" for name in chosen[1:])
-        raise BadInputError(f"{given} are both set, only one may be; to use the first add {flags}")
+        raise BadInputError(f"{given} are set, only one may be; to use {chosen[0]} add {flags}")
     [name] = chosen
-    per_unit = {"steps": 1.0, "examples": 1 / batch_size, "epochs": num_examples / batch_size}
-    steps = max(1, math.floor(values[name] * per_unit[name.rsplit("_", 1)[1]] + 0.5))
+    given = f"{where}.{name}={values[name]:g}"
+    examples_a_unit = _examples_a_unit(name, given, batch_size, num_examples)
+    steps = max(1, math.floor(values[name] * examples_a_unit / batch_size + 0.5))
     if total_steps is not None and steps > total_steps:
         raise BadInputError(
-            f"{where}.{name}={values[name]:g} is {steps} steps, longer than the run of "
-            f"{total_steps}; make it at most {total_steps} steps"
+            f"{given} is {steps} steps, longer than the run of {total_steps}; shorten it, or add "
+            f"--{where}.{name}=0 --{where}.{prefix}_steps=N with N up to {total_steps}"
         )
     return steps
+
+
+def _examples_a_unit(name: str, given: str, batch_size: int, num_examples: int) -> int:
+    unit = name.rsplit("_", 1)[1]
+    count = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
+    if batch_size < 1 or count < 1:
+        raise BadInputError(
+            f"{given} needs a batch and a data set; they have {batch_size} and {num_examples} "
+            f"examples: set the batch size to at least 1, or check the data set"
+        )
+    return count
 
 
 def _number(value: Any, name: str) -> float:

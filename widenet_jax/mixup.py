@@ -30,10 +30,13 @@ def mixup(
       Images and targets of the same shapes and types; mixed in float32.
 
     Raises:
-      BadInputError: `group_size` does not divide B or is 1, or `alpha` is not above 0.
+      BadInputError: `group_size` does not divide B or is 1, `alpha` is not above 0, or the images
+        are not float.
     """
     batch = images.shape[0]
     _check(batch, alpha=alpha, group_size=group_size)
+    if not jnp.issubdtype(images.dtype, jnp.floating):
+        raise BadInputError(f"mixup: images are {images.dtype}; normalise them to float first")
     weight = jax.random.beta(rng, alpha, alpha, (batch,), jnp.float32)
 
     def mix(x: Array) -> Array:

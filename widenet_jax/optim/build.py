@@ -11,7 +11,7 @@ import optax
 from widenet_jax.durations import field_names, to_steps
 from widenet_jax.errors import BadInputError
 from widenet_jax.optim.lamb import decay_mask, lamb
-from widenet_jax.optim.schedules import build_schedule, choose
+from widenet_jax.optim.schedules import DECAYS, build_schedule, choose
 from widenet_jax.param_paths import (
     PathPredicate,
     is_norm_or_bias,
@@ -134,7 +134,9 @@ FIELDS = (
 
 
 def _schedule(section: Mapping, *, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    name, peak = _get(section, "schedule"), _number(section, "learning_rate")
+    name = _get(section, "schedule")
+    choose(DECAYS, name, field=f"{WHERE}.schedule")  # before the fields that only some need
+    peak = _number(section, "learning_rate")
     end = peak if name == "constant" else _number(section, "end_learning_rate")
     if end > peak:
         raise BadInputError(
@@ -159,6 +161,8 @@ def _exclusions(section: Mapping, params: PyTree) -> tuple[PathPredicate, PathPr
         raise BadInputError(f"{WHERE}.exclude_norm_and_bias={skip_small!r}: give True or False")
     small = is_norm_or_bias if skip_small else matches("")
     regex = _get(section, "decay_exclude")
+    if not isinstance(regex, str):
+        raise BadInputError(f"{WHERE}.decay_exclude={regex!r}: give a regular expression, or ''")
     try:
         chosen = matches(regex)
     except BadInputError as error:

@@ -32,20 +32,25 @@ def trust_ratio(param: Array, update: Array, unit_axes: tuple[int, ...]) -> Arra
     return jnp.where(usable, param_norm / jnp.where(usable, update_norm, 1.0), 1.0)
 
 
-def scale_by_trust_ratio(*, exclude: PathPredicate = nothing) -> optax.GradientTransformation:
-    """Multiplies each unit's update by its trust ratio (see `param_paths.trust_ratio_unit_axes`).
+def scale_by_trust_ratio(
+    unit_axes: Callable[[str, int], tuple[int, ...]] = trust_ratio_unit_axes,
+    *,
+    exclude: PathPredicate = nothing,
+) -> optax.GradientTransformation:
+    """Multiplies each unit's update by its trust ratio, ||param|| / ||update||.
 
     Differs from `optax.scale_by_trust_ratio`, which takes one ratio a leaf: there four experts
     stacked in one array share a ratio that none of them would have alone.
 
     Args:
+      unit_axes: for the path and rank of a leaf, the axes over which it holds several units.
       exclude: paths whose updates pass unscaled.
     """
 
     def scale(path: str, update: Array, param: Array) -> Array:
         if exclude(path):
             return update
-        ratio = trust_ratio(param, update, trust_ratio_unit_axes(path, param.ndim))
+        ratio = trust_ratio(param, update, unit_axes(path, param.ndim))
         return (update * ratio).astype(update.dtype)
 
     def update_fn(updates, state, params=None):

@@ -1,0 +1,231 @@
+"""From the config's section to updates."""
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.optim.build import build_optimizer
+
+PARAMS = {
+    "moe": {"experts": {"wi": {"kernel": jnp.arange(1.0, 13).reshape(2, 2, 3)}}},
+    "norm": {"scale": jnp.array([1.0, 2.0]), "bias": jnp.array([0.5, 0.5])},
+    "head": {"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([3.0, 4.0])},
+}
+BASE = {
+    "schedule": "constant",
+    "learning_rate": 0.1,
+    "weight_decay": 0.0,
+    "grad_clip_norm": 0.0,
+    "exclude_norm_and_bias": False,
+    "decay_exclude": "",
+}
+MOMENTS = {"b1": 0.9, "b2": 0.999, "eps": 1e-6}
+BY_NAME = {"lamb": MOMENTS, "adamw": MOMENTS, "sgd": {"momentum": 0.9}}
+
+
+def section(name: str, **changes) -> ml_collections.ConfigDict:
+    return ml_collections.ConfigDict({"name": name, **BASE, **BY_NAME[name], **changes})
+
+
+def build(optimizer, *, total_steps: int = 10):
+    shapes = jax.eval_shape(lambda: PARAMS)
+    return build_optimizer(
+        optimizer,
+        params_or_shapes=shapes,
+        total_steps=total_steps,
+        batch_size=4,
+        num_examples=8,
+    )
+
+
+def train(tx: optax.GradientTransformation, gradients: list) -> dict:
+    params, state, update = PARAMS, tx.init(PARAMS), jax.jit(tx.update)
+    for gradient in gradients:
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def gradients(count: int, scale: float = 1.0) -> list:
+    def draw(seed: int) -> dict:
+        rng = np.random.default_rng(seed)
+        return jax.tree.map(lambda p: jnp.float32(scale * rng.normal(size=p.shape)), PARAMS)
+
+    return [draw(seed) for seed in range(count)]
+
+
+def assert_close(a: dict, b: dict) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_sgd_momentum_by_hand(decay: float):
+    steps = gradients(3)
+
+    def by_hand(p, *grads):
+        v = np.zeros_like(p)
+        for g in grads:
+            v = 0.9 * v + (g + decay * p)
+            p = p - 0.1 * v
+        return p
+
+    tx, _ = build(section("sgd", weight_decay=decay))
+    assert_close(train(tx, steps), jax.tree.map(by_hand, PARAMS, *steps))
+
+
+def test_sgd_without_momentum():
+    [gradient] = gradients(1)
+    tx, _ = build(section("sgd", momentum=0.0))
+    assert_close(train(tx, [gradient]), jax.tree.map(lambda p, g: p - 0.1 * g, PARAMS, gradient))
+
+
+def test_adamw_is_optax_adamw():
+    tx, _ = build(section("adamw", weight_decay=0.1, b2=0.98))
+    theirs = optax.adamw(0.1, b2=0.98, eps=1e-6, weight_decay=0.1)
+    assert_close(train(tx, gradients(3)), train(theirs, gradients(3)))
+
+
+def test_lamb_scales_each_expert_alone():
+    tx, _ = build(section("lamb"))
+    [gradient] = gradients(1)
+    before, after = (t["moe"]["experts"]["wi"]["kernel"] for t in (PARAMS, train(tx, [gradient])))
+    moved = jnp.sqrt(jnp.sum((after - before) ** 2, axis=(1, 2)))
+    # |lr * ratio * u| = lr * |p| for each unit.
+    np.testing.assert_allclose(moved, 0.1 * jnp.sqrt(jnp.sum(before**2, axis=(1, 2))), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("scale", "clipped"), [(100.0, True), (1e-3, False)])
+def test_the_global_norm_is_clipped_before_the_optimizer(scale: float, clipped: bool):
+    [gradient] = gradients(1, scale)
+    norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
+    factor = 1 / norm if clipped else 1.0
+    tx, _ = build(section("sgd", grad_clip_norm=1.0))
+    expected = jax.tree.map(lambda p, g: p - 0.1 * factor * g, PARAMS, gradient)
+    assert_close(train(tx, [gradient]), expected)
+
+
+def decayed(optimizer) -> set[str]:
+    """Which leaves move under a zero gradient: those that decay."""
+    tx, _ = build(optimizer)
+    after = train(tx, [jax.tree.map(jnp.zeros_like, PARAMS)])
+    pairs = zip(jax.tree_util.tree_leaves_with_path(PARAMS), jax.tree.leaves(after), strict=True)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for (path, old), new in pairs
+        if not np.array_equal(old, new)
+    }
+
+
+KERNELS = {"moe/experts/wi/kernel", "head/kernel"}
+SMALL = {"norm/scale", "norm/bias", "head/bias"}
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw", "sgd"])
+def test_what_decays(name: str):
+    assert decayed(section(name, weight_decay=0.1)) == KERNELS | SMALL
+    assert decayed(section(name, weight_decay=0.1, exclude_norm_and_bias=True)) == KERNELS
+    regex = "head/.*"
+    assert decayed(section(name, weight_decay=0.1, decay_exclude=regex)) == {
+        "moe/experts/wi/kernel",
+        "norm/scale",
+        "norm/bias",
+    }
+    both = section(name, weight_decay=0.1, decay_exclude=regex, exclude_norm_and_bias=True)
+    assert decayed(both) == {"moe/experts/wi/kernel"}
+
+
+def test_excluded_norms_take_adam_steps_under_lamb():
+    """Sign descent at the first step: each entry moves by lr, whatever the parameter's size."""
+    tx, _ = build(section("lamb", exclude_norm_and_bias=True, decay_exclude="head/kernel"))
+    after = train(tx, gradients(1))
+    moved = jax.tree.map(lambda a, b: np.abs(a - b), after, PARAMS)
+    np.testing.assert_allclose(moved["norm"]["scale"], [0.1, 0.1], rtol=1e-4)
+    np.testing.assert_allclose(moved["head"]["bias"], [0.1, 0.1], rtol=1e-4)
+    # decay_exclude takes the decay only: the kernel keeps its ratio |p| / |u| = sqrt(5) / sqrt(2).
+    np.testing.assert_allclose(moved["head"]["kernel"], [[0.1 * np.sqrt(2.5)] * 2], rtol=1e-4)
+
+
+def test_schedule_and_updates_agree():
+    optimizer = section(
+        "sgd", schedule="linear", end_learning_rate=0.0, warmup_epochs=1.0, momentum=0.0
+    )
+    tx, schedule = build(optimizer, total_steps=4)  # an epoch is two steps
+    np.testing.assert_allclose([float(schedule(s)) for s in range(5)], [0, 0.05, 0.1, 0.05, 0])
+    ones = jax.tree.map(jnp.ones_like, PARAMS)
+    moved = jax.tree.map(lambda p, q: q - p, PARAMS, train(tx, [ones] * 4))
+    assert_close(moved, jax.tree.map(lambda p: jnp.full_like(p, -0.2), PARAMS))
+
+
+def test_a_warm_up_longer_than_the_run():
+    optimizer = section("sgd", warmup_epochs=6)
+    with pytest.raises(BadInputError, match="warmup_epochs=6 is 12 steps, longer than the run"):
+        build(optimizer)
+
+
+@pytest.mark.parametrize("field", ["learning_rate", "weight_decay", "grad_clip_norm", "eps", "b1"])
+@pytest.mark.parametrize("bad", [-0.1, float("nan"), float("inf"), "0.1", None, True])
+def test_numbers_out_of_range(field: str, bad: object):
+    optimizer = dict(section("lamb")) | {field: bad}
+    with pytest.raises(BadInputError, match=rf"config\.optimizer\.{field}") as caught:
+        build(optimizer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "field"), [("sgd", "momentum"), ("lamb", "b1"), ("adamw", "b2")])
+def test_decays_of_moments_lie_below_one(name: str, field: str):
+    with pytest.raises(BadInputError, match="below 1"):
+        build(section(name, **{field: 1.0}))
+
+
+@pytest.mark.parametrize("field", ["name", "schedule", "learning_rate", "eps", "decay_exclude"])
+def test_a_missing_field_is_named(field: str):
+    optimizer = dict(section("lamb"))
+    del optimizer[field]
+    with pytest.raises(BadInputError, match=rf"config\.optimizer\.{field} is missing"):
+        build(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "lam"}, "--config.optimizer.name=lamb"),
+        ({"schedule": "cosin"}, "--config.optimizer.schedule=cosine"),
+        ({"warmup_epoch": 3}, "did you mean warmup_epochs"),
+        ({"decay_exclude": "head/kernl"}, "the nearest is head/kernel"),
+        ({"decay_exclude": "("}, "config.optimizer.decay_exclude: '(' is not"),
+        ({"decay_exclude": 3}, "config.optimizer.decay_exclude=3"),
+        ({"exclude_norm_and_bias": 1}, "give True or False"),
+        ({"schedule": "linear", "end_learning_rate": 0.2}, "above learning_rate=0.1"),
+        ({"warmup_steps": 1, "warmup_epochs": 1}, "--config.optimizer.warmup_epochs=0"),
+    ],
+)
+def test_mistakes_say_how_to_fix_them(changes: dict, message: str):
+    with pytest.raises(BadInputError) as caught:
+        build(dict(section("lamb")) | changes)
+    assert message in str(caught.value)
+
+
+def test_fields_of_other_optimizers_and_of_the_step_may_be_there():
+    optimizer = section("sgd", **MOMENTS, end_learning_rate=0.0, accumulation_steps=2)
+    build(optimizer)
+
+
+def test_state_has_the_same_shape_with_clipping_on_and_off():
+    """So that a checkpoint survives a change of the clip norm."""
+    on, off = (build(section("lamb", grad_clip_norm=norm))[0] for norm in (1.0, 0.0))
+    assert jax.tree.structure(on.init(PARAMS)) == jax.tree.structure(off.init(PARAMS))
+
+
+def test_a_tree_whose_storage_is_not_as_its_paths_say():
+    with pytest.raises(ValueError, match="promises"):
+        build_optimizer(
+            section("lamb"),
+            params_or_shapes={"experts": {"wi": {"kernel": jnp.ones((2, 2))}}},
+            total_steps=1,
+            batch_size=1,
+            num_examples=1,
+        )

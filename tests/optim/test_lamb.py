@@ -1,0 +1,195 @@
+"""LAMB against numpy, and the same update however the kernels are stored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from widenet_jax.optim.lamb import lamb, scale_by_trust_ratio, trust_ratio
+from widenet_jax.param_paths import is_norm_or_bias, map_with_path, matches
+
+L, E, D, F, N = 2, 3, 4, 6, 2
+H = D // N
+LR, DECAY, EPS = 0.01, 0.1, 1e-6
+
+
+def apart(seed: int, *, spread: bool) -> dict:
+    """A tree with every kernel stored alone; `spread` gives each its own magnitude."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> np.ndarray:
+        scale = 10.0 ** rng.uniform(-1, 1) if spread else 1.0
+        return (scale * rng.normal(size=shape)).astype(np.float32)
+
+    def block() -> dict:
+        heads = {
+            name: {"kernel": draw(D, D), "bias": draw(D)} for name in ("query", "key", "value")
+        }
+        experts = {
+            f"expert_{e}": {
+                "wi": {"kernel": draw(D, F), "bias": draw(F)},
+                "wo": {"kernel": draw(F, D), "bias": draw(D)},
+            }
+            for e in range(E)
+        }
+        return {"attention": heads, "moe": experts, "norm": {"scale": draw(D), "bias": draw(D)}}
+
+    return {f"block_{i}": block() for i in range(L)} | {"head": {"kernel": draw(D, 5)}}
+
+
+def map_blocks(tree: dict, change) -> dict:
+    return {name: change(sub) if name.startswith("block_") else sub for name, sub in tree.items()}
+
+
+def stack_experts(tree: dict) -> dict:
+    def change(block: dict) -> dict:
+        experts = [block["moe"][f"expert_{e}"] for e in range(E)]
+        return block | {"moe": {"experts": jax.tree.map(lambda *x: np.stack(x), *experts)}}
+
+    return map_blocks(tree, change)
+
+
+def fuse_qkv(tree: dict) -> dict:
+    def change(block: dict) -> dict:
+        heads = [block["attention"][name] for name in ("query", "key", "value")]
+        kernel = np.stack([np.reshape(h["kernel"], (D, N, H)) for h in heads], axis=1)
+        bias = np.stack([np.reshape(h["bias"], (N, H)) for h in heads])
+        return block | {"attention": {"qkv": {"kernel": kernel, "bias": bias}}}
+
+    return map_blocks(tree, change)
+
+
+def stack_blocks(tree: dict) -> dict:
+    blocks = [tree[f"block_{i}"] for i in range(L)]
+    return {"blocks_stacked": jax.tree.map(lambda *x: np.stack(x), *blocks), "head": tree["head"]}
+
+
+STORAGES = {
+    "experts": stack_experts,
+    "blocks": stack_blocks,
+    "qkv": fuse_qkv,
+    "experts and blocks": lambda tree: stack_blocks(stack_experts(tree)),
+    "all": lambda tree: stack_blocks(fuse_qkv(stack_experts(tree))),
+}
+
+
+def train(tx: optax.GradientTransformation, store, steps: int = 3) -> dict:
+    """Parameters after `steps` updates with random gradients, all stored by `store`."""
+    params = store(apart(0, spread=True))
+    state, update = tx.init(params), jax.jit(tx.update)
+    for step in range(1, steps + 1):
+        updates, state = update(store(apart(step, spread=False)), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def assert_close(a: dict, b: dict, tolerance: float = 1e-6) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=1e-6), a, b)
+
+
+def numpy_lamb(p, grads, *, decay: float = DECAY, ratio_on: bool = True) -> np.ndarray:
+    """LAMB for one kernel, as the paper writes it."""
+    p, m, v = np.float64(p), 0.0, 0.0
+    for t, g in enumerate(np.float64(grads), start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        u = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + EPS) + decay * p
+        norms = np.linalg.norm(p), np.linalg.norm(u)
+        p = p - LR * (norms[0] / norms[1] if ratio_on and min(norms) > 0 else 1.0) * u
+    return p
+
+
+def test_three_steps_are_the_papers_algorithm(trained_apart: dict):
+    gradients = [apart(step, spread=False) for step in (1, 2, 3)]
+    expected = jax.tree.map(lambda p, *g: numpy_lamb(p, g), apart(0, spread=True), *gradients)
+    assert_close(trained_apart, expected, 1e-5)
+
+
+@pytest.fixture(scope="module")
+def trained_apart() -> dict:
+    return train(lamb(LR, weight_decay=DECAY), lambda tree: tree)
+
+
+@pytest.mark.parametrize("name", STORAGES)
+def test_storage_does_not_change_the_update(name: str, trained_apart: dict):
+    store = STORAGES[name]
+    assert_close(train(lamb(LR, weight_decay=DECAY), store), store(trained_apart))
+
+
+@pytest.mark.parametrize("name", ["experts", "blocks", "qkv"])
+def test_one_ratio_a_leaf_would_change_it(name: str, trained_apart: dict):
+    """The test above has teeth: with optax's LAMB, the same when apart, the storages part."""
+    store = STORAGES[name]
+    with pytest.raises(AssertionError):
+        assert_close(train(optax.lamb(LR, weight_decay=DECAY), store), store(trained_apart), 1e-2)
+
+
+def test_apart_it_is_optax_lamb(trained_apart: dict):
+    theirs = optax.lamb(LR, weight_decay=DECAY)
+    assert_close(trained_apart, train(theirs, lambda tree: tree))
+
+
+def test_without_trust_ratio_it_is_adamw():
+    ours = lamb(LR, weight_decay=DECAY, exclude_trust_ratio=matches(".*"))
+    theirs = optax.adamw(LR, eps=EPS, weight_decay=DECAY)
+    assert_close(train(ours, STORAGES["all"]), train(theirs, STORAGES["all"]), 1e-6)
+
+
+def test_exclusions_take_ratio_and_decay_from_norms_and_biases_alone():
+    tx = lamb(
+        LR,
+        weight_decay=DECAY,
+        exclude_decay=is_norm_or_bias,
+        exclude_trust_ratio=is_norm_or_bias,
+    )
+    gradients = [apart(step, spread=False) for step in (1, 2, 3)]
+
+    def expected(path: str, p, *g) -> np.ndarray:
+        small = is_norm_or_bias(path)
+        return numpy_lamb(p, g, decay=0.0 if small else DECAY, ratio_on=not small)
+
+    want = map_with_path(expected, apart(0, spread=True), *gradients)
+    assert_close(train(tx, lambda tree: tree), want, 1e-5)
+
+
+def test_ratio_per_unit_by_hand():
+    param = jnp.array([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0], [1.0, 0.0]])
+    update = jnp.array([[0.0, 1.0], [2.0, 0.0], [5.0, 0.0], [0.0, 0.0]])
+    ratio = trust_ratio(param, update, (0,))
+    assert ratio.shape == (4, 1)
+    np.testing.assert_allclose(ratio[:, 0], [5.0, 0.5, 1.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(trust_ratio(param[:2], update[:2], ()), [[np.sqrt(26 / 5)]], 1e-6)
+
+
+def test_a_zero_parameter_moves_by_the_plain_rate():
+    params = {"bias": jnp.zeros(3)}
+    tx = lamb(LR)
+    updates, _ = tx.update({"bias": jnp.array([2.0, -3.0, 4.0])}, tx.init(params), params)
+    np.testing.assert_allclose(updates["bias"], [-LR, LR, -LR], rtol=1e-5)
+
+
+def test_a_zero_gradient_leaves_the_parameter_and_stays_finite():
+    params = {"kernel": jnp.ones((2, 2))}
+    tx = lamb(LR)
+    updates, _ = tx.update({"kernel": jnp.zeros((2, 2))}, tx.init(params), params)
+    np.testing.assert_array_equal(updates["kernel"], np.zeros((2, 2)))
+
+
+def test_norms_of_bfloat16_are_float32():
+    ones = jnp.ones((1000,), jnp.bfloat16)
+    ratio = trust_ratio(ones, 2 * ones, ())
+    assert ratio.dtype == jnp.float32
+    np.testing.assert_allclose(ratio, [0.5])
+    scaled, _ = scale_by_trust_ratio().update({"a": 2 * ones}, optax.EmptyState(), {"a": ones})
+    assert scaled["a"].dtype == jnp.bfloat16
+
+
+def test_units_may_be_given():
+    params, updates = {"a": jnp.array([[2.0], [4.0]])}, {"a": jnp.ones((2, 1))}
+    tx = scale_by_trust_ratio(lambda path, ndim: (0,))
+    np.testing.assert_allclose(tx.update(updates, tx.init(params), params)[0]["a"], [[2.0], [4.0]])
+
+
+def test_parameters_are_needed():
+    with pytest.raises(ValueError, match="params"):
+        scale_by_trust_ratio().update({"a": jnp.ones(2)}, optax.EmptyState())

@@ -1,0 +1,76 @@
+"""Learning rates by hand."""
+
+import jax
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.optim.schedules import build_schedule, choose
+
+
+def rates(name: str, steps: list[int], *, warmup: int = 4, total: int = 12) -> list[float]:
+    schedule = build_schedule(
+        name, learning_rate=0.8, end_learning_rate=0.2, warmup_steps=warmup, total_steps=total
+    )
+    return [float(schedule(step)) for step in steps]
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+def test_warm_up_is_linear_from_zero_to_exactly_the_peak(name: str):
+    np.testing.assert_allclose(rates(name, [0, 1, 2, 3, 4]), [0, 0.2, 0.4, 0.6, 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cosine", [0.8, 0.2 + 0.3 * (1 + np.sqrt(0.5)), 0.5, 0.2, 0.2]),
+        ("linear", [0.8, 0.65, 0.5, 0.2, 0.2]),
+        ("constant", [0.8, 0.8, 0.8, 0.8, 0.8]),
+    ],
+)
+def test_decay(name: str, expected: list[float]):
+    np.testing.assert_allclose(rates(name, [4, 6, 8, 12, 99]), expected, rtol=1e-6)
+
+
+def test_without_warm_up_the_first_step_has_the_peak():
+    np.testing.assert_allclose(rates("linear", [0, 6, 12], warmup=0), [0.8, 0.5, 0.2], rtol=1e-6)
+
+
+def test_a_run_that_only_warms_up():
+    np.testing.assert_allclose(rates("cosine", [0, 6, 12], warmup=12), [0, 0.4, 0.8], rtol=1e-6)
+
+
+def test_paper_recipe():
+    schedule = build_schedule(
+        "cosine", learning_rate=0.01, end_learning_rate=0, warmup_steps=9384, total_steps=93_835
+    )
+    got = [float(schedule(step)) for step in (9384, 9384 + 84_451 // 2, 93_834, 93_835)]
+    np.testing.assert_allclose(got[:2], [0.01, 0.005], rtol=1e-4)
+    assert got[2] < 1e-9
+    assert got[3] == 0
+
+
+def test_under_jit_and_on_an_array_of_steps():
+    schedule = build_schedule(
+        "cosine", learning_rate=1.0, end_learning_rate=0.0, warmup_steps=2, total_steps=6
+    )
+    steps = np.arange(7)
+    alone = [float(schedule(int(step))) for step in steps]
+    np.testing.assert_allclose(jax.jit(schedule)(steps), alone, atol=1e-7)
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(13, 12), (-1, 12), (0, 0)])
+def test_impossible_lengths(warmup: int, total: int):
+    with pytest.raises(BadInputError, match="steps"):
+        rates("cosine", [0], warmup=warmup, total=total)
+
+
+def test_unknown_name_proposes_the_nearest():
+    with pytest.raises(BadInputError, match=r"--config\.optimizer\.schedule=cosine"):
+        rates("cosin", [0])
+
+
+def test_choose():
+    assert choose({"a": 1}, "a", field="f") == 1
+    with pytest.raises(BadInputError, match=r"f='z'.*one of a, b"):
+        choose({"a": 1, "b": 2}, "z", field="f")
