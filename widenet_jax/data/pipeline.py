@@ -22,7 +22,7 @@ from widenet_jax.data.sources import Source
 from widenet_jax.data.transforms import EvalTransform, TrainTransform, build_transforms
 
 __all__ = ["Batches", "EvalTransform", "TrainTransform", "build_transforms", "eval_batches",
-           "num_eval_steps", "train_batches"]  # fmt: skip
+           "image_shape", "num_eval_steps", "train_batches"]  # fmt: skip
 
 Batch = dict[str, np.ndarray]
 # Multiple of small batch sizes; at 224 pixels a chunk is 9.6 MB.
@@ -247,6 +247,11 @@ def eval_batches(
         num_eval_steps(len(source), batch_size), transform=transform,
     )  # fmt: skip
     return Batches(chunks, num_workers=num_workers, prefetch=max(1, prefetch))
+
+
+def image_shape(source: Source, transform: EvalTransform) -> tuple[int, int, int]:
+    """(height, width, channels) of every image of a batch, from the source's first."""
+    return transform(_pixels(source, 0)[0]).shape
 
 
 def _positions(positions: np.ndarray, batch_size: int) -> np.ndarray:

@@ -25,8 +25,9 @@ from widenet_jax.errors import BadInputError
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
 _LABEL = struct.Struct("<I")
-# A shard of ImageNet photos is about 110 MB: easy to copy, and 1,252 of them hold the set.
-RECORDS_PER_SHARD = 1024
+# A reader keeps every shard open, so a set must have fewer shards than a process may open files
+# (often 1,024): ImageNet takes about 280.
+SHARD_BYTES = 512 << 20
 
 
 def encode_record(label: int, image: bytes) -> bytes:
@@ -96,7 +97,7 @@ def write_set(
     class_names: Sequence[str],
     provenance: Mapping[str, Any],
     overwrite: bool = False,
-    records_per_shard: int = RECORDS_PER_SHARD,
+    shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
     """Writes a packed set, all or nothing; an older one stays readable until the new one is whole.
 
@@ -106,7 +107,7 @@ def write_set(
       class_names: label k is class_names[k].
       provenance: kept in the manifest.
       overwrite: replace a set that is there already.
-      records_per_shard: how many records a shard holds.
+      shard_bytes: a shard is closed once it holds this many bytes of images.
 
     Returns:
       The manifest written.
@@ -122,7 +123,7 @@ def write_set(
     try:
         for split, examples in splits.items():
             written[split] = _write_split(
-                directory, split, _checked(examples, split, class_names), records_per_shard
+                directory, split, _checked(examples, split, class_names), shard_bytes
             )
     except BaseException:
         for path in directory.glob(".writing-*"):
@@ -173,20 +174,22 @@ def _checked(
 
 
 def _write_split(
-    directory: Path, split: str, examples: Iterator[tuple[int, bytes]], records_per_shard: int
+    directory: Path, split: str, examples: Iterator[tuple[int, bytes]], shard_bytes: int
 ) -> list[dict[str, int]]:
     """Writes a split's shards under temporary names; returns their sizes."""
     shards: list[dict[str, int]] = []
     for first in examples:
-        rest = itertools.islice(examples, records_per_shard - 1)
         path = directory / f".writing-{split}-{len(shards):05d}"
         # group_size 1: every record can be read alone, which random access needs.
         writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
-        count = 0
+        count = size = 0
         try:
-            for label, image in itertools.chain([first], rest):
+            for label, image in itertools.chain([first], examples):
                 writer.write(encode_record(label, image))
                 count += 1
+                size += len(image)
+                if size >= shard_bytes:
+                    break
         finally:
             writer.close()
         shards.append({"records": count, "bytes": path.stat().st_size})

@@ -99,7 +99,7 @@ class ImageFolder:
             files = sorted(
                 entry.name
                 for entry in os.scandir(folder / split / name)
-                if entry.name.lower().endswith(IMAGE_SUFFIXES)
+                if entry.name.lower().endswith(IMAGE_SUFFIXES) and not entry.name.startswith(".")
             )
             self._files += [f"{name}/{file}" for file in files]
             labels += [label] * len(files)

@@ -1,0 +1,180 @@
+"""Packs an image set for training, or draws what training will see. See docs and --help.
+
+  python scripts/prepare_data.py image_folder --input imagenet/ --out packed/
+  python scripts/prepare_data.py tar --split train=ILSVRC2012_img_train.tar --out packed/
+  python scripts/prepare_data.py parquet --split train=train-*.parquet --split test=test-*.parquet --out packed/
+  python scripts/prepare_data.py cifar10_binary --input cifar-10-binary.tar.gz --out packed/
+  python scripts/prepare_data.py npz --split train=a.npz,b.npz --split test=c.npz --out packed/
+  python scripts/prepare_data.py tfds cifar10 --out packed/              (needs TensorFlow)
+  python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
+  python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
+
+Train on the result with --config.data.source=array_record --config.data.path=packed/.
+Exit codes: 0 done, 2 bad input (one line on stderr).
+"""  # noqa: E501
+
+import argparse
+import glob
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import tqdm
+
+from widenet_jax.data import archives, convert, images, preview, records
+from widenet_jax.errors import BadInputError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "preview":
+            _preview(options)
+        else:
+            _convert(options)
+    except BadInputError as error:
+        print(f"prepare_data: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def converter(name: str, help_text: str, **takes: bool) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        if takes.get("splits"):
+            command.add_argument(
+                "--split",
+                action="append",
+                required=True,
+                metavar="NAME=FILE[,FILE...]",
+                help="files of one split, joined in order; wildcards allowed; repeat for others",
+            )
+        if takes.get("input"):
+            command.add_argument("--input", required=True)
+        command.add_argument("--out", required=True, help="directory to write")
+        command.add_argument("--overwrite", action="store_true", help="replace a set that is there")
+        return command
+
+    converter("image_folder", "folders INPUT/SPLIT/CLASS/*.jpg", input=True)
+    tar = converter("tar", "tar archives of class folders, or of one archive a class", splits=True)
+    tar.add_argument("--labels", help='for flat archives: a file of lines "image-file-name class"')
+    parquet = converter("parquet", "Hugging Face image parquet files", splits=True)
+    parquet.add_argument("--image-column", default="image")
+    parquet.add_argument("--label-column", default="label")
+    converter("cifar10_binary", "the official cifar-10-binary.tar.gz", input=True)
+    converter("npz", "packs of jpeg, offsets, labels, class_names", splits=True)
+    tfds = converter("tfds", "a TensorFlow Datasets image set (needs TensorFlow)")
+    tfds.add_argument("name", help="e.g. cifar10 or imagenet2012")
+    tfds.add_argument("--data-dir", help="TFDS's data directory")
+
+    view = commands.add_parser("preview", help="a PNG of augmented images, or of every operation")
+    what = view.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE[:ARGUMENT]", help="draw this config's images")
+    what.add_argument("--operations", metavar="IMAGE", help="draw every operation on this photo")
+    view.add_argument("--out", required=True, help="PNG file to write")
+    view.add_argument("--num", type=int, default=6, help="images (rows)")
+    view.add_argument("--draws", type=int, default=6, help="augmentations of each")
+    view.add_argument("--magnitude", type=float, default=15.0, help="for --operations")
+    view.add_argument("--size", type=int, default=224, help="for --operations")
+    view.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _convert(options: argparse.Namespace) -> None:
+    if options.command == "image_folder":
+        found = convert.read_image_folder(options.input)
+    elif options.command == "cifar10_binary":
+        found = archives.read_cifar10_binary(options.input)
+    elif options.command == "tfds":
+        found = convert.read_tfds(options.name, options.data_dir)
+    elif options.command == "tar":
+        found = archives.read_tar(_split_files(options.split), options.labels)
+    elif options.command == "npz":
+        found = convert.read_npz(_split_files(options.split))
+    else:
+        found = convert.read_parquet(
+            _split_files(options.split),
+            image_column=options.image_column,
+            label_column=options.label_column,
+        )
+    origin = getattr(options, "input", None) or getattr(options, "split", None) or options.name
+    manifest = records.write_set(
+        options.out,
+        {name: _with_progress(name, found) for name in found.splits},
+        class_names=found.class_names,
+        provenance={"converter": options.command, "input": origin},
+        overwrite=options.overwrite,
+    )
+    counts = ", ".join(f"{name} {entry['count']:,}" for name, entry in manifest["splits"].items())
+    print(f"{options.out}: {counts} images, {len(found.class_names)} classes")
+
+
+def _with_progress(split: str, found: convert.Converted) -> Iterator[tuple[int, bytes]]:
+    yield from tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
+
+
+def _split_files(options: list[str]) -> dict[str, list[str]]:
+    """NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded."""
+    files: dict[str, list[str]] = {}
+    for option in options:
+        name, separator, patterns = option.partition("=")
+        if not separator or not name.isidentifier():
+            raise BadInputError(f"--split {option}: expected NAME=FILE[,FILE...]")
+        for pattern in patterns.split(","):
+            found = sorted(glob.glob(pattern))
+            if not found:
+                raise BadInputError(f"--split {option}: no file {pattern}")
+            files.setdefault(name, []).extend(found)
+    return files
+
+
+def _preview(options: argparse.Namespace) -> None:
+    if options.operations:
+        try:
+            photo = Path(options.operations).read_bytes()
+        except OSError as error:
+            raise BadInputError(f"{options.operations}: {error.strerror}") from None
+        image = images.decode(photo, options.operations)
+        picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
+    else:
+        picture = preview.augmentation_grid(
+            _load_config(options.config),
+            num_images=options.num,
+            num_draws=options.draws,
+            seed=options.seed,
+        )
+    _write_png(options.out, picture)
+    print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")
+
+
+def _load_config(text: str) -> Any:
+    """The config of FILE[:ARGUMENT]. A config is Python code: load only what you trust."""
+    path, _, argument = text.partition(":")
+    if not Path(path).is_file():
+        raise BadInputError(f"--config {path}: no such file")
+    spec = importlib.util.spec_from_file_location("previewed_config", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(argument) if argument else module.get_config()
+
+
+def _write_png(path: str, picture: np.ndarray) -> None:
+    encoded = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
+    try:
+        Path(path).write_bytes(encoded.tobytes())
+    except OSError as error:
+        raise BadInputError(f"--out {path}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
