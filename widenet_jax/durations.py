@@ -1,92 +1,67 @@
-"""Durations of a run, each written in steps, examples or epochs, whichever suits."""
+"""Durations of a run, written as text in whichever unit suits: "300 epochs", "500 steps"."""
 
 import math
-import numbers
-from collections.abc import Mapping
-from typing import Any
 
 from widenet_jax.errors import BadInputError
 
-# The order decides which of several fields an error proposes to keep: steps first.
 UNITS = ("steps", "examples", "epochs")
 
 
-def field_names(prefix: str) -> list[str]:
-    """The fields a duration may be written in, such as train_steps, train_examples, ..."""
-    return [f"{prefix}_{unit}" for unit in UNITS]
-
-
 def to_steps(
-    section: Mapping[str, Any],
-    prefix: str,
+    text: str,
     *,
+    field: str,
     batch_size: int,
     num_examples: int,
     total_steps: int | None = None,
-    required: bool = True,
-    where: str = "config",
+    may_be_zero: bool = False,
 ) -> int:
-    """The duration `prefix` in steps, read from `<prefix>_steps`, `_examples` or `_epochs`.
+    """A duration such as "300 epochs", "2.5 epochs", "93_835 steps" or "1e6 examples" in steps.
 
-    One of the three is set; absent, None and 0 mean unset. Steps are epochs * num_examples /
-    batch_size or examples / batch_size, rounded to the nearest (half up), and at least 1: a set
-    duration never vanishes. An epoch may end inside a batch.
+    Steps are epochs * num_examples / batch_size or examples / batch_size, rounded to the nearest
+    (half up), and at least 1 unless the number is 0. An epoch may end inside a batch.
 
     Args:
-      section: the part of the config that has the fields.
-      prefix: name of the duration: train, warmup, checkpoint_every, ...
+      text: the number and its unit, singular or plural.
+      field: where it stands in the config, for messages.
       batch_size: examples a step, over all hosts.
       num_examples: examples an epoch.
       total_steps: length of the run, when a longer duration would be a mistake.
-      required: whether it is an error that none is set; otherwise that is 0 steps.
-      where: the section's name in messages.
+      may_be_zero: whether 0 (never, none) makes sense.
 
     Raises:
-      BadInputError: none or several fields are set, a value is no such number, or the duration is
-        longer than `total_steps`.
+      BadInputError: no such duration, or longer than `total_steps`.
     """
-    names = field_names(prefix)
-    values = {name: _number(section.get(name), f"{where}.{name}") for name in names}
-    chosen = [name for name in names if values[name]]
-    if not chosen and required:
-        fields = ", ".join(f"{where}.{name}" for name in names)
-        raise BadInputError(f"no length for {prefix!r}: set one of {fields} above 0")
-    if not chosen:
-        return 0
-    if len(chosen) > 1:
-        given = " and ".join(f"{where}.{name}={values[name]:g}" for name in chosen)
-        flags = " ".join(f"--{where}.{name}=0" for name in chosen[1:])
-        raise BadInputError(f"{given} are set, only one may be; to use {chosen[0]} add {flags}")
-    [name] = chosen
-    given = f"{where}.{name}={values[name]:g}"
-    examples_a_unit = _examples_a_unit(name, given, batch_size, num_examples)
-    steps = max(1, math.floor(values[name] * examples_a_unit / batch_size + 0.5))
+    number, unit = parse(text, field)
+    if number == 0 and not may_be_zero:
+        raise BadInputError(f"{field}={text!r} is nothing; give more than 0")
+    examples_a_unit = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
+    steps = math.floor(number * examples_a_unit / batch_size + 0.5)
+    steps = max(1, steps) if number else 0
     if total_steps is not None and steps > total_steps:
         raise BadInputError(
-            f"{given} is {steps} steps, longer than the run of {total_steps}; shorten it, or add "
-            f"--{where}.{name}=0 --{where}.{prefix}_steps=N with N up to {total_steps}"
+            f"{field}={text!r} is {steps} steps, longer than the run of {total_steps}; shorten it, "
+            f"for instance --{field}='{total_steps // 10} steps'"
         )
     return steps
 
 
-def _examples_a_unit(name: str, given: str, batch_size: int, num_examples: int) -> int:
-    unit = name.rsplit("_", 1)[1]
-    count = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
-    if batch_size < 1 or count < 1:
-        raise BadInputError(
-            f"{given} needs a batch and a data set; they have {batch_size} and {num_examples} "
-            f"examples: set the batch size to at least 1, or check the data set"
-        )
-    return count
+def parse(text: str, field: str) -> tuple[float, str]:
+    """ "300 epochs" -> (300.0, "epochs").
 
-
-def _number(value: Any, name: str) -> float:
-    """`value` as a number >= 0, unset as 0; whole unless it counts epochs."""
-    if value is None:
-        return 0
-    whole = not name.endswith("_epochs")
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or (whole and value != int(value)):
-        kind = "a whole number" if whole else "a finite number"
-        raise BadInputError(f"{name}={value!r} is no length; give {kind}, 0 (unset) or more")
-    return value
+    Raises:
+      BadInputError: not a number of at least 0 and a unit.
+    """
+    words = text.split() if isinstance(text, str) else []
+    units = {name: plural for plural in UNITS for name in (plural, plural[:-1])}
+    if len(words) == 2 and words[1] in units:
+        try:
+            number = float(words[0])
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number) and number >= 0:
+            return number, units[words[1]]
+    raise BadInputError(
+        f"{field}={text!r} is no duration; write a number and steps, examples or epochs, "
+        f"as in --{field}='10 epochs'"
+    )

@@ -1,5 +1,9 @@
 """The two ways a run may end badly, each reported to people as one line (see `main`)."""
 
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
 
 class BadInputError(ValueError):
     """A user's mistake. The message says what is wrong, where, and how to fix it. Exit code 2."""
@@ -7,3 +11,19 @@ class BadInputError(ValueError):
 
 class RunFailedError(RuntimeError):
     """The run itself failed: a non-finite loss, no valid checkpoint. Exit code 3."""
+
+
+def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
+    """`table[name]`; an unknown name is a BadInputError with the nearest valid one.
+
+    Args:
+      table: what may be chosen.
+      name: the user's choice.
+      field: the config field it came from, for the message.
+    """
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(str(name), table, n=1, cutoff=0.0)[0]
+    raise BadInputError(
+        f"{field}={name!r} is unknown; choose one of {', '.join(table)} (--{field}={near}?)"
+    )

@@ -18,6 +18,7 @@ PARAMS = {
 BASE = {
     "schedule": "constant",
     "learning_rate": 0.1,
+    "warmup": "0 steps",
     "weight_decay": 0.0,
     "grad_clip_norm": 0.0,
     "exclude_norm_and_bias": False,
@@ -151,7 +152,7 @@ def test_excluded_norms_take_adam_steps_under_lamb():
 
 def test_schedule_and_updates_agree():
     optimizer = section(
-        "sgd", schedule="linear", end_learning_rate=0.0, warmup_epochs=1.0, momentum=0.0
+        "sgd", schedule="linear", end_learning_rate=0.0, warmup="1 epoch", momentum=0.0
     )
     tx, schedule = build(optimizer, total_steps=4)  # an epoch is two steps
     np.testing.assert_allclose([float(schedule(s)) for s in range(5)], [0, 0.05, 0.1, 0.05, 0])
@@ -161,8 +162,8 @@ def test_schedule_and_updates_agree():
 
 
 def test_a_warm_up_longer_than_the_run():
-    optimizer = section("sgd", warmup_epochs=6)
-    with pytest.raises(BadInputError, match="warmup_epochs=6 is 12 steps, longer than the run"):
+    optimizer = section("sgd", warmup="6 epochs")
+    with pytest.raises(BadInputError, match="warmup='6 epochs' is 12 steps, longer than the run"):
         build(optimizer)
 
 
@@ -194,13 +195,13 @@ def test_a_missing_field_is_named(field: str):
     [
         ({"name": "lam"}, "--config.optimizer.name=lamb"),
         ({"schedule": "cosin"}, "--config.optimizer.schedule=cosine"),
-        ({"warmup_epoch": 3}, "did you mean warmup_epochs"),
+        ({"warm_up": "3 steps"}, "did you mean warmup"),
         ({"decay_exclude": "head/kernl"}, "the nearest is head/kernel"),
         ({"decay_exclude": "("}, "config.optimizer.decay_exclude: '(' is not"),
         ({"decay_exclude": 3}, "config.optimizer.decay_exclude=3"),
         ({"exclude_norm_and_bias": 1}, "give True or False"),
         ({"schedule": "linear", "end_learning_rate": 0.2}, "above learning_rate=0.1"),
-        ({"warmup_steps": 1, "warmup_epochs": 1}, "--config.optimizer.warmup_epochs=0"),
+        ({"warmup": 3}, "config.optimizer.warmup=3 is no duration"),
     ],
 )
 def test_mistakes_say_how_to_fix_them(changes: dict, message: str):

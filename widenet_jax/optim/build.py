@@ -8,10 +8,10 @@ from typing import Any
 
 import optax
 
-from widenet_jax.durations import field_names, to_steps
-from widenet_jax.errors import BadInputError
+from widenet_jax.durations import to_steps
+from widenet_jax.errors import BadInputError, choose
 from widenet_jax.optim.lamb import decay_mask, lamb
-from widenet_jax.optim.schedules import DECAYS, build_schedule, choose
+from widenet_jax.optim.schedules import DECAYS, build_schedule
 from widenet_jax.param_paths import (
     PathPredicate,
     is_norm_or_bias,
@@ -38,7 +38,7 @@ def build_optimizer(
     Fields of `optimizer`:
       name: lamb, sgd or adamw.
       schedule, learning_rate, end_learning_rate: see `schedules` (`constant` needs no end).
-      warmup_steps, warmup_examples, warmup_epochs: at most one above 0; none is no warm-up.
+      warmup: a duration, see `durations`; "0 steps" is none.
       b1, b2, eps: lamb and adamw. momentum: sgd.
       weight_decay: inside LAMB's trust ratio; AdamW's is decoupled; SGD's is an L2 loss term (it
         enters before the momentum). All three are scaled by the learning rate.
@@ -65,13 +65,12 @@ def build_optimizer(
     make = choose(OPTIMIZERS, _get(optimizer, "name"), field=f"{WHERE}.name")
     _refuse_unknown_fields(optimizer)
     warmup_steps = to_steps(
-        optimizer,
-        "warmup",
+        _get(optimizer, "warmup"),
+        field=f"{WHERE}.warmup",
         batch_size=batch_size,
         num_examples=num_examples,
         total_steps=total_steps,
-        required=False,
-        where=WHERE,
+        may_be_zero=True,
     )
     schedule = _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
     no_decay, no_ratio = _exclusions(optimizer, params_or_shapes)
@@ -127,7 +126,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 }
 
 FIELDS = (
-    *("name", "schedule", "learning_rate", "end_learning_rate", *field_names("warmup")),
+    *("name", "schedule", "learning_rate", "end_learning_rate", "warmup"),
     *("b1", "b2", "eps", "momentum", "weight_decay", "grad_clip_norm"),
     *("exclude_norm_and_bias", "decay_exclude", "accumulation_steps"),
 )

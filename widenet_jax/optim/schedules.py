@@ -1,14 +1,12 @@
 """Learning rates: linear warm-up from 0, then one of three decays."""
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 
 # What is left of (peak - end) when the fraction t in [0, 1] of the decay is over.
 DECAYS: dict[str, Callable] = {
@@ -16,22 +14,6 @@ DECAYS: dict[str, Callable] = {
     "linear": lambda t: 1.0 - t,
     "constant": lambda t: jnp.ones_like(t),
 }
-
-
-def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
-    """`table[name]`; an unknown name is a BadInputError with the nearest valid one.
-
-    Args:
-      table: what may be chosen.
-      name: the user's choice.
-      field: the config field it came from, for the message.
-    """
-    if name in table:
-        return table[name]
-    near = difflib.get_close_matches(str(name), table, n=1, cutoff=0.0)[0]
-    raise BadInputError(
-        f"{field}={name!r} is unknown; choose one of {', '.join(table)} (--{field}={near}?)"
-    )
 
 
 def build_schedule(

@@ -1,0 +1,175 @@
+"""Checkpoints: state, step, config and class names, through Orbax. Workdirs may be gs://.
+
+A checkpoint holds three items: `params` and `opt_state` (arrays; the tree has one name a layer,
+whatever the mesh or the number of hosts) and `meta` (JSON). Only committed checkpoints count:
+Orbax writes beside and renames.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.param_paths import path_names
+from widenet_jax.step import TrainState
+from widenet_jax.typing import PyTree
+
+FORMAT_VERSION = 1
+LAST, BEST = "checkpoints", "best"
+
+
+class Checkpoints:
+    """The newest checkpoints of a run, and the best by evaluation accuracy beside them.
+
+    Args:
+      workdir: of the run.
+      meta: what is stored with every checkpoint: config, class names.
+      keep: newest checkpoints to keep.
+    """
+
+    def __init__(self, workdir: epath.Path, *, meta: Mapping, keep: int):
+        self.meta = dict(meta)
+        self.last = open_manager(workdir / LAST, keep=keep)
+        self.best = open_manager(workdir / BEST, keep=1)
+        self.best_accuracy = read_best_accuracy(self.best)
+
+    def save(self, state: TrainState, *, step: int) -> None:
+        """Writes in the background; returns once the arrays are copied off the devices."""
+        if step != self.last.latest_step():
+            self.last.save(step, args=self.items(state, step=step))
+
+    def save_best(self, state: TrainState, *, step: int, accuracy: float) -> None:
+        """Keeps `state` beside the newest ones if no earlier accuracy was higher."""
+        if accuracy > self.best_accuracy:
+            self.best_accuracy = accuracy
+            self.best.save(step, args=self.items(state, step=step, accuracy=accuracy), force=True)
+
+    def items(self, state: TrainState, **facts: float) -> ocp.args.Composite:
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "fingerprint": fingerprint(state.params),
+            **self.meta,
+            **facts,
+        }
+        return ocp.args.Composite(
+            params=ocp.args.StandardSave(state.params),
+            opt_state=ocp.args.StandardSave(state.opt_state),
+            meta=ocp.args.JsonSave(meta),
+        )
+
+    def restore_latest(self, target: TrainState) -> tuple[TrainState, int] | None:
+        """The newest state, laid out as `target` (arrays, or shapes with shardings); None if none.
+
+        Raises:
+          BadInputError: the checkpoint is of another model.
+          RunFailedError: there is a checkpoint and it cannot be read.
+        """
+        step = self.last.latest_step()
+        if step is None:
+            return None
+        check_fingerprint(self.last, step, target.params)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, target)
+        try:
+            restored = self.last.restore(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardRestore(abstract.params),
+                    opt_state=ocp.args.StandardRestore(abstract.opt_state),
+                ),
+            )
+        except Exception as error:
+            raise RunFailedError(
+                f"checkpoint {step} in {self.last.directory} cannot be read: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        scalar = jax.device_put(np.int32(step), target.step.sharding)
+        return TrainState(step=scalar, params=restored.params, opt_state=restored.opt_state), step
+
+    def wait(self) -> None:
+        """Returns when everything asked for is on disk."""
+        self.last.wait_until_finished()
+        self.best.wait_until_finished()
+
+    def close(self) -> None:
+        self.last.close()
+        self.best.close()
+
+
+def open_manager(directory: epath.Path, *, keep: int) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+    return ocp.CheckpointManager(directory, options=options)
+
+
+def read_best_accuracy(best: ocp.CheckpointManager) -> float:
+    step = best.latest_step()
+    return -1.0 if step is None else float(read_meta(best, step)["accuracy"])
+
+
+def read_meta(manager: ocp.CheckpointManager, step: int) -> dict:
+    """The JSON stored with a checkpoint."""
+    return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+
+
+def check_fingerprint(manager: ocp.CheckpointManager, step: int, params: PyTree) -> None:
+    if read_meta(manager, step)["fingerprint"] != fingerprint(params):
+        raise BadInputError(
+            f"checkpoint {step} in {manager.directory} holds another model than the config asks "
+            "for; use a new --workdir, or the config that made it"
+        )
+
+
+def load_params(workdir: str) -> tuple[dict, dict]:
+    """Parameters (host arrays) and meta of the newest checkpoint of another run.
+
+    Raises:
+      BadInputError: there is none.
+    """
+    directory = epath.Path(workdir) / LAST
+    if not directory.exists():
+        raise BadInputError(
+            f"config.init_from={workdir}: no {LAST}/ there; give the --workdir of a training run"
+        )
+    manager = open_manager(directory, keep=None)
+    step = manager.latest_step()
+    if step is None:
+        raise BadInputError(f"config.init_from={workdir}: no finished checkpoint in {directory}")
+    meta = read_meta(manager, step)
+    tree = manager.item_metadata(step)["params"]
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(
+        lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device), dict(tree)
+    )
+    restored = manager.restore(
+        step, args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
+    )
+    manager.close()
+    return jax.tree.map(np.asarray, restored.params), meta
+
+
+def fingerprint(params: PyTree) -> str:
+    """Of a tree's names, shapes and types: two trees with the same one are interchangeable."""
+    leaves = jax.tree.leaves(params)
+    rows = [
+        (name, list(leaf.shape), str(leaf.dtype))
+        for name, leaf in zip(path_names(params), leaves, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:16]
+
+
+def params_sha256(params: PyTree) -> str:
+    """Of every parameter's bytes, in the order of their names, over all hosts."""
+    digest = hashlib.sha256()
+    named = zip(path_names(params), jax.tree.leaves(params), strict=True)
+    for name, leaf in sorted(named, key=lambda pair: pair[0]):
+        whole = leaf
+        if not leaf.is_fully_addressable:
+            whole = multihost_utils.process_allgather(leaf, tiled=True)
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(whole).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,186 @@
+"""The mixture-of-experts layer: group, route, dispatch, experts, combine."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.layers.mlp import BIAS_INIT
+from widenet_jax.moe.balance import load_balance_loss, routing_statistics
+from widenet_jax.moe.dispatch import DISPATCHERS, assign_slots, capacity_limit
+from widenet_jax.moe.routers import ROUTERS
+from widenet_jax.sharding import BATCH, constrain
+from widenet_jax.typing import Array, FfnOutput, Routing
+
+# Expert buffers [E, G, C, D]: experts over their mesh axis, groups over the others.
+BUFFERS = P("expert", ("data", "fsdp"))
+
+
+class Experts(nn.Module):
+    """E feed-forward layers side by side, each as `layers.mlp.Mlp` with weights of its own."""
+
+    mlp_dim: int
+    dropout: float
+    output_gelu: bool
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Array, *, train: bool) -> Array:  # [E, G, C, D] -> [E, G, C, D]
+        E, D, F = x.shape[0], x.shape[-1], self.mlp_dim
+        drop = nn.Dropout(self.dropout, deterministic=not train)
+        h = self.dense("wi", x, (E, D, F))
+        y = self.dense("wo", drop(nn.gelu(h)), (E, F, D))
+        return drop(nn.gelu(y) if self.output_gelu else y)
+
+    def dense(self, name: str, x: Array, shape: tuple[int, int, int]) -> Array:
+        # Glorot with the fans of one expert's kernel: E is a batch axis, not part of a fan.
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", batch_axis=(0,))
+        kernel, bias = ExpertDense(shape, init, name=name)()
+        kernel, bias = kernel.astype(self.dtype), bias.astype(self.dtype)
+        return jnp.einsum("egci,eio->egco", x, kernel) + bias[:, None, None, :]
+
+
+class ExpertDense(nn.Module):
+    """Holds kernel [E, in, out] and bias [E, out] under one name, as `nn.Dense` would."""
+
+    shape: tuple[int, int, int]
+    kernel_init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self) -> tuple[Array, Array]:
+        kernel = self.param("kernel", self.kernel_init, self.shape)
+        return kernel, self.param("bias", BIAS_INIT, (self.shape[0], self.shape[2]))
+
+
+class MoeLayer(nn.Module):
+    """A feed-forward layer in which K of E experts see each token (WideNet, eqs. 1-5).
+
+    Attributes:
+      mlp_dim: F of every expert.
+      num_experts: E.
+      num_selected_experts: K.
+      capacity_factor: C in training; `capacity_factor_eval` in evaluation.
+      capacity: rule by which C becomes slots, see `dispatch.CAPACITY_RULES`.
+      images_per_group: images routed together; results do not depend on the devices in use.
+      priority: who gets a slot first, see `dispatch.PRIORITIES`.
+      router: see `routers.ROUTERS`.
+      noise_std: of the routing noise in training, in units of 1/E.
+      load_balance_weight: lambda of eq. 8.
+      dispatch: see `dispatch.DISPATCHERS`.
+      dropout: after both layers of every expert.
+      output_gelu: as in `layers.mlp.Mlp`.
+      dtype: of the experts' computation; the router runs in float32.
+    """
+
+    mlp_dim: int
+    num_experts: int
+    num_selected_experts: int
+    capacity_factor: float
+    capacity_factor_eval: float
+    images_per_group: int
+    capacity: str = "paper"
+    priority: str = "token_order"
+    router: str = "top_k"
+    noise_std: float = 0.0
+    load_balance_weight: float = 0.0
+    dispatch: str = "einsum"
+    dropout: float = 0.0
+    output_gelu: bool = False
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [B, T, D]
+        *,
+        mask: Array | None = None,  # [B, T] True for real tokens
+        train: bool,
+        routing: Routing | None = None,
+    ) -> FfnOutput:
+        """Routes every token, or follows a `routing` made by an earlier block of its group.
+
+        aux (empty when following): `loss`, already weighted; `load_balance_loss`; and the sums of
+        `balance.routing_statistics`.
+
+        Raises:
+          BadInputError: images_per_group does not divide B, or an unknown name.
+        """
+        B, T, D = x.shape
+        g = 1 if B == 1 and not train else self.images_per_group
+        check_group(B, g)
+        mask = jnp.ones((B, T), bool) if mask is None else mask
+        grouped = constrain(x.reshape(B // g, g * T, D), BATCH)  # [B, T, D] -> [G, S, D]
+        group_mask = mask.reshape(B // g, g * T)
+        limit = self.capacity_of(train)
+        C = max(1, min(limit(g * T), g * T))  # an expert never gets more than the whole group
+
+        aux = {}
+        if routing is None:
+            with jax.named_scope("router"):
+                routing = self.route(grouped, group_mask, train=train)
+                live = jnp.minimum(limit(group_mask.sum(axis=1, dtype=jnp.int32)), C)
+                routing = assign_slots(
+                    routing, group_mask, capacity=C, limit=live, priority=self.priority
+                )
+                balance = load_balance_loss(routing, group_mask)
+                aux = {
+                    "loss": self.load_balance_weight * balance,
+                    "load_balance_loss": balance,
+                    **routing_statistics(routing, group_mask, C),
+                }
+
+        experts = Experts(self.mlp_dim, self.dropout, self.output_gelu, self.dtype, name="experts")
+
+        def run_experts(buffers: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
+            # The two constraints are the all-to-all of expert parallelism.
+            return constrain(experts(constrain(buffers, BUFFERS), train=train), BUFFERS)
+
+        dispatch = choose(DISPATCHERS, self.dispatch, field="config.model.moe.dispatch")
+        y = dispatch(grouped, routing, run_experts, capacity=C)
+        y = constrain(y, BATCH).reshape(B, T, D)
+        return FfnOutput(y=y, aux=aux, routing=routing)
+
+    def route(self, x: Array, mask: Array, *, train: bool) -> Routing:
+        """The router in float32, whatever `dtype`: rounding would move tokens between experts."""
+        logits = nn.Dense(
+            self.num_experts,
+            use_bias=False,
+            dtype=jnp.float32,
+            kernel_init=nn.initializers.glorot_uniform(),
+            name="router",
+        )(x.astype(jnp.float32))
+        rng = self.make_rng("router") if train and self.noise_std > 0 else None
+        route = choose(ROUTERS, self.router, field="config.model.moe.router")
+        return route(
+            logits,
+            mask,
+            rng,
+            num_selected_experts=self.num_selected_experts,
+            noise_std=self.noise_std,
+        )
+
+    def capacity_of(self, train: bool) -> partial:
+        """A function from a group's number of real tokens to the slots an expert may fill."""
+        return partial(
+            capacity_limit,
+            rule=self.capacity,
+            capacity_factor=self.capacity_factor if train else self.capacity_factor_eval,
+            num_selected=self.num_selected_experts,
+            num_experts=self.num_experts,
+        )
+
+
+def check_group(batch_size: int, images_per_group: int) -> None:
+    """Raises BadInputError, naming sizes that would do, unless groups fill the batch exactly."""
+    if batch_size % images_per_group == 0:
+        return
+    divisors = [d for d in range(1, batch_size + 1) if batch_size % d == 0]
+    near = sorted(divisors, key=lambda d: abs(d - images_per_group))[:3]
+    up = -(-batch_size // images_per_group) * images_per_group
+    raise BadInputError(
+        f"images_per_group={images_per_group} must divide the batch of {batch_size} images; "
+        f"images_per_group={' or '.join(map(str, sorted(near)))}, or a batch of {up}, would do"
+    )

@@ -1,0 +1,111 @@
+"""What a workdir says about its run: config, environment, git state, class names."""
+
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+from widenet_jax.errors import BadInputError
+
+# A resumed run may change these: they move work about or add records, and no number depends on
+# them. (Sharding changes the order of additions, so exactness ends at rounding.)
+MAY_CHANGE = (
+    "sharding.",
+    "data.path",
+    "data.num_workers",
+    "data.prefetch",
+    "checkpoint.",
+    "tracking.",
+)
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
+
+
+def plain(config: ConfigDict) -> dict[str, Any]:
+    """A config as JSON would store it: plain dicts and lists."""
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def flatten(tree: dict, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None:
+    """Raises BadInputError where the workdir holds a run of another config, or none to evaluate."""
+    stored_file = workdir / "config.json"
+    if not stored_file.exists():
+        if mode == "eval":
+            raise BadInputError(
+                f"--workdir={workdir}: no run there to evaluate; give the --workdir of a "
+                "training run"
+            )
+        if workdir.exists() and any(workdir.iterdir()):
+            raise BadInputError(
+                f"--workdir={workdir} is not empty and holds no run of this program; name a new "
+                "directory"
+            )
+        return
+    stored, ours = flatten(json.loads(stored_file.read_text())), flatten(plain(config))
+    changed = [
+        f"{key}: {stored.get(key)!r} there, {ours.get(key)!r} here"
+        for key in sorted(stored.keys() | ours.keys())
+        if stored.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
+    ]
+    if changed:
+        raise BadInputError(
+            f"--workdir={workdir} holds a run of another config ({'; '.join(changed[:4])}"
+            f"{'; and more' if len(changed) > 4 else ''}); name a new --workdir, or repeat that "
+            "run's config to go on with it"
+        )
+
+
+def write_run(
+    workdir: epath.Path, config: ConfigDict, class_names: tuple[str, ...], *, main_host: bool
+) -> None:
+    """Writes config.json, class_names.json and environment.json, the last anew at every start."""
+    if not main_host:
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "class_names.json").write_text(json.dumps(list(class_names)) + "\n")
+    (workdir / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+    if not (workdir / "config.json").exists():
+        (workdir / "config.json").write_text(json.dumps(plain(config), indent=1) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, the command and the state of the code."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "devices": [str(device.device_kind) for device in jax.devices()],
+        "processes": jax.process_count(),
+        "argv": sys.argv,
+        "git": git_state(Path(__file__).parent),
+    }
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit and whether files differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(directory), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

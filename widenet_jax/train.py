@@ -1,0 +1,380 @@
+"""Training, top to bottom: mesh, data, model, optimizer, sharded state, steps, restore, loop.
+
+The one module that imports across the package. `run` trains or evaluates what a config describes
+in a workdir, and the same call again goes on where it stopped.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from clu import parameter_overview
+from etils import epath
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
+
+from widenet_jax import run_record
+from widenet_jax.analysis.figures import draw_learning_curves
+from widenet_jax.checkpoint import Checkpoints, load_params, params_sha256
+from widenet_jax.data.pipeline import build_transforms, eval_batches, image_shape, train_batches
+from widenet_jax.data.sources import build_source
+from widenet_jax.durations import to_steps
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.finetune import finetune_params, has_cls_row
+from widenet_jax.metrics import MetricsWriter, Progress
+from widenet_jax.models.vit import (
+    build_model,
+    count_parameters,
+    count_unrolled,
+    parameter_shapes,
+)
+from widenet_jax.moe.balance import summarize
+from widenet_jax.moe.layer import check_group
+from widenet_jax.optim.build import build_optimizer
+from widenet_jax.sharding import BATCH, build_mesh, global_batch, host_positions, tree_shardings
+from widenet_jax.step import Forward, TrainState, make_eval_step, make_train_step
+from widenet_jax.tasks.classification import TASKS
+from widenet_jax.typing import Array, PyTree
+
+
+def run(config: ConfigDict, workdir: str, *, mode: str = "train") -> dict[str, Any]:
+    """Trains (`mode="train"`) or only evaluates the newest checkpoint (`mode="eval"`).
+
+    Returns what `result.json` holds. Every host of a multi-host run calls this.
+
+    Raises:
+      BadInputError: the config, the data or the workdir does not fit; nothing was changed.
+      RunFailedError: the loss is not finite, or no checkpoint can be read.
+    """
+    workdir = epath.Path(workdir)
+    run_record.check_workdir(workdir, config, mode=mode)
+    main_host = jax.process_index() == 0
+
+    # Mesh
+    mesh = build_mesh(config.sharding)
+    B, eval_B = config.batch_size, config.evaluation.batch_size
+    check_batch(config, mesh)
+
+    # Data
+    sources = {split: build_source(config.data, config.data[f"{split}_split"]) for split in SPLITS}
+    train_transform, eval_transform = build_transforms(config.augment, config.data.image_size)
+    num_examples, class_names = len(sources["train"]), sources["train"].class_names
+    if sources["eval"].class_names != class_names:
+        raise BadInputError(
+            f"splits {config.data.train_split} and {config.data.eval_split} name different classes"
+        )
+    steps_of = partial(to_steps, batch_size=B, num_examples=num_examples)
+    total_steps = steps_of(config.duration, field="config.duration")
+    eval_every = steps_of(config.evaluation.every, field="config.evaluation.every")
+    save_every = steps_of(config.checkpoint.every, field="config.checkpoint.every")
+    shape = image_shape(sources["eval"], eval_transform)
+
+    # Model
+    model = build_model(config.model, len(class_names))
+    shapes = parameter_shapes(model, shape)
+    task = TASKS[config.task.name](
+        num_classes=len(class_names),
+        label_smoothing=config.task.label_smoothing,
+        mixup_alpha=config.augment.mixup_alpha,
+        mixup_group_size=config.augment.mixup_group_size,
+    )
+    forward = make_forward(model)
+
+    # Optimizer
+    tx, schedule = build_optimizer(
+        config.optimizer,
+        params_or_shapes=shapes,
+        total_steps=total_steps,
+        batch_size=B,
+        num_examples=num_examples,
+    )
+
+    with jax.set_mesh(mesh):
+        # Sharded state: every parameter is drawn where it will live.
+        init = partial(init_state, model=model, tx=tx, image_shape=shape, seed=config.seed)
+        abstract = jax.eval_shape(init)
+        shardings = tree_shardings(abstract, mesh)
+        state = jax.jit(init, out_shardings=shardings)()
+
+        # Steps
+        replicated, batched = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
+        train_step = jax.jit(
+            make_train_step(
+                forward=forward,
+                task=task,
+                tx=tx,
+                schedule=schedule,
+                seed=config.seed,
+                accumulation_steps=config.optimizer.accumulation_steps,
+                group_size=group_size(config),
+            ),
+            in_shardings=(shardings, batched),
+            out_shardings=(shardings, replicated),
+            donate_argnums=0,
+        )
+        eval_step = jax.jit(
+            make_eval_step(forward=forward, task=task),
+            in_shardings=(shardings.params, batched),
+            out_shardings=replicated,
+        )
+        evaluate_state = partial(
+            evaluate,
+            eval_step,
+            batches=partial(
+                eval_batches,
+                sources["eval"],
+                transform=eval_transform,
+                batch_size=eval_B,
+                positions=host_positions(mesh, eval_B),
+                num_workers=config.data.num_workers,
+                prefetch=config.data.prefetch,
+            ),
+            place=partial(
+                global_batch, mesh=mesh, batch_size=eval_B, positions=host_positions(mesh, eval_B)
+            ),
+            summarize_task=task.summarize,
+        )
+
+        # Restore
+        if mode == "train":
+            run_record.write_run(workdir, config, class_names, main_host=main_host)
+        checkpoints = Checkpoints(
+            workdir,
+            meta={"config": run_record.plain(config), "class_names": list(class_names)},
+            keep=config.checkpoint.keep,
+        )
+        restored = checkpoints.restore_latest(target_of(abstract, shardings))
+        if restored:
+            state, start_step = restored
+        elif mode == "eval":
+            raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
+        else:
+            start_step = 0
+            if config.init_from:
+                state = warm_start(state, config, shardings)
+
+        facts = {
+            "params": count_parameters(shapes),
+            "params_unrolled": count_unrolled(model, shape),
+        }
+        if mode == "eval":
+            metrics = evaluate_state(state.params)
+            return {"mode": mode, "step": start_step, **facts, **result_metrics(metrics)}
+
+        # Loop
+        writer = MetricsWriter(
+            workdir,
+            tracking=config.tracking,
+            config=run_record.plain(config),
+            main_host=main_host,
+        )
+        writer.resume(start_step)
+        progress = Progress(
+            total_steps=total_steps, start_step=start_step, batch_size=B, quiet=not main_host
+        )
+        progress.note(describe(config, state.params, facts, mesh, start_step, total_steps))
+        positions = host_positions(mesh, B)
+        batches = train_batches(
+            sources["train"],
+            transform=train_transform,
+            seed=config.seed,
+            batch_size=B,
+            positions=positions,
+            start_step=start_step,
+            num_steps=total_steps,
+            num_workers=config.data.num_workers,
+            prefetch=config.data.prefetch,
+        )
+        metrics = {}
+        with closing(batches), closing(progress):
+            for step, batch in enumerate(batches, start=start_step + 1):
+                device_batch = global_batch(
+                    {key: batch[key] for key in ("image", "label")},
+                    mesh=mesh,
+                    batch_size=B,
+                    positions=positions,
+                )
+                state, step_metrics = train_step(state, device_batch)
+                progress.advance(step, lambda m=step_metrics: float(m["loss"]))
+                if step % config.log_every_steps == 0 or step == total_steps:
+                    log_step(writer, progress, step, step_metrics)
+                last = step == total_steps
+                if step % eval_every == 0 or last:
+                    with progress.pause():
+                        metrics = evaluate_state(state.params)
+                    writer.write(step, "eval", metrics)
+                    progress.note(
+                        f"step {step:,}: test accuracy {metrics['accuracy']:.2%}, "
+                        f"cross-entropy {metrics['cross_entropy']:.4f}"
+                    )
+                    writer.flush()
+                    checkpoints.save_best(state, step=step, accuracy=metrics["accuracy"])
+                if step % save_every == 0 or last:
+                    with progress.pause():
+                        writer.flush()  # first the numbers, then the state that comes after them
+                        checkpoints.save(state, step=step)
+        checkpoints.wait()
+        checkpoints.close()
+
+        # Result
+        if not metrics:  # a finished run, called again
+            metrics = evaluate_state(state.params)
+        result = {
+            "mode": mode,
+            "steps": total_steps,
+            **facts,
+            **result_metrics(metrics),
+            "params_sha256": params_sha256(state.params),
+        }
+        if main_host:
+            (workdir / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+            draw_learning_curves([workdir], workdir / "learning_curve.png")
+        return result
+
+
+SPLITS = ("train", "eval")
+
+
+def group_size(config: ConfigDict) -> int:
+    """Images that have to stay together: a routing group and a mixup group, both whole."""
+    routing = config.model.moe.images_per_group if config.model.moe else 1
+    mixing = config.augment.mixup_group_size if config.augment.mixup_alpha > 0 else 1
+    return int(np.lcm(routing, mixing))
+
+
+def check_batch(config: ConfigDict, mesh: Mesh) -> None:
+    """Raises BadInputError unless batches divide into groups, parts and devices' shares."""
+    moe = config.model.moe
+    for field, size, group in (
+        ("config.batch_size", config.batch_size, group_size(config)),
+        (
+            "config.evaluation.batch_size",
+            config.evaluation.batch_size,
+            moe.images_per_group if moe else 1,
+        ),
+    ):
+        check_group(size, group)
+        unit = group * mesh.size
+        if field == "config.batch_size":
+            unit *= config.optimizer.accumulation_steps
+        if size % unit:
+            raise BadInputError(
+                f"{field}={size} must hold whole groups of {group} images for each of {mesh.size} "
+                f"devices and each accumulation step: a multiple of {unit}, such as "
+                f"{-(-size // unit) * unit}, or smaller groups (config.model.moe.images_per_group, "
+                "config.augment.mixup_group_size)"
+            )
+
+
+def make_forward(model: Any) -> Forward:
+    """(params, images, mask, rngs) -> (logits, aux); training where there are rngs."""
+
+    def forward(
+        params: PyTree, images: Array, mask: Array | None, rngs: dict[str, Array] | None
+    ) -> tuple[Array, dict]:
+        return model.apply({"params": params}, images, mask=mask, train=bool(rngs), rngs=rngs)
+
+    return forward
+
+
+def init_state(*, model: Any, tx: Any, image_shape: tuple[int, ...], seed: int) -> TrainState:
+    images = jnp.zeros((1, *image_shape))
+    params = model.init(jax.random.key(seed), images, train=False)["params"]
+    return TrainState(step=jnp.int32(0), params=params, opt_state=tx.init(params))
+
+
+def target_of(abstract: TrainState, shardings: TrainState) -> TrainState:
+    """Shapes with the places their values are to be restored to."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
+    )
+
+
+def warm_start(state: TrainState, config: ConfigDict, shardings: TrainState) -> TrainState:
+    """`state` with the backbone of the run in `config.init_from`."""
+    pretrained, _ = load_params(config.init_from)
+    fresh = jax.tree.map(np.asarray, jax.device_get(state.params))
+    params = finetune_params(
+        fresh, pretrained, cls_token=has_cls_row(config.model), source=config.init_from
+    )
+    return state.replace(params=jax.device_put(params, shardings.params))
+
+
+def evaluate(
+    eval_step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
+    params: PyTree,
+    *,
+    batches: Callable[[], Iterator[dict[str, np.ndarray]]],
+    place: Callable[[Mapping[str, np.ndarray]], dict[str, Array]],
+    summarize_task: Callable[[Mapping], dict],
+) -> dict[str, Any]:
+    """The task's metrics and the routing's over a whole split, one value each."""
+    totals: dict[str, np.ndarray] | None = None
+    with closing(batches()) as iterator:
+        for batch in iterator:
+            kept = {key: batch[key] for key in ("image", "label", "mask")}
+            sums = jax.device_get(eval_step(params, place(kept)))
+            sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
+            totals = sums if totals is None else jax.tree.map(np.add, totals, sums)
+    metrics = summarize_task(totals)
+    if "load" in totals:
+        metrics |= summarize(totals)
+    return metrics
+
+
+def log_step(writer: MetricsWriter, progress: Progress, step: int, metrics: Mapping) -> None:
+    """Writes one step's metrics; waits for the device.
+
+    Raises:
+      RunFailedError: the loss is not finite.
+    """
+    values = dict(jax.device_get(metrics))
+    if not np.isfinite(values["loss"]):
+        writer.flush()
+        raise RunFailedError(
+            f"the loss is {values['loss']} at step {step}; the last checkpoint is kept. A lower "
+            "config.optimizer.learning_rate or a longer config.optimizer.warmup may help"
+        )
+    routing = values.pop("routing")
+    if routing:
+        values |= summarize(routing)
+    writer.write(step, "train", values)
+    writer.write_timing(step, {"images_per_second": progress.images_per_second()})
+
+
+def result_metrics(metrics: Mapping) -> dict[str, Any]:
+    """What `result.json` says of the evaluation: accuracy, and the routing over all blocks."""
+    result = {
+        "test_accuracy": metrics["accuracy"],
+        "test_cross_entropy": metrics["cross_entropy"],
+        "test_images": metrics["images"],
+    }
+    if "load" in metrics:
+        result["drop_rate"] = float(np.mean(metrics["drop_rate"]))
+        result["expert_load"] = np.mean(metrics["load"], axis=0).round(4).tolist()
+    return result
+
+
+def describe(
+    config: ConfigDict,
+    params: PyTree,
+    facts: Mapping[str, int],
+    mesh: Mesh,
+    start_step: int,
+    total_steps: int,
+) -> str:
+    """What is about to run, in a table and two lines."""
+    table = parameter_overview.get_parameter_overview(params, include_stats=False)
+    places = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    begin = f"resuming after step {start_step:,}" if start_step else "starting"
+    return (
+        f"{table}\n{facts['params']:,} parameters, applied as {facts['params_unrolled']:,}; "
+        f"{mesh.size} {mesh.devices.flat[0].device_kind} devices ({places}), "
+        f"{jax.process_count()} hosts\n{begin}: {total_steps:,} steps of {config.batch_size} images"
+    )
