@@ -1,0 +1,146 @@
+"""Decoding with its checks, and crops whose result can be told by hand."""
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from widenet_jax.data import images
+from widenet_jax.errors import BadInputError
+
+
+def picture(height: int = 40, width: int = 60) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 4, y * 6, (x + y) * 2], axis=-1).astype(np.uint8)
+
+
+def encoded(image: np.ndarray, kind: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image.squeeze()).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_png_is_exact_and_rgb():
+    np.testing.assert_array_equal(images.decode(encoded(picture(), "PNG"), "x"), picture())
+
+
+def test_grey_becomes_rgb():
+    grey = picture()[..., 0]
+    decoded = images.decode(encoded(grey, "PNG"), "x")
+    np.testing.assert_array_equal(decoded, np.stack([grey] * 3, axis=-1))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 50}])
+def test_jpeg_equals_pillows_within_a_level(options):
+    data = encoded(picture(), "JPEG", **options)
+    theirs = np.asarray(Image.open(io.BytesIO(data))).astype(int)
+    assert np.abs(images.decode(data, "x") - theirs).max() <= 2
+
+
+def test_exif_orientation_is_ignored():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    data = encoded(picture(40, 60), "JPEG", exif=exif.tobytes())
+    assert images.decode(data, "x").shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.99])
+def test_truncated_files_are_named(kind, part):
+    noise = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
+    data = encoded(noise, kind)
+    with pytest.raises(BadInputError, match=rf"^train/cat/7: truncated {kind}") as error:
+        images.decode(data[: int(len(data) * part)], "train/cat/7")
+    assert "\n" not in str(error.value)
+
+
+def test_a_thumbnails_end_is_not_the_images_end():
+    # A thumbnail lies in an APP segment near the start, with an end-of-image marker of its own.
+    thumbnail = encoded(picture(8, 8), "JPEG")
+    segment = b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    data = encoded(picture(), "JPEG")
+    data = data[:2] + segment + data[2:]
+    assert images.decode(data, "x").shape == (40, 60, 3)
+    with pytest.raises(BadInputError, match="truncated"):
+        images.decode(data[:-20], "x")
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF89a...", b"<html>", b"\xff\xd8\xff\xd9"])
+def test_other_bytes_are_refused_in_one_line(data):
+    with pytest.raises(BadInputError, match=r"^here: ") as error:
+        images.decode(data, "here")
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_after_the_end_are_harmless():
+    data = encoded(picture(), "JPEG") + b"\0" * 100
+    assert images.decode(data, "x").shape == (40, 60, 3)
+
+
+def test_windows_keep_to_area_and_aspect():
+    rng = np.random.default_rng(0)
+    height, width, shares, aspects = 300, 400, [], []
+    for _ in range(2000):
+        top, left, h, w = images.random_window(height, width, 0.05, rng)
+        assert 0 <= top <= height - h and 0 <= left <= width - w
+        shares.append(h * w / (height * width))
+        aspects.append(w / h)
+    assert min(shares) >= 0.05 and max(shares) <= 1
+    assert 0.74 < min(aspects) < 0.76 and 1.32 < max(aspects) < 1.35
+    # The height is even over its range, which ends where the window fills the photo's 300 rows
+    # (aspect up to 4/3): on average half way from sqrt(0.05) to 1, give or take the aspect's part.
+    assert 0.55 < np.mean(np.sqrt(shares)) < 0.65
+
+
+def test_a_window_that_cannot_be_is_the_whole_image():
+    assert images.random_window(400, 2, 0.9, np.random.default_rng(0)) == (0, 0, 400, 2)
+
+
+def test_inception_crop_of_everything_is_a_resize():
+    square = picture(32, 32)
+    crop = images.inception_crop(square, 16, 1.0, np.random.default_rng(0))
+    np.testing.assert_array_equal(crop, cv2.resize(square, (16, 16)))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_one_channel_stays_an_axis(channels):
+    image = picture()[..., :channels]
+    rng = np.random.default_rng(0)
+    for result in (
+        images.inception_crop(image, 24, 0.05, rng),
+        images.squash(image, 24, smooth=True),
+        images.central_crop(image, 24, 28),
+        images.pad_and_crop(image[:24, :24], 4, rng),
+    ):
+        assert result.shape == (24, 24, channels) and result.dtype == np.uint8
+    flips = [images.random_flip(image, rng) for _ in range(20)]
+    mirrored = [np.array_equal(f, image[:, ::-1]) for f in flips]
+    assert 3 < sum(mirrored) < 17
+    assert all(m or np.array_equal(f, image) for f, m in zip(flips, mirrored, strict=True))
+
+
+def test_central_crop_by_hand():
+    # 40x60, shorter side 20 -> 20x30; centre 10x10 starts at row 5, column 10: each output pixel
+    # averages a 2x2 block of the original.
+    image = picture()
+    blocks = image.reshape(20, 2, 30, 2, 3).mean(axis=(1, 3))
+    expected = blocks[5:15, 10:20]
+    assert np.abs(images.central_crop(image, 10, 20) - expected).max() <= 0.5
+
+
+def test_shrinking_smoothly_averages_and_enlarging_interpolates():
+    stripes = np.tile(np.array([0, 0, 0, 200], np.uint8), (8, 4))[..., None]
+    assert (images.squash(stripes[:, :8], 2, smooth=True) == 50).all()
+    assert set(np.unique(images.squash(stripes[:, :8], 2, smooth=False))) == {0}
+    two = np.array([[0, 100], [0, 100]], np.uint8)[..., None]
+    assert images.squash(two, 4, smooth=True)[0, :, 0].tolist() == [0, 25, 75, 100]
+
+
+def test_pad_and_crop_reaches_every_offset():
+    image = np.full((4, 4, 1), 9, np.uint8)
+    rng = np.random.default_rng(0)
+    seen = {images.pad_and_crop(image, 1, rng).tobytes() for _ in range(200)}
+    assert len(seen) == 9
+    assert images.pad_and_crop(image, 0, rng).tobytes() == image.tobytes()

@@ -1,0 +1,73 @@
+"""The order of records: each once an epoch, and a function of the seed and the position alone."""
+
+import numpy as np
+import pytest
+
+from widenet_jax.data import sampler
+
+
+def stream(first: int, last: int, *, seed: int = 0, n: int = 10) -> list[tuple[int, int]]:
+    epochs, records = sampler.record_at(np.arange(first, last), seed=seed, num_records=n)
+    return list(zip(epochs.tolist(), records.tolist(), strict=True))
+
+
+def test_every_epoch_holds_every_record_once():
+    seen = stream(0, 40)
+    for epoch in range(4):
+        assert [e for e, _ in seen[10 * epoch : 10 * epoch + 10]] == [epoch] * 10
+        assert sorted(r for _, r in seen[10 * epoch : 10 * epoch + 10]) == list(range(10))
+    orders = {tuple(r for _, r in seen[10 * e : 10 * e + 10]) for e in range(4)}
+    assert len(orders) == 4
+
+
+def test_an_epoch_may_end_inside_a_batch():
+    batch = stream(8, 12)
+    assert [epoch for epoch, _ in batch] == [0, 0, 1, 1]
+
+
+def test_hosts_together_make_the_global_batch():
+    batch, step, n = 8, 3, 13
+    whole_epochs, whole = sampler.record_at(step * batch + np.arange(batch), seed=4, num_records=n)
+    for hosts in (1, 2, 4, 8):
+        shards = np.split(np.arange(batch), hosts)
+        parts = [sampler.record_at(step * batch + s, seed=4, num_records=n) for s in shards]
+        np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), whole_epochs)
+        np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), whole)
+
+
+def test_starting_later_equals_the_unbroken_stream():
+    unbroken = stream(0, 200)
+    for start in (0, 1, 9, 10, 11, 137):
+        assert stream(start, 200) == unbroken[start:]
+
+
+def test_the_seed_matters_and_nothing_else():
+    assert stream(0, 30, seed=1) != stream(0, 30, seed=2)
+    before = stream(0, 30, seed=1)
+    sampler.permutation.cache_clear()
+    np.random.seed(7)
+    assert stream(0, 30, seed=1) == before
+
+
+def test_the_cached_order_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        sampler.permutation(0, 0, 5)[0] = 1
+
+
+def test_augmentation_streams_are_distinct():
+    draws = {
+        (s, e, r): sampler.augmentation_rng(seed=s, epoch=e, record=r).integers(2**63)
+        for s in range(3)
+        for e in range(3)
+        for r in range(3)
+    }
+    assert len(set(draws.values())) == 27
+    # Also from the permutation's, though NumPy pads [seed, epoch] with zeros.
+    rng = np.random.default_rng([sampler.PERMUTATION_STREAM, 0, 0])
+    assert rng.integers(2**63) not in draws.values()
+
+
+@pytest.mark.parametrize(("positions", "n"), [([-1, 0], 5), ([0], 0)])
+def test_impossible_positions_are_refused(positions, n):
+    with pytest.raises(ValueError, match="positions"):
+        sampler.record_at(np.array(positions), seed=0, num_records=n)

@@ -1,0 +1,97 @@
+"""Which steps a configuration asks for, in which order; and what it may not ask for."""
+
+import numpy as np
+import pytest
+
+from widenet_jax.data import transforms
+from widenet_jax.errors import BadInputError
+
+AUGMENT = {
+    "crop": "inception",
+    "crop_area_min": 0.05,
+    "pad_pixels": 4,
+    "flip": True,
+    "randaugment_layers": 2,
+    "randaugment_magnitude": 15,
+    "randaugment_before_crop": False,
+    "eval_crop": "central",
+    "eval_resize": 256,
+    "mixup_alpha": 0.5,  # belongs to the device side
+}
+
+
+def build(size: int = 224, **changes):
+    return transforms.build_transforms({**AUGMENT, **changes}, size)
+
+
+def photo(height: int = 50, width: int = 70) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("crop", transforms.TRAIN_CROPS)
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_train_images_have_the_size(crop, before, channels):
+    train, _ = build(32, crop=crop, randaugment_before_crop=before, eval_resize=36)
+    for seed in range(20):
+        image = train(photo()[..., :channels], np.random.default_rng(seed))
+        assert image.shape == (32, 32, channels) and image.dtype == np.uint8
+
+
+@pytest.mark.parametrize("crop", transforms.EVAL_CROPS)
+@pytest.mark.parametrize("shape", [(50, 70), (70, 50), (8, 300), (32, 32)])
+def test_eval_images_have_the_size_and_no_luck(crop, shape):
+    _, evaluation = build(32, eval_crop=crop, eval_resize=36)
+    image = evaluation(photo(*shape))
+    assert image.shape == (32, 32, 3)
+    np.testing.assert_array_equal(image, evaluation(photo(*shape)))
+
+
+def test_nothing_asked_nothing_done():
+    train, evaluation = build(
+        8, crop="none", flip=False, randaugment_layers=0, eval_crop="squash", eval_resize=8
+    )
+    image = photo(8, 8)
+    np.testing.assert_array_equal(train(image, np.random.default_rng(0)), image)
+    np.testing.assert_array_equal(evaluation(image), image)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [(False, ["crop", "flip", "randaugment"]), (True, ["randaugment", "crop", "flip"])],
+)
+def test_order_of_steps(monkeypatch, before, expected):
+    done = []
+
+    def note(name, size=None):
+        def step(image, *args, **kwargs):
+            done.append(name)
+            return image if size is None else image[:size, :size]
+
+        return step
+
+    monkeypatch.setattr(transforms.images, "inception_crop", note("crop", 32))
+    monkeypatch.setattr(transforms.images, "random_flip", note("flip"))
+    monkeypatch.setattr(transforms, "rand_augment", note("randaugment"))
+    train, _ = build(32, randaugment_before_crop=before)
+    train(photo(), np.random.default_rng(0))
+    assert done == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"crop": "inceptoin"}, "augment.crop 'inceptoin': .*did you mean 'inception'"),
+        ({"eval_crop": "centre"}, "augment.eval_crop 'centre': .*'central'"),
+        ({"crop_area_min": float("nan")}, "augment.crop_area_min nan"),
+        ({"crop_area_min": 1.5}, "augment.crop_area_min 1.5"),
+        ({"pad_pixels": -1}, "augment.pad_pixels -1"),
+        ({"randaugment_layers": -2}, "augment.randaugment_layers -2"),
+        ({"randaugment_magnitude": 99}, "augment.randaugment_magnitude 99"),
+        ({"eval_resize": 100}, "augment.eval_resize 100"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(changes, message):
+    with pytest.raises(BadInputError, match=message) as error:
+        build(**changes)
+    assert "\n" not in str(error.value)
