@@ -5,11 +5,12 @@
   python scripts/prepare_data.py parquet --split train=train-*.parquet --split test=test-*.parquet --out packed/
   python scripts/prepare_data.py cifar10_binary --input cifar-10-binary.tar.gz --out packed/
   python scripts/prepare_data.py npz --split train=a.npz,b.npz --split test=c.npz --out packed/
-  python scripts/prepare_data.py tfds cifar10 --out packed/              (needs TensorFlow)
+  python scripts/prepare_data.py tfds cifar10 --data-dir tfds/           (needs TensorFlow)
   python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
   python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
 
-Train on the result with --config.data.source=array_record --config.data.path=packed/.
+Train on a packed set with --config.data.source=array_record --config.data.path=packed/, on a TFDS
+set with --config.data.source=tfds --config.data.name=cifar10 --config.data.path=tfds/.
 Exit codes: 0 done, 2 bad input (one line on stderr).
 """  # noqa: E501
 
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
             )
         if takes.get("input"):
             command.add_argument("--input", required=True)
-        command.add_argument("--out", required=True, help="directory to write")
+        command.add_argument("--out", required=name != "tfds", help="directory to write")
         command.add_argument("--overwrite", action="store_true", help="replace a set that is there")
         return command
 
@@ -73,7 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     parquet.add_argument("--label-column", default="label")
     converter("cifar10_binary", "the official cifar-10-binary.tar.gz", input=True)
     converter("npz", "packs of jpeg, offsets, labels, class_names", splits=True)
-    tfds = converter("tfds", "a TensorFlow Datasets image set (needs TensorFlow)")
+    tfds = converter(
+        "tfds",
+        "prepare a TensorFlow Datasets image set as array_record, or pack it into --out "
+        "(needs TensorFlow)",
+    )
     tfds.add_argument("name", help="e.g. cifar10 or imagenet2012")
     tfds.add_argument("--data-dir", help="TFDS's data directory")
 
@@ -96,7 +101,11 @@ def _convert(options: argparse.Namespace) -> None:
     elif options.command == "cifar10_binary":
         found = archives.read_cifar10_binary(options.input)
     elif options.command == "tfds":
-        found = convert.read_tfds(options.name, options.data_dir)
+        builder = convert.prepare_tfds(options.name, options.data_dir)
+        if not options.out:
+            _report_tfds(builder)
+            return
+        found = convert.read_tfds(builder)
     elif options.command == "tar":
         found = archives.read_tar(_split_files(options.split), options.labels)
     elif options.command == "npz":
@@ -117,6 +126,18 @@ def _convert(options: argparse.Namespace) -> None:
     )
     counts = ", ".join(f"{name} {entry['count']:,}" for name, entry in manifest["splits"].items())
     print(f"{options.out}: {counts} images, {len(found.class_names)} classes")
+
+
+def _report_tfds(builder: Any) -> None:
+    """Says where the prepared set is; refuses one that training could not read."""
+    stored = builder.info.file_format.value
+    if stored != "array_record":
+        raise BadInputError(
+            f"tfds {builder.name}: already prepared as {stored} in {builder.data_dir}, which "
+            "training cannot read; pass --out DIR to pack it"
+        )
+    counts = ", ".join(f"{k} {v.num_examples:,}" for k, v in builder.info.splits.items())
+    print(f"{builder.data_dir}: {counts} images")
 
 
 def _with_progress(split: str, found: convert.Converted) -> Iterator[tuple[int, bytes]]:

@@ -193,8 +193,15 @@ def _load_npz(path: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
 # --- TensorFlow Datasets ------------------------------------------------------------------------
 
 
-def read_tfds(name: str, data_dir: str | None) -> Converted:
-    """Prepares a TFDS image classification set if need be, and reads it. Needs TensorFlow."""
+def prepare_tfds(name: str, data_dir: str | None) -> Any:
+    """Downloads and prepares a TFDS image classification set as array_record; needs TensorFlow.
+
+    Returns:
+      The TFDS builder. A set that is there already is left in the format it has.
+
+    Raises:
+      BadInputError: no TensorFlow, no such set, or not a classification set.
+    """
     try:
         import tensorflow  # noqa: F401
     except ImportError:
@@ -204,11 +211,19 @@ def read_tfds(name: str, data_dir: str | None) -> Converted:
         ) from None
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder(name, data_dir=data_dir)
-    builder.download_and_prepare()
-    features = builder.info.features
-    if not {"image", "label"} <= set(features):
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+    except tfds.core.registered.DatasetNotFoundError as error:
+        raise BadInputError(f"tfds {name}: {str(error).strip().splitlines()[0]}") from None
+    if not {"image", "label"} <= set(builder.info.features):
         raise BadInputError(f"tfds {name}: has no image and label features")
+    builder.download_and_prepare(file_format="array_record")
+    return builder
+
+
+def read_tfds(builder: Any) -> Converted:
+    """The images of a prepared TFDS set in whatever format it is stored; needs TensorFlow."""
+    import tensorflow_datasets as tfds
 
     def examples(split: str) -> Iterator[tuple[int, bytes]]:
         dataset = builder.as_dataset(
@@ -218,7 +233,7 @@ def read_tfds(name: str, data_dir: str | None) -> Converted:
             yield int(example["label"]), bytes(example["image"])
 
     return Converted(
-        tuple(features["label"].names),
+        tuple(builder.info.features["label"].names),
         {split: examples(split) for split in builder.info.splits},
         {split: info.num_examples for split, info in builder.info.splits.items()},
     )

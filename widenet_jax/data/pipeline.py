@@ -8,7 +8,6 @@ workers, and a resumed run simply starts at a later step.
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -161,11 +160,17 @@ class Batches(Iterator[Batch]):
         self.close()
 
 
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux; a container may own fewer cores than there are
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _dataset(chunks: _Chunks, num_workers: int, prefetch: int) -> grain.IterDataset:
     """Chunks read ahead by threads (num_workers 0) or processes, joined to batches."""
     count = chunks.chunks_a_step
     if num_workers == 0:
-        threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        threads = min(_usable_cores(), MAX_THREADS)
         reading = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(threads, prefetch * count)
         )
@@ -178,7 +183,7 @@ def _dataset(chunks: _Chunks, num_workers: int, prefetch: int) -> grain.IterData
     dataset = grain.MapDataset.source(chunks).to_iter_dataset(reading)
     dataset = dataset.mp_prefetch(
         grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2),
-        worker_init_fn=functools.partial(workers.start_worker),
+        worker_init_fn=workers.start_worker,
     )
     dataset = dataset.batch(count, batch_fn=_put_together)
     return grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=prefetch)

@@ -128,25 +128,29 @@ class ArrayRecord:
     """A packed set written by `scripts/prepare_data.py` (see `records`)."""
 
     def __init__(self, directory: str, split: str):
+        from array_record.python import array_record_data_source
+
         manifest = records.read_manifest(directory)
         _check_split(split, tuple(manifest["splits"]), f"data.path {directory}")
         self.class_names = tuple(manifest["class_names"])
         entry = manifest["splits"][split]
         paths = records.checked_shards(directory, split, entry["shards"])
         sizes = [shard["records"] for shard in entry["shards"]]
-        # "path[first:last]" spares the reader from opening every shard to count its records.
-        self._instructions = [f"{p}[0:{n}]" for p, n in zip(paths, sizes, strict=True)]
+        # Opens nothing yet: "path[first:last]" spares it from counting the records itself, shards
+        # are opened when first read, and a pickled copy opens its own. (A process must not read,
+        # then fork, then read in the child: ArrayRecord's threads do not survive that.)
+        self._records = array_record_data_source.ArrayRecordDataSource(
+            [f"{path}[0:{size}]" for path, size in zip(paths, sizes, strict=True)]
+        )
         self._paths = paths
         self._ends = np.cumsum(sizes)
-        self._reader: Any = None
-        self._reader_pid = -1
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            record = self._open()[index]
+            record = self._records[index]
         except (RuntimeError, OSError, ValueError, IndexError) as error:
             raise BadInputError(
                 f"{self.describe(index)}: unreadable ({_first_line(error)}); copy the shard again "
@@ -159,18 +163,6 @@ class ArrayRecord:
         shard = int(np.searchsorted(self._ends, index, side="right"))
         first = self._ends[shard - 1] if shard else 0
         return f"{self._paths[min(shard, len(self._paths) - 1)]} record {index - first}"
-
-    def _open(self) -> Any:
-        # Readers own threads and file positions, which don't survive a fork: one set a process.
-        if self._reader_pid != os.getpid():
-            from array_record.python import array_record_data_source
-
-            self._reader = array_record_data_source.ArrayRecordDataSource(self._instructions)
-            self._reader_pid = os.getpid()
-        return self._reader
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_reader_pid": -1}
 
 
 class Tfds:

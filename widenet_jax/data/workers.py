@@ -9,8 +9,8 @@ from multiprocessing import connection
 POLL_SECONDS = 1.0
 
 
-def start_worker(worker: int = 0, num_workers: int = 1) -> None:
-    """Called once in every worker process before it reads anything.
+def start_worker(worker: int, num_workers: int) -> None:
+    """Called by Grain once in every worker process, before it reads anything.
 
     The worker ignores Ctrl-C and SIGTERM, which reach the whole process group: the run decides what
     to do, and still needs its batches while it saves. A thread ends the worker as soon as the run

@@ -1,0 +1,283 @@
+"""Batches: the same whoever reads them, from wherever they start; and no process left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from widenet_jax.data import pipeline, sampler, sources
+from widenet_jax.data.transforms import build_transforms
+from widenet_jax.errors import BadInputError
+
+AUGMENT = {
+    "crop": "inception",
+    "crop_area_min": 0.3,
+    "pad_pixels": 1,
+    "flip": True,
+    "randaugment_layers": 2,
+    "randaugment_magnitude": 15,
+    "randaugment_before_crop": False,
+    "eval_crop": "squash",
+    "eval_resize": 8,
+}
+TRAIN, EVAL = build_transforms(AUGMENT, 8)
+PLAIN = build_transforms({**AUGMENT, "crop": "none", "flip": False, "randaugment_layers": 0}, 8)[0]
+
+
+@pytest.fixture(scope="module")
+def digits() -> sources.Source:
+    return sources.build_source({"source": "digits"}, "test")
+
+
+def train_stream(source, **changes) -> list[dict[str, np.ndarray]]:
+    options = {
+        "transform": TRAIN,
+        "seed": 3,
+        "batch_size": 100,  # two chunks a batch
+        "positions": np.arange(100),
+        "start_step": 0,
+        "num_steps": 6,
+        "num_workers": 0,
+        "prefetch": 2,
+        **changes,
+    }
+    with pipeline.train_batches(source, **options) as batches:
+        return list(batches)
+
+
+def assert_same(ours: list[dict], theirs: list[dict]) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def test_batches_hold_what_the_sampler_says(digits):
+    stream = train_stream(digits, transform=PLAIN)
+    for step, batch in enumerate(stream):
+        _, records = sampler.record_at(np.arange(100) + 100 * step, seed=3, num_records=360)
+        np.testing.assert_array_equal(batch["record"], records)
+        for i in (0, 63, 64, 99):
+            expected = digits[int(records[i])]
+            np.testing.assert_array_equal(batch["image"][i], expected["image"])
+            assert batch["label"][i] == expected["label"]
+    assert batch["image"].dtype == np.uint8 and batch["image"].shape == (100, 8, 8, 1)
+    assert batch["label"].dtype == np.int32 and batch["record"].dtype == np.int64
+    first_epoch = np.concatenate([b["record"] for b in stream])[:360]
+    assert sorted(first_epoch) == list(range(360))
+
+
+def test_augmentation_differs_by_epoch_and_not_by_neighbours(digits):
+    stream = train_stream(digits, batch_size=360, positions=np.arange(360), num_steps=2)
+    both = [dict(zip(b["record"].tolist(), b["image"], strict=True)) for b in stream]
+    same = sum(np.array_equal(both[0][r], both[1][r]) for r in range(360))
+    assert same < 40
+    other = train_stream(digits, batch_size=40, positions=np.arange(40), num_steps=9)
+    for batch in other:
+        for record, image in zip(batch["record"].tolist(), batch["image"], strict=True):
+            np.testing.assert_array_equal(image, both[0][record])
+
+
+def test_resuming_equals_the_unbroken_stream(digits):
+    unbroken = train_stream(digits)
+    for start in (1, 3, 4, 6, 9):
+        assert_same(train_stream(digits, start_step=start), unbroken[start:])
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_together_make_the_global_batch(digits, hosts):
+    whole = train_stream(digits)
+    shards = np.split(np.arange(100), hosts)
+    parts = [train_stream(digits, positions=shard) for shard in shards]
+    joined = [
+        {k: np.concatenate([p[k] for p in step]) for k in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    assert_same(joined, whole)
+    scattered = train_stream(digits, positions=np.array([5, 17, 99]))
+    assert_same(scattered, [{k: b[k][[5, 17, 99]] for k in b} for b in whole])
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_the_number_of_workers_changes_nothing(digits, num_workers):
+    assert_same(
+        train_stream(digits, num_workers=num_workers, start_step=1), train_stream(digits)[1:]
+    )
+    assert multiprocessing.active_children() == []
+
+
+def eval_stream(source, batch_size, positions=None, num_workers=0):
+    positions = np.arange(batch_size) if positions is None else positions
+    with pipeline.eval_batches(
+        source,
+        transform=EVAL,
+        batch_size=batch_size,
+        positions=positions,
+        num_workers=num_workers,
+        prefetch=1,
+    ) as batches:
+        assert len(batches) == pipeline.num_eval_steps(len(source), batch_size)
+        return list(batches)
+
+
+def test_evaluation_sees_each_record_once_and_masks_the_rest(digits):
+    stream = eval_stream(digits, 100)
+    assert [int(b["mask"].sum()) for b in stream] == [100, 100, 100, 60]
+    last = stream[-1]
+    assert last["mask"].dtype == bool and last["mask"][:60].all()
+    assert not last["image"][60:].any() and (last["record"][60:] == -1).all()
+    assert (last["label"][60:] == 0).all()
+    seen = np.concatenate([b["record"][b["mask"]] for b in stream])
+    assert seen.tolist() == list(range(360))
+    assert stream[1]["label"][7] == digits[107]["label"]
+
+
+def test_a_host_with_padding_only_still_gets_its_shape(digits):
+    # 360 images in batches of 500: the last 140 positions are padding, a whole host's share.
+    (batch,) = eval_stream(digits, 500, positions=np.arange(400, 500))
+    assert batch["image"].shape == (100, 8, 8, 1) and not batch["mask"].any()
+    assert_same(eval_stream(digits, 500, np.arange(400, 500), num_workers=1), [batch])
+
+
+def broken_folder(path: Path) -> sources.Source:
+    """Nine good photos and a truncated one."""
+    (path / "train" / "cat").mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    photo = cv2.imencode(".jpg", noise)[1].tobytes()
+    for i in range(10):
+        content = photo[: len(photo) // 2] if i == 6 else photo
+        (path / "train" / "cat" / f"{i}.jpg").write_bytes(content)
+    return sources.ImageFolder(str(path), "train")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_truncated_photo_is_named_through_the_workers(tmp_path, num_workers):
+    source = broken_folder(tmp_path)
+    with pytest.raises(BadInputError, match=r"^\S+/train/cat/6\.jpg: truncated JPEG") as error:
+        train_stream(source, batch_size=10, positions=np.arange(10), num_workers=num_workers)
+    assert "\n" not in str(error.value)
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_outlast_sigterm_and_leave_at_close(digits):
+    whole = train_stream(digits, num_steps=30)
+    batches = pipeline.train_batches(
+        digits, transform=TRAIN, seed=3, batch_size=100, positions=np.arange(100), start_step=0,
+        num_steps=30, num_workers=1, prefetch=1,
+    )  # fmt: skip
+    first = next(batches)
+    (worker,) = multiprocessing.active_children()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        os.kill(worker.pid, signum)
+    assert_same([first, *(next(batches) for _ in range(12))], whole[:13])
+    batches.close()
+    batches.close()
+    assert multiprocessing.active_children() == []
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+ORPHANS = """
+import multiprocessing, sys, time
+import numpy as np
+from widenet_jax.data import pipeline, sources
+from widenet_jax.data.transforms import build_transforms
+
+def main():
+    source = sources.build_source({"source": "digits"}, "train")
+    train, _ = build_transforms(AUGMENT, 8)
+    batches = pipeline.train_batches(
+        source, transform=train, seed=0, batch_size=64, positions=np.arange(64), start_step=0,
+        num_steps=10**6, num_workers=2, prefetch=1)
+    next(batches), next(batches)  # one from each worker
+    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    if "wait" in sys.argv:
+        time.sleep(60)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def start_orphans(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen, list[int]]:
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS.replace("AUGMENT", repr(AUGMENT)))
+    root = str(Path(pipeline.__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(map(alive, pids)):
+        time.sleep(0.05)
+    return [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
+def test_workers_leave_when_the_run_is_killed(tmp_path):
+    process, pids = start_orphans(tmp_path, "wait")
+    with process:
+        assert len(pids) == 2 and all(map(alive, pids))
+        process.kill()
+    assert wait_until_gone(pids, 3.0) == []
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
+def test_a_run_that_forgets_to_close_still_ends(tmp_path):
+    process, pids = start_orphans(tmp_path)
+    with process:
+        assert process.wait(timeout=30) == 0
+    assert wait_until_gone(pids, 3.0) == []
+
+
+@pytest.mark.parametrize("positions", [[], [3, 1], [0, 100], [-1, 2], [2, 2]])
+def test_impossible_positions_are_refused(digits, positions):
+    with pytest.raises(ValueError, match="positions"):
+        train_stream(digits, positions=np.array(positions, int))
+
+
+@pytest.mark.skipif(
+    "WIDENET_DATA_DIR" not in os.environ, reason="set WIDENET_DATA_DIR to check real photos"
+)
+def test_real_photos(tmp_path):
+    from widenet_jax.data import archives, records
+
+    tar = Path(os.environ["WIDENET_DATA_DIR"]) / "imagenet_sample" / "imagenet_sample_1000.tar"
+    found = archives.read_tar({"train": [str(tar)]})
+    records.write_set(tmp_path, found.splits, class_names=found.class_names, provenance={})
+    source = sources.ArrayRecord(str(tmp_path), "train")
+    assert len(source) == 1000 and len(source.class_names) == 1000
+    train, evaluation = build_transforms(
+        {**AUGMENT, "eval_crop": "central", "eval_resize": 256}, 224
+    )
+    options = {"batch_size": 50, "positions": np.arange(50), "prefetch": 1}
+    with pipeline.train_batches(
+        source, transform=train, seed=0, start_step=0, num_steps=2, num_workers=0, **options
+    ) as batches:
+        assert [b["image"].shape for b in batches] == [(50, 224, 224, 3)] * 2
+    with pipeline.eval_batches(source, transform=evaluation, num_workers=0, **options) as batches:
+        means = [float(b["image"].mean()) for b in batches]
+    # ImageNet's mean pixel is (124, 116, 104).
+    assert len(means) == 20 and 95 < np.mean(means) < 130
