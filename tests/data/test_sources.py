@@ -260,4 +260,6 @@ def test_tfds_mistakes_name_the_remedy(tfds_dir):
     assert advice in refused({**data, "name": "cifar10"}, "train")
     described = tfds_dir / "tiny" / "1.0.0" / "dataset_info.json"
     described.write_text(described.read_text().replace("array_record", "tfrecord"))
-    assert "prepare_data.py tfds tiny" in refused(data, "train")
+    message = refused(data, "train")
+    assert "prepared as tfrecord" in message
+    assert message.endswith("prepare_data.py tfds tiny --out DIR")

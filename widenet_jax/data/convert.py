@@ -226,10 +226,14 @@ def read_tfds(builder: Any) -> Converted:
     import tensorflow_datasets as tfds
 
     def examples(split: str) -> Iterator[tuple[int, bytes]]:
-        dataset = builder.as_dataset(
-            split=split, shuffle_files=False, decoders={"image": tfds.decode.SkipDecoding()}
-        )
-        for example in tfds.as_numpy(dataset):
+        encoded = {"image": tfds.decode.SkipDecoding()}
+        if builder.info.file_format.value == "array_record":  # as_dataset refuses this one
+            dataset = builder.as_data_source(split, decoders=encoded)
+        else:
+            dataset = tfds.as_numpy(
+                builder.as_dataset(split=split, shuffle_files=False, decoders=encoded)
+            )
+        for example in dataset:
             yield int(example["label"]), bytes(example["image"])
 
     return Converted(

@@ -188,7 +188,13 @@ class Tfds:
             self._records = builder.as_data_source(
                 split, decoders={"image": tfds.decode.SkipDecoding()}
             )
-        except (NotImplementedError, ValueError, AssertionError) as error:
+        except NotImplementedError:
+            raise BadInputError(
+                f"TFDS {label}: prepared as {builder.info.file_format.value}, which cannot be read "
+                "in random order; pack it where TensorFlow is installed: "
+                f"python scripts/prepare_data.py tfds {builder.name} --out DIR"
+            ) from None
+        except (ValueError, AssertionError) as error:
             raise BadInputError(_tfds_advice(label, _first_line(error))) from None
         names = getattr(features["label"], "names", None)
         count = features["label"].num_classes
