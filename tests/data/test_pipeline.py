@@ -258,6 +258,12 @@ def test_impossible_positions_are_refused(digits, positions):
         train_stream(digits, positions=np.array(positions, int))
 
 
+@pytest.mark.parametrize("field", ["num_workers", "prefetch"])
+def test_impossible_settings_are_named(digits, field):
+    with pytest.raises(BadInputError, match=rf"^data\.{field} -1: must be . or more$"):
+        train_stream(digits, **{field: -1})
+
+
 @pytest.mark.skipif(
     "WIDENET_DATA_DIR" not in os.environ, reason="set WIDENET_DATA_DIR to check real photos"
 )

@@ -19,6 +19,7 @@ from absl import flags
 from widenet_jax.data import images, sampler, workers
 from widenet_jax.data.sources import Source
 from widenet_jax.data.transforms import EvalTransform, TrainTransform, build_transforms
+from widenet_jax.errors import BadInputError
 
 __all__ = ["Batches", "EvalTransform", "TrainTransform", "build_transforms", "eval_batches",
            "image_shape", "num_eval_steps", "train_batches"]  # fmt: skip
@@ -135,6 +136,9 @@ class Batches(Iterator[Batch]):
     """
 
     def __init__(self, chunks: _Chunks, *, num_workers: int, prefetch: int):
+        for field, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
+            if value < least:
+                raise BadInputError(f"data.{field} {value}: must be {least} or more")
         self._length = len(chunks) // max(1, chunks.chunks_a_step)
         self._iterator = iter(_dataset(chunks, num_workers, prefetch)) if self._length else None
 
@@ -222,7 +226,7 @@ def train_batches(
         source, _positions(positions, batch_size), batch_size, start_step, num_steps,
         transform=transform, seed=int(seed),
     )  # fmt: skip
-    return Batches(chunks, num_workers=num_workers, prefetch=max(1, prefetch))
+    return Batches(chunks, num_workers=num_workers, prefetch=prefetch)
 
 
 def num_eval_steps(num_records: int, batch_size: int) -> int:
@@ -251,7 +255,7 @@ def eval_batches(
         source, _positions(positions, batch_size), batch_size, 0,
         num_eval_steps(len(source), batch_size), transform=transform,
     )  # fmt: skip
-    return Batches(chunks, num_workers=num_workers, prefetch=max(1, prefetch))
+    return Batches(chunks, num_workers=num_workers, prefetch=prefetch)
 
 
 def image_shape(source: Source, transform: EvalTransform) -> tuple[int, int, int]:
