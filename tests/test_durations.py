@@ -13,6 +13,7 @@ SIZES = {"field": "config.duration", "batch_size": 4096, "num_examples": 1_281_1
     [
         ("100 steps", 100),
         ("1 step", 1),
+        ("100steps", 100),
         ("93_835 steps", 93_835),
         ("300 epochs", 93_835),  # 300 * 1281167 / 4096 = 93835.47...
         ("1.5 epochs", 469),  # 469.17...

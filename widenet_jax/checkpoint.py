@@ -103,7 +103,12 @@ class Checkpoints:
 
 def open_manager(directory: epath.Path, *, keep: int) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-    return ocp.CheckpointManager(directory, options=options)
+    handlers = {
+        "params": ocp.StandardCheckpointHandler(),
+        "opt_state": ocp.StandardCheckpointHandler(),
+        "meta": ocp.JsonCheckpointHandler(),
+    }
+    return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
 
 
 def read_best_accuracy(best: ocp.CheckpointManager) -> float:

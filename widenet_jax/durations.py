@@ -1,10 +1,9 @@
 """Durations of a run, written as text in whichever unit suits: "300 epochs", "500 steps"."""
 
 import math
+import re
 
 from widenet_jax.errors import BadInputError
-
-UNITS = ("steps", "examples", "epochs")
 
 
 def to_steps(
@@ -52,15 +51,14 @@ def parse(text: str, field: str) -> tuple[float, str]:
     Raises:
       BadInputError: not a number of at least 0 and a unit.
     """
-    words = text.split() if isinstance(text, str) else []
-    units = {name: plural for plural in UNITS for name in (plural, plural[:-1])}
-    if len(words) == 2 and words[1] in units:
+    match = re.fullmatch(r"\s*([\d.eE+_-]+?)\s*(step|example|epoch)s?\s*", str(text))
+    if match:
         try:
-            number = float(words[0])
+            number = float(match[1])
         except ValueError:
             number = math.nan
         if math.isfinite(number) and number >= 0:
-            return number, units[words[1]]
+            return number, f"{match[2]}s"
     raise BadInputError(
         f"{field}={text!r} is no duration; write a number and steps, examples or epochs, "
         f"as in --{field}='10 epochs'"

@@ -19,9 +19,7 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A config: configs/digits.py, configs/imagenet.py:widenet_b, ..."
 )
 WORKDIR = flags.DEFINE_string("workdir", None, "Where everything of this run goes; may be gs://.")
-MODE = flags.DEFINE_enum(
-    "mode", "train", ["train", "eval"], "Train, or evaluate."
-)
+MODE = flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate.")
 JSON = flags.DEFINE_bool("json", False, "Print the result as one JSON object, and nothing else.")
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Several hosts; on a TPU pod the three flags below are not needed."
@@ -53,9 +51,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         raise
     except FLAG_ERRORS as error:
         text = " ".join(str(error).split())
-        raise BadInputError(
-            f"{text} (--help lists the flags)"
-        ) from None
+        raise BadInputError(f"{text} (--help lists the flags)") from None
     if len(rest) > 1:
         raise BadInputError(f"not a flag: {rest[1]!r}; flags are written --name=value")
     for flag in (CONFIG, WORKDIR):

@@ -5,7 +5,7 @@ batch is split over all three, so that every device works on its own images. Aut
 compiler places the collectives, and the few constraints here tell it where.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -19,21 +19,20 @@ AXES = ("data", "fsdp", "expert")
 BATCH = P(AXES)
 
 
-def build_mesh(sharding: Mapping) -> Mesh:
+def build_mesh(sharding: Mapping, devices: Sequence[jax.Device]) -> Mesh:
     """The mesh of `config.sharding`: sizes of the axes `fsdp` and `expert`; `data` takes the rest.
 
     Raises:
       BadInputError: the sizes do not multiply to the number of devices.
     """
-    devices = jax.device_count()
     fsdp, expert = int(sharding["fsdp"]), int(sharding["expert"])
-    if fsdp < 1 or expert < 1 or devices % (fsdp * expert):
+    if fsdp < 1 or expert < 1 or len(devices) % (fsdp * expert):
         raise BadInputError(
             f"config.sharding.fsdp={fsdp} times config.sharding.expert={expert} must divide the "
-            f"number of devices, {devices}"
+            f"number of devices, {len(devices)}"
         )
-    shape = (devices // (fsdp * expert), fsdp, expert)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3)
+    shape = (len(devices) // (fsdp * expert), fsdp, expert)
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 def constrain(x: Array, spec: P) -> Array:

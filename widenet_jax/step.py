@@ -80,7 +80,7 @@ def make_train_step(
         metrics = {
             **means,
             "learning_rate": schedule(state.step),
-            "gradient_norm": optax.global_norm(grads),
+            "gradient_norm": optax.tree.norm(grads),
             "routing": sums,
         }
         params = optax.apply_updates(state.params, updates)

@@ -5,7 +5,7 @@ in a workdir, and the same call again goes on where it stopped.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -43,10 +43,16 @@ from widenet_jax.tasks.classification import TASKS
 from widenet_jax.typing import Array, PyTree
 
 
-def run(config: ConfigDict, workdir: str, *, mode: str = "train") -> dict[str, Any]:
+def run(
+    config: ConfigDict,
+    workdir: str,
+    *,
+    mode: str = "train",
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, Any]:
     """Trains (`mode="train"`) or only evaluates the newest checkpoint (`mode="eval"`).
 
-    Returns what `result.json` holds. Every host of a multi-host run calls this.
+    `devices` are those to use, all by default. Returns what `result.json` holds. Every host of a multi-host run calls this.
 
     Raises:
       BadInputError: the config, the data or the workdir does not fit; nothing was changed.
@@ -57,7 +63,7 @@ def run(config: ConfigDict, workdir: str, *, mode: str = "train") -> dict[str, A
     main_host = jax.process_index() == 0
 
     # Mesh
-    mesh = build_mesh(config.sharding)
+    mesh = build_mesh(config.sharding, devices or jax.devices())
     B, eval_B = config.batch_size, config.evaluation.batch_size
     check_batch(config, mesh)
 

@@ -1,0 +1,101 @@
+"""ImageNet-1K pretraining: every vision model and ablation of the WideNet paper, by name.
+
+  python -m widenet_jax.main --config=configs/imagenet.py:widenet_b --workdir=gs://BUCKET/widenet_b \
+      --config.data.path=gs://BUCKET/imagenet --distributed
+
+Recipe (Table 6, and the authors' released code where the text is silent): 300 epochs of batch 4096,
+30 of warm-up, LAMB at 0.01, weight decay 0.1, dropout 0.1, label smoothing 0.1, mixup, RandAugment,
+cosine to 0. The paper used 256 TPUv3 cores: 16 images a core, which is its routing group.
+
+| variant                          | table    | params | paper's top-1 | cost (paper, TPUv3) | ours    |
+|----------------------------------|----------|--------|---------------|---------------------|---------|
+| vit_b                            | 1        | 87M    | 78.6          | not stated          | not run |
+| vit_l                            | 1, 4     | 305M   | 77.5          | 80 core-days        | not run |
+| vit_h                            | -        | 633M   | not stated    | not stated          | not run |
+| vit_moe_b  (= "no sharing" B)    | 1, 3     | 128M   | 77.9          | not stated          | not run |
+| vit_moe_l  (= "no sharing" L)    | 1, 3     | 406M   | 77.4          | not stated          | not run |
+| widenet_b                        | 1, 3     | 29M    | 77.5          | not stated          | not run |
+| widenet_l                        | 1, 3, 4  | 40M    | 79.5          | 140 core-days       | not run |
+| widenet_h                        | 1, 3     | 63M    | 80.1          | not stated          | not run |
+| widenet_{b,l,h},share_norms=true | 3        | 29/40/63M | 76.3/78.3/76.6 | not stated      | not run |
+| widenet_{b,l,h},moe=false        | 3        | 9/15/23M  | NaN/76.9/79.0  | not stated      | not run |
+| vit_l,share=true                 | 4        | 15M    | 76.9          | 70 core-days        | not run |
+| vit_l,share=true,mlp_dim=8192    | 4        | 24M    | 75.8          | 90 core-days        | not run |
+| widenet_l,depth=12               | 4        | 40M    | 78.2          | 70 core-days        | not run |
+| vit_moe_b,experts=8 (4 to 16)    | Fig. 2   |        | figure        | not stated          | not run |
+| widenet_b,routing_groups=6 (2..) | Fig. 3   | 29M    | figure        | not stated          | not run |
+
+More options: images_per_group=1 (cheaper dispatch), capacity_factor, selected, moe_blocks=last_2,
+preset=authors_code (what the released code does differently; see docs/ARCHITECTURE.md).
+
+Data: ImageNet as an ArrayRecord set made by `scripts/prepare_data.py image_folder`; or
+--config.data.source=image_folder --config.data.path=DIR (DIR/train/n01440764/*.JPEG, DIR/val/...);
+or --config.data.source=tfds --config.data.name=imagenet2012.
+"""
+
+from ml_collections import ConfigDict
+
+from widenet_jax.models.sizes import parse_variant, vision_model
+
+
+def get_config(variant: str = "widenet_b") -> ConfigDict:
+    family, size, options = parse_variant(variant)
+    authors_code = options.get("preset") == "authors_code"
+    config = ConfigDict()
+    config.seed = 0
+    config.init_from = ""  # workdir of a run whose backbone to start from
+    config.batch_size = 4096  # 16 images for each of 256 cores
+    config.duration = "300 epochs"  # steps, examples or epochs
+    config.log_every_steps = 50
+
+    config.model = vision_model(family, size, options)
+
+    config.task = {"name": "classification", "label_smoothing": 0.1}
+
+    image_size = options.get("image_size", 224)
+    config.data = {
+        "source": "array_record",  # array_record, image_folder, tfds
+        "name": "",  # of the TFDS set
+        "path": "data/imagenet",
+        "train_split": "train",
+        "eval_split": "val",
+        "image_size": image_size,
+        "num_workers": 16,  # decoding processes a host; 0 reads with threads
+        "prefetch": 4,  # batches
+    }
+    group = options.get("images_per_group", 16)
+    config.augment = {
+        "crop": "inception",
+        "crop_area_min": 0.05,
+        "pad_pixels": 0,  # for crop=pad
+        "flip": True,
+        "randaugment_layers": 2,
+        "randaugment_magnitude": 15.0,
+        "randaugment_before_crop": authors_code,
+        "eval_crop": "squash" if authors_code else "central",
+        "eval_resize": image_size * 8 // 7,  # short side, 256 for 224
+        "mixup_alpha": 0.5,  # one lambda ~ Beta(alpha, alpha) an example
+        # Partners stay in a routing group; a group of one image needs another pool.
+        "mixup_group_size": group if group > 1 else 16,
+    }
+    config.optimizer = {
+        "name": "lamb",
+        "learning_rate": 0.01,
+        "end_learning_rate": 1e-5 if authors_code else 0.0,
+        "schedule": "linear" if authors_code else "cosine",
+        "warmup": "30 epochs",
+        "b1": 0.9,
+        "b2": 0.999,
+        "eps": 1e-6,
+        "momentum": 0.9,  # only for --config.optimizer.name=sgd
+        "weight_decay": 0.1,  # on everything, as in the released code
+        "grad_clip_norm": 1.0,
+        "exclude_norm_and_bias": False,
+        "decay_exclude": "",  # regex of parameter paths
+        "accumulation_steps": 1,
+    }
+    config.evaluation = {"batch_size": 4096, "every": "10 epochs"}
+    config.checkpoint = {"every": "5 epochs", "keep": 2}
+    config.sharding = {"fsdp": 1, "expert": 1}  # the data axis takes the other devices
+    config.tracking = {"tensorboard": True, "wandb_project": ""}
+    return config

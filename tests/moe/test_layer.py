@@ -1,0 +1,231 @@
+"""The mixture-of-experts layer against loops, against the dense layer, and by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import moe_group
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.layers.mlp import Mlp
+from widenet_jax.moe.layer import MoeLayer
+
+D, F, T, GROUPS = 3, 4, 6, 8
+CASES = [(E, K) for E in range(1, 9) for K in range(1, min(4, E) + 1)]  # 26, of 8 groups each
+
+
+def layer(E: int, K: int, **changes) -> MoeLayer:
+    fields = {
+        "mlp_dim": F,
+        "num_experts": E,
+        "num_selected_experts": K,
+        "capacity_factor": 1.2,
+        "capacity_factor_eval": 2.0,
+        "images_per_group": 2,
+    }
+    return MoeLayer(**(fields | changes))
+
+
+def random_weights(rng: np.random.Generator, E: int) -> dict[str, np.ndarray]:
+    """The router's weights are small whole numbers, so that equal scores are common and exact."""
+    return {
+        "router": rng.integers(-1, 2, (D, E)).astype(float),
+        "wi": rng.normal(size=(E, D, F)),
+        "bi": rng.normal(size=(E, F)),
+        "wo": rng.normal(size=(E, F, D)),
+        "bo": rng.normal(size=(E, D)),
+    }
+
+
+def params_of(weights: dict[str, np.ndarray]) -> dict:
+    w = {name: jnp.float32(value) for name, value in weights.items()}
+    return {
+        "router": {"kernel": w["router"]},
+        "experts": {
+            "wi": {"kernel": w["wi"], "bias": w["bi"]},
+            "wo": {"kernel": w["wo"], "bias": w["bo"]},
+        },
+    }
+
+
+@pytest.mark.parametrize(("E", "K"), CASES)
+def test_equals_a_loop_over_tokens(E: int, K: int):
+    """208 random groups with ties, drops and padding: outputs, gradients, losses and counts."""
+    rng = np.random.default_rng([E, K])
+    capacity_factor = float(rng.choice([0.5, 1.0, 1.2, 2.0]))
+    first = bool(rng.integers(2))
+    weights = random_weights(rng, E)
+    x = rng.integers(-2, 3, (2 * GROUPS, T, D)).astype(float)
+    mask = rng.random((2 * GROUPS, T)) < rng.choice([0.5, 0.9, 1.0])
+    mask[:2] = True  # one full group
+    mask[-2:] = False  # and one that is all padding
+    cotangent = rng.normal(size=x.shape)
+    moe = layer(
+        E,
+        K,
+        capacity_factor=capacity_factor,
+        priority="first_choice_first" if first else "token_order",
+        load_balance_weight=0.7,
+    )
+
+    @jax.jit
+    def loss_and_grads(params: dict, x: jax.Array):
+        def loss(params: dict, x: jax.Array):
+            out = moe.apply({"params": params}, x, mask=jnp.asarray(mask), train=True)
+            return (out.y * cotangent).sum() + out.aux["loss"], out
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+    (_, out), (grads, x_grad) = loss_and_grads(params_of(weights), jnp.float32(x))
+
+    flat = {"x": x, "mask": mask, "cotangent": cotangent}
+    flat = {k: v.reshape(GROUPS, 2 * T, *v.shape[2:]) for k, v in flat.items()}
+    real_groups = flat["mask"].any(axis=1).sum()
+    groups = [
+        moe_group(
+            flat["x"][g],
+            flat["mask"][g],
+            weights,
+            flat["cotangent"][g],
+            K=K,
+            capacity_factor=capacity_factor,
+            first_choice_first=first,
+            balance_weight=0.7 / real_groups if flat["mask"][g].any() else 0.0,
+        )
+        for g in range(GROUPS)
+    ]
+
+    def close(ours: jax.Array, theirs: np.ndarray) -> None:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * (1 + np.abs(theirs).max()))
+
+    close(out.y.reshape(GROUPS, 2 * T, D), np.stack([g.y for g in groups]))
+    close(out.aux["load_balance_loss"], sum(g.balance for g in groups) / real_groups)
+    assert int(out.aux["dropped"]) == sum(g.dropped for g in groups)
+    np.testing.assert_array_equal(out.aux["load"], sum(g.load for g in groups))
+    expected = {name: sum(g.gradients[name] for g in groups) for name in weights}
+    for name, grad in (("router", grads["router"]["kernel"]), ("wi", grads["experts"]["wi"]["kernel"]),
+                       ("bi", grads["experts"]["wi"]["bias"]), ("wo", grads["experts"]["wo"]["kernel"]),
+                       ("bo", grads["experts"]["wo"]["bias"])):  # fmt: skip
+        close(grad, expected[name])
+    close(x_grad.reshape(GROUPS, 2 * T, D), np.stack([g.gradients["x"] for g in groups]))
+
+
+def test_three_tokens_by_hand():
+    """Three tokens, two experts, K=1, C=1: ceil(1 * 1 * 3 / 2) = 2 slots an expert.
+
+    The router scores x by (x, -x): tokens 2, 1, 3 all choose expert 0, and the third finds it
+    full. Expert 0 computes x -> GELU(x), so with sigma the logistic function and p(x) =
+    e^x / (e^x + e^-x) = sigma(2x), the outputs are p(2) GELU(2), p(1) GELU(1) and 0.
+    """
+    moe = layer(2, 1, mlp_dim=1, capacity_factor=1.0, images_per_group=1)
+    one = jnp.ones((2, 1, 1))
+    zero = jnp.zeros((2, 1))
+    params = {
+        "router": {"kernel": jnp.array([[1.0, -1.0]])},
+        "experts": {"wi": {"kernel": one, "bias": zero}, "wo": {"kernel": one, "bias": zero}},
+    }
+    x = jnp.array([[[2.0], [1.0], [3.0]]])
+    out = moe.apply({"params": params}, x, train=True)
+    gelu_2, gelu_1 = 1.95459769, 0.84119199  # 0.5x(1 + tanh(0.79788(x + 0.0447x^3)))
+    p_2, p_1 = 0.98201379, 0.88079708  # sigma(4), sigma(2)
+    np.testing.assert_allclose(out.y[0, :, 0], [p_2 * gelu_2, p_1 * gelu_1, 0], rtol=1e-5)
+    assert out.routing.slot.ravel().tolist() == [0, 1, 2]  # 2 is one past the last slot: dropped
+    assert out.aux["load"].tolist() == [3, 0]
+    assert int(out.aux["dropped"]) == 1
+    # Only expert 0 is sent tokens: 2 * (1 * mean p + 0) with p(3) = sigma(6) = 0.99752738.
+    expected = 2 * (p_2 + p_1 + 0.99752738) / 3
+    np.testing.assert_allclose(out.aux["load_balance_loss"], expected, rtol=1e-5)
+
+
+def test_one_expert_with_room_is_the_dense_layer():
+    """E = K = 1: the gate is softmax of one score, 1, and no token is dropped."""
+    x = jax.random.normal(jax.random.key(0), (4, T, D))
+    moe, mlp = layer(1, 1), Mlp(F)
+    params = moe.init(jax.random.key(1), x, train=False)["params"]
+    dense = jax.tree.map(lambda leaf: leaf[0], params["experts"])
+    expected = mlp.apply({"params": dense}, x, train=True)
+    np.testing.assert_allclose(
+        moe.apply({"params": params}, x, train=True).y, expected.y, atol=1e-6
+    )
+    assert expected.aux == {}
+
+
+def test_even_routing_gives_balance_one_and_collapse_gives_num_experts():
+    """E * sum m_i P_i: with m = P = 1/E it is 1; with all tokens at one sure expert it is E."""
+    E = 4
+    moe = layer(E, 1, images_per_group=1)
+    x = 50.0 * jnp.eye(E)[None]  # token i points at expert i
+    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    params["router"]["kernel"] = jnp.eye(E)
+    even = moe.apply({"params": params}, x, train=True).aux["load_balance_loss"]
+    collapsed = moe.apply({"params": params}, x[:, :1].repeat(E, 1), train=True).aux
+    np.testing.assert_allclose([even, collapsed["load_balance_loss"]], [1, E], rtol=1e-6)
+
+
+def test_padding_changes_nothing_for_real_tokens():
+    """Half the tokens masked: the real ones come out as if they were alone in the group."""
+    rng = np.random.default_rng(0)
+    x = jnp.float32(rng.normal(size=(2, T, D)))
+    moe = layer(4, 2)
+    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    real = jnp.arange(T) % 2 == 0
+    mask = jnp.broadcast_to(real, (2, T))
+    padded = moe.apply({"params": params}, x, mask=mask, train=True)
+    alone = moe.apply({"params": params}, x[:, ::2], train=True)
+    np.testing.assert_allclose(padded.y[:, ::2], alone.y, atol=1e-6)
+    np.testing.assert_array_equal(padded.y[:, 1::2], 0)
+    for name in alone.aux:
+        np.testing.assert_allclose(padded.aux[name], alone.aux[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_given_routing_is_followed_and_not_counted_again():
+    x = jax.random.normal(jax.random.key(0), (2, T, D))
+    moe = layer(4, 2)
+    params = moe.init(jax.random.key(1), x, train=False)["params"]
+    first = moe.apply({"params": params}, x, train=True)
+    follows = moe.apply({"params": params}, -x, train=True, routing=first.routing)
+    routes = moe.apply({"params": params}, -x, train=True)
+    assert follows.aux == {}
+    np.testing.assert_array_equal(follows.routing.expert_index, first.routing.expert_index)
+    assert (routes.routing.expert_index != first.routing.expert_index).any()
+
+
+def test_noise_only_in_training_and_of_the_stated_size():
+    """Zero logits plus noise of std 1/E: log-probabilities differ by N(0, 2/E^2)."""
+    E = 4
+    moe = layer(E, 1, noise_std=1.0)
+    x = jnp.zeros((2000, 2, D))
+    params = moe.init(jax.random.key(0), x[:1], train=False)["params"]
+    quiet = moe.apply({"params": params}, x, train=False).routing.probs
+    np.testing.assert_array_equal(quiet, 1 / E)
+    noisy = moe.apply({"params": params}, x, train=True, rngs={"router": jax.random.key(1)})
+    logs = jnp.log(noisy.routing.probs)
+    std = float((logs[..., 0] - logs[..., 1]).std())
+    np.testing.assert_allclose(std, np.sqrt(2) / E, rtol=0.05)
+
+
+def test_a_single_image_is_one_group_in_evaluation_only():
+    x = jnp.ones((1, T, D))
+    moe = layer(4, 2, images_per_group=16)
+    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    assert moe.apply({"params": params}, x, train=False).y.shape == x.shape
+    with pytest.raises(BadInputError, match="a batch of 16, would do"):
+        moe.apply({"params": params}, x, train=True)
+
+
+def test_a_batch_that_is_no_whole_number_of_groups_names_sizes_that_would_do():
+    moe = layer(4, 2, images_per_group=5)
+    x = jnp.ones((12, T, D))
+    with pytest.raises(
+        BadInputError, match="images_per_group=3 or 4 or 6, or a batch of 15, would do"
+    ):
+        moe.init(jax.random.key(0), x, train=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "near"), [("router", "top_k"), ("dispatch", "einsum"), ("priority", "token_order")]
+)
+def test_unknown_names_are_named(field: str, near: str):
+    moe = layer(2, 1, **{field: near[:-1]})
+    with pytest.raises(BadInputError, match=f"--config.model.moe.{field}={near}"):
+        moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)

@@ -1,0 +1,214 @@
+"""Whole runs on the embedded digits: meshes, hosts, resuming, finetuning, evaluating."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import digits
+from widenet_jax import train
+from widenet_jax.checkpoint import open_manager
+from widenet_jax.errors import BadInputError, RunFailedError
+
+ROOT = Path(__file__).parents[1]
+# 20 steps of 64 digits; capacity so tight that tokens are dropped; 16 routing groups of 4 images,
+# two for each of 8 devices.
+OVERRIDES = {
+    "duration": "20 steps",
+    "log_every_steps": 1,
+    "optimizer.warmup": "2 steps",
+    "model.depth": 2,
+    "model.embed_dim": 32,
+    "model.moe.capacity_factor": 1.0,
+    "model.moe.images_per_group": 4,
+    "augment.mixup_alpha": 0.5,
+    "augment.mixup_group_size": 8,
+    "evaluation.batch_size": 384,
+    "evaluation.every": "20 steps",
+    "checkpoint.every": "10 steps",
+    "tracking.tensorboard": False,
+}
+
+
+def small_config(**changes: object) -> ConfigDict:
+    config = digits.get_config()
+    config.update_from_flattened_dict(OVERRIDES | changes)
+    return config
+
+
+def metrics_of(workdir: Path, split: str = "train") -> list[dict]:
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [r for r in map(json.loads, lines) if r["split"] == split]
+
+
+def command(workdir: Path, *extra: str) -> list[str]:
+    flags = [f"--config.{key}={value}" for key, value in OVERRIDES.items()]
+    program = [sys.executable, "-m", "widenet_jax.main", "--config=configs/digits.py"]
+    return [*program, f"--workdir={workdir}", *flags, *extra]
+
+
+def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
+    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    return subprocess.Popen(
+        arguments, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on one device."""
+    workdir = tmp_path_factory.mktemp("runs") / "single"
+    train.run(small_config(), str(workdir), devices=jax.devices()[:1])
+    return workdir
+
+
+def assert_same_training(workdir: Path, reference: Path) -> None:
+    """The first step's loss to 1e-5, the rest to 1e-4; the same tokens dropped, and some."""
+    ours, theirs = metrics_of(workdir), metrics_of(reference)
+    assert len(ours) == len(theirs) == 20
+    np.testing.assert_allclose(ours[0]["loss"], theirs[0]["loss"], rtol=1e-5)
+    assert ours[0]["drop_rate"] == theirs[0]["drop_rate"]
+    assert min(theirs[0]["drop_rate"]) > 0
+    assert ours[0]["load"] == theirs[0]["load"]
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine["loss"], other["loss"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2), (4, 2)])
+def test_eight_devices_train_as_one(single: Path, tmp_path: Path, fsdp: int, expert: int):
+    """Meshes 8x1x1, 2x2x2 and 1x4x2 (data, fsdp, expert)."""
+    config = small_config(**{"sharding.fsdp": fsdp, "sharding.expert": expert})
+    train.run(config, str(tmp_path / "run"))
+    assert_same_training(tmp_path / "run", single)
+
+
+def test_two_processes_train_as_one(single: Path, tmp_path: Path):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=2"]
+    processes = [
+        start(command(tmp_path / "run", *flags, f"--process_id={i}"), devices=2) for i in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    assert_same_training(tmp_path / "run", single)
+
+
+def final_state(workdir: Path) -> dict[str, bytes]:
+    """Every array of the last checkpoint, by path."""
+    import orbax.checkpoint as ocp
+
+    manager = open_manager(workdir / "checkpoints", keep=2)
+    step = manager.latest_step()
+    restored = manager.restore(
+        step,
+        args=ocp.args.Composite(
+            params=ocp.args.StandardRestore(), opt_state=ocp.args.StandardRestore()
+        ),
+    )
+    flat = jax.tree_util.tree_leaves_with_path(dict(restored))
+    return {"step": str(step).encode()} | {
+        jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in flat
+    }
+
+
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path):
+    """SIGKILL between the checkpoints of steps 10 and 20 of 30, then the same command again."""
+    longer = ["--config.duration=30 steps"]
+    unbroken = start(command(tmp_path / "unbroken", *longer))
+    _, errors = unbroken.communicate(timeout=240)
+    assert unbroken.returncode == 0, errors
+
+    killed = start(command(tmp_path / "killed", *longer))
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "killed" / "checkpoints" / "10").exists():
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not (tmp_path / "killed" / "checkpoints" / "30").exists()
+
+    again = start(command(tmp_path / "killed", *longer))
+    _, errors = again.communicate(timeout=240)
+    assert again.returncode == 0, errors
+    assert "resuming after step" in errors
+    for name in ("metrics.jsonl", "result.json"):
+        ours, theirs = (tmp_path / run / name for run in ("killed", "unbroken"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+    assert final_state(tmp_path / "killed") == final_state(tmp_path / "unbroken")
+
+
+def test_accumulation_makes_the_same_update(single: Path, tmp_path: Path):
+    """Two parts of 32 images for one of 64, mixup and noise off: the same losses."""
+    off = {"augment.mixup_alpha": 0.0, "model.moe.noise_std": 0.0, "duration": "3 steps"}
+    losses = []
+    for parts in (1, 2):
+        config = small_config(**off, **{"optimizer.accumulation_steps": parts})
+        train.run(config, str(tmp_path / str(parts)), devices=jax.devices()[:1])
+        losses.append([r["loss"] for r in metrics_of(tmp_path / str(parts))])
+        loads = [r["load"] for r in metrics_of(tmp_path / str(parts))]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert np.shape(loads) == (3, 2, 4)
+
+
+def test_finetuning_starts_from_the_backbone(single: Path, tmp_path: Path):
+    """At twice the resolution: positions resized, a new head; evaluation agrees with training."""
+    config = small_config(
+        **{"init_from": str(single), "data.image_size": 16, "duration": "2 steps"}
+    )
+    workdir = tmp_path / "finetuned"
+    result = train.run(config, str(workdir), devices=jax.devices()[:1])
+    evaluated = train.run(config, str(workdir), mode="eval", devices=jax.devices()[:1])
+    assert evaluated["test_accuracy"] == result["test_accuracy"]
+    assert result["test_images"] == 360  # of 384 places: the padding counts nowhere
+    assert result["steps"] == 2
+    assert len(result["params_sha256"]) == 64
+
+
+def test_a_finished_run_only_reports(single: Path):
+    before = (single / "metrics.jsonl").read_bytes()
+    result = train.run(small_config(), str(single), devices=jax.devices()[:1])
+    assert result == json.loads((single / "result.json").read_text())
+    assert (single / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_workdir_of_another_config_is_refused(single: Path):
+    with pytest.raises(BadInputError, match=r"model\.depth: 2 there, 3 here"):
+        train.run(small_config(**{"model.depth": 3}), str(single))
+
+
+def test_a_non_finite_loss_ends_the_run(tmp_path: Path):
+    config = small_config(**{"optimizer.learning_rate": 1e30, "optimizer.grad_clip_norm": 0.0})
+    with pytest.raises(RunFailedError, match="the loss is nan at step"):
+        train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 60}, "or a batch of 64, would do"),
+        ({"batch_size": 72}, "a multiple of 64, such as 128"),
+        ({"sharding.expert": 3}, "must divide the number of devices, 8"),
+        ({"init_from": "/nowhere"}, "config.init_from=/nowhere"),
+        ({"model.num_heads": 5}, "config.model.num_heads=5 must divide"),
+        ({"model.moe.routing_groups": 3}, "must divide the depth 2"),
+        ({"model.moe.blocks": "every"}, "known: all, every_N and last_N"),
+        ({"model.norm_position": "mid"}, "known: pre, post"),
+        ({"model.patch_size": 3}, "must divide the image size"),
+    ],
+)
+def test_contradictions_are_named(tmp_path: Path, changes: dict, message: str):
+    with pytest.raises(BadInputError) as caught:
+        train.run(small_config(**changes), str(tmp_path / "run"))
+    assert message in str(caught.value)
