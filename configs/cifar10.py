@@ -37,7 +37,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     config.seed = 0
     config.init_from = ""  # workdir of the pretraining run; empty: from scratch
     config.batch_size = 128 if small else 512
-    config.duration = "5 epochs" if small else "100 epochs"  # steps, examples or epochs
+    config.duration = "8 epochs" if small else "100 epochs"  # steps, examples or epochs
     config.log_every_steps = 10
 
     config.model = vision_model(family, size, options)
@@ -59,7 +59,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         "num_workers": 0 if small else 8,  # decoding processes a host; 0 reads with threads
         "prefetch": 4,  # batches
     }
-    group = options.get("images_per_group", 16)
+    group = config.model["moe"]["images_per_group"] if config.model["moe"] else 1
     config.augment = {
         "crop": "pad" if small else "inception",
         "crop_area_min": 0.05,

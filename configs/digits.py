@@ -20,7 +20,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.seed = 0
     config.init_from = ""  # workdir of a run whose backbone to start from
     config.batch_size = 64
-    config.duration = "40 epochs"  # steps, examples or epochs
+    config.duration = "100 epochs"  # steps, examples or epochs
     config.log_every_steps = 10
 
     config.model = vision_model(family, size, options)
@@ -55,10 +55,10 @@ def get_config(variant: str = "") -> ConfigDict:
     }
     config.optimizer = {
         "name": "adamw",
-        "learning_rate": 8e-3,
+        "learning_rate": 3e-3,
         "end_learning_rate": 0.0,
         "schedule": "cosine",
-        "warmup": "2 epochs",
+        "warmup": "5 epochs",
         "b1": 0.9,
         "b2": 0.999,
         "eps": 1e-6,
@@ -69,8 +69,8 @@ def get_config(variant: str = "") -> ConfigDict:
         "decay_exclude": "",
         "accumulation_steps": 1,
     }
-    config.evaluation = {"batch_size": 368, "every": "5 epochs"}
-    config.checkpoint = {"every": "10 epochs", "keep": 2}
+    config.evaluation = {"batch_size": 368, "every": "10 epochs"}
+    config.checkpoint = {"every": "20 epochs", "keep": 2}
     config.sharding = {"fsdp": 1, "expert": 1}
     config.tracking = {"tensorboard": True, "wandb_project": ""}
     return config

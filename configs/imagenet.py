@@ -1,29 +1,31 @@
 """ImageNet-1K pretraining: every vision model and ablation of the WideNet paper, by name.
 
-  python -m widenet_jax.main --config=configs/imagenet.py:widenet_b --workdir=gs://BUCKET/widenet_b \
+  python -m widenet_jax.main --config=configs/imagenet.py:widenet_b --workdir=gs://BUCKET/run \
       --config.data.path=gs://BUCKET/imagenet --distributed
 
 Recipe (Table 6, and the authors' released code where the text is silent): 300 epochs of batch 4096,
 30 of warm-up, LAMB at 0.01, weight decay 0.1, dropout 0.1, label smoothing 0.1, mixup, RandAugment,
 cosine to 0. The paper used 256 TPUv3 cores: 16 images a core, which is its routing group.
 
-| variant                          | table    | params | paper's top-1 | cost (paper, TPUv3) | ours    |
-|----------------------------------|----------|--------|---------------|---------------------|---------|
-| vit_b                            | 1        | 87M    | 78.6          | not stated          | not run |
-| vit_l                            | 1, 4     | 305M   | 77.5          | 80 core-days        | not run |
-| vit_h                            | -        | 633M   | not stated    | not stated          | not run |
-| vit_moe_b  (= "no sharing" B)    | 1, 3     | 128M   | 77.9          | not stated          | not run |
-| vit_moe_l  (= "no sharing" L)    | 1, 3     | 406M   | 77.4          | not stated          | not run |
-| widenet_b                        | 1, 3     | 29M    | 77.5          | not stated          | not run |
-| widenet_l                        | 1, 3, 4  | 40M    | 79.5          | 140 core-days       | not run |
-| widenet_h                        | 1, 3     | 63M    | 80.1          | not stated          | not run |
-| widenet_{b,l,h},share_norms=true | 3        | 29/40/63M | 76.3/78.3/76.6 | not stated      | not run |
-| widenet_{b,l,h},moe=false        | 3        | 9/15/23M  | NaN/76.9/79.0  | not stated      | not run |
-| vit_l,share=true                 | 4        | 15M    | 76.9          | 70 core-days        | not run |
-| vit_l,share=true,mlp_dim=8192    | 4        | 24M    | 75.8          | 90 core-days        | not run |
-| widenet_l,depth=12               | 4        | 40M    | 78.2          | 70 core-days        | not run |
-| vit_moe_b,experts=8 (4 to 16)    | Fig. 2   |        | figure        | not stated          | not run |
-| widenet_b,routing_groups=6 (2..) | Fig. 3   | 29M    | figure        | not stated          | not run |
+Paper's top-1, and its cost in TPUv3 core-days where it states one; ours is "not run" throughout.
+
+| variant                            | table   | params      | paper: top-1     | core-days |
+|------------------------------------|---------|-------------|------------------|-----------|
+| vit_b                              | 1       | 87M         | 78.6             |           |
+| vit_l                              | 1, 4    | 305M        | 77.5             | 80        |
+| vit_h                              |         | 633M        | not stated       |           |
+| vit_moe_b (Table 3: no sharing, B) | 1, 3    | 128M        | 77.9             |           |
+| vit_moe_l (Table 3: no sharing, L) | 1, 3    | 406M        | 77.4             |           |
+| widenet_b                          | 1, 3    | 29M         | 77.5             |           |
+| widenet_l                          | 1, 3, 4 | 40M         | 79.5             | 140       |
+| widenet_h                          | 1, 3    | 63M         | 80.1             |           |
+| widenet_{b,l,h},share_norms=true   | 3       | 29, 40, 63M | 76.3, 78.3, 76.6 |           |
+| widenet_{b,l,h},moe=false          | 3       | 9, 15, 23M  | NaN, 76.9, 79.0  |           |
+| vit_l,share=true                   | 4       | 15M         | 76.9             | 70        |
+| vit_l,share=true,mlp_dim=8192      | 4       | 24M         | 75.8             | 90        |
+| widenet_l,depth=12                 | 4       | 40M         | 78.2             | 70        |
+| vit_moe_b,experts=8 (4 to 16)      | Fig. 2  |             | a figure         |           |
+| widenet_b,routing_groups=6 (2, 3)  | Fig. 3  | 29M         | a figure         |           |
 
 More options: images_per_group=1 (cheaper dispatch), capacity_factor, selected, moe_blocks=last_2,
 preset=authors_code (what the released code does differently; see docs/ARCHITECTURE.md).
@@ -63,7 +65,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         "num_workers": 16,  # decoding processes a host; 0 reads with threads
         "prefetch": 4,  # batches
     }
-    group = options.get("images_per_group", 16)
+    group = config.model["moe"]["images_per_group"] if config.model["moe"] else 1
     config.augment = {
         "crop": "inception",
         "crop_area_min": 0.05,

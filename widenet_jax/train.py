@@ -52,7 +52,8 @@ def run(
 ) -> dict[str, Any]:
     """Trains (`mode="train"`) or only evaluates the newest checkpoint (`mode="eval"`).
 
-    `devices` are those to use, all by default. Returns what `result.json` holds. Every host of a multi-host run calls this.
+    `devices` are those to use, all by default. Returns what `result.json` holds. Every host of a
+    multi-host run calls this.
 
     Raises:
       BadInputError: the config, the data or the workdir does not fit; nothing was changed.

@@ -103,9 +103,10 @@ def test_equals_a_loop_over_tokens(E: int, K: int):
     assert int(out.aux["dropped"]) == sum(g.dropped for g in groups)
     np.testing.assert_array_equal(out.aux["load"], sum(g.load for g in groups))
     expected = {name: sum(g.gradients[name] for g in groups) for name in weights}
-    for name, grad in (("router", grads["router"]["kernel"]), ("wi", grads["experts"]["wi"]["kernel"]),
-                       ("bi", grads["experts"]["wi"]["bias"]), ("wo", grads["experts"]["wo"]["kernel"]),
-                       ("bo", grads["experts"]["wo"]["bias"])):  # fmt: skip
+    ours = {"router": grads["router"]["kernel"]}
+    for w, b in (("wi", "bi"), ("wo", "bo")):
+        ours |= {w: grads["experts"][w]["kernel"], b: grads["experts"][w]["bias"]}
+    for name, grad in ours.items():
         close(grad, expected[name])
     close(x_grad.reshape(GROUPS, 2 * T, D), np.stack([g.gradients["x"] for g in groups]))
 

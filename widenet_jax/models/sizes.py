@@ -5,14 +5,20 @@ Nothing here imports JAX: configs read it, and a typing mistake is answered at o
 
 from widenet_jax.errors import BadInputError
 
-# ViT (Dosovitskiy et al. 2021, table 1); "tiny" is ours, for 8x8 digits and tests.
+# ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are ours:
+# the same shape at a size that a laptop's CPU trains.
 SIZES = {
     "tiny": {"depth": 3, "embed_dim": 64, "num_heads": 4, "mlp_dim": 64, "patch_size": 2},
-    "s": {"depth": 6, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "patch_size": 4},
+    "s": {"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "patch_size": 8},
     "b": {"depth": 12, "embed_dim": 768, "num_heads": 12, "mlp_dim": 3072, "patch_size": 16},
     "l": {"depth": 24, "embed_dim": 1024, "num_heads": 16, "mlp_dim": 4096, "patch_size": 16},
     "h": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_dim": 5120, "patch_size": 14},
 }
+
+SMALL_SIZES = ("tiny", "s")
+
+# Images routed together: the paper's 16 a core, fewer where it is CPUs that pay for the dispatch.
+IMAGES_PER_GROUP = {"tiny": 4, "s": 4}
 
 # Experts of size B are 4096 wide where ViT-B's dense layers are 3072: the text says so of
 # WideNet-B, and ViT-MoE-B's printed 128M needs it too.
@@ -124,7 +130,7 @@ def vision_model(family: str, size: str, options: dict) -> dict:
             "capacity_factor": options.get("capacity_factor", 1.2),
             "capacity_factor_eval": 1.2 if authors_code else 2.0,
             "capacity": "authors_code" if authors_code else "paper",
-            "images_per_group": options.get("images_per_group", 16),
+            "images_per_group": options.get("images_per_group", IMAGES_PER_GROUP.get(size, 16)),
             "priority": "token_order",
             "router": "top_k",
             "noise_std": 1.0,
