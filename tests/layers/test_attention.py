@@ -1,0 +1,34 @@
+"""Attention against its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from widenet_jax.layers.attention import MultiHeadAttention
+
+B, T, D, N = 2, 5, 8, 2
+
+
+def test_equals_its_definition():
+    """softmax(q k^T / sqrt(H)) v for each head, in loops; masked keys left out."""
+    x = jax.random.normal(jax.random.key(0), (B, T, D))
+    mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
+    layer = MultiHeadAttention(N)
+    params = layer.init(jax.random.key(1), x, train=False)["params"]
+    ours = layer.apply({"params": params}, x, mask=mask, train=False)
+
+    def linear(name: str, inputs: np.ndarray) -> np.ndarray:
+        return inputs @ np.asarray(params[name]["kernel"]) + np.asarray(params[name]["bias"])
+
+    H = D // N
+    for b in range(B):
+        real = np.flatnonzero(mask[b])
+        q, k, v = (linear(name, np.asarray(x[b])) for name in ("query", "key", "value"))
+        heads = []
+        for n in range(N):
+            part = slice(n * H, (n + 1) * H)
+            scores = q[:, part] @ k[real, part].T / np.sqrt(H)
+            weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+            heads.append(weights @ v[real, part])
+        expected = linear("out", np.concatenate(heads, -1))
+        np.testing.assert_allclose(ours[b], expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,39 @@
+"""Patches and positions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.layers.embed import PatchEmbed, PositionEmbed
+
+
+def test_a_patch_is_one_linear_map_of_its_pixels():
+    """Row-major patches: token 1 of a 4x4 image in 2x2 patches is its upper right corner."""
+    image = jnp.arange(16.0).reshape(1, 4, 4, 1)
+    layer = PatchEmbed(patch_size=2, embed_dim=3)
+    params = layer.init(jax.random.key(0), image)["params"]
+    tokens = layer.apply({"params": params}, image)
+    kernel = np.asarray(params["projection"]["kernel"]).reshape(4, 3)
+    np.testing.assert_allclose(tokens[0, 1], np.array([2.0, 3, 6, 7]) @ kernel, rtol=1e-5)
+    assert tokens.shape == (1, 4, 3)
+
+
+def test_patches_must_fit():
+    with pytest.raises(BadInputError, match="must divide the image size 4x4"):
+        PatchEmbed(patch_size=3, embed_dim=3).init(jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
+
+
+@pytest.mark.parametrize(("cls_token", "rows"), [("none", 4), ("zero", 5), ("learned", 5)])
+def test_positions_are_added_after_the_cls_token(cls_token: str, rows: int):
+    x = jax.random.normal(jax.random.key(0), (2, 4, 3))
+    layer = PositionEmbed(cls_token)
+    params = layer.init(jax.random.key(1), x)["params"]
+    if cls_token == "learned":
+        params["cls_token"] = jnp.full((1, 1, 3), 7.0)
+    y = layer.apply({"params": params}, x)
+    first = {"none": x[:, :0], "zero": jnp.zeros((2, 1, 3)), "learned": jnp.full((2, 1, 3), 7.0)}
+    tokens = jnp.concatenate([first[cls_token], x], axis=1)
+    np.testing.assert_allclose(y, tokens + params["position_embedding"], rtol=1e-6)
+    assert y.shape == (2, rows, 3)

@@ -1,0 +1,117 @@
+"""Names of models, and the exact number of parameters of every model of the paper."""
+
+import jax
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.models.sizes import (
+    CIFAR10_ROWS,
+    FAMILIES,
+    IMAGENET_ROWS,
+    SIZES,
+    TABLE_5_SLIPS,
+    parse_variant,
+    vision_model,
+)
+from widenet_jax.models.vit import build_model, count_parameters, parameter_shapes
+
+# variant -> parameters at pretraining: 1000 classes, a representation layer, 224 pixels.
+PRETRAINING = {
+    "vit_b": 87_158_248,
+    "vit_l": 305_376_232,
+    "vit_h": 633_685_480,
+    "vit_moe_b": 128_088_552,
+    "vit_moe_l": 406_115_304,
+    "widenet_b": 29_689_832,
+    "widenet_l": 40_940_520,
+    "widenet_h": 63_186_920,
+    "widenet_b,share_norms=true": 29_656_040,
+    "widenet_l,share_norms=true": 40_846_312,
+    "widenet_h,share_norms=true": 63_028_200,
+    "widenet_b,moe=false": 9_223_912,
+    "widenet_l,moe=false": 15_755_240,
+    "widenet_h,moe=false": 23_841_000,
+    "vit_l,share=true": 15_757_288,
+    "vit_l,share=true,mlp_dim=8192": 24_149_992,
+    "widenet_l,depth=12": 40_891_368,
+}
+# At finetuning on CIFAR-10: 10 classes, no representation layer.
+FINETUNING = {
+    "vit_b": 85_806_346,
+    "vit_l": 303_311_882,
+    "vit_moe_b": 126_736_650,
+    "vit_moe_l": 404_050_954,
+    "widenet_b": 28_337_930,
+    "widenet_l": 38_876_170,
+}
+
+
+def count(variant: str, *, num_classes: int = 1000, representation: bool = True) -> int:
+    fields = vision_model(*parse_variant(variant)) | {"representation": representation}
+    return count_parameters(parameter_shapes(build_model(fields, num_classes), (224, 224, 3)))
+
+
+@pytest.mark.parametrize("variant", PRETRAINING)
+def test_parameters_at_pretraining(variant: str):
+    assert count(variant) == PRETRAINING[variant]
+
+
+@pytest.mark.parametrize("variant", FINETUNING)
+def test_parameters_at_finetuning(variant: str):
+    assert count(variant, num_classes=10, representation=False) == FINETUNING[variant]
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts"), [(IMAGENET_ROWS, PRETRAINING), (CIFAR10_ROWS, FINETUNING)]
+)
+def test_every_printed_figure_is_ours_truncated(rows: tuple, counts: dict):
+    """But for the two slips of Table 5, which are named and are slips."""
+    assert {variant for _, _, variant, _ in rows} == set(counts)
+    for table, _, variant, printed in rows:
+        if printed is not None:
+            slip = table == "Table 5" and variant in TABLE_5_SLIPS
+            assert (counts[variant] // 10**6 == printed) is not slip, variant
+
+
+def test_widenet_b_by_hand():
+    """D = 768, F = 4096, E = 4, 12 blocks, 196 patches; no part counted twice."""
+    D, F, E = 768, 4096, 4
+    patches = 16 * 16 * 3 * D + D
+    positions = 196 * D
+    attention = 4 * (D * D + D)
+    moe = D * E + E * (D * F + F + F * D + D)
+    norms = 12 * 2 * 2 * D + 2 * D
+    representation, head = D * D + D, D * 1000 + 1000
+    total = patches + positions + attention + moe + norms + representation + head
+    assert total == PRETRAINING["widenet_b"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_name_builds(family: str, size: str):
+    options = {"moe_blocks": "all"} if size in ("tiny", "s") else {}
+    model = build_model(vision_model(family, size, options), 10)
+    side = 4 * model.patch_size
+    logits, aux = jax.eval_shape(
+        lambda images: model.init_with_output(jax.random.key(0), images, train=False)[0],
+        jax.ShapeDtypeStruct((1, side, side, 3), "float32"),
+    )
+    assert logits.shape == (1, 10)
+    assert ("loss" in aux) == (family != "vit")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("widenet_x", "there are vit_tiny"),
+        ("resnet_b", "there are vit_tiny"),
+        ("widenet_b,exprets=8", "no option 'exprets'; there are"),
+        ("widenet_b,experts=many", "wants a value of type int"),
+        ("widenet_b,share_norms=1", "wants true or false"),
+        ("widenet_b,preset=mine", "paper or authors_code"),
+    ],
+)
+def test_names_that_do_not_exist(text: str, message: str):
+    with pytest.raises(BadInputError) as caught:
+        parse_variant(text)
+    assert message in str(caught.value)

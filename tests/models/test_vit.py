@@ -1,0 +1,107 @@
+"""Vision models as a whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.models.sizes import parse_variant, vision_model
+from widenet_jax.models.vit import build_model, count_unrolled, parameter_shapes
+
+IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+
+
+def tiny(variant: str = "widenet_tiny", **changes):
+    fields = vision_model(*parse_variant(variant)) | {"dtype": "float32"} | changes
+    return build_model(fields, 10)
+
+
+def logits(model, params: dict, images: jax.Array, **kwargs) -> jax.Array:
+    return model.apply({"params": params}, images, train=False, **kwargs)[0]
+
+
+def test_padding_images_change_nothing_for_the_real_ones():
+    """A short last batch, padded with masked images: experts with room for all, and without."""
+    model = tiny()
+    params = model.init(jax.random.key(0), IMAGES, train=False)["params"]
+    mask = jnp.array([True, True, True, False])
+    noisy = IMAGES.at[3].set(100.0)
+    real = logits(model, params, IMAGES, mask=mask)[:3]
+    np.testing.assert_allclose(real, logits(model, params, noisy, mask=mask)[:3], atol=1e-5)
+
+
+def test_authors_code_has_one_token_more_and_no_parameter_for_it():
+    """A constant zero CLS token under average pooling: 17 position rows for 16 patches."""
+    shapes = parameter_shapes(tiny("widenet_tiny,preset=authors_code"), (8, 8, 1))
+    assert shapes["position"]["position_embedding"].shape == (1, 17, 64)
+    assert "cls_token" not in shapes["position"]
+    ours = parameter_shapes(tiny(), (8, 8, 1))
+    assert ours["position"]["position_embedding"].shape == (1, 16, 64)
+
+
+def test_vit_reads_its_cls_token():
+    """Moving one patch and its position to another place changes nothing: attention is a set."""
+    model = tiny("vit_tiny")
+    params = model.init(jax.random.key(0), IMAGES, train=False)["params"]
+    swapped = IMAGES.at[:, :2, :2].set(IMAGES[:, 6:, 6:]).at[:, 6:, 6:].set(IMAGES[:, :2, :2])
+    rows = params["position"]["position_embedding"]
+    rows = rows.at[:, 1].set(rows[:, 16]).at[:, 16].set(rows[:, 1])  # row 0 is the CLS token's
+    moved = params | {"position": params["position"] | {"position_embedding": rows}}
+    np.testing.assert_allclose(
+        logits(model, params, IMAGES), logits(model, moved, swapped), atol=1e-5
+    )
+
+
+def test_dropout_only_in_training():
+    model = tiny("vit_tiny", dropout=0.5)
+    params = model.init(jax.random.key(0), IMAGES, train=False)["params"]
+
+    def train(seed: int) -> jax.Array:
+        rngs = {"dropout": jax.random.key(seed)}
+        return model.apply({"params": params}, IMAGES, train=True, rngs=rngs)[0]
+
+    np.testing.assert_array_equal(train(0), train(0))
+    assert (train(0) != train(1)).all()
+    np.testing.assert_array_equal(logits(model, params, IMAGES), logits(model, params, IMAGES))
+
+
+def test_initial_kernels_are_glorot_per_expert():
+    """Uniform in +-sqrt(6 / (D + F)): bounds of one expert's kernel, and its variance."""
+    model = tiny()
+    experts = model.init(jax.random.key(0), IMAGES, train=False)["params"]["encoder"]["moe"][
+        "experts"
+    ]
+    kernel = np.asarray(experts["wi"]["kernel"])  # [4, 64, 64]
+    bound = np.sqrt(6 / (64 + 64))
+    assert 0.99 * bound < np.abs(kernel).max() <= bound
+    np.testing.assert_allclose(kernel.var(axis=(1, 2)), bound**2 / 3, rtol=0.05)
+    assert len({k.tobytes() for k in kernel}) == 4  # each expert its own draw
+    np.testing.assert_allclose(np.asarray(experts["wi"]["bias"]).std(), 1e-6, rtol=0.2)
+
+
+def test_unrolled_counts_what_blocks_apply():
+    """Three blocks: three times attention, experts, router and the blocks' norms."""
+    model = tiny()
+    shapes = parameter_shapes(model, (8, 8, 1))
+    sizes = {name: sum(s.size for s in jax.tree.leaves(part)) for name, part in shapes.items()}
+    inner = shapes["encoder"]
+    shared = sum(s.size for part in ("attention", "moe") for s in jax.tree.leaves(inner[part]))
+    assert count_unrolled(model, (8, 8, 1)) == sum(sizes.values()) + 2 * shared
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "resnet"}, "--config.model.name=vision_transformer"),
+        ({"dtype": "float16"}, "config.model.dtype='float16'"),
+        ({"pool": "max"}, "config.model.pool='max'"),
+        ({"cls_token": "two"}, "config.model.cls_token='two'"),
+        ({"pool": "token"}, "config.model.cls_token=learned"),
+        ({"num_heads": 7}, "must divide"),
+    ],
+)
+def test_mistakes(changes: dict, message: str):
+    with pytest.raises(BadInputError) as caught:
+        tiny(**changes)
+    assert message in str(caught.value)

@@ -1,0 +1,108 @@
+"""Every config: it builds, every field is read, and names are typed right."""
+
+import importlib
+import re
+from pathlib import Path
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+from widenet_jax.durations import to_steps
+from widenet_jax.models.sizes import CIFAR10_ROWS, IMAGENET_ROWS
+from widenet_jax.models.vit import build_model, parameter_shapes
+from widenet_jax.optim.build import build_optimizer
+from widenet_jax.train import check_batch
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = {
+    "digits": ["", "vit_tiny", "vit_moe_tiny,moe_blocks=last_1", "widenet_tiny,share_norms=true"],
+    "tiny_imagenet": ["", "vit_s", "widenet_s,preset=authors_code"],
+    "cifar10": ["", "widenet_s", "vit_s", *(variant for _, _, variant, _ in CIFAR10_ROWS)],
+    "imagenet": [
+        "widenet_b",
+        "vit_moe_b,experts=8",
+        "widenet_b,routing_groups=3",
+        "widenet_b,images_per_group=1",
+        "widenet_b,preset=authors_code",
+        "vit_moe_b,moe_blocks=last_2",
+        *(variant for _, _, variant, _ in IMAGENET_ROWS),
+    ],
+}
+CASES = [(name, variant) for name, variants in CONFIGS.items() for variant in variants]
+
+
+def get_config(name: str, variant: str) -> ConfigDict:
+    module = importlib.import_module(f"configs.{name}")
+    return module.get_config(variant) if variant else module.get_config()
+
+
+def test_every_config_is_here():
+    assert {path.stem for path in (ROOT / "configs").glob("*.py")} == set(CONFIGS)
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_builds(name: str, variant: str):
+    config = get_config(name, variant)
+    sizes = {"batch_size": config.batch_size, "num_examples": 50_000}
+    total = to_steps(config.duration, field="config.duration", **sizes)
+    for section in (config.evaluation, config.checkpoint):
+        assert to_steps(section.every, field="every", **sizes) <= total
+    model = build_model(config.model, 10)
+    side, channels = config.data.image_size, 1 if config.data.source == "digits" else 3
+    shapes = parameter_shapes(model, (side, side, channels))
+    build_optimizer(config.optimizer, params_or_shapes=shapes, total_steps=total, **sizes)
+    check_batch(
+        config, jax.make_mesh((1, 1, 1), ("data", "fsdp", "expert"), devices=jax.devices()[:1])
+    )
+
+
+def fields(section: ConfigDict, prefix: str = "") -> set[str]:
+    names = set()
+    for key, value in section.items():
+        inner = isinstance(value, ConfigDict)
+        names |= fields(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}"}
+    return names
+
+
+def test_configs_have_the_same_fields():
+    """So that an override that works for one works for all; a dense model has no moe section."""
+    reference = fields(get_config("imagenet", "widenet_b"))
+    for name in CONFIGS:
+        assert fields(get_config(name, "")) == reference, name
+
+
+def test_every_field_is_read():
+    """Each field's own name stands in the package, outside the configs and the sizes."""
+    code = "\n".join(
+        path.read_text() for path in (ROOT / "widenet_jax").rglob("*.py") if path.name != "sizes.py"
+    )
+    for field in fields(get_config("imagenet", "widenet_b")):
+        leaf = field.rsplit(".", 1)[-1]
+        assert re.search(rf"\b{leaf}\b", code), field
+
+
+def test_authors_code_differs_where_the_released_code_does():
+    """PAPER: second GELU, zero CLS token, capacity less one, linear decay to 1e-5, squashing."""
+    paper = get_config("imagenet", "widenet_b").to_dict()
+    code = get_config("imagenet", "widenet_b,preset=authors_code").to_dict()
+
+    def flat(tree: dict, prefix: str = "") -> dict:
+        out = {}
+        for key, value in tree.items():
+            out |= (
+                flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+            )
+        return out
+
+    paper, code = flat(paper), flat(code)
+    assert {key: code[key] for key in paper if paper[key] != code[key]} == {
+        "model.ffn_output_gelu": True,
+        "model.cls_token": "zero",
+        "model.moe.capacity": "authors_code",
+        "model.moe.capacity_factor_eval": 1.2,
+        "augment.randaugment_before_crop": True,
+        "augment.eval_crop": "squash",
+        "optimizer.schedule": "linear",
+        "optimizer.end_learning_rate": 1e-5,
+    }
