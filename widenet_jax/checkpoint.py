@@ -8,6 +8,7 @@ Orbax writes beside and renames.
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import closing
 
 import jax
 import numpy as np
@@ -45,9 +46,13 @@ class Checkpoints:
             self.last.save(step, args=self.items(state, step=step))
 
     def save_best(self, state: TrainState, *, step: int, accuracy: float) -> None:
-        """Keeps `state` beside the newest ones if no earlier accuracy was higher."""
+        """Keeps `state` beside the newest ones if its accuracy is the highest so far."""
         if accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
+            # Steps after the one resumed from come again, with other rounding on another mesh.
+            if step in self.best.all_steps():
+                self.best.wait_until_finished()
+                self.best.delete(step)
             self.best.save(step, args=self.items(state, step=step, accuracy=accuracy), force=True)
 
     def items(self, state: TrainState, **facts: float) -> ocp.args.Composite:
@@ -75,19 +80,11 @@ class Checkpoints:
             return None
         check_fingerprint(self.last, step, target.params)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, target)
-        try:
-            restored = self.last.restore(
-                step,
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardRestore(abstract.params),
-                    opt_state=ocp.args.StandardRestore(abstract.opt_state),
-                ),
-            )
-        except Exception as error:
-            raise RunFailedError(
-                f"checkpoint {step} in {self.last.directory} cannot be read: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+        items = ocp.args.Composite(
+            params=ocp.args.StandardRestore(abstract.params),
+            opt_state=ocp.args.StandardRestore(abstract.opt_state),
+        )
+        restored = restore(self.last, step, items)
         scalar = jax.device_put(np.int32(step), target.step.sharding)
         return TrainState(step=scalar, params=restored.params, opt_state=restored.opt_state), step
 
@@ -101,7 +98,7 @@ class Checkpoints:
         self.best.close()
 
 
-def open_manager(directory: epath.Path, *, keep: int) -> ocp.CheckpointManager:
+def open_manager(directory: epath.Path, *, keep: int | None) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
     handlers = {
         "params": ocp.StandardCheckpointHandler(),
@@ -111,6 +108,23 @@ def open_manager(directory: epath.Path, *, keep: int) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
 
 
+def restore(
+    manager: ocp.CheckpointManager, step: int, items: ocp.args.Composite
+) -> ocp.args.Composite:
+    """The items asked for.
+
+    Raises:
+      RunFailedError: they cannot be read.
+    """
+    try:
+        return manager.restore(step, args=items)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise RunFailedError(
+            f"checkpoint {step} in {manager.directory} cannot be read: {reason}"
+        ) from error
+
+
 def read_best_accuracy(best: ocp.CheckpointManager) -> float:
     step = best.latest_step()
     return -1.0 if step is None else float(read_meta(best, step)["accuracy"])
@@ -118,7 +132,7 @@ def read_best_accuracy(best: ocp.CheckpointManager) -> float:
 
 def read_meta(manager: ocp.CheckpointManager, step: int) -> dict:
     """The JSON stored with a checkpoint."""
-    return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+    return restore(manager, step, ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
 
 
 def check_fingerprint(manager: ocp.CheckpointManager, step: int, params: PyTree) -> None:
@@ -134,26 +148,25 @@ def load_params(workdir: str) -> tuple[dict, dict]:
 
     Raises:
       BadInputError: there is none.
+      RunFailedError: it cannot be read.
     """
     directory = epath.Path(workdir) / LAST
     if not directory.exists():
         raise BadInputError(
             f"config.init_from={workdir}: no {LAST}/ there; give the --workdir of a training run"
         )
-    manager = open_manager(directory, keep=None)
-    step = manager.latest_step()
-    if step is None:
-        raise BadInputError(f"config.init_from={workdir}: no finished checkpoint in {directory}")
-    meta = read_meta(manager, step)
-    tree = manager.item_metadata(step)["params"]
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(
-        lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device), dict(tree)
-    )
-    restored = manager.restore(
-        step, args=ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-    )
-    manager.close()
+    with closing(open_manager(directory, keep=None)) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise BadInputError(f"config.init_from={workdir}: no finished checkpoint in it")
+        meta = read_meta(manager, step)
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        abstract = jax.tree.map(
+            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device),
+            dict(manager.item_metadata(step)["params"]),
+        )
+        items = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
+        restored = restore(manager, step, items)
     return jax.tree.map(np.asarray, restored.params), meta
 
 
@@ -173,7 +186,7 @@ def params_sha256(params: PyTree) -> str:
     named = zip(path_names(params), jax.tree.leaves(params), strict=True)
     for name, leaf in sorted(named, key=lambda pair: pair[0]):
         whole = leaf
-        if not leaf.is_fully_addressable:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             whole = multihost_utils.process_allgather(leaf, tiled=True)
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(whole).tobytes())

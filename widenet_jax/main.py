@@ -5,62 +5,206 @@ exit code 3. JAX is imported only once the flags are understood, so that mistake
 once.
 """
 
+import difflib
+import importlib.util
 import json
+import math
+import re
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from widenet_jax.errors import BadInputError, RunFailedError
 
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "A config: configs/digits.py, configs/imagenet.py:widenet_b, ..."
-)
-WORKDIR = flags.DEFINE_string("workdir", None, "Where everything of this run goes; may be gs://.")
-MODE = flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate.")
-JSON = flags.DEFINE_bool("json", False, "Print the result as one JSON object, and nothing else.")
-DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "Several hosts; on a TPU pod the three flags below are not needed."
-)
-COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are.")
-PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
+EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
+USAGE = f"""Trains or evaluates what a config describes; the same command again resumes.
 
-# How absl and ml_collections report a mistake on the command line or in a config file.
-FLAG_ERRORS = (
-    flags.Error,
-    AttributeError,
-    KeyError,
-    OSError,
-    TypeError,
-    ValueError,
+  {EXAMPLE}
+
+Any field of the config can be set, as in --config.optimizer.learning_rate=0.01.
+"""
+# What a field's value has to look like, by the type it has in the config file.
+WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
+# Every other whole number is a count of at least 1.
+MAY_BE_ZERO = (
+    "data.num_workers",
+    "augment.pad_pixels",
+    "augment.randaugment_layers",
+    "model.moe.routing_groups",
 )
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Flags into `flags.FLAGS`; a mistake becomes one line.
+def define_flags() -> flags.FlagValues:
+    """Every flag but the config's fields, which are known once its file is read."""
+    own = flags.FlagValues()
+    own.set_gnu_getopt(True)  # a field's value may stand apart: --config.seed 1 --workdir=DIR
+    define = {"flag_values": own}
+    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    flags.DEFINE_string(
+        "config", None, "A config: configs/digits.py, configs/imagenet.py:widenet_b, ...", **define
+    )
+    flags.DEFINE_string("workdir", None, "Where everything goes; may be gs://.", **define)
+    flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate.", **define)
+    flags.DEFINE_bool("json", False, "Print one JSON object, and nothing else.", **define)
+    flags.DEFINE_bool(
+        "distributed", False, "Several hosts; a TPU pod needs none of the next three.", **define
+    )
+    flags.DEFINE_string("coordinator", None, "host:port of process 0.", **define)
+    flags.DEFINE_integer("num_processes", None, "How many processes there are.", **define)
+    flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.", **define)
+    return own
+
+
+def parse_flags(argv: Sequence[str]) -> tuple[flags.FlagValues, ConfigDict | None]:
+    """The flags, and the config with the fields that `--config.FIELD=VALUE` set in it.
+
+    The config is None where only help is asked for.
 
     Raises:
-      BadInputError: an unknown flag, config file, field, option or a value of the wrong type.
+      BadInputError: an unknown flag, config file, variant or field, or a value of the wrong type.
     """
+    own = define_flags()
     try:
-        rest = flags.FLAGS(list(argv), known_only=False)
-    except BadInputError:
-        raise
-    except FLAG_ERRORS as error:
-        text = " ".join(str(error).split())
-        raise BadInputError(f"{text} (--help lists the flags)") from None
-    if len(rest) > 1:
-        raise BadInputError(f"not a flag: {rest[1]!r}; flags are written --name=value")
-    for flag in (CONFIG, WORKDIR):
-        if flag.value is None:
-            raise BadInputError(f"--{flag.name} is missing, as in {EXAMPLE}")
-    return rest
+        rest = own(list(argv), known_only=True)
+    except flags.Error as error:
+        raise BadInputError(f"{error} (--help lists the flags)") from None
+    if own.help:
+        return own, None
+    for name in ("config", "workdir"):
+        if not own[name].value:
+            raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
+    config = load_config(own.config)
+    check_field_names(rest, config, own)
+    set_fields(rest, config)
+    check_numbers(config)
+    return own, config
 
 
-EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
+def load_config(text: str) -> ConfigDict:
+    """The config that `FILE.py` or `FILE.py:ARGUMENT` names.
+
+    Raises:
+      BadInputError: no such file, or one that makes no config.
+    """
+    path, colon, argument = text.partition(":")
+    if not (path.endswith(".py") and Path(path).is_file()):
+        there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
+        raise BadInputError(
+            f"--config={text}: there is no Python file {path!r}"
+            + (f"; there are {there}" if there else " (paths start at the current directory)")
+        )
+    try:
+        config = import_file(path).get_config(*([argument] if colon else []))
+    except BadInputError as error:
+        raise BadInputError(f"--config={text}: {error}") from None
+    except Exception as error:
+        raise BadInputError(f"--config={text}: {place_of(error, path)}") from error
+    if not isinstance(config, ConfigDict):
+        raise BadInputError(f"--config={text}: its get_config() must return a ConfigDict")
+    return config
+
+
+def import_file(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("config", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def place_of(error: Exception, path: str) -> str:
+    """ "configs/mine.py, line 12: NameError: name 'x' is not defined"."""
+    line = getattr(error, "lineno", None)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).resolve() == Path(path).resolve():
+            line = frame.lineno
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{path}, line {line}: {what}" if line else what
+
+
+def check_field_names(rest: Sequence[str], config: ConfigDict, own: flags.FlagValues) -> None:
+    """Raises BadInputError at the first flag that names no field of the config."""
+    for argument in rest[1:]:
+        if not re.match("--?[A-Za-z]", argument):
+            continue
+        name = argument.lstrip("-").partition("=")[0]
+        field = re.fullmatch(r"(?:no)?config\.(.+)", name)
+        if not field:
+            near = difflib.get_close_matches(name, list(own), n=1)
+            hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
+            raise BadInputError(f"there is no flag --{name}; {hint}")
+        check_field_name(field[1], config)
+
+
+def check_field_name(field: str, config: ConfigDict) -> None:
+    """Raises BadInputError unless `field` ("model.depth") is in the config and not None."""
+    fields = dict(fields_of(config))
+    for name, value in fields.items():
+        if value is None and f"{field}.".startswith(f"{name}."):
+            raise BadInputError(
+                f"--config.{field}: config.{name} is empty in this config; set it in the config "
+                "file, or choose a variant that has it"
+            )
+    if field not in fields:
+        near = difflib.get_close_matches(field, fields, n=1, cutoff=0.0)[0]
+        raise BadInputError(
+            f"--config.{field}: the config has no such field; did you mean --config.{near}?"
+        )
+
+
+def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """("seed", 0), ("model", ...), ("model.depth", 6), ..."""
+    for key, value in config.items():
+        yield prefix + key, value
+        if isinstance(value, ConfigDict):
+            yield from fields_of(value, f"{prefix}{key}.")
+
+
+def set_fields(rest: Sequence[str], config: ConfigDict) -> None:
+    """Sets `--config.FIELD=VALUE` in `config`.
+
+    Raises:
+      BadInputError: a value of the wrong type, or an argument that is no flag.
+    """
+    fields = flags.FlagValues()
+    fields.set_gnu_getopt(True)
+    try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=fields, sys_argv=list(rest))
+        positional = fields(list(rest))[1:]
+    except flags.IllegalFlagValueError as error:
+        raise BadInputError(wrong_value(str(error), config)) from None
+    except flags.Error as error:
+        raise BadInputError(" ".join(str(error).split())) from None
+    if positional:
+        raise BadInputError(f"not a flag: {positional[0]!r}; flags are written --name=value")
+
+
+def wrong_value(message: str, config: ConfigDict) -> str:
+    """absl's "flag --config.batch_size=abc: invalid literal ..." in words about the field."""
+    field, value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL).groups()
+    current = dict(fields_of(config))[field]
+    if isinstance(current, ConfigDict):
+        return (
+            f"--config.{field}={value}: this is a section; set one of its fields, as in "
+            f"--config.{field}.{next(iter(current))}=..."
+        )
+    wanted = WANTED.get(type(current), type(current).__name__)
+    return f"--config.{field}={value}: this field wants {wanted}, such as {current}"
+
+
+def check_numbers(config: ConfigDict) -> None:
+    """Raises BadInputError at a field that is nan or infinite, or a count that is too small."""
+    for name, value in fields_of(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadInputError(f"--config.{name}={value} is no finite number; give one")
+        least = 0 if name in MAY_BE_ZERO else 1
+        if type(value) is int and name != "seed" and value < least:
+            raise BadInputError(f"--config.{name}={value} is too small; give at least {least}")
 
 
 def report(result: dict[str, Any], workdir: str) -> str:
@@ -85,22 +229,25 @@ def report(result: dict[str, Any], workdir: str) -> str:
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
     try:
-        parse_flags(argv)
+        own, config = parse_flags(argv)
+        if config is None:
+            print(USAGE + own.get_help())
+            return 0
         logging.set_verbosity(logging.ERROR)
         from widenet_jax import train  # imports JAX: seconds, so only now
 
-        if DISTRIBUTED.value:
+        if own.distributed:
             import jax
 
-            jax.distributed.initialize(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value)
-        result = train.run(CONFIG.value, WORKDIR.value, mode=MODE.value)
+            jax.distributed.initialize(own.coordinator, own.num_processes, own.process_id)
+        result = train.run(config, own.workdir, mode=own.mode)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 3
-    print(json.dumps(result) if JSON.value else report(result, WORKDIR.value))
+    print(json.dumps(result) if own.json else report(result, own.workdir))
     return 0
 
 

@@ -4,10 +4,13 @@
 byte; times go to `timing.jsonl`.
 """
 
+import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from etils import epath
@@ -22,7 +25,7 @@ class JsonLines:
     """Appends one JSON object a line; lines are kept back until `flush`.
 
     Object stores cannot append: on a gs:// path every flush writes a part of its own,
-    `metrics.jsonl.parts/00000000.jsonl`, named by the first step it holds.
+    `metrics.jsonl.parts/00000000.jsonl`, numbered in the order of writing.
     """
 
     def __init__(self, path: epath.Path):
@@ -43,11 +46,14 @@ class JsonLines:
                 file.write(text)
         else:
             self.parts.mkdir(parents=True, exist_ok=True)
-            (self.parts / f"{self.pending[0]['step']:08d}.jsonl").write_text(text)
+            (self.parts / f"{len(self.files()):08d}.jsonl").write_text(text)
         self.pending = []
 
-    def truncate(self, last_step: int) -> None:
-        """Forgets what was written after `last_step`: a resumed run writes it again."""
+    def close(self) -> None:
+        self.flush()
+
+    def resume(self, last_step: int) -> None:
+        """Forgets what was written after `last_step`: the run writes it again."""
         for file in self.files():
             lines = file.read_text().splitlines(keepends=True)
             kept = [line for line in lines if is_up_to(line, last_step)]
@@ -62,7 +68,9 @@ class JsonLines:
         return [self.path] if self.path.exists() else []
 
     def read(self) -> list[dict]:
-        return [json.loads(line) for file in self.files() for line in file.read_text().splitlines()]
+        """Every whole record: a run that is still writing may have left half a line."""
+        lines = [line for file in self.files() for line in file.read_text().splitlines(True)]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def is_up_to(line: str, last_step: int) -> bool:
@@ -79,20 +87,32 @@ class TensorBoard:
     def __init__(self, workdir: epath.Path):
         from tensorboardX import SummaryWriter
 
-        self.writer = SummaryWriter(str(workdir / "tensorboard"))
+        self.open = partial(SummaryWriter, str(workdir / "tensorboard"))
+        self.writer: SummaryWriter | None = None
+
+    def resume(self, last_step: int) -> None:
+        """TensorBoard hides what an earlier start wrote after `last_step`."""
+        self.writer = self.open(purge_step=last_step + 1)
 
     def write(self, record: Mapping) -> None:
+        self.writer = self.writer or self.open()
         for name, value in scalars(record).items():
             self.writer.add_scalar(name, value, record["step"])
 
     def flush(self) -> None:
-        self.writer.flush()
+        """Sends what is queued on its way; only `close` waits for it."""
+        if self.writer:
+            self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer:
+            self.writer.close()
 
 
 class WeightsAndBiases:
     """A W&B run of the project named in `config.tracking.wandb_project`."""
 
-    def __init__(self, project: str, *, name: str, config: Mapping):
+    def __init__(self, project: str, *, workdir: epath.Path, config: Mapping):
         try:
             import wandb
         except ImportError:
@@ -100,13 +120,24 @@ class WeightsAndBiases:
                 f"config.tracking.wandb_project={project} needs the wandb package: "
                 "pip install 'widenet_jax[wandb]', or leave the field empty"
             ) from None
-        self.run = wandb.init(project=project, name=name, id=name, resume="allow", config=config)
+        # Two workdirs may end in the same name; the same workdir is always the same run.
+        whole = str(workdir) if "://" in str(workdir) else os.path.abspath(workdir)
+        run_id = hashlib.sha256(whole.encode()).hexdigest()[:16]
+        self.run = wandb.init(
+            project=project, name=workdir.name, id=run_id, resume="allow", config=config
+        )
+
+    def resume(self, last_step: int) -> None:
+        """W&B itself drops what it already has."""
 
     def write(self, record: Mapping) -> None:
         self.run.log(scalars(record), step=record["step"])
 
     def flush(self) -> None:
         pass
+
+    def close(self) -> None:
+        self.run.finish()
 
 
 def scalars(record: Mapping) -> dict[str, float]:
@@ -132,14 +163,13 @@ class MetricsWriter:
         if main_host and tracking["tensorboard"]:
             self.sinks.append(TensorBoard(workdir))
         if main_host and tracking["wandb_project"]:
-            name = workdir.name
-            self.sinks.append(WeightsAndBiases(tracking["wandb_project"], name=name, config=config))
+            project = tracking["wandb_project"]
+            self.sinks.append(WeightsAndBiases(project, workdir=workdir, config=config))
 
     def resume(self, step: int) -> None:
         """Continues after `step`."""
-        if self.main_host:
-            self.metrics.truncate(step)
-            self.timing.truncate(step)
+        for sink in [*self.sinks, self.timing] if self.main_host else []:
+            sink.resume(step)
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         """Numbers keep seven significant digits: what float32 holds."""
@@ -155,6 +185,11 @@ class MetricsWriter:
     def flush(self) -> None:
         for sink in [*self.sinks, self.timing]:
             sink.flush()
+
+    def close(self) -> None:
+        """Everything written is on disk, also where a run ends early."""
+        for sink in [*self.sinks, self.timing]:
+            sink.close()
 
 
 def rounded(value: object) -> object:

@@ -58,7 +58,14 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
                 "directory"
             )
         return
-    stored, ours = flatten(json.loads(stored_file.read_text())), flatten(plain(config))
+    try:
+        stored = flatten(json.loads(stored_file.read_text()))
+    except ValueError:
+        raise BadInputError(
+            f"{stored_file} is not JSON: a start that was cut off, or a changed file; name a new "
+            "--workdir"
+        ) from None
+    ours = flatten(plain(config))
     changed = [
         f"{key}: {stored.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(stored.keys() | ours.keys())
@@ -75,14 +82,17 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
 def write_run(
     workdir: epath.Path, config: ConfigDict, class_names: tuple[str, ...], *, main_host: bool
 ) -> None:
-    """Writes config.json, class_names.json and environment.json, the last anew at every start."""
+    """Writes config.json (first: it marks a workdir), class_names.json and environment.json.
+
+    The last is written anew at every start, for it may be another machine.
+    """
     if not main_host:
         return
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / "class_names.json").write_text(json.dumps(list(class_names)) + "\n")
-    (workdir / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
     if not (workdir / "config.json").exists():
         (workdir / "config.json").write_text(json.dumps(plain(config), indent=1) + "\n")
+    (workdir / "class_names.json").write_text(json.dumps(list(class_names)) + "\n")
+    (workdir / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
 
 
 def environment() -> dict[str, Any]:
@@ -90,12 +100,20 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},
         "devices": [str(device.device_kind) for device in jax.devices()],
         "processes": jax.process_count(),
         "argv": sys.argv,
         "git": git_state(Path(__file__).parent),
     }
+
+
+def version(package: str) -> str | None:
+    """None where it is not installed, as this package when it runs from its directory."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:

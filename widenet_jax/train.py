@@ -25,7 +25,7 @@ from widenet_jax.checkpoint import Checkpoints, load_params, params_sha256
 from widenet_jax.data.pipeline import build_transforms, eval_batches, image_shape, train_batches
 from widenet_jax.data.sources import build_source
 from widenet_jax.durations import to_steps
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError, RunFailedError, choose
 from widenet_jax.finetune import finetune_params, has_cls_row
 from widenet_jax.metrics import MetricsWriter, Progress
 from widenet_jax.models.vit import (
@@ -85,7 +85,7 @@ def run(
     # Model
     model = build_model(config.model, len(class_names))
     shapes = parameter_shapes(model, shape)
-    task = TASKS[config.task.name](
+    task = choose(TASKS, config.task.name, field="config.task.name")(
         num_classes=len(class_names),
         label_smoothing=config.task.label_smoothing,
         mixup_alpha=config.augment.mixup_alpha,
@@ -199,7 +199,7 @@ def run(
             prefetch=config.data.prefetch,
         )
         metrics = {}
-        with closing(batches), closing(progress):
+        with closing(batches), closing(progress), closing(writer):
             for step, batch in enumerate(batches, start=start_step + 1):
                 device_batch = global_batch(
                     {key: batch[key] for key in ("image", "label")},

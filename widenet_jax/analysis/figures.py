@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-import matplotlib
 from etils import epath
+from matplotlib.figure import Figure  # not pyplot: files, never a window, nothing to close
 
 from widenet_jax.metrics import JsonLines
-
-matplotlib.use("Agg")  # files, never a window
-import matplotlib.pyplot as plt
 
 STYLES = {"train": {"alpha": 0.7}, "eval": {"ls": "--", "marker": "o", "ms": 3}}
 
@@ -17,15 +14,13 @@ def draw_learning_curves(
     workdirs: Sequence[epath.Path], out: epath.Path, *, names: Sequence[str] | None = None
 ) -> None:
     """Loss (left) and accuracy (right) against steps; one colour a run, test dashed with dots."""
-    figure, (loss_axis, accuracy_axis) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    loss_axis, accuracy_axis = figure.subplots(1, 2)
     labels = names or ["" for _ in workdirs]
     for index, (workdir, label) in enumerate(zip(workdirs, labels, strict=True)):
         records = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
         colour = f"C{index}"
-        for split, style in (
-            ("train", {"alpha": 0.7}),
-            ("eval", {"ls": "--", "marker": "o", "ms": 3}),
-        ):
+        for split, style in STYLES.items():
             rows = [r for r in records if r["split"] == split]
             steps = [r["step"] for r in rows]
             name = f"{label} {'test' if split == 'eval' else 'train'}".strip()
@@ -38,4 +33,3 @@ def draw_learning_curves(
     accuracy_axis.legend()
     with epath.Path(out).open("wb") as file:
         figure.savefig(file, format="png", dpi=120)
-    plt.close(figure)

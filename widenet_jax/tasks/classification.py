@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.losses import smooth_labels, softmax_cross_entropy
 from widenet_jax.mixup import mixup
 from widenet_jax.typing import Array, Aux
@@ -32,6 +33,16 @@ class Classification:
     label_smoothing: float
     mixup_alpha: float
     mixup_group_size: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise BadInputError(
+                f"config.task.label_smoothing={self.label_smoothing} must be in [0, 1)"
+            )
+        if self.mixup_alpha < 0:
+            raise BadInputError(
+                f"config.augment.mixup_alpha={self.mixup_alpha} must be above 0, or 0 for none"
+            )
 
     def loss(
         self, apply: Apply, batch: Mapping[str, Array], rngs: dict[str, Array]
@@ -71,7 +82,7 @@ class Classification:
         logits, aux = apply(to_unit_range(batch["image"]), mask, None)
         target = jax.nn.one_hot(batch["label"], self.num_classes)
         sums = {
-            "cross_entropy": (softmax_cross_entropy(logits, target) * mask).sum(),
+            "cross_entropy": jnp.where(mask, softmax_cross_entropy(logits, target), 0.0).sum(),
             "correct": ((logits.argmax(-1) == batch["label"]) & mask).sum(dtype=jnp.int32),
             "images": mask.sum(dtype=jnp.int32),
         }

@@ -1,0 +1,268 @@
+"""The command line: what people mistype is answered in one line, and results are for programs too.
+
+`main` keeps no state between calls, so that these run in one process.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.main import load_config, main, parse_flags, report
+
+ROOT = Path(__file__).parents[1]
+DIGITS = "--config=configs/digits.py"
+# Two steps, on eight devices.
+SHORT = (
+    "--config.duration=2 steps",
+    "--config.optimizer.warmup=0 steps",
+    "--config.batch_size=32",
+    "--config.evaluation.batch_size=368",
+    "--config.log_every_steps=1",
+    "--config.tracking.tensorboard=false",
+)
+# A model that compiles fast.
+SMALL_VIT = (
+    "--config=configs/digits.py:vit_tiny",
+    *SHORT,
+    "--config.model.depth=1",
+    "--config.model.embed_dim=16",
+    "--config.model.patch_size=4",
+)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def refused(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+    """The one line that `main` answers with, exit code 2 and nothing on stdout."""
+    assert main(["main", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+    return err.removeprefix("error: ").rstrip("\n")
+
+
+# Mistakes that are answered before JAX is imported.
+EARLY = [
+    ((), "--config is missing, as in python -m widenet_jax.main --config=configs/digits.py"),
+    ((DIGITS,), "--workdir is missing, as in"),
+    ((DIGITS, "--workdir="), "--workdir is missing, as in"),
+    ((DIGITS, "--workdir"), "Missing value for flag --workdir"),
+    ((DIGITS, "--workdir=W", "--bogus=1"), "there is no flag --bogus; --help lists the flags"),
+    ((DIGITS, "--wrkdir=W", "--workdir=W"), "no flag --wrkdir; did you mean --workdir?"),
+    ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
+    ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval>"),
+    ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id=first"),
+    # The file.
+    (("--config=configs/nope.py", "--workdir=W"), "no Python file 'configs/nope.py'; there are"),
+    (("--config=configs/nope.py", "--workdir=W"), "configs/digits.py"),
+    (("--config=configs", "--workdir=W"), "no Python file 'configs'"),
+    (("--config=pyproject.toml", "--workdir=W"), "no Python file 'pyproject.toml'"),
+    # The variant and its options.
+    (("--config=configs/imagenet.py:widenet_z", "--workdir=W"), "no model is named 'widenet_z'"),
+    (("--config=configs/imagenet.py:vit_b,experts=x", "--workdir=W"), "option experts='x' wants"),
+    (("--config=configs/imagenet.py:vit_b,foo=1", "--workdir=W"), "vit_b has no option 'foo'"),
+    # The fields: the nearest one is named.
+    (
+        (DIGITS, "--workdir=W", "--config.lerning_rate=1"),
+        "--config.lerning_rate: the config has no such field; "
+        "did you mean --config.optimizer.learning_rate?",
+    ),
+    (
+        (DIGITS, "--workdir=W", "--config.model.moe.num_expert=1"),
+        "did you mean --config.model.moe.num_experts?",
+    ),
+    ((DIGITS, "--workdir=W", "--config.model.depth.x=1"), "did you mean --config.model.depth?"),
+    (
+        ("--config=configs/digits.py:vit_tiny", "--workdir=W", "--config.model.moe.blocks=all"),
+        "--config.model.moe.blocks: config.model.moe is empty in this config; set it in the config "
+        "file, or choose a variant that has it",
+    ),
+    # Their values.
+    (
+        (DIGITS, "--workdir=W", "--config.batch_size=abc"),
+        "--config.batch_size=abc: this field wants a whole number, such as 64",
+    ),
+    (
+        (DIGITS, "--workdir=W", "--config.batch_size", "64.5"),
+        "--config.batch_size=64.5: this field wants a whole number, such as 64",
+    ),
+    (
+        (DIGITS, "--workdir=W", "--config.optimizer.learning_rate=fast"),
+        "--config.optimizer.learning_rate=fast: this field wants a number, such as 0.003",
+    ),
+    (
+        (DIGITS, "--workdir=W", "--config.augment.flip=up"),
+        "--config.augment.flip=up: this field wants true or false, such as False",
+    ),
+    (
+        (DIGITS, "--workdir=W", "--config.data=cifar10"),
+        "--config.data=cifar10: this is a section; set one of its fields, as in --config.data.",
+    ),
+    ((DIGITS, "--workdir=W", "--config.batch_size"), "Missing value for flag --config.batch_size"),
+    (
+        (DIGITS, "--workdir=W", "--config.optimizer.learning_rate=nan"),
+        "--config.optimizer.learning_rate=nan is no finite number",
+    ),
+    ((DIGITS, "--workdir=W", "--config.optimizer.eps=inf"), "eps=inf is no finite number"),
+    (
+        (DIGITS, "--workdir=W", "--config.batch_size=0"),
+        "--config.batch_size=0 is too small; give at least 1",
+    ),
+    (
+        (DIGITS, "--workdir=W", "--config.data.num_workers=-1"),
+        "--config.data.num_workers=-1 is too small; give at least 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), EARLY)
+def test_mistakes_on_the_command_line(
+    capsys: pytest.CaptureFixture, arguments: tuple[str, ...], told: str
+):
+    assert told in refused(capsys, *arguments)
+
+
+def test_they_are_answered_without_importing_jax():
+    """Seconds, on a cold start; main itself costs a tenth of one."""
+    code = (
+        "import json, sys\n"
+        "from widenet_jax.main import main\n"
+        "codes = [main(['main', *a]) for a in json.loads(sys.argv[1])]\n"
+        "print(sorted(set(codes)), [m for m in ('jax', 'flax', 'orbax') if m in sys.modules])\n"
+    )
+    mistakes = json.dumps([arguments for arguments, _ in EARLY])
+    done = subprocess.run(
+        [sys.executable, "-c", code, mistakes], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "[2] []\n", done.stderr
+    assert done.stderr.count("\n") == len(EARLY)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ("--config.optimizer.name=lam",),
+            "config.optimizer.name='lam' is unknown; choose one of lamb, sgd, adamw "
+            "(--config.optimizer.name=lamb?)",
+        ),
+        (("--config.task.name=segmentation",), "(--config.task.name=classification?)"),
+        (("--config.task.label_smoothing=2",), "config.task.label_smoothing=2.0 must be in [0, 1)"),
+        (("--config.duration=soon",), "config.duration='soon' is no duration"),
+        (("--config.data.source=array_record", "--config.data.path=/no/where"), "/no/where"),
+        (("--config.batch_size=60",), "config.batch_size=60 must hold"),
+        (("--config.sharding.fsdp=3",), "must divide the number of devices, 8"),
+        (("--mode=eval",), "no run there to evaluate"),
+    ],
+)
+def test_mistakes_that_need_jax(
+    capsys: pytest.CaptureFixture, tmp_path: Path, flags: tuple[str, ...], told: str
+):
+    """They leave no workdir behind either."""
+    workdir = tmp_path / "run"
+    assert told in refused(capsys, *SMALL_VIT, f"--workdir={workdir}", *flags)
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def get_config():\n    return nothing\n", "line 2: NameError: name 'nothing' is not"),
+        ("def get_config(:\n", "line 1: SyntaxError: invalid syntax"),
+        ("def get_config():\n    return {'seed': 1}\n", "get_config() must return a ConfigDict"),
+        ("def get_config(variant):\n    return 1\n", "missing 1 required positional argument"),
+        ("x = 1\n", "has no attribute 'get_config'"),
+    ],
+)
+def test_a_config_of_ones_own_that_fails(
+    capsys: pytest.CaptureFixture, tmp_path: Path, text: str, told: str
+):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    answer = refused(capsys, f"--config={path}", "--workdir=W")
+    assert told in answer and answer.startswith(f"--config={path}: ")
+
+
+def test_fields_are_set_with_their_types():
+    _, config = parse_flags(
+        [
+            "main",
+            "--config.seed",  # apart, and before the config
+            "3",
+            "--workdir=W",
+            "--config=configs/imagenet.py:widenet_b,experts=8",
+            "--config.optimizer.learning_rate=1",
+            "--config.augment.flip=false",
+            "--config.duration=5 epochs",
+        ]
+    )
+    assert (config.seed, config.augment.flip, config.duration) == (3, False, "5 epochs")
+    assert config.optimizer.learning_rate == 1.0
+    assert config.model.moe.num_experts == 8
+    assert config.batch_size == load_config("configs/imagenet.py").batch_size
+
+
+def test_one_call_leaves_nothing_to_the_next():
+    for seed in (5, 6):
+        own, config = parse_flags(["main", DIGITS, f"--workdir=W{seed}", f"--config.seed={seed}"])
+        assert (own.workdir, config.seed) == (f"W{seed}", seed)
+    assert parse_flags(["main", DIGITS, "--workdir=W"])[1].seed == 0
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help(capsys: pytest.CaptureFixture, flag: str):
+    assert main(["main", flag]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for name in ("--config", "--workdir", "--mode", "--[no]json", "--coordinator"):
+        assert name in out
+
+
+def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path):
+    """stdout is one JSON object; progress goes to stderr."""
+    assert main(["main", *SMALL_VIT, f"--workdir={tmp_path}/run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert out.count("\n") == 1
+    assert result == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["steps"], result["test_images"]) == (2, 360)
+    assert "step 2/2 (100%)" in err and "error" not in err
+
+
+def test_a_failed_run(capsys: pytest.CaptureFixture, tmp_path: Path):
+    """Exit code 3, and the last line says what to try."""
+    wild = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.grad_clip_norm=0")
+    assert main(["main", *SMALL_VIT, f"--workdir={tmp_path}/run", *wild, "--json"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("failed: the loss is nan at step 2;")
+    assert "config.optimizer.learning_rate" in last and "Traceback" not in err
+
+
+RESULT = {"mode": "eval", "test_accuracy": 0.97222, "test_images": 360, "params": 53066}
+
+
+def test_the_table_for_people():
+    result = RESULT | {"params_unrolled": 153418, "drop_rate": 0.0123, "expert_load": [0.25, 0.75]}
+    assert report(result, "W").splitlines() == [
+        "test accuracy         97.22% of 360 images",
+        "parameters, unique    53,066",
+        "parameters, unrolled  153,418",
+        "token drop rate       1.23%",
+        "expert load           25.0%  75.0%",
+    ]
+
+
+def test_the_table_of_a_training_run_without_experts_says_where_things_are():
+    result = RESULT | {"params_unrolled": 53066, "mode": "train"}
+    assert report(result, "runs/x").splitlines()[3:] == [
+        "metrics               runs/x/metrics.jsonl",
+        "learning curve        runs/x/learning_curve.png",
+    ]

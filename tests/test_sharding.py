@@ -1,0 +1,141 @@
+"""Where parameters and batches live on a mesh of eight devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.sharding import (
+    AXES,
+    BATCH,
+    build_mesh,
+    constrain,
+    global_batch,
+    host_positions,
+    param_spec,
+    tree_shardings,
+)
+
+
+def mesh_of(fsdp: int, expert: int, devices: int = 8) -> Mesh:
+    return build_mesh({"fsdp": fsdp, "expert": expert}, jax.devices()[:devices])
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "expert", "devices", "shape"),
+    [(1, 1, 1, (1, 1, 1)), (1, 1, 8, (8, 1, 1)), (2, 2, 8, (2, 2, 2)), (4, 2, 8, (1, 4, 2))],
+)
+def test_data_takes_the_rest(fsdp: int, expert: int, devices: int, shape: tuple):
+    mesh = mesh_of(fsdp, expert, devices)
+    assert dict(mesh.shape) == dict(zip(AXES, shape, strict=True))
+    assert set(mesh.devices.flat) == set(jax.devices()[:devices])
+
+
+@pytest.mark.parametrize(("fsdp", "expert"), [(3, 1), (1, 3), (4, 4), (16, 1), (0, 1), (1, -1)])
+def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
+    with pytest.raises(BadInputError) as caught:
+        mesh_of(fsdp, expert)
+    assert str(caught.value) == (
+        f"config.sharding.fsdp={fsdp} times config.sharding.expert={expert} must divide the "
+        "number of devices, 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "fsdp", "expert", "spec"),
+    [
+        # Nothing to split over.
+        ("encoder/attention/query/kernel", (64, 64), 1, 1, P(None, None)),
+        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 1, P(None, None, None)),
+        # The largest axis over fsdp; of equals the first.
+        ("encoder/mlp/wi/kernel", (64, 256), 2, 1, P(None, "fsdp")),
+        ("encoder/mlp/wo/kernel", (256, 64), 2, 1, P("fsdp", None)),
+        ("encoder/attention/query/kernel", (64, 64), 2, 1, P("fsdp", None)),
+        # The largest that divides.
+        ("embed/kernel", (2, 2, 3, 1023), 2, 1, P("fsdp", None, None, None)),
+        ("odd/kernel", (65, 1023), 2, 1, P(None, None)),
+        # Small leaves stay whole: fewer than 4,096 numbers, or one axis.
+        ("head/kernel", (64, 63), 2, 1, P(None, None)),
+        ("head/kernel", (64, 64), 8, 1, P("fsdp", None)),
+        ("norm/scale", (8192,), 2, 1, P(None)),
+        ("step", (), 2, 2, P()),
+        # Experts over expert, and what is left of them over fsdp.
+        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 2, P("expert", None, None)),
+        ("encoder/moe/experts/wi/bias", (4, 128), 1, 2, P("expert", None)),
+        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
+        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 1, P(None, None, "fsdp")),
+        ("0/mu/encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
+        # Its name alone decides.
+        ("encoder/moe/router/kernel", (64, 4), 1, 2, P(None, None)),
+        ("encoder/my_experts/kernel", (4, 64), 1, 2, P(None, None)),
+    ],
+)
+def test_param_spec(path: str, shape: tuple, fsdp: int, expert: int, spec: P):
+    assert param_spec(path, shape, mesh_of(fsdp, expert)) == spec
+
+
+def test_moments_lie_where_their_parameters_do():
+    params = {
+        "moe": {"experts": {"wi": {"kernel": jnp.zeros((4, 32, 64))}}},
+        "norm": {"scale": jnp.zeros(32)},
+    }
+    mesh = mesh_of(2, 2)
+    state = {"params": params, "opt_state": ({"mu": params, "nu": params}, jnp.zeros(()))}
+    placed = tree_shardings(state, mesh)
+    for moments in placed["opt_state"][0].values():
+        assert moments == placed["params"]
+    assert placed["params"]["moe"]["experts"]["wi"]["kernel"].spec == P("expert", None, "fsdp")
+    assert placed["opt_state"][1].spec == P()
+
+
+def test_experts_that_do_not_divide():
+    tree = {"moe": {"experts": {"wi": {"kernel": jnp.zeros((6, 32, 64))}}}}
+    with pytest.raises(BadInputError) as caught:
+        tree_shardings(tree, mesh_of(1, 4))
+    assert str(caught.value) == (
+        "config.sharding.expert=4 must divide the number of experts, 6 "
+        "(config.model.moe.num_experts)"
+    )
+
+
+@pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2), (4, 2)])
+def test_one_host_holds_every_position(fsdp: int, expert: int):
+    np.testing.assert_array_equal(host_positions(mesh_of(fsdp, expert), 24), np.arange(24))
+
+
+@pytest.mark.parametrize("batch_size", [4, 12, 23])
+def test_a_batch_that_does_not_divide(batch_size: int):
+    with pytest.raises(BadInputError) as caught:
+        host_positions(mesh_of(2, 2), batch_size)
+    text = str(caught.value)
+    assert text.startswith(f"a batch of {batch_size} does not divide over 8 devices")
+    assert "a multiple of 8 would do" in text
+
+
+@pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2), (4, 2)])
+def test_each_device_gets_its_consecutive_rows(fsdp: int, expert: int):
+    """Two rows each, in the order of the mesh: data, then fsdp, then expert."""
+    mesh = mesh_of(fsdp, expert)
+    rows = {
+        "image": np.random.default_rng(0).integers(0, 256, (16, 3, 3, 1)),
+        "label": np.arange(16),
+    }
+    placed = global_batch(rows, mesh=mesh, batch_size=16, positions=np.arange(16))
+    for key, values in rows.items():
+        np.testing.assert_array_equal(placed[key], values)
+    held = {s.device: np.asarray(s.data).tolist() for s in placed["label"].addressable_shards}
+    for index, device in enumerate(mesh.devices.flat):
+        assert held[device] == [2 * index, 2 * index + 1]
+
+
+def test_constrain_places_on_the_current_mesh():
+    x = jnp.arange(16.0)
+    assert constrain(x, BATCH) is x  # no mesh is set
+    mesh = mesh_of(2, 2)
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda x: constrain(x, BATCH))(x)
+    assert [s.data.shape for s in y.addressable_shards] == [(2,)] * 8
+    np.testing.assert_array_equal(x, y)
