@@ -284,6 +284,15 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch):
     assert "a line of its own\n" in terminal.text
 
 
+def test_a_quiet_host_draws_no_bar(monkeypatch: pytest.MonkeyPatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress(total_steps=1, start_step=0, batch_size=8, quiet=True)
+    progress.advance(1, lambda: 0.5)
+    progress.close()
+    assert terminal.text == ""
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0m00s"), (65, "1m05s"), (3599.9, "59m59s"), (3600, "1h00m"), (9e4, "25h00m")],

@@ -31,7 +31,7 @@ def pixels_of(picture: Path, colour: tuple[int, int, int]) -> np.ndarray:
 
 
 def test_loss_falls_on_the_left_and_accuracy_rises_on_the_right(tmp_path: Path):
-    """Where each curve ends; rows count downwards."""
+    """Where each curve ends, most of the height from where it began; rows count downwards."""
     run = write_run(tmp_path / "run", [0.1, 0.2, 0.5, 0.9])
     draw_learning_curves([run], tmp_path / "curve.png")
     found = pixels_of(tmp_path / "curve.png", BLUE)
@@ -40,6 +40,7 @@ def test_loss_falls_on_the_left_and_accuracy_rises_on_the_right(tmp_path: Path):
         curve = found[half]
         last = curve[curve[:, 1] == curve[:, 1].max(), 0].mean()
         assert (last < height / 2) == high
+        assert np.ptp(curve[:, 0]) > 0.6 * height
 
 
 def test_each_run_has_its_colour(tmp_path: Path):
