@@ -91,18 +91,32 @@ def test_eight_devices_train_as_one(single: Path, tmp_path: Path, fsdp: int, exp
     assert_same_training(tmp_path / "run", single)
 
 
-def test_two_processes_train_as_one(single: Path, tmp_path: Path):
+def run_on_two_processes(workdir: Path, *extra: str) -> None:
+    """The same command as two processes of two devices each."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=2"]
-    processes = [
-        start(command(tmp_path / "run", *flags, f"--process_id={i}"), devices=2) for i in range(2)
-    ]
+    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=2", *extra]
+    processes = [start(command(workdir, *flags, f"--process_id={i}"), devices=2) for i in range(2)]
     for process in processes:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
+
+
+def test_two_processes_train_as_one(single: Path, tmp_path: Path):
+    run_on_two_processes(tmp_path / "run")
     assert_same_training(tmp_path / "run", single)
+
+
+def test_two_processes_finetune_as_one(single: Path, tmp_path: Path):
+    """Parameters split over processes, a backbone from elsewhere: the same losses."""
+    changes = {"init_from": str(single), "duration": "2 steps", "sharding.fsdp": 2}
+    flags = [f"--config.{key}={value}" for key, value in changes.items()]
+    run_on_two_processes(tmp_path / "two", *flags)
+    del changes["sharding.fsdp"]
+    train.run(small_config(**changes), str(tmp_path / "one"), devices=jax.devices()[:1])
+    ours, theirs = (metrics_of(tmp_path / run) for run in ("two", "one"))
+    np.testing.assert_allclose([r["loss"] for r in ours], [r["loss"] for r in theirs], rtol=1e-5)
 
 
 def final_state(workdir: Path) -> dict[str, bytes]:

@@ -43,15 +43,16 @@ class Checkpoints:
     def save(self, state: TrainState, *, step: int) -> None:
         """Writes in the background; returns once the arrays are copied off the devices."""
         if step != self.last.latest_step():
+            self.wait()
             self.last.save(step, args=self.items(state, step=step))
 
     def save_best(self, state: TrainState, *, step: int, accuracy: float) -> None:
         """Keeps `state` beside the newest ones if its accuracy is the highest so far."""
         if accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
+            self.wait()
             # Steps after the one resumed from come again, with other rounding on another mesh.
             if step in self.best.all_steps():
-                self.best.wait_until_finished()
                 self.best.delete(step)
             self.best.save(step, args=self.items(state, step=step, accuracy=accuracy), force=True)
 
@@ -89,7 +90,11 @@ class Checkpoints:
         return TrainState(step=scalar, params=restored.params, opt_state=restored.opt_state), step
 
     def wait(self) -> None:
-        """Returns when everything asked for is on disk."""
+        """Returns when everything asked for is on disk.
+
+        One save at a time: hosts meet at barriers numbered in the order they come to them, and two
+        saves in the background come in another order on another host, which then wait forever.
+        """
         self.last.wait_until_finished()
         self.best.wait_until_finished()
 
@@ -143,8 +148,10 @@ def check_fingerprint(manager: ocp.CheckpointManager, step: int, params: PyTree)
         )
 
 
-def load_params(workdir: str) -> tuple[dict, dict]:
-    """Parameters (host arrays) and meta of the newest checkpoint of another run.
+def load_params(workdir: str, sharding: jax.sharding.Sharding) -> dict:
+    """Parameters of the newest checkpoint of another run, each placed by `sharding`.
+
+    On several hosts all of them call it, with a sharding over all of their devices.
 
     Raises:
       BadInputError: there is none.
@@ -159,15 +166,12 @@ def load_params(workdir: str) -> tuple[dict, dict]:
         step = manager.latest_step()
         if step is None:
             raise BadInputError(f"config.init_from={workdir}: no finished checkpoint in it")
-        meta = read_meta(manager, step)
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         abstract = jax.tree.map(
-            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device),
+            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=sharding),
             dict(manager.item_metadata(step)["params"]),
         )
         items = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-        restored = restore(manager, step, items)
-    return jax.tree.map(np.asarray, restored.params), meta
+        return restore(manager, step, items).params
 
 
 def fingerprint(params: PyTree) -> str:

@@ -99,7 +99,10 @@ def host_positions(mesh: Mesh, batch_size: int) -> np.ndarray:
 def global_batch(
     local: Mapping[str, np.ndarray], *, mesh: Mesh, batch_size: int, positions: np.ndarray
 ) -> dict[str, Array]:
-    """One array a key over all hosts, from the rows at `positions` that this host has loaded."""
+    """One array a key over all hosts, from the rows at `positions` that this host has loaded.
+
+    `record`, which image it is, stays on the host.
+    """
 
     def place(rows: np.ndarray) -> Array:
         def shard(index: tuple[slice, ...]) -> np.ndarray:
@@ -110,4 +113,4 @@ def global_batch(
         shape = (batch_size, *rows.shape[1:])
         return jax.make_array_from_callback(shape, NamedSharding(mesh, BATCH), shard)
 
-    return {key: place(rows) for key, rows in local.items()}
+    return {key: place(rows) for key, rows in local.items() if key != "record"}

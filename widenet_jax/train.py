@@ -4,8 +4,9 @@ The one module that imports across the package. `run` trains or evaluates what a
 in a workdir, and the same call again goes on where it stopped.
 """
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -130,23 +131,22 @@ def run(
             in_shardings=(shardings.params, batched),
             out_shardings=replicated,
         )
-        evaluate_state = partial(
-            evaluate,
-            eval_step,
-            batches=partial(
-                eval_batches,
+        eval_positions = host_positions(mesh, eval_B)
+
+        def evaluate_state(state: TrainState) -> dict[str, Any]:
+            batches = eval_batches(
                 sources["eval"],
                 transform=eval_transform,
                 batch_size=eval_B,
-                positions=host_positions(mesh, eval_B),
+                positions=eval_positions,
                 num_workers=config.data.num_workers,
                 prefetch=config.data.prefetch,
-            ),
-            place=partial(
-                global_batch, mesh=mesh, batch_size=eval_B, positions=host_positions(mesh, eval_B)
-            ),
-            summarize_task=task.summarize,
-        )
+            )
+            place = partial(global_batch, mesh=mesh, batch_size=eval_B, positions=eval_positions)
+            with closing(batches):
+                sums = sum_over(partial(eval_step, state.params), map(place, batches))
+            routing = summarize(sums) if "load" in sums else {}
+            return task.summarize(sums) | routing
 
         # Restore
         if mode == "train":
@@ -171,7 +171,7 @@ def run(
             "params_unrolled": count_unrolled(model, shape),
         }
         if mode == "eval":
-            metrics = evaluate_state(state.params)
+            metrics = evaluate_state(state)
             return {"mode": mode, "step": start_step, **facts, **result_metrics(metrics)}
 
         # Loop
@@ -201,20 +201,15 @@ def run(
         metrics = {}
         with closing(batches), closing(progress), closing(writer):
             for step, batch in enumerate(batches, start=start_step + 1):
-                device_batch = global_batch(
-                    {key: batch[key] for key in ("image", "label")},
-                    mesh=mesh,
-                    batch_size=B,
-                    positions=positions,
-                )
-                state, step_metrics = train_step(state, device_batch)
+                batch = global_batch(batch, mesh=mesh, batch_size=B, positions=positions)
+                state, step_metrics = train_step(state, batch)
                 progress.advance(step, lambda m=step_metrics: float(m["loss"]))
                 if step % config.log_every_steps == 0 or step == total_steps:
                     log_step(writer, progress, step, step_metrics)
                 last = step == total_steps
                 if step % eval_every == 0 or last:
                     with progress.pause():
-                        metrics = evaluate_state(state.params)
+                        metrics = evaluate_state(state)
                     writer.write(step, "eval", metrics)
                     progress.note(
                         f"step {step:,}: test accuracy {metrics['accuracy']:.2%}, "
@@ -231,7 +226,7 @@ def run(
 
         # Result
         if not metrics:  # a finished run, called again
-            metrics = evaluate_state(state.params)
+            metrics = evaluate_state(state)
         result = {
             "mode": mode,
             "steps": total_steps,
@@ -305,34 +300,35 @@ def target_of(abstract: TrainState, shardings: TrainState) -> TrainState:
 
 def warm_start(state: TrainState, config: ConfigDict, shardings: TrainState) -> TrainState:
     """`state` with the backbone of the run in `config.init_from`."""
-    pretrained, _ = load_params(config.init_from)
-    fresh = jax.tree.map(np.asarray, jax.device_get(state.params))
+    whole = NamedSharding(jax.tree.leaves(shardings.params)[0].mesh, P())
+    fresh = jax.jit(lambda params: params, out_shardings=whole)(state.params)
     params = finetune_params(
-        fresh, pretrained, cls_token=has_cls_row(config.model), source=config.init_from
+        to_host(fresh),
+        to_host(load_params(config.init_from, whole)),
+        cls_token=has_cls_row(config.model),
+        source=config.init_from,
     )
     return state.replace(params=jax.device_put(params, shardings.params))
 
 
-def evaluate(
-    eval_step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
-    params: PyTree,
-    *,
-    batches: Callable[[], Iterator[dict[str, np.ndarray]]],
-    place: Callable[[Mapping[str, np.ndarray]], dict[str, Array]],
-    summarize_task: Callable[[Mapping], dict],
-) -> dict[str, Any]:
-    """The task's metrics and the routing's over a whole split, one value each."""
-    totals: dict[str, np.ndarray] | None = None
-    with closing(batches()) as iterator:
-        for batch in iterator:
-            kept = {key: batch[key] for key in ("image", "label", "mask")}
-            sums = jax.device_get(eval_step(params, place(kept)))
-            sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
-            totals = sums if totals is None else jax.tree.map(np.add, totals, sums)
-    metrics = summarize_task(totals)
-    if "load" in totals:
-        metrics |= summarize(totals)
-    return metrics
+def to_host(replicated: PyTree) -> PyTree:
+    """NumPy copies of arrays that every device holds whole, on one host of any number."""
+    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), replicated)
+
+
+def sum_over(
+    eval_step: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+    batches: Iterable[Mapping[str, Array]],
+) -> dict[str, np.ndarray]:
+    """`eval_step`'s sums added up over batches, in float64; the device works one batch ahead."""
+    totals: dict[str, np.ndarray] = {}
+    previous: Mapping[str, Array] = {}
+    for batch in itertools.chain(batches, [None]):
+        sums = eval_step(batch) if batch is not None else {}
+        for key, value in jax.device_get(previous).items():
+            totals[key] = totals.get(key, 0.0) + np.asarray(value, np.float64)
+        previous = sums
+    return totals
 
 
 def log_step(writer: MetricsWriter, progress: Progress, step: int, metrics: Mapping) -> None:

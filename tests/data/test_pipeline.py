@@ -260,7 +260,7 @@ def test_impossible_positions_are_refused(digits, positions):
 
 @pytest.mark.parametrize("field", ["num_workers", "prefetch"])
 def test_impossible_settings_are_named(digits, field):
-    with pytest.raises(BadInputError, match=rf"^data\.{field} -1: must be . or more$"):
+    with pytest.raises(BadInputError, match=rf"^config\.data\.{field}=-1 must be . or more$"):
         train_stream(digits, **{field: -1})
 
 

@@ -223,6 +223,12 @@ def test_a_batch_that_is_no_whole_number_of_groups_names_sizes_that_would_do():
         moe.init(jax.random.key(0), x, train=True)
 
 
+def test_no_more_experts_selected_than_there_are():
+    moe = layer(2, 3)
+    with pytest.raises(BadInputError, match="must lie between 1 and"):
+        moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
+
+
 @pytest.mark.parametrize(
     ("field", "near"), [("router", "top_k"), ("dispatch", "einsum"), ("priority", "token_order")]
 )

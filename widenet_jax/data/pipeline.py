@@ -138,7 +138,7 @@ class Batches(Iterator[Batch]):
     def __init__(self, chunks: _Chunks, *, num_workers: int, prefetch: int):
         for field, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
             if value < least:
-                raise BadInputError(f"data.{field} {value}: must be {least} or more")
+                raise BadInputError(f"config.data.{field}={value} must be {least} or more")
         self._length = len(chunks) // max(1, chunks.chunks_a_step)
         self._iterator = iter(_dataset(chunks, num_workers, prefetch)) if self._length else None
 

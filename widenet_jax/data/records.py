@@ -57,7 +57,7 @@ def read_manifest(directory: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadInputError(
             f"{directory}: no {MANIFEST}, so not a (finished) packed set; write one with "
-            "scripts/prepare_data.py, or choose another data.source"
+            "scripts/prepare_data.py, or choose another config.data.source"
         ) from None
     except ValueError as error:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None

@@ -4,7 +4,6 @@
 get a copy, and open files only when they first read one.
 """
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from widenet_jax.data import records
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 # The digits' test set: drawn once for everybody, whatever the run's seed.
@@ -85,8 +84,8 @@ class ImageFolder:
     def __init__(self, root: str, split: str):
         folder = Path(root)
         if not folder.is_dir():
-            raise BadInputError(f"data.path {root}: no such directory")
-        _check_split(split, _subfolders(folder), f"data.path {root}")
+            raise BadInputError(f"config.data.path={root}: no such directory")
+        _check_split(split, _subfolders(folder), f"config.data.path={root}")
         self.class_names = tuple(_subfolders(folder / split))
         if not self.class_names:
             raise BadInputError(
@@ -131,7 +130,7 @@ class ArrayRecord:
         from array_record.python import array_record_data_source
 
         manifest = records.read_manifest(directory)
-        _check_split(split, tuple(manifest["splits"]), f"data.path {directory}")
+        _check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
         self.class_names = tuple(manifest["class_names"])
         entry = manifest["splits"][split]
         paths = records.checked_shards(directory, split, entry["shards"])
@@ -180,7 +179,7 @@ class Tfds:
         features = builder.info.features
         if features is None or not {"image", "label"} <= set(features):
             raise BadInputError(
-                f"data.name {label}: has no image and label features; choose a TFDS image "
+                f"config.data.name={label}: has no image and label features; choose a TFDS image "
                 "classification set"
             )
         _check_split(split.split("[")[0], tuple(builder.info.splits), f"TFDS {label}")
@@ -254,13 +253,17 @@ def _check_split(split: str, known: tuple[str, ...] | list[str], where: str) -> 
 
 def _need_path(data: Mapping[str, Any]) -> str:
     if not data.get("path"):
-        raise BadInputError(f"data.path is empty; data.source {data['source']!r} needs a directory")
+        raise BadInputError(
+            f"config.data.source={data['source']} needs a directory: add --config.data.path=DIR"
+        )
     return os.path.expanduser(data["path"])
 
 
 def _build_tfds(data: Mapping[str, Any], split: str) -> Source:
     if not data.get("name") and not data.get("path"):
-        raise BadInputError("data.name is empty; data.source 'tfds' needs a set, e.g. cifar10")
+        raise BadInputError(
+            "config.data.source=tfds needs a set: add --config.data.name=cifar10, for instance"
+        )
     return Tfds(data.get("name") or "", os.path.expanduser(data.get("path") or ""), split)
 
 
@@ -282,9 +285,4 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
     Raises:
       BadInputError: unknown source or split, or nothing readable at the path; one line.
     """
-    name = data["source"]
-    if name not in SOURCES:
-        near = difflib.get_close_matches(str(name), SOURCES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BadInputError(f"data.source {name!r}: known are {', '.join(SOURCES)}{hint}")
-    return SOURCES[name](data, split)
+    return choose(SOURCES, data["source"], field="config.data.source")(data, split)

@@ -106,9 +106,14 @@ class MoeLayer(nn.Module):
         `balance.routing_statistics`.
 
         Raises:
-          BadInputError: images_per_group does not divide B, or an unknown name.
+          BadInputError: images_per_group does not divide B, K is not in 1..E, or an unknown name.
         """
         B, T, D = x.shape
+        if not 1 <= self.num_selected_experts <= self.num_experts:
+            raise BadInputError(
+                f"config.model.moe.num_selected_experts={self.num_selected_experts} must lie "
+                f"between 1 and config.model.moe.num_experts={self.num_experts}"
+            )
         g = 1 if B == 1 and not train else self.images_per_group
         check_group(B, g)
         mask = jnp.ones((B, T), bool) if mask is None else mask
