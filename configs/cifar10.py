@@ -21,7 +21,7 @@ Small models from scratch or after `configs/tiny_imagenet.py`, at 32 pixels, on 
   python -m widenet_jax.main --config=configs/cifar10.py:widenet_s --workdir=runs/cifar10_s
 
 Data: `scripts/prepare_data.py cifar10_binary` from the official archive (or `npz`), or
---config.data.source=tfds --config.data.name=cifar10.
+option source=tfds (`prepare_data.py tfds cifar10`).
 """
 
 from ml_collections import ConfigDict
@@ -49,10 +49,11 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     config.task = {"name": "classification", "label_smoothing": 0.0}
 
     image_size = options.get("image_size", 32 if small else 224)
+    source = options.get("source", "array_record")
     config.data = {
-        "source": "array_record",  # array_record, image_folder, tfds
-        "name": "",  # of the TFDS set
-        "path": "data/cifar10",
+        "source": source,  # array_record, image_folder, tfds
+        "name": "cifar10" if source == "tfds" else "",
+        "path": "" if source == "tfds" else "data/cifar10",  # empty: where TFDS keeps its sets
         "train_split": "train",
         "eval_split": "test",
         "image_size": image_size,
@@ -69,7 +70,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         "randaugment_magnitude": 15.0,
         "randaugment_before_crop": authors_code,
         "eval_crop": "squash",
-        "eval_resize": image_size,
+        "eval_crop_fraction": 1.0,
         "mixup_alpha": 0.0 if small else 0.2 if authors_code else 0.5,
         "mixup_group_size": group if group > 1 else 16,
     }

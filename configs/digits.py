@@ -49,7 +49,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "randaugment_magnitude": 0.0,
         "randaugment_before_crop": False,
         "eval_crop": "squash",
-        "eval_resize": 8,
+        "eval_crop_fraction": 1.0,
         "mixup_alpha": 0.0,
         "mixup_group_size": 16,
     }

@@ -31,8 +31,8 @@ More options: images_per_group=1 (cheaper dispatch), capacity_factor, selected, 
 preset=authors_code (what the released code does differently; see docs/ARCHITECTURE.md).
 
 Data: ImageNet as an ArrayRecord set made by `scripts/prepare_data.py image_folder`; or
---config.data.source=image_folder --config.data.path=DIR (DIR/train/n01440764/*.JPEG, DIR/val/...);
-or --config.data.source=tfds --config.data.name=imagenet2012.
+option source=image_folder with --config.data.path=DIR (DIR/train/n01440764/*.JPEG, DIR/val/...);
+or option source=tfds, for imagenet2012 as TFDS keeps it.
 """
 
 from ml_collections import ConfigDict
@@ -55,12 +55,13 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     config.task = {"name": "classification", "label_smoothing": 0.1}
 
     image_size = options.get("image_size", 224)
+    source = options.get("source", "array_record")
     config.data = {
-        "source": "array_record",  # array_record, image_folder, tfds
-        "name": "",  # of the TFDS set
-        "path": "data/imagenet",
+        "source": source,  # array_record, image_folder, tfds
+        "name": "imagenet2012" if source == "tfds" else "",
+        "path": "" if source == "tfds" else "data/imagenet",  # empty: where TFDS keeps its sets
         "train_split": "train",
-        "eval_split": "val",
+        "eval_split": "validation" if source == "tfds" else "val",
         "image_size": image_size,
         "num_workers": 16,  # decoding processes a host; 0 reads with threads
         "prefetch": 4,  # batches
@@ -75,7 +76,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         "randaugment_magnitude": 15.0,
         "randaugment_before_crop": authors_code,
         "eval_crop": "squash" if authors_code else "central",
-        "eval_resize": image_size * 8 // 7,  # short side, 256 for 224
+        "eval_crop_fraction": 0.875,  # of the short side: 224 of 256
         "mixup_alpha": 0.5,  # one lambda ~ Beta(alpha, alpha) an example
         # Partners stay in a routing group; a group of one image needs another pool.
         "mixup_group_size": group if group > 1 else 16,

@@ -7,7 +7,7 @@ pretrained here and finetuned with configs/cifar10.py:widenet_s is ahead of one 
       --config.data.path=data/tiny_imagenet
 
 Cost: about 20 minutes on 2 CPU cores with the 30,000 images used for docs/RESULTS.md, which holds
-our results. Data: `scripts/prepare_data.py image_folder` from the official folders, or `npz`.
+our results. Data: `scripts/prepare_data.py npz`, or `image_folder` from SPLIT/CLASS/*.JPEG.
 """
 
 from ml_collections import ConfigDict
@@ -32,7 +32,7 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
 
     image_size = options.get("image_size", 48)
     config.data = {
-        "source": "array_record",  # array_record, image_folder, tfds
+        "source": options.get("source", "array_record"),  # array_record, image_folder, tfds
         "name": "",  # of the TFDS set
         "path": "data/tiny_imagenet",
         "train_split": "train",
@@ -51,7 +51,7 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
         "randaugment_magnitude": 15.0,
         "randaugment_before_crop": False,
         "eval_crop": "squash",
-        "eval_resize": image_size,
+        "eval_crop_fraction": 1.0,
         "mixup_alpha": 0.0,
         "mixup_group_size": group if group > 1 else 16,
     }

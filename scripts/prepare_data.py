@@ -16,7 +16,6 @@ Exit codes: 0 done, 2 bad input (one line on stderr).
 
 import argparse
 import glob
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ import tqdm
 
 from widenet_jax.data import archives, convert, images, preview, records
 from widenet_jax.errors import BadInputError
+from widenet_jax.main import load_config
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,24 +169,13 @@ def _preview(options: argparse.Namespace) -> None:
         picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
     else:
         picture = preview.augmentation_grid(
-            _load_config(options.config),
+            load_config(options.config),
             num_images=options.num,
             num_draws=options.draws,
             seed=options.seed,
         )
     _write_png(options.out, picture)
     print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")
-
-
-def _load_config(text: str) -> Any:
-    """The config of FILE[:ARGUMENT]. A config is Python code: load only what you trust."""
-    path, _, argument = text.partition(":")
-    if not Path(path).is_file():
-        raise BadInputError(f"--config {path}: no such file")
-    spec = importlib.util.spec_from_file_location("previewed_config", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(argument) if argument else module.get_config()
 
 
 def _write_png(path: str, picture: np.ndarray) -> None:

@@ -82,7 +82,8 @@ def test_a_state_comes_back_on_another_mesh(tmp_path: Path, saved_on: tuple, res
 
 def test_a_new_workdir_has_nothing_to_restore(tmp_path: Path):
     checkpoints = checkpoints_in(tmp_path)
-    assert checkpoints.restore_latest(target_on(mesh_of(*ONE))) is None
+    target = target_on(mesh_of(*ONE))
+    assert checkpoints.restore_latest(target) == (target, 0)
     checkpoints.close()
 
 

@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from widenet_jax.losses import masked_mean, smooth_labels, softmax_cross_entropy
+from widenet_jax.losses import smooth_labels, softmax_cross_entropy
 
 
 def test_smoothing_by_hand():
@@ -49,24 +48,3 @@ def test_gradient_is_probabilities_minus_target():
     logits, target = jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[0.2, 0.3, 0.5]])
     grad = jax.grad(lambda x: softmax_cross_entropy(x, target).sum())(logits)
     np.testing.assert_allclose(grad, jax.nn.softmax(logits) - target, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("mask", "mean"), [(None, 2.5), ([1, 1, 0, 0], 1.5), ([False] * 4, 0.0), ([0.0, 0, 0, 1.0], 4)]
-)
-def test_masked_mean(mask: list | None, mean: float):
-    mask = None if mask is None else jnp.array(mask)
-    assert float(masked_mean(jnp.array([1.0, 2.0, 3.0, 4.0]), mask)) == mean
-
-
-def test_masked_nan_leaks_into_neither_mean_nor_gradient():
-    values, mask = jnp.array([1.0, jnp.nan]), jnp.array([True, False])
-    mean, grad = jax.value_and_grad(masked_mean)(values, mask)
-    assert float(mean) == 1.0
-    np.testing.assert_array_equal(grad, [1.0, 0.0])
-
-
-def test_masked_mean_sums_bfloat16_in_float32():
-    mean = masked_mean(jnp.ones(1000, jnp.bfloat16), jnp.ones(1000, jnp.bfloat16))
-    assert mean.dtype == jnp.float32
-    assert float(mean) == 1.0

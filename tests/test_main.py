@@ -58,6 +58,10 @@ EARLY = [
     ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
     ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval>"),
     ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id=first"),
+    (
+        (DIGITS, "--workdir=W", "--process_id=1"),
+        "--process_id also needs --coordinator, --num_processes; on a TPU pod give none of them",
+    ),
     # The file.
     (("--config=configs/nope.py", "--workdir=W"), "no Python file 'configs/nope.py'; there are"),
     (("--config=configs/nope.py", "--workdir=W"), "configs/digits.py"),
@@ -107,9 +111,11 @@ EARLY = [
     ((DIGITS, "--workdir=W", "--config.batch_size"), "Missing value for flag --config.batch_size"),
     (
         (DIGITS, "--workdir=W", "--config.optimizer.learning_rate=nan"),
-        "--config.optimizer.learning_rate=nan is no finite number",
+        "--config.optimizer.learning_rate=nan must be a finite number",
     ),
-    ((DIGITS, "--workdir=W", "--config.optimizer.eps=inf"), "eps=inf is no finite number"),
+    ((DIGITS, "--workdir=W", "--config.optimizer.eps=inf"), "eps=inf must be a finite number"),
+    ((DIGITS, "--workdir=W", "--config.model.moe.noise_std=-1"), "noise_std=-1.0 must be a finite"),
+    ((DIGITS, "--workdir=W", "--config.seed=-1"), "--config.seed=-1 must be between 0 and"),
     (
         (DIGITS, "--workdir=W", "--config.batch_size=0"),
         "--config.batch_size=0 is too small; give at least 1",
@@ -156,7 +162,7 @@ def test_they_are_answered_without_importing_jax():
         (("--config.task.label_smoothing=2",), "config.task.label_smoothing=2.0 must be in [0, 1)"),
         (("--config.duration=soon",), "config.duration='soon' is no duration"),
         (("--config.data.source=array_record", "--config.data.path=/no/where"), "/no/where"),
-        (("--config.batch_size=60",), "config.batch_size=60 must hold"),
+        (("--config.batch_size=62",), "must divide the batch of 62 images"),
         (("--config.sharding.fsdp=3",), "must divide the number of devices, 8"),
         (("--mode=eval",), "no run there to evaluate"),
     ],

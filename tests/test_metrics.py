@@ -121,7 +121,7 @@ def test_rounding_is_half_of_the_seventh_digit_and_done_once():
 
 def test_scalars_are_flat():
     record = {"step": 3, "split": "train", "loss": 2, "load": [[0.25, 0.75]]}
-    assert scalars(record) == {"loss": 2.0, "load/0/0": 0.25, "load/0/1": 0.75}
+    assert scalars(record) == {"train/loss": 2.0, "train/load/0/0": 0.25, "train/load/0/1": 0.75}
 
 
 def writer(workdir: Path, *, main_host: bool = True, **tracking: object) -> MetricsWriter:
@@ -169,10 +169,16 @@ def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
     out = writer(tmp_path, tensorboard=True)
     out.resume(4)
     out.write(5, "train", {"loss": 0.5, "load": [0.25, 0.75]})
+    out.write(5, "eval", {"loss": 2.0})
     out.close()
     events = tensorboard_events(tmp_path / "tensorboard")
     found = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
-    assert found == {("loss", 5): 0.5, ("load/0", 5): 0.25, ("load/1", 5): 0.75}
+    assert found == {
+        ("train/loss", 5): 0.5,
+        ("train/load/0", 5): 0.25,
+        ("train/load/1", 5): 0.75,
+        ("eval/loss", 5): 2.0,
+    }
     starts = [e.step for e in events if e.HasField("session_log") and e.session_log.status == 1]
     assert starts == [5]  # TensorBoard hides earlier events from this step on
 

@@ -31,7 +31,7 @@ OVERRIDES = {
     "model.moe.capacity_factor": 1.0,
     "model.moe.images_per_group": 4,
     "augment.mixup_alpha": 0.5,
-    "augment.mixup_group_size": 8,
+    "augment.mixup_group_size": 4,
     "evaluation.batch_size": 384,
     "evaluation.every": "20 steps",
     "checkpoint.every": "10 steps",
@@ -202,22 +202,37 @@ def test_a_workdir_of_another_config_is_refused(single: Path):
         train.run(small_config(**{"model.depth": 3}), str(single))
 
 
-def test_a_non_finite_loss_ends_the_run(tmp_path: Path):
-    config = small_config(**{"optimizer.learning_rate": 1e30, "optimizer.grad_clip_norm": 0.0})
-    with pytest.raises(RunFailedError, match="the loss is nan at step"):
+@pytest.mark.parametrize(
+    ("steps", "what"), [("1 step", "cross entropy is .* at step 1"), ("3 steps", "at step [23]")]
+)
+def test_numbers_that_are_not_finite_end_the_run(tmp_path: Path, steps: str, what: str):
+    """Also after the very last update, which only the evaluation sees; nothing of it is kept."""
+    changes = {"optimizer.learning_rate": 1e30, "optimizer.name": "sgd", "duration": steps}
+    config = small_config(**changes, **{"optimizer.warmup": "0 steps"})
+    with pytest.raises(RunFailedError, match=what):
         train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_wrong_init_from_leaves_the_workdir_usable(tmp_path: Path):
+    changes = {"init_from": "/nowhere", "duration": "1 step", "optimizer.warmup": "0 steps"}
+    with pytest.raises(BadInputError, match=r"config\.init_from=/nowhere"):
+        train.run(small_config(**changes), str(tmp_path / "run"), devices=jax.devices()[:1])
+    changes["init_from"] = ""
+    train.run(small_config(**changes), str(tmp_path / "run"), devices=jax.devices()[:1])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 60}, "or a batch of 64, would do"),
-        ({"batch_size": 72}, "a multiple of 64, such as 128"),
+        ({"batch_size": 62}, "or a batch of 64, would do"),
+        ({"batch_size": 72}, "config.batch_size=72 must be a multiple of 32, such as 96"),
+        ({"augment.mixup_group_size": 8}, "add --config.augment.mixup_group_size=4"),
         ({"sharding.expert": 3}, "must divide the number of devices, 8"),
-        ({"init_from": "/nowhere"}, "config.init_from=/nowhere"),
         ({"model.num_heads": 5}, "config.model.num_heads=5 must divide"),
         ({"model.moe.routing_groups": 3}, "must divide the depth 2"),
-        ({"model.moe.blocks": "every"}, "known: all, every_N and last_N"),
+        ({"model.moe.blocks": "every"}, "known: all, last, every_N and last_N"),
         ({"model.norm_position": "mid"}, "known: pre, post"),
         ({"model.patch_size": 3}, "must divide the image size"),
     ],

@@ -43,16 +43,15 @@ class Checkpoints:
     def save(self, state: TrainState, *, step: int) -> None:
         """Writes in the background; returns once the arrays are copied off the devices."""
         if step != self.last.latest_step():
-            self.wait()
             self.last.save(step, args=self.items(state, step=step))
 
     def save_best(self, state: TrainState, *, step: int, accuracy: float) -> None:
         """Keeps `state` beside the newest ones if its accuracy is the highest so far."""
         if accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
-            self.wait()
             # Steps after the one resumed from come again, with other rounding on another mesh.
             if step in self.best.all_steps():
+                self.best.wait_until_finished()
                 self.best.delete(step)
             self.best.save(step, args=self.items(state, step=step, accuracy=accuracy), force=True)
 
@@ -69,8 +68,8 @@ class Checkpoints:
             meta=ocp.args.JsonSave(meta),
         )
 
-    def restore_latest(self, target: TrainState) -> tuple[TrainState, int] | None:
-        """The newest state, laid out as `target` (arrays, or shapes with shardings); None if none.
+    def restore_latest(self, state: TrainState) -> tuple[TrainState, int]:
+        """The newest checkpoint, placed as `state` is, and its step; `state` and 0 if none.
 
         Raises:
           BadInputError: the checkpoint is of another model.
@@ -78,23 +77,19 @@ class Checkpoints:
         """
         step = self.last.latest_step()
         if step is None:
-            return None
-        check_fingerprint(self.last, step, target.params)
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, target)
+            return state, 0
+        check_fingerprint(self.last, step, state.params)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
         items = ocp.args.Composite(
             params=ocp.args.StandardRestore(abstract.params),
             opt_state=ocp.args.StandardRestore(abstract.opt_state),
         )
         restored = restore(self.last, step, items)
-        scalar = jax.device_put(np.int32(step), target.step.sharding)
+        scalar = jax.device_put(np.int32(step), state.step.sharding)
         return TrainState(step=scalar, params=restored.params, opt_state=restored.opt_state), step
 
     def wait(self) -> None:
-        """Returns when everything asked for is on disk.
-
-        One save at a time: hosts meet at barriers numbered in the order they come to them, and two
-        saves in the background come in another order on another host, which then wait forever.
-        """
+        """Returns when everything asked for is on disk."""
         self.last.wait_until_finished()
         self.best.wait_until_finished()
 
@@ -103,8 +98,21 @@ class Checkpoints:
         self.best.close()
 
 
+def has_checkpoint(workdir: epath.Path) -> bool:
+    """Whether a run has a committed checkpoint to go on from."""
+    directory = workdir / LAST
+    return directory.exists() and bool(ocp.utils.checkpoint_steps(directory))
+
+
 def open_manager(directory: epath.Path, *, keep: int | None) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+    # Hosts meet at numbered barriers. Saves of two managers run in the background at the same
+    # time, so each manager counts its own: with one count, hosts may wait for each other forever.
+    name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        create=True,
+        multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name),
+    )
     handlers = {
         "params": ocp.StandardCheckpointHandler(),
         "opt_state": ocp.StandardCheckpointHandler(),

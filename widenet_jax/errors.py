@@ -27,3 +27,9 @@ def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
     raise BadInputError(
         f"{field}={name!r} is unknown; choose one of {', '.join(table)} (--{field}={near}?)"
     )
+
+
+def check_range(field: str, value: float, low: float, high: float) -> None:
+    """Raises BadInputError, naming the config field, unless low <= value <= high; NaN never is."""
+    if not low <= value <= high:
+        raise BadInputError(f"{field}={value} must be between {low:g} and {high:g}")

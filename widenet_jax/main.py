@@ -33,6 +33,7 @@ Any field of the config can be set, as in --config.optimizer.learning_rate=0.01.
 WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
 # Every other whole number is a count of at least 1.
 MAY_BE_ZERO = (
+    "seed",
     "data.num_workers",
     "augment.pad_pixels",
     "augment.randaugment_layers",
@@ -200,10 +201,12 @@ def wrong_value(message: str, config: ConfigDict) -> str:
 def check_numbers(config: ConfigDict) -> None:
     """Raises BadInputError at a field that is nan or infinite, or a count that is too small."""
     for name, value in fields_of(config):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadInputError(f"--config.{name}={value} is no finite number; give one")
+        if isinstance(value, float) and not 0 <= value < math.inf:
+            raise BadInputError(f"--config.{name}={value} must be a finite number, 0 or more")
         least = 0 if name in MAY_BE_ZERO else 1
-        if type(value) is int and name != "seed" and value < least:
+        if name == "seed" and not 0 <= value < 2**32:
+            raise BadInputError(f"--config.seed={value} must be between 0 and {2**32 - 1}")
+        if type(value) is int and value < least:
             raise BadInputError(f"--config.{name}={value} is too small; give at least {least}")
 
 
@@ -226,6 +229,31 @@ def report(result: dict[str, Any], workdir: str) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
+def join_hosts(own: flags.FlagValues) -> None:
+    """Makes this process one of several, where --distributed or its details ask for it.
+
+    Raises:
+      BadInputError: the details are missing or wrong, or the other processes do not come.
+    """
+    details = {"coordinator": own.coordinator, "num_processes": own.num_processes,
+               "process_id": own.process_id}  # fmt: skip
+    given = [name for name, value in details.items() if value is not None]
+    if not given and not own.distributed:
+        return
+    if given and len(given) < len(details):
+        missing = ", ".join(f"--{name}" for name in details if name not in given)
+        raise BadInputError(f"--{given[0]} also needs {missing}; on a TPU pod give none of them")
+    import jax
+
+    try:
+        jax.distributed.initialize(*details.values())
+    except (ValueError, RuntimeError) as error:
+        raise BadInputError(
+            f"--distributed: {' '.join(str(error).split())}; off a TPU pod add "
+            "--coordinator=HOST0:PORT --num_processes=N --process_id=I"
+        ) from None
+
+
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
     try:
@@ -234,12 +262,9 @@ def main(argv: Sequence[str]) -> int:
             print(USAGE + own.get_help())
             return 0
         logging.set_verbosity(logging.ERROR)
+        join_hosts(own)
         from widenet_jax import train  # imports JAX: seconds, so only now
 
-        if own.distributed:
-            import jax
-
-            jax.distributed.initialize(own.coordinator, own.num_processes, own.process_id)
         result = train.run(config, own.workdir, mode=own.mode)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -141,14 +141,17 @@ class WeightsAndBiases:
 
 
 def scalars(record: Mapping) -> dict[str, float]:
-    """{"a": 1, "b": [[2, 3]]} -> {"a": 1, "b/0/0": 2, "b/0/1": 3}; text is left out."""
+    """{"split": "eval", "a": 1, "b": [[2, 3]]} -> {"eval/a": 1, "eval/b/0/0": 2, "eval/b/0/1": 3}.
+
+    Training and evaluation keep apart: they may have a number of the same name at the same step.
+    """
     flat = {}
     for name, value in record.items():
         if isinstance(value, str) or name == "step":
             continue
         array = np.asarray(value)
         for index in np.ndindex(array.shape):
-            flat["/".join([name, *map(str, index)])] = float(array[index])
+            flat["/".join([record["split"], name, *map(str, index)])] = float(array[index])
     return flat
 
 

@@ -1,5 +1,6 @@
 """What a workdir says about its run: config, environment, git state, class names."""
 
+import importlib.util
 import json
 import platform
 import subprocess
@@ -45,6 +46,10 @@ def flatten(tree: dict, prefix: str = "") -> dict[str, Any]:
 
 def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None:
     """Raises BadInputError where the workdir holds a run of another config, or none to evaluate."""
+    if str(workdir).startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
+        raise BadInputError(
+            f"--workdir={workdir} needs the gcsfs package: pip install 'widenet_jax[gcs]'"
+        )
     stored_file = workdir / "config.json"
     if not stored_file.exists():
         if mode == "eval":
@@ -84,15 +89,24 @@ def write_run(
 ) -> None:
     """Writes config.json (first: it marks a workdir), class_names.json and environment.json.
 
-    The last is written anew at every start, for it may be another machine.
+    The last lists every start of the run, each with its versions, devices and commit.
     """
     if not main_host:
         return
     workdir.mkdir(parents=True, exist_ok=True)
     if not (workdir / "config.json").exists():
-        (workdir / "config.json").write_text(json.dumps(plain(config), indent=1) + "\n")
-    (workdir / "class_names.json").write_text(json.dumps(list(class_names)) + "\n")
-    (workdir / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+        write_json(workdir / "config.json", plain(config))
+    write_json(workdir / "class_names.json", list(class_names))
+    starts = workdir / "environment.json"
+    earlier = json.loads(starts.read_text()) if starts.exists() else []
+    write_json(starts, [*earlier, environment()])
+
+
+def write_json(path: epath.Path, value: Any) -> None:
+    """Whole or not at all: a reader, or a killed run, never leaves half a file."""
+    beside = epath.Path(f"{path}.tmp")
+    beside.write_text(json.dumps(value, indent=1) + "\n")
+    beside.replace(path)
 
 
 def environment() -> dict[str, Any]:

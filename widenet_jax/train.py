@@ -5,7 +5,6 @@ in a workdir, and the same call again goes on where it stopped.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -22,7 +21,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax import run_record
 from widenet_jax.analysis.figures import draw_learning_curves
-from widenet_jax.checkpoint import Checkpoints, load_params, params_sha256
+from widenet_jax.checkpoint import Checkpoints, has_checkpoint, load_params, params_sha256
 from widenet_jax.data.pipeline import build_transforms, eval_batches, image_shape, train_batches
 from widenet_jax.data.sources import build_source
 from widenet_jax.durations import to_steps
@@ -70,7 +69,10 @@ def run(
     check_batch(config, mesh)
 
     # Data
-    sources = {split: build_source(config.data, config.data[f"{split}_split"]) for split in SPLITS}
+    sources = {
+        "train": build_source(config.data, config.data.train_split),
+        "eval": build_source(config.data, config.data.eval_split),
+    }
     train_transform, eval_transform = build_transforms(config.augment, config.data.image_size)
     num_examples, class_names = len(sources["train"]), sources["train"].class_names
     if sources["eval"].class_names != class_names:
@@ -150,21 +152,17 @@ def run(
 
         # Restore
         if mode == "train":
+            if config.init_from and not has_checkpoint(workdir):
+                state = warm_start(state, config, shardings)
             run_record.write_run(workdir, config, class_names, main_host=main_host)
         checkpoints = Checkpoints(
             workdir,
             meta={"config": run_record.plain(config), "class_names": list(class_names)},
             keep=config.checkpoint.keep,
         )
-        restored = checkpoints.restore_latest(target_of(abstract, shardings))
-        if restored:
-            state, start_step = restored
-        elif mode == "eval":
+        state, start_step = checkpoints.restore_latest(state)
+        if mode == "eval" and not start_step:
             raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
-        else:
-            start_step = 0
-            if config.init_from:
-                state = warm_start(state, config, shardings)
 
         facts = {
             "params": count_parameters(shapes),
@@ -204,20 +202,27 @@ def run(
                 batch = global_batch(batch, mesh=mesh, batch_size=B, positions=positions)
                 state, step_metrics = train_step(state, batch)
                 progress.advance(step, lambda m=step_metrics: float(m["loss"]))
-                if step % config.log_every_steps == 0 or step == total_steps:
-                    log_step(writer, progress, step, step_metrics)
                 last = step == total_steps
-                if step % eval_every == 0 or last:
+                log, evaluate, save = (
+                    step % every == 0 or last
+                    for every in (config.log_every_steps, eval_every, save_every)
+                )
+                if log or evaluate or save:
+                    check_finite(step_metrics, step, writer)
+                if log:
+                    log_step(writer, progress, step, step_metrics)
+                if evaluate:
                     with progress.pause():
                         metrics = evaluate_state(state)
+                        check_finite({"cross_entropy": metrics["cross_entropy"]}, step, writer)
+                        checkpoints.save_best(state, step=step, accuracy=metrics["accuracy"])
                     writer.write(step, "eval", metrics)
                     progress.note(
                         f"step {step:,}: test accuracy {metrics['accuracy']:.2%}, "
                         f"cross-entropy {metrics['cross_entropy']:.4f}"
                     )
                     writer.flush()
-                    checkpoints.save_best(state, step=step, accuracy=metrics["accuracy"])
-                if step % save_every == 0 or last:
+                if save:
                     with progress.pause():
                         writer.flush()  # first the numbers, then the state that comes after them
                         checkpoints.save(state, step=step)
@@ -235,42 +240,46 @@ def run(
             "params_sha256": params_sha256(state.params),
         }
         if main_host:
-            (workdir / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+            run_record.write_json(workdir / "result.json", result)
             draw_learning_curves([workdir], workdir / "learning_curve.png")
         return result
 
 
-SPLITS = ("train", "eval")
-
-
 def group_size(config: ConfigDict) -> int:
     """Images that have to stay together: a routing group and a mixup group, both whole."""
+    routing, mixing = group_sizes(config)
+    return int(np.lcm(routing, mixing))
+
+
+def group_sizes(config: ConfigDict) -> tuple[int, int]:
+    """(images routed together, images that mixup pairs up); 1 where there is no such thing."""
     routing = config.model.moe.images_per_group if config.model.moe else 1
     mixing = config.augment.mixup_group_size if config.augment.mixup_alpha > 0 else 1
-    return int(np.lcm(routing, mixing))
+    return routing, mixing
 
 
 def check_batch(config: ConfigDict, mesh: Mesh) -> None:
     """Raises BadInputError unless batches divide into groups, parts and devices' shares."""
-    moe = config.model.moe
-    for field, size, group in (
-        ("config.batch_size", config.batch_size, group_size(config)),
-        (
-            "config.evaluation.batch_size",
-            config.evaluation.batch_size,
-            moe.images_per_group if moe else 1,
-        ),
+    routing, mixing = group_sizes(config)
+    B, eval_B = config.batch_size, config.evaluation.batch_size
+    if routing > 1 and routing % mixing:
+        raise BadInputError(
+            f"config.augment.mixup_group_size={mixing} must divide "
+            f"config.model.moe.images_per_group={routing}: partners come from the same routing "
+            f"group; add --config.augment.mixup_group_size={routing}"
+        )
+    check_group(B, mixing, field="config.augment.mixup_group_size")
+    parts = config.optimizer.accumulation_steps
+    for field, size, unit in (
+        ("config.batch_size", B, group_size(config) * mesh.size * parts),
+        ("config.evaluation.batch_size", eval_B, routing * mesh.size),
     ):
-        check_group(size, group)
-        unit = group * mesh.size
-        if field == "config.batch_size":
-            unit *= config.optimizer.accumulation_steps
+        check_group(size, routing)
         if size % unit:
             raise BadInputError(
-                f"{field}={size} must hold whole groups of {group} images for each of {mesh.size} "
-                f"devices and each accumulation step: a multiple of {unit}, such as "
-                f"{-(-size // unit) * unit}, or smaller groups (config.model.moe.images_per_group, "
-                "config.augment.mixup_group_size)"
+                f"{field}={size} must be a multiple of {unit}, such as {-(-size // unit) * unit}: "
+                f"whole groups of images (routing {routing}, mixup {mixing}) on each of "
+                f"{mesh.size} devices in each of {parts} accumulation steps"
             )
 
 
@@ -289,13 +298,6 @@ def init_state(*, model: Any, tx: Any, image_shape: tuple[int, ...], seed: int) 
     images = jnp.zeros((1, *image_shape))
     params = model.init(jax.random.key(seed), images, train=False)["params"]
     return TrainState(step=jnp.int32(0), params=params, opt_state=tx.init(params))
-
-
-def target_of(abstract: TrainState, shardings: TrainState) -> TrainState:
-    """Shapes with the places their values are to be restored to."""
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
-    )
 
 
 def warm_start(state: TrainState, config: ConfigDict, shardings: TrainState) -> TrainState:
@@ -331,19 +333,22 @@ def sum_over(
     return totals
 
 
-def log_step(writer: MetricsWriter, progress: Progress, step: int, metrics: Mapping) -> None:
-    """Writes one step's metrics; waits for the device.
+def check_finite(metrics: Mapping, step: int, writer: MetricsWriter) -> None:
+    """Raises RunFailedError where the loss or the gradient, or the evaluation, is not finite."""
+    for name in ("loss", "gradient_norm", "cross_entropy"):
+        value = float(metrics.get(name, 0.0))
+        if not np.isfinite(value):
+            writer.flush()
+            raise RunFailedError(
+                f"the {name.replace('_', ' ')} is {value} at step {step}; checkpoints made before "
+                "are kept. A lower config.optimizer.learning_rate or a longer "
+                "config.optimizer.warmup may help"
+            )
 
-    Raises:
-      RunFailedError: the loss is not finite.
-    """
+
+def log_step(writer: MetricsWriter, progress: Progress, step: int, metrics: Mapping) -> None:
+    """Writes one step's metrics; waits for the device."""
     values = dict(jax.device_get(metrics))
-    if not np.isfinite(values["loss"]):
-        writer.flush()
-        raise RunFailedError(
-            f"the loss is {values['loss']} at step {step}; the last checkpoint is kept. A lower "
-            "config.optimizer.learning_rate or a longer config.optimizer.warmup may help"
-        )
     routing = values.pop("routing")
     if routing:
         values |= summarize(routing)

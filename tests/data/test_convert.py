@@ -322,7 +322,8 @@ def get_config(arg=""):
         "data": {"source": "digits", "path": "", "train_split": arg or "train", "image_size": 8},
         "augment": {"crop": "pad", "crop_area_min": 0.05, "pad_pixels": 1, "flip": False,
                     "randaugment_layers": 1, "randaugment_magnitude": 5,
-                    "randaugment_before_crop": False, "eval_crop": "squash", "eval_resize": 8},
+                    "randaugment_before_crop": False, "eval_crop": "squash",
+                    "eval_crop_fraction": 1.0},
     })
 """
 
@@ -336,7 +337,7 @@ def test_preview_draws_a_configs_images(tmp_path, capsys):
     assert "no split 'dev'" in fails(
         capsys, "preview", "--config", f"{tmp_path}/c.py:dev", *options
     )
-    assert "no such file" in fails(capsys, "preview", "--config", tmp_path / "d.py", *options)
+    assert "there is no Python file" in fails(capsys, "preview", "--config", tmp_path / "d.py", *options)
 
 
 def test_preview_draws_every_operation(tmp_path):

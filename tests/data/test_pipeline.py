@@ -25,7 +25,7 @@ AUGMENT = {
     "randaugment_magnitude": 15,
     "randaugment_before_crop": False,
     "eval_crop": "squash",
-    "eval_resize": 8,
+    "eval_crop_fraction": 1.0,
 }
 TRAIN, EVAL = build_transforms(AUGMENT, 8)
 PLAIN = build_transforms({**AUGMENT, "crop": "none", "flip": False, "randaugment_layers": 0}, 8)[0]
@@ -276,7 +276,7 @@ def test_real_photos(tmp_path):
     source = sources.ArrayRecord(str(tmp_path), "train")
     assert len(source) == 1000 and len(source.class_names) == 1000
     train, evaluation = build_transforms(
-        {**AUGMENT, "eval_crop": "central", "eval_resize": 256}, 224
+        {**AUGMENT, "eval_crop": "central", "eval_crop_fraction": 0.875}, 224
     )
     options = {"batch_size": 50, "positions": np.arange(50), "prefetch": 1}
     with pipeline.train_batches(

@@ -17,7 +17,7 @@ AUGMENT = {
     "randaugment_magnitude": 15,
     "randaugment_before_crop": False,
     "eval_crop": "central",
-    "eval_resize": 256,
+    "eval_crop_fraction": 0.875,
     "mixup_alpha": 0.5,  # belongs to the device side
 }
 
@@ -34,7 +34,7 @@ def photo(height: int = 50, width: int = 70) -> np.ndarray:
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_train_images_have_the_size(crop, before, channels):
-    train, _ = build(32, crop=crop, randaugment_before_crop=before, eval_resize=36)
+    train, _ = build(32, crop=crop, randaugment_before_crop=before, eval_crop_fraction=8 / 9)
     for seed in range(20):
         image = train(photo()[..., :channels], np.random.default_rng(seed))
         assert image.shape == (32, 32, channels) and image.dtype == np.uint8
@@ -43,7 +43,7 @@ def test_train_images_have_the_size(crop, before, channels):
 @pytest.mark.parametrize("crop", transforms.EVAL_CROPS)
 @pytest.mark.parametrize("shape", [(50, 70), (70, 50), (8, 300), (32, 32)])
 def test_eval_images_have_the_size_and_no_luck(crop, shape):
-    _, evaluation = build(32, eval_crop=crop, eval_resize=36)
+    _, evaluation = build(32, eval_crop=crop, eval_crop_fraction=8 / 9)
     image = evaluation(photo(*shape))
     assert image.shape == (32, 32, 3)
     np.testing.assert_array_equal(image, evaluation(photo(*shape)))
@@ -51,7 +51,7 @@ def test_eval_images_have_the_size_and_no_luck(crop, shape):
 
 def test_nothing_asked_nothing_done():
     train, evaluation = build(
-        8, crop="none", flip=False, randaugment_layers=0, eval_crop="squash", eval_resize=8
+        8, crop="none", flip=False, randaugment_layers=0, eval_crop="squash", eval_crop_fraction=1.0
     )
     image = photo(8, 8)
     np.testing.assert_array_equal(train(image, np.random.default_rng(0)), image)
@@ -91,7 +91,7 @@ def test_order_of_steps(before):
         ({"pad_pixels": -1}, "augment.pad_pixels=-1 must be between"),
         ({"randaugment_layers": -2}, "augment.randaugment_layers=-2 must be between"),
         ({"randaugment_magnitude": 99}, "augment.randaugment_magnitude=99.0 must be between"),
-        ({"eval_resize": 100}, "augment.eval_resize=100 must be between"),
+        ({"eval_crop_fraction": 1.5}, "augment.eval_crop_fraction=1.5 must be between"),
     ],
 )
 def test_mistakes_are_named_in_one_line(changes, message):

@@ -32,3 +32,16 @@ def test_equals_its_definition():
             heads.append(weights @ v[real, part])
         expected = linear("out", np.concatenate(heads, -1))
         np.testing.assert_allclose(ours[b], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_acts_on_the_output_alone():
+    """At rate 0.5 each output is 0 or twice what it is without, and half are 0."""
+    x = jax.random.normal(jax.random.key(0), (8, 16, D))
+    layer = MultiHeadAttention(N, dropout=0.5)
+    params = layer.init(jax.random.key(1), x, train=False)["params"]
+    whole = layer.apply({"params": params}, x, train=False)
+    rngs = {"dropout": jax.random.key(2)}
+    dropped = np.asarray(layer.apply({"params": params}, x, train=True, rngs=rngs))
+    kept = dropped != 0
+    np.testing.assert_allclose(dropped[kept], 2 * np.asarray(whole)[kept], rtol=1e-5)
+    np.testing.assert_allclose(kept.mean(), 0.5, atol=0.06)

@@ -1,5 +1,6 @@
 """The dense feed-forward by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,3 +23,13 @@ def test_one_unit(output_gelu: bool, expected: float):
     out = layer.apply({"params": PARAMS}, jnp.ones((1, 1, 1)), train=False)
     np.testing.assert_allclose(out.y, expected, rtol=1e-4)
     assert out.aux == {}
+
+
+def test_dropout_after_both_layers():
+    """At rate 0.5 a quarter survives both, four times as large; the bias is 0."""
+    layer = Mlp(1, dropout=0.5)
+    rngs = {"dropout": jax.random.key(0)}
+    y = layer.apply({"params": PARAMS}, jnp.ones((1, 4000, 1)), train=True, rngs=rngs).y
+    values = np.asarray(y).ravel() / 0.84119199
+    np.testing.assert_allclose(np.unique(values.round(4)), [0, 4])
+    np.testing.assert_allclose((values > 0).mean(), 0.25, atol=0.03)

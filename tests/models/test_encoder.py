@@ -154,7 +154,7 @@ def test_bfloat16_keeps_parameters_and_router_in_float32():
 @pytest.mark.parametrize(
     ("rule", "blocks"),
     [("all", (0, 1, 2, 3, 4, 5)), ("every_3", (2, 5)), ("every_1", (0, 1, 2, 3, 4, 5)),
-     ("last_2", (4, 5))],
+     ("last_2", (4, 5)), ("last", (5,))],
 )  # fmt: skip
 def test_which_blocks_have_experts(rule: str, blocks: tuple):
     assert moe_block_indices(rule, 6) == blocks

@@ -89,8 +89,7 @@ def test_widenet_b_by_hand():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_name_builds(family: str, size: str):
-    options = {"moe_blocks": "all"} if size in ("tiny", "s") else {}
-    model = build_model(vision_model(family, size, options), 10)
+    model = build_model(vision_model(family, size, {}), 10)
     side = 4 * model.patch_size
     logits, aux = jax.eval_shape(
         lambda images: model.init_with_output(jax.random.key(0), images, train=False)[0],
@@ -109,6 +108,8 @@ def test_every_name_builds(family: str, size: str):
         ("widenet_b,experts=many", "wants a value of type int"),
         ("widenet_b,share_norms=1", "wants true or false"),
         ("widenet_b,preset=mine", "paper or authors_code"),
+        ("vit_b,experts=8", "vit_b has no experts, so option experts means nothing"),
+        ("widenet_b,moe=false,images_per_group=8", "so option images_per_group means nothing"),
     ],
 )
 def test_names_that_do_not_exist(text: str, message: str):

@@ -205,6 +205,44 @@ def test_noise_only_in_training_and_of_the_stated_size():
     np.testing.assert_allclose(std, np.sqrt(2) / E, rtol=0.05)
 
 
+def test_the_router_multiplies_in_full_float32():
+    """Inputs and precision of its product in a bfloat16 layer, as the compiler is given them."""
+    moe = layer(4, 2, dtype=jnp.bfloat16)
+    x = jnp.ones((2, T, D), jnp.bfloat16)
+    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    trace = jax.make_jaxpr(lambda p: moe.apply({"params": p}, x, train=True).y)(params)
+    products = [eqn for eqn in trace.eqns if eqn.primitive.name == "dot_general"]
+    [router] = [eqn for eqn in products if eqn.invars[1].aval.shape == (D, 4)]
+    assert {str(v.aval.dtype) for v in router.invars} == {"float32"}
+    assert set(router.params["precision"]) == {jax.lax.Precision.HIGHEST}
+
+
+def test_evaluation_has_its_own_capacity():
+    """Six tokens for one of two experts: C = 0.5 keeps ceil(0.5 * 6 / 2) = 2, C = 1 keeps 3."""
+    moe = layer(2, 1, capacity_factor=0.5, capacity_factor_eval=1.0, images_per_group=1)
+    x = jnp.ones((2, T, D))
+    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    dropped = [int(moe.apply({"params": params}, x, train=t).aux["dropped"]) for t in (True, False)]
+    assert dropped == [2 * (6 - 2), 2 * (6 - 3)]
+
+
+def test_dropout_after_both_layers_of_an_expert():
+    """E = K = 1, identity-like weights: outputs are 0 or scaled by 1/keep or 1/keep^2.
+
+    wi and wo map D = 1 to F = 1 with weight 1 and no bias; the hidden value is GELU(x), dropped
+    or doubled at rate 0.5, and so is the output: a quarter of the tokens survive, times 4.
+    """
+    moe = layer(1, 1, mlp_dim=1, capacity_factor=1.0, images_per_group=1, dropout=0.5)
+    one, zero = jnp.ones((1, 1, 1)), jnp.zeros((1, 1))
+    dense = {"kernel": one, "bias": zero}
+    params = {"router": {"kernel": jnp.ones((1, 1))}, "experts": {"wi": dense, "wo": dense}}
+    x = jnp.ones((1, 4000, 1))
+    y = moe.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(0)}).y
+    values = np.asarray(y).ravel() / 0.84119199  # GELU(1)
+    np.testing.assert_allclose(np.unique(values.round(4)), [0, 4])
+    np.testing.assert_allclose((values > 0).mean(), 0.25, atol=0.03)
+
+
 def test_a_single_image_is_one_group_in_evaluation_only():
     x = jnp.ones((1, T, D))
     moe = layer(4, 2, images_per_group=16)
@@ -217,15 +255,13 @@ def test_a_single_image_is_one_group_in_evaluation_only():
 def test_a_batch_that_is_no_whole_number_of_groups_names_sizes_that_would_do():
     moe = layer(4, 2, images_per_group=5)
     x = jnp.ones((12, T, D))
-    with pytest.raises(
-        BadInputError, match="images_per_group=3 or 4 or 6, or a batch of 15, would do"
-    ):
+    with pytest.raises(BadInputError, match="3 or 4 or 6, or a batch of 15, would do"):
         moe.init(jax.random.key(0), x, train=True)
 
 
 def test_no_more_experts_selected_than_there_are():
     moe = layer(2, 3)
-    with pytest.raises(BadInputError, match="must lie between 1 and"):
+    with pytest.raises(BadInputError, match="num_selected_experts=3 must be between 1 and 2"):
         moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
 
 

@@ -22,7 +22,7 @@ from widenet_jax.data.transforms import EvalTransform, TrainTransform, build_tra
 from widenet_jax.errors import BadInputError
 
 __all__ = ["Batches", "EvalTransform", "TrainTransform", "build_transforms", "eval_batches",
-           "image_shape", "num_eval_steps", "train_batches"]  # fmt: skip
+           "image_shape", "num_eval_steps", "read_image", "train_batches"]  # fmt: skip
 
 Batch = dict[str, np.ndarray]
 # Multiple of small batch sizes; at 224 pixels a chunk is 9.6 MB.
@@ -30,7 +30,7 @@ IMAGES_PER_CHUNK = 64
 MAX_THREADS = 16
 
 
-def _pixels(source: Source, record: int) -> tuple[np.ndarray, int]:
+def read_image(source: Source, record: int) -> tuple[np.ndarray, int]:
     """(uint8 [H, W, C], label) of one record."""
     example = source[record]
     image = example["image"]
@@ -84,7 +84,7 @@ class _TrainChunks(_Chunks):
         pictures, labels = [], []
         for epoch, record in zip(epochs.tolist(), records.tolist(), strict=True):
             rng = sampler.augmentation_rng(seed=self.seed, epoch=epoch, record=record)
-            image, label = _pixels(self.source, record)
+            image, label = read_image(self.source, record)
             pictures.append(self.transform(image, rng))
             labels.append(label)
         return {
@@ -104,7 +104,7 @@ class _EvalChunks(_Chunks):
         labels = np.zeros(len(records), np.int32)
         pictures: list[np.ndarray | None] = [None] * len(records)
         for i in np.flatnonzero(mask).tolist():
-            image, labels[i] = _pixels(self.source, int(records[i]))
+            image, labels[i] = read_image(self.source, int(records[i]))
             pictures[i] = self.transform(image)
         if not mask.all():
             blank = np.zeros_like(self._any_picture(pictures))
@@ -120,7 +120,7 @@ class _EvalChunks(_Chunks):
         """Any picture of the set: the shape that padding needs."""
         if pictures[0] is not None:
             return pictures[0]
-        return self.transform(_pixels(self.source, 0)[0])
+        return self.transform(read_image(self.source, 0)[0])
 
 
 def _put_together(chunks: Sequence[Batch]) -> Batch:
@@ -260,7 +260,7 @@ def eval_batches(
 
 def image_shape(source: Source, transform: EvalTransform) -> tuple[int, int, int]:
     """(height, width, channels) of every image of a batch, from the source's first."""
-    return transform(_pixels(source, 0)[0]).shape
+    return transform(read_image(source, 0)[0]).shape
 
 
 def _positions(positions: np.ndarray, batch_size: int) -> np.ndarray:

@@ -7,8 +7,9 @@ import cv2
 import numpy as np
 
 from widenet_jax.data import images, sampler
+from widenet_jax.data.pipeline import read_image
 from widenet_jax.data.randaugment import OPERATIONS
-from widenet_jax.data.sources import Source, build_source
+from widenet_jax.data.sources import build_source
 from widenet_jax.data.transforms import build_transforms
 
 SHEET_COLUMNS = 6
@@ -35,7 +36,8 @@ def augmentation_grid(
     chosen = np.linspace(0, len(source) - 1, min(num_images, len(source))).astype(int)
     rows = []
     for record in chosen.tolist():
-        image, name = _image_and_class(source, record)
+        image, label = read_image(source, record)
+        name = source.class_names[label]
         tiles = [evaluation(image)]
         for epoch in range(num_draws):
             rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
@@ -66,14 +68,6 @@ def operations_sheet(image: np.ndarray, magnitude: float, size: int, seed: int =
             for first in range(0, len(tiles), SHEET_COLUMNS)
         ]
     )
-
-
-def _image_and_class(source: Source, record: int) -> tuple[np.ndarray, str]:
-    example = source[record]
-    image = example["image"]
-    if isinstance(image, bytes):
-        image = images.decode(image, source.describe(record))
-    return image, source.class_names[example["label"]]
 
 
 def _row(tiles: Sequence[np.ndarray], captions: Sequence[str]) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from widenet_jax.data import images
 from widenet_jax.data.randaugment import rand_augment
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import check_range, choose
 
 TRAIN_CROPS = dict.fromkeys(("inception", "pad", "none"))
 EVAL_CROPS = dict.fromkeys(("central", "squash"))
@@ -92,7 +92,8 @@ def build_transforms(
 
     Args:
       augment: reads crop, crop_area_min, pad_pixels, flip, randaugment_layers,
-        randaugment_magnitude, randaugment_before_crop, eval_crop and eval_resize.
+        randaugment_magnitude, randaugment_before_crop, eval_crop and
+        eval_crop_fraction.
       image_size: side of the images the model takes.
 
     Raises:
@@ -100,6 +101,7 @@ def build_transforms(
     """
     choose(TRAIN_CROPS, augment["crop"], field="config.augment.crop")
     choose(EVAL_CROPS, augment["eval_crop"], field="config.augment.eval_crop")
+    check_range("config.augment.eval_crop_fraction", augment["eval_crop_fraction"], 0.01, 1.0)
     train = TrainTransform(
         image_size=image_size,
         crop=augment["crop"],
@@ -113,18 +115,11 @@ def build_transforms(
     evaluation = EvalTransform(
         image_size=image_size,
         crop=augment["eval_crop"],
-        resize=int(augment["eval_resize"]),
+        resize=round(image_size / augment["eval_crop_fraction"]),
     )
-    _check_range("config.data.image_size", image_size, 1, 65_536)
-    _check_range("config.augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
-    _check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)
-    _check_range("config.augment.randaugment_layers", train.randaugment_layers, 0, 100)
-    _check_range("config.augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)
-    if evaluation.crop == "central":
-        _check_range("config.augment.eval_resize", evaluation.resize, image_size, 65_536)
+    check_range("config.data.image_size", image_size, 1, 65_536)
+    check_range("config.augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
+    check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)
+    check_range("config.augment.randaugment_layers", train.randaugment_layers, 0, 100)
+    check_range("config.augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)
     return train, evaluation
-
-
-def _check_range(field: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # also refuses NaN
-        raise BadInputError(f"{field}={value} must be between {low} and {high}")

@@ -139,8 +139,9 @@ class Encoder(nn.Module):
 
 
 def moe_block_indices(rule: str, depth: int) -> tuple[int, ...]:
-    """Blocks with a mixture of experts: "all"; "every_n": n-1, 2n-1, ...; "last_n".
+    """Blocks with a mixture of experts: "all"; "every_n": n-1, 2n-1, ...; "last_n"; "last".
 
+    "last" is the released code's habit: as many as every_6 gives, at the end.
     The paper's parameter counts fix how many blocks of ViT-MoE are MoE, not which.
 
     Raises:
@@ -150,11 +151,13 @@ def moe_block_indices(rule: str, depth: int) -> tuple[int, ...]:
     n = int(count) if count.isdigit() else 0
     if rule == "all":
         return tuple(range(depth))
+    if rule == "last":
+        return tuple(range(depth - max(1, depth // 6), depth))
     if kind == "every" and 1 <= n <= depth:
         return tuple(range(n - 1, depth, n))
     if kind == "last" and 1 <= n <= depth:
         return tuple(range(depth - n, depth))
     raise BadInputError(
-        f"config.model.moe.blocks={rule!r} is not known; known: all, every_N and last_N "
+        f"config.model.moe.blocks={rule!r} is not known; known: all, last, every_N and last_N "
         f"with N from 1 to {depth}"
     )

@@ -20,14 +20,17 @@ SMALL_SIZES = ("tiny", "s")
 # Images routed together: the paper's 16 a core, fewer where it is CPUs that pay for the dispatch.
 IMAGES_PER_GROUP = {"tiny": 4, "s": 4}
 
+# Small models are too shallow for an expert layer in every 6th block.
+MOE_BLOCKS = {"tiny": "last_1", "s": "every_2"}
+
 # Experts of size B are 4096 wide where ViT-B's dense layers are 3072: the text says so of
 # WideNet-B, and ViT-MoE-B's printed 128M needs it too.
 EXPERT_MLP_DIM = {"b": 4096}
 
 FAMILIES = {
     "vit": {"moe": False, "share": False},
-    "vit_moe": {"moe": True, "share": False, "moe_blocks": "every_6"},
-    "widenet": {"moe": True, "share": True, "moe_blocks": "all"},
+    "vit_moe": {"moe": True, "share": False},
+    "widenet": {"moe": True, "share": True},
 }
 
 # Options after the name, as in `widenet_b,share_norms=true,experts=8`.
@@ -48,7 +51,13 @@ OPTIONS = {
     "patch_size": int,
     "image_size": int,
     "preset": str,
+    "source": str,  # of the images: array_record, image_folder or tfds
 }
+# Options of a mixture of experts; a dense model refuses them.
+MOE_OPTIONS = (
+    *("moe_blocks", "experts", "selected", "capacity_factor", "routing_groups"),
+    "images_per_group",
+)
 
 PRESETS = ("paper", "authors_code")
 
@@ -72,6 +81,11 @@ def parse_variant(text: str) -> tuple[str, str, dict]:
                 f"{name} has no option {key!r}; there are {', '.join(OPTIONS)} (as key=value)"
             )
         options[key] = parse_value(key, value)
+    if not options.get("moe", FAMILIES[family]["moe"]):
+        for key in (key for key in options if key in MOE_OPTIONS):
+            raise BadInputError(
+                f"{name} has no experts, so option {key} means nothing; leave it out"
+            )
     if options.get("preset", "paper") not in PRESETS:
         raise BadInputError(f"preset={options['preset']!r} is not known; {' or '.join(PRESETS)}")
     return family, size, options
@@ -98,6 +112,7 @@ def vision_model(family: str, size: str, options: dict) -> dict:
     base, kind = SIZES[size], FAMILIES[family]
     has_moe = options.get("moe", kind["moe"])
     share = options.get("share", kind["share"])
+    blocks = MOE_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
     authors_code = options.get("preset") == "authors_code"
     pools_tokens = family != "vit"
     mlp_dim = options.get("mlp_dim", base["mlp_dim"])
@@ -122,7 +137,7 @@ def vision_model(family: str, size: str, options: dict) -> dict:
     }
     if has_moe:
         model["moe"] = {
-            "blocks": options.get("moe_blocks", kind.get("moe_blocks", "all")),
+            "blocks": options.get("moe_blocks", blocks),
             "routing_groups": options.get("routing_groups", 0),
             "mlp_dim": options.get("mlp_dim", EXPERT_MLP_DIM.get(size, base["mlp_dim"])),
             "num_experts": options.get("experts", 4),

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.embed import PatchEmbed, PositionEmbed
 from widenet_jax.layers.pool import POOLS
 from widenet_jax.models.encoder import Encoder
@@ -78,7 +78,7 @@ class VisionTransformer(nn.Module):
             dtype=dtype,
             name="encoder",
         )(x, mask=token_mask, train=train)
-        x = POOLS[self.pool](x, token_mask).astype(jnp.float32)
+        x = POOLS[self.pool](x.astype(jnp.float32), token_mask)
 
         def dense(features: int, name: str) -> nn.Module:
             return nn.Dense(features, kernel_init=nn.initializers.glorot_uniform(), name=name)
@@ -106,6 +106,7 @@ def build_model(model: Mapping, num_classes: int) -> nn.Module:
             f"config.model.num_heads={fields['num_heads']} must divide "
             f"config.model.embed_dim={fields['embed_dim']}"
         )
+    check_range("config.model.dropout", fields["dropout"], 0.0, 0.99)
     if fields["pool"] == "token" and fields["cls_token"] == "none":
         raise BadInputError(
             "config.model.pool=token needs a CLS token: set config.model.cls_token=learned"

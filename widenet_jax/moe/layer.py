@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.mlp import BIAS_INIT
 from widenet_jax.moe.balance import load_balance_loss, routing_statistics
 from widenet_jax.moe.dispatch import DISPATCHERS, assign_slots, capacity_limit
@@ -106,14 +106,11 @@ class MoeLayer(nn.Module):
         `balance.routing_statistics`.
 
         Raises:
-          BadInputError: images_per_group does not divide B, K is not in 1..E, or an unknown name.
+          BadInputError: images_per_group does not divide B, a field is out of range, or an
+            unknown name.
         """
         B, T, D = x.shape
-        if not 1 <= self.num_selected_experts <= self.num_experts:
-            raise BadInputError(
-                f"config.model.moe.num_selected_experts={self.num_selected_experts} must lie "
-                f"between 1 and config.model.moe.num_experts={self.num_experts}"
-            )
+        self.check()
         g = 1 if B == 1 and not train else self.images_per_group
         check_group(B, g)
         mask = jnp.ones((B, T), bool) if mask is None else mask
@@ -148,12 +145,25 @@ class MoeLayer(nn.Module):
         y = constrain(y, BATCH).reshape(B, T, D)
         return FfnOutput(y=y, aux=aux, routing=routing)
 
+    def check(self) -> None:
+        """Raises BadInputError where a field is out of range."""
+        section = "config.model.moe"
+        check_range(f"{section}.capacity_factor", self.capacity_factor, 1e-3, 1e3)
+        check_range(f"{section}.capacity_factor_eval", self.capacity_factor_eval, 1e-3, 1e3)
+        check_range(f"{section}.noise_std", self.noise_std, 0, 1e3)
+        selected = f"{section}.num_selected_experts"
+        check_range(selected, self.num_selected_experts, 1, self.num_experts)
+
     def route(self, x: Array, mask: Array, *, train: bool) -> Routing:
-        """The router in float32, whatever `dtype`: rounding would move tokens between experts."""
+        """The router in float32, whatever `dtype`: rounding would move tokens between experts.
+
+        HIGHEST, because TPUs and recent GPUs multiply float32 in fewer bits by default.
+        """
         logits = nn.Dense(
             self.num_experts,
             use_bias=False,
             dtype=jnp.float32,
+            precision=jax.lax.Precision.HIGHEST,
             kernel_init=nn.initializers.glorot_uniform(),
             name="router",
         )(x.astype(jnp.float32))
@@ -178,14 +188,16 @@ class MoeLayer(nn.Module):
         )
 
 
-def check_group(batch_size: int, images_per_group: int) -> None:
+def check_group(
+    batch_size: int, group: int, *, field: str = "config.model.moe.images_per_group"
+) -> None:
     """Raises BadInputError, naming sizes that would do, unless groups fill the batch exactly."""
-    if batch_size % images_per_group == 0:
+    if batch_size % group == 0:
         return
     divisors = [d for d in range(1, batch_size + 1) if batch_size % d == 0]
-    near = sorted(divisors, key=lambda d: abs(d - images_per_group))[:3]
-    up = -(-batch_size // images_per_group) * images_per_group
+    near = sorted(sorted(divisors, key=lambda d: abs(d - group))[:3])
+    whole = -(-batch_size // group) * group
     raise BadInputError(
-        f"images_per_group={images_per_group} must divide the batch of {batch_size} images; "
-        f"images_per_group={' or '.join(map(str, sorted(near)))}, or a batch of {up}, would do"
+        f"{field}={group} must divide the batch of {batch_size} images; "
+        f"{' or '.join(map(str, near))}, or a batch of {whole}, would do"
     )

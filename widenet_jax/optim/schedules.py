@@ -48,8 +48,7 @@ def build_schedule(
     if not 0 <= warmup_steps <= total_steps:
         raise BadInputError(
             f"config.optimizer.warmup is {warmup_steps} steps in a run of {total_steps}; "
-            f"set --config.optimizer.warmup_steps to 0..{total_steps} and the other warm-up "
-            "fields to 0"
+            f"shorten it, for instance --config.optimizer.warmup='{total_steps // 10} steps'"
         )
     end = learning_rate if name == "constant" else end_learning_rate
     # A divisor of 1 stands in for an empty phase: no step then falls inside it.
