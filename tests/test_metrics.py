@@ -196,7 +196,7 @@ def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(BadInputError) as caught:
         writer(tmp_path, wandb_project="widenet")
     text = str(caught.value)
-    assert "pip install 'widenet_jax[wandb]'" in text and "\n" not in text
+    assert "pip install -e '.[wandb]'" in text and "\n" not in text
 
 
 class Clock:

@@ -118,7 +118,7 @@ class WeightsAndBiases:
         except ImportError:
             raise BadInputError(
                 f"config.tracking.wandb_project={project} needs the wandb package: "
-                "pip install 'widenet_jax[wandb]', or leave the field empty"
+                "pip install -e '.[wandb]', or leave the field empty"
             ) from None
         # Two workdirs may end in the same name; the same workdir is always the same run.
         whole = str(workdir) if "://" in str(workdir) else os.path.abspath(workdir)

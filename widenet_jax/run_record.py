@@ -47,9 +47,7 @@ def flatten(tree: dict, prefix: str = "") -> dict[str, Any]:
 def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None:
     """Raises BadInputError where the workdir holds a run of another config, or none to evaluate."""
     if str(workdir).startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
-        raise BadInputError(
-            f"--workdir={workdir} needs the gcsfs package: pip install 'widenet_jax[gcs]'"
-        )
+        raise BadInputError(f"--workdir={workdir} needs the gcsfs package: pip install -e '.[gcs]'")
     stored_file = workdir / "config.json"
     if not stored_file.exists():
         if mode == "eval":

@@ -337,7 +337,9 @@ def test_preview_draws_a_configs_images(tmp_path, capsys):
     assert "no split 'dev'" in fails(
         capsys, "preview", "--config", f"{tmp_path}/c.py:dev", *options
     )
-    assert "there is no Python file" in fails(capsys, "preview", "--config", tmp_path / "d.py", *options)
+    assert "there is no Python file" in fails(
+        capsys, "preview", "--config", tmp_path / "d.py", *options
+    )
 
 
 def test_preview_draws_every_operation(tmp_path):

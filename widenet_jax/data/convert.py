@@ -207,7 +207,7 @@ def prepare_tfds(name: str, data_dir: str | None) -> Any:
     except ImportError:
         raise BadInputError(
             f"tfds {name}: preparing a TFDS set needs TensorFlow; "
-            "pip install 'widenet_jax[prepare]', or convert the images with another subcommand"
+            "pip install -e '.[prepare]', or convert the images with another subcommand"
         ) from None
     import tensorflow_datasets as tfds
 
