@@ -1,11 +1,19 @@
-"""Eight host devices for every test, and slow tests only with --slow."""
+"""Eight host devices for every test, compiled programs shared, slow tests only with --slow."""
 
+import atexit
 import os
+import tempfile
 
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+# Many tests run the same program, some in processes of their own: each is compiled once.
+_compiled = tempfile.TemporaryDirectory(prefix="widenet_jax_compiled_")
+atexit.register(_compiled.cleanup)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

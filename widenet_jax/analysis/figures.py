@@ -26,7 +26,8 @@ def draw_learning_curves(
             name = f"{label} {'test' if split == 'eval' else 'train'}".strip()
             for axis, key in ((loss_axis, "cross_entropy"), (accuracy_axis, "accuracy")):
                 axis.plot(steps, [r[key] for r in rows], color=colour, label=name, **style)
-    loss_axis.set(xlabel="step", ylabel="cross-entropy", yscale="log")
+    # In training against smoothed, mixed labels: its floor is not 0.
+    loss_axis.set(xlabel="step", ylabel="cross-entropy (training: smoothed labels)", yscale="log")
     accuracy_axis.set(xlabel="step", ylabel="accuracy", ylim=(0, 1))
     for axis in (loss_axis, accuracy_axis):
         axis.grid(alpha=0.3)
