@@ -1,4 +1,4 @@
-"""Tiny-ImageNet at 48 pixels: pretraining at a scale that a laptop's CPU finishes.
+"""Tiny-ImageNet at 24 pixels: pretraining at a scale that a laptop's CPU finishes.
 
 200 classes of 64x64 photos. Not an experiment of the paper; what it shows is that a backbone
 pretrained here and finetuned with configs/cifar10.py:widenet_s is ahead of one from scratch.
@@ -21,7 +21,7 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
     config.seed = 0
     config.init_from = ""  # workdir of the pretraining run; empty: from scratch
     config.batch_size = 128
-    config.duration = "8 epochs"  # steps, examples or epochs
+    config.duration = "20 epochs"  # steps, examples or epochs
     config.log_every_steps = 10
 
     config.model = vision_model(family, size, options)
@@ -30,7 +30,7 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
 
     config.task = {"name": "classification", "label_smoothing": 0.0}
 
-    image_size = options.get("image_size", 48)
+    image_size = options.get("image_size", 24)
     config.data = {
         "source": options.get("source", "array_record"),  # array_record, image_folder, tfds
         "name": "",  # of the TFDS set
@@ -71,8 +71,8 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
         "decay_exclude": "",  # regex of parameter paths
         "accumulation_steps": 1,
     }
-    config.evaluation = {"batch_size": 512, "every": "1 epoch"}
-    config.checkpoint = {"every": "1 epoch", "keep": 2}
+    config.evaluation = {"batch_size": 512, "every": "2 epochs"}
+    config.checkpoint = {"every": "2 epochs", "keep": 2}
     config.sharding = {"fsdp": 1, "expert": 1}  # the data axis takes the other devices
     config.tracking = {"tensorboard": True, "wandb_project": ""}
     return config
