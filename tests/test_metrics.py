@@ -86,13 +86,15 @@ def test_a_file_is_readable_while_a_line_is_being_written(tmp_path: Path):
     assert lines.read() == [{"step": 1}]
 
 
-def test_nothing_is_written_before_flush(tmp_path: Path):
-    lines = json_lines(tmp_path, in_parts=False)
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_parts_wait_for_flush_and_a_file_does_not(tmp_path: Path, in_parts: bool):
+    lines = json_lines(tmp_path, in_parts=in_parts)
     lines.write({"step": 1})
-    assert lines.files() == []
+    assert lines.read() == ([] if in_parts else [{"step": 1}])
     lines.flush()
     lines.flush()
-    assert lines.path.read_text() == '{"step": 1}\n'
+    assert lines.read() == [{"step": 1}]
+    assert len(lines.files()) == 1
 
 
 @pytest.mark.parametrize(

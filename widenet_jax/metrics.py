@@ -22,10 +22,10 @@ Metrics = Mapping[str, object]
 
 
 class JsonLines:
-    """Appends one JSON object a line; lines are kept back until `flush`.
+    """Appends one JSON object a line.
 
-    Object stores cannot append: on a gs:// path every flush writes a part of its own,
-    `metrics.jsonl.parts/00000000.jsonl`, numbered in the order of writing.
+    Object stores cannot append: on a gs:// path lines are kept back until `flush`, which writes a
+    part of its own, `metrics.jsonl.parts/00000000.jsonl`, numbered in the order of writing.
     """
 
     def __init__(self, path: epath.Path):
@@ -36,6 +36,8 @@ class JsonLines:
     def write(self, record: Mapping) -> None:
         """`record` holds a `step`."""
         self.pending.append(dict(record))
+        if self.parts is None:
+            self.flush()
 
     def flush(self) -> None:
         if not self.pending:
