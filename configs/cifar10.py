@@ -79,7 +79,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         "learning_rate": 2e-3 if small else 0.03,
         "end_learning_rate": 0.0,
         "schedule": "cosine",
-        "warmup": "200 steps" if small else "0 steps",
+        "warmup": "0.5 epochs" if small else "0 steps",
         "b1": 0.9,
         "b2": 0.999,
         "eps": 1e-6,

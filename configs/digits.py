@@ -69,7 +69,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "decay_exclude": "",
         "accumulation_steps": 1,
     }
-    config.evaluation = {"batch_size": 368, "every": "10 epochs"}
+    config.evaluation = {"batch_size": 384, "every": "10 epochs"}
     config.checkpoint = {"every": "20 epochs", "keep": 2}
     config.sharding = {"fsdp": 1, "expert": 1}
     config.tracking = {"tensorboard": True, "wandb_project": ""}

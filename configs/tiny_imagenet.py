@@ -60,7 +60,7 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
         "learning_rate": 2e-3,
         "end_learning_rate": 0.0,
         "schedule": "cosine",
-        "warmup": "200 steps",
+        "warmup": "1 epoch",
         "b1": 0.9,
         "b2": 0.999,
         "eps": 1e-6,

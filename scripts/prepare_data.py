@@ -27,15 +27,18 @@ import tqdm
 
 from widenet_jax.data import archives, convert, images, preview, records
 from widenet_jax.errors import BadInputError
-from widenet_jax.main import load_config
+from widenet_jax.main import load_config, override
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "preview":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         if options.command == "preview":
-            _preview(options)
+            _preview(options, rest)
         else:
             _convert(options)
     except BadInputError as error:
@@ -159,7 +162,8 @@ def _split_files(options: list[str]) -> dict[str, list[str]]:
     return files
 
 
-def _preview(options: argparse.Namespace) -> None:
+def _preview(options: argparse.Namespace, fields: list[str]) -> None:
+    """`fields`: --config.FIELD=VALUE, as in training."""
     if options.operations:
         try:
             photo = Path(options.operations).read_bytes()
@@ -168,8 +172,10 @@ def _preview(options: argparse.Namespace) -> None:
         image = images.decode(photo, options.operations)
         picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
     else:
+        config = load_config(options.config)
+        override(config, ["prepare_data", *fields])
         picture = preview.augmentation_grid(
-            load_config(options.config),
+            config,
             num_images=options.num,
             num_draws=options.draws,
             seed=options.seed,

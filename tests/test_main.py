@@ -162,7 +162,7 @@ def test_they_are_answered_without_importing_jax():
         (("--config.task.label_smoothing=2",), "config.task.label_smoothing=2.0 must be in [0, 1)"),
         (("--config.duration=soon",), "config.duration='soon' is no duration"),
         (("--config.data.source=array_record", "--config.data.path=/no/where"), "/no/where"),
-        (("--config.batch_size=62",), "must divide the batch of 62 images"),
+        (("--config.batch_size=62",), "config.batch_size=62 must be a multiple of 8"),
         (("--config.sharding.fsdp=3",), "must divide the number of devices, 8"),
         (("--mode=eval",), "no run there to evaluate"),
     ],
@@ -272,3 +272,15 @@ def test_the_table_of_a_training_run_without_experts_says_where_things_are():
         "metrics               runs/x/metrics.jsonl",
         "learning curve        runs/x/learning_curve.png",
     ]
+
+
+def test_evaluation_needs_only_the_workdir(capsys: pytest.CaptureFixture, tmp_path: Path):
+    """The config comes from the run's config.json."""
+    workdir = f"--workdir={tmp_path / 'run'}"
+    flags = ["--config.duration=1 step", "--config.optimizer.warmup=0 steps", "--json"]
+    assert main(["main", DIGITS, workdir, *flags]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert main(["main", "--mode=eval", workdir, "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert evaluated["test_accuracy"] == trained["test_accuracy"]
+    assert "no run there to evaluate" in refused(capsys, "--mode=eval", f"--workdir={tmp_path}")

@@ -197,6 +197,16 @@ def test_a_finished_run_only_reports(single: Path):
     assert (single / "metrics.jsonl").read_bytes() == before
 
 
+def test_paths_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As the README writes them; also that of a pretraining run."""
+    monkeypatch.chdir(tmp_path)
+    changes = {"duration": "1 step", "optimizer.warmup": "0 steps"}
+    train.run(small_config(**changes), "runs/first", devices=jax.devices()[:1])
+    changes["init_from"] = "runs/first"
+    train.run(small_config(**changes), "runs/second", devices=jax.devices()[:1])
+    assert (tmp_path / "runs" / "second" / "checkpoints" / "1").is_dir()
+
+
 def test_a_workdir_of_another_config_is_refused(single: Path):
     with pytest.raises(BadInputError, match=r"model\.depth: 2 there, 3 here"):
         train.run(small_config(**{"model.depth": 3}), str(single))

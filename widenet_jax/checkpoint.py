@@ -7,6 +7,7 @@ Orbax writes beside and renames.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import closing
 
@@ -98,6 +99,11 @@ class Checkpoints:
         self.best.close()
 
 
+def absolute(path: str) -> epath.Path:
+    """A workdir as Orbax wants it: absolute, where it is not a URL such as gs://..."""
+    return epath.Path(path if "://" in path else os.path.abspath(os.path.expanduser(path)))
+
+
 def has_checkpoint(workdir: epath.Path) -> bool:
     """Whether a run has a committed checkpoint to go on from."""
     directory = workdir / LAST
@@ -165,7 +171,7 @@ def load_params(workdir: str, sharding: jax.sharding.Sharding) -> dict:
       BadInputError: there is none.
       RunFailedError: it cannot be read.
     """
-    directory = epath.Path(workdir) / LAST
+    directory = absolute(workdir) / LAST
     if not directory.exists():
         raise BadInputError(
             f"config.init_from={workdir}: no {LAST}/ there; give the --workdir of a training run"

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,14 +77,24 @@ def parse_flags(argv: Sequence[str]) -> tuple[flags.FlagValues, ConfigDict | Non
         raise BadInputError(f"{error} (--help lists the flags)") from None
     if own.help:
         return own, None
-    for name in ("config", "workdir"):
+    stored = own.mode == "eval" and not own.config
+    for name in ("workdir",) if stored else ("config", "workdir"):
         if not own[name].value:
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
-    config = load_config(own.config)
-    check_field_names(rest, config, own)
-    set_fields(rest, config)
-    check_numbers(config)
+    config = stored_config(own.workdir) if stored else load_config(own.config)
+    override(config, rest, own)
     return own, config
+
+
+def override(config: ConfigDict, argv: Sequence[str], own: Iterable[str] = ()) -> None:
+    """Sets every `--config.FIELD=VALUE` of `argv` (whose first word is the program) in `config`.
+
+    Raises:
+      BadInputError: a flag that is neither a field nor in `own`, or a value that cannot be.
+    """
+    check_field_names(argv, config, own)
+    set_fields(argv, config)
+    check_numbers(config)
 
 
 def load_config(text: str) -> ConfigDict:
@@ -111,6 +121,22 @@ def load_config(text: str) -> ConfigDict:
     return config
 
 
+def stored_config(workdir: str) -> ConfigDict:
+    """The config that the run in `workdir` was started with, from its config.json.
+
+    Raises:
+      BadInputError: there is none.
+    """
+    from etils import epath
+
+    try:
+        return ConfigDict(json.loads((epath.Path(workdir) / "config.json").read_text()))
+    except (OSError, ValueError):
+        raise BadInputError(
+            f"--workdir={workdir}: no run there to evaluate; give the --workdir of a training run"
+        ) from None
+
+
 def import_file(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location("config", path)
     module = importlib.util.module_from_spec(spec)
@@ -128,7 +154,7 @@ def place_of(error: Exception, path: str) -> str:
     return f"{path}, line {line}: {what}" if line else what
 
 
-def check_field_names(rest: Sequence[str], config: ConfigDict, own: flags.FlagValues) -> None:
+def check_field_names(rest: Sequence[str], config: ConfigDict, own: Iterable[str]) -> None:
     """Raises BadInputError at the first flag that names no field of the config."""
     for argument in rest[1:]:
         if not re.match("--?[A-Za-z]", argument):
@@ -272,6 +298,9 @@ def main(argv: Sequence[str]) -> int:
     except RunFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
     print(json.dumps(result) if own.json else report(result, own.workdir))
     return 0
 

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from clu import parameter_overview
-from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax import run_record
 from widenet_jax.analysis.figures import draw_learning_curves
-from widenet_jax.checkpoint import Checkpoints, has_checkpoint, load_params, params_sha256
+from widenet_jax.checkpoint import Checkpoints, absolute, has_checkpoint, load_params, params_sha256
 from widenet_jax.data.pipeline import build_transforms, eval_batches, image_shape, train_batches
 from widenet_jax.data.sources import build_source
 from widenet_jax.durations import to_steps
@@ -59,7 +58,7 @@ def run(
       BadInputError: the config, the data or the workdir does not fit; nothing was changed.
       RunFailedError: the loss is not finite, or no checkpoint can be read.
     """
-    workdir = epath.Path(workdir)
+    workdir = absolute(workdir)
     run_record.check_workdir(workdir, config, mode=mode)
     main_host = jax.process_index() == 0
 
@@ -183,7 +182,10 @@ def run(
         progress = Progress(
             total_steps=total_steps, start_step=start_step, batch_size=B, quiet=not main_host
         )
-        progress.note(describe(config, state.params, facts, mesh, start_step, total_steps))
+        if start_step < total_steps:
+            progress.note(describe(config, state.params, facts, mesh, start_step, total_steps))
+        else:
+            progress.note(f"finished before, after step {total_steps:,}: evaluating")
         positions = host_positions(mesh, B)
         batches = train_batches(
             sources["train"],
@@ -197,7 +199,7 @@ def run(
             prefetch=config.data.prefetch,
         )
         metrics = {}
-        with closing(batches), closing(progress), closing(writer):
+        with closing(checkpoints), closing(batches), closing(progress), closing(writer):
             for step, batch in enumerate(batches, start=start_step + 1):
                 batch = global_batch(batch, mesh=mesh, batch_size=B, positions=positions)
                 state, step_metrics = train_step(state, batch)
@@ -226,8 +228,7 @@ def run(
                     with progress.pause():
                         writer.flush()  # first the numbers, then the state that comes after them
                         checkpoints.save(state, step=step)
-        checkpoints.wait()
-        checkpoints.close()
+            checkpoints.wait()
 
         # Result
         if not metrics:  # a finished run, called again
