@@ -163,6 +163,20 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path):
     assert final_state(tmp_path / "killed") == final_state(tmp_path / "unbroken")
 
 
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path):
+    """Ctrl-C: one line, no traceback, what was saved is whole."""
+    run = start(command(tmp_path / "run", "--config.duration=5000 steps"))
+    while not (tmp_path / "run" / "checkpoints" / "10").exists():
+        assert run.poll() is None
+        time.sleep(0.01)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 130
+    assert errors.endswith("interrupted: the same command goes on from the last checkpoint\n")
+    assert "Traceback" not in errors
+    assert not list((tmp_path / "run").glob("*/*tmp*"))
+
+
 def test_accumulation_makes_the_same_update(single: Path, tmp_path: Path):
     """Two parts of 32 images for one of 64, mixup and noise off: the same losses."""
     off = {"augment.mixup_alpha": 0.0, "model.moe.noise_std": 0.0, "duration": "3 steps"}
