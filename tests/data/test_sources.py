@@ -9,6 +9,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+
+# Imported before any test runs: while it loads, imports are made lazy for the whole process, and
+# what the garbage collector finalises in that moment (iterators of other tests) cannot import.
+import tensorflow_datasets  # noqa: F401
 from array_record.python import array_record_module
 
 from widenet_jax.data import images, records, sources
