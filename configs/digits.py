@@ -4,9 +4,10 @@
 
   python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits
 
-Cost: under two minutes on 2 CPU cores. Paper: not an experiment of the paper. Ours: see
-docs/RESULTS.md. Other models by name: configs/digits.py:vit_tiny, vit_moe_tiny, and their options,
-as in configs/digits.py:widenet_tiny,share_norms=true.
+Cost: under two minutes on 2 CPU cores. Paper: not an experiment of the paper. Ours:
+97.78% (98.61, 97.50, 97.22 for seeds 0, 1, 2), docs/RESULTS.md. Other models by name:
+configs/digits.py:vit_tiny, vit_moe_tiny, and their options, as in
+configs/digits.py:widenet_tiny,share_norms=true.
 """
 
 from ml_collections import ConfigDict
