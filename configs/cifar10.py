@@ -42,6 +42,8 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     config.batch_size = 128 if small else 512
     config.duration = "8 epochs" if small else "100 epochs"  # steps, examples or epochs
     config.log_every_steps = 10
+    config.on_nonfinite = "stop"  # or "skip": leave out updates that are not finite
+    config.max_skipped_updates = 10
 
     config.model = vision_model(family, size, options)
     config.model.representation = False
@@ -62,6 +64,8 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         "image_size": image_size,
         "num_workers": 0 if small else 8,  # decoding processes a host; 0 reads with threads
         "prefetch": 4,  # batches
+        "on_bad_example": "error",  # or "skip" images that cannot be read
+        "max_bad_fraction": 0.001,
     }
     group = config.model["moe"]["images_per_group"] if config.model["moe"] else 1
     config.augment = {
@@ -96,5 +100,6 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     config.evaluation = {"batch_size": 512, "every": "1 epoch"}
     config.checkpoint = {"every": "1 epoch", "keep": 2}
     config.sharding = {"fsdp": 1, "expert": 1}  # the data axis takes the other devices
+    config.watchdog = {"dump_after_seconds": 900, "exit_after_seconds": 0}  # 0: never
     config.tracking = {"tensorboard": True, "wandb_project": ""}
     return config

@@ -23,6 +23,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.batch_size = 64
     config.duration = "100 epochs"  # steps, examples or epochs
     config.log_every_steps = 10
+    config.on_nonfinite = "stop"  # or "skip": leave out updates that are not finite
+    config.max_skipped_updates = 10
 
     config.model = vision_model(family, size, options)
     config.model.representation = False
@@ -40,6 +42,8 @@ def get_config(variant: str = "") -> ConfigDict:
         "image_size": options.get("image_size", 8),
         "num_workers": 0,  # processes; 0 reads with threads
         "prefetch": 4,  # batches
+        "on_bad_example": "error",  # or "skip" images that cannot be read
+        "max_bad_fraction": 0.001,
     }
     config.augment = {
         "crop": "pad",  # shifts by up to pad_pixels
@@ -73,5 +77,6 @@ def get_config(variant: str = "") -> ConfigDict:
     config.evaluation = {"batch_size": 384, "every": "10 epochs"}
     config.checkpoint = {"every": "20 epochs", "keep": 2}
     config.sharding = {"fsdp": 1, "expert": 1}
+    config.watchdog = {"dump_after_seconds": 900, "exit_after_seconds": 0}  # 0: never
     config.tracking = {"tensorboard": True, "wandb_project": ""}
     return config

@@ -49,6 +49,8 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     config.batch_size = 4096  # 16 images for each of 256 cores
     config.duration = "300 epochs"  # steps, examples or epochs
     config.log_every_steps = 50
+    config.on_nonfinite = "stop"  # or "skip": leave out updates that are not finite
+    config.max_skipped_updates = 10
 
     config.model = vision_model(family, size, options)
 
@@ -65,6 +67,8 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         "image_size": image_size,
         "num_workers": 16,  # decoding processes a host; 0 reads with threads
         "prefetch": 4,  # batches
+        "on_bad_example": "error",  # or "skip" images that cannot be read
+        "max_bad_fraction": 0.001,
     }
     group = config.model["moe"]["images_per_group"] if config.model["moe"] else 1
     config.augment = {
@@ -100,5 +104,6 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     config.evaluation = {"batch_size": 4096, "every": "10 epochs"}
     config.checkpoint = {"every": "5 epochs", "keep": 2}
     config.sharding = {"fsdp": 1, "expert": 1}  # the data axis takes the other devices
+    config.watchdog = {"dump_after_seconds": 900, "exit_after_seconds": 0}  # 0: never
     config.tracking = {"tensorboard": True, "wandb_project": ""}
     return config

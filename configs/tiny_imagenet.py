@@ -24,6 +24,8 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
     config.batch_size = 128
     config.duration = "20 epochs"  # steps, examples or epochs
     config.log_every_steps = 10
+    config.on_nonfinite = "stop"  # or "skip": leave out updates that are not finite
+    config.max_skipped_updates = 10
 
     config.model = vision_model(family, size, options)
     config.model.dropout = 0.0
@@ -41,6 +43,8 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
         "image_size": image_size,
         "num_workers": 0,  # decoding processes a host; 0 reads with threads
         "prefetch": 4,  # batches
+        "on_bad_example": "error",  # or "skip" images that cannot be read
+        "max_bad_fraction": 0.001,
     }
     group = config.model["moe"]["images_per_group"] if config.model["moe"] else 1
     config.augment = {
@@ -75,5 +79,6 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
     config.evaluation = {"batch_size": 512, "every": "2 epochs"}
     config.checkpoint = {"every": "2 epochs", "keep": 2}
     config.sharding = {"fsdp": 1, "expert": 1}  # the data axis takes the other devices
+    config.watchdog = {"dump_after_seconds": 900, "exit_after_seconds": 0}  # 0: never
     config.tracking = {"tensorboard": True, "wandb_project": ""}
     return config

@@ -9,10 +9,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.durations import to_steps
+from widenet_jax.experiment import check_batch
 from widenet_jax.models.sizes import CIFAR10_ROWS, IMAGENET_ROWS
 from widenet_jax.models.vit import build_model, parameter_shapes
 from widenet_jax.optim.build import build_optimizer
-from widenet_jax.train import check_batch
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {

@@ -20,6 +20,9 @@ MAY_IMPORT = {
     "losses": set(),
     "sharding": set(),
     "mixup": set(),
+    "stopping": set(),
+    "watchdog": set(),
+    "agreement": set(),
     "layers": set(),
     "moe": {"layers", "sharding"},
     "models": {"layers", "moe"},
@@ -31,9 +34,16 @@ MAY_IMPORT = {
     "checkpoint": {"param_paths", "step"},
     "finetune": set(),
     "run_record": set(),
+    "experiment": {"durations", "models", "moe", "optim", "sharding", "step", "tasks"},
+    "evaluation": {"data", "experiment", "moe", "sharding", "stopping"},
+    "replay": {"checkpoint", "data", "experiment", "param_paths", "sharding"},
+    "loop": {
+        *("checkpoint", "data", "evaluation", "experiment", "metrics", "moe", "replay"),
+        *("sharding", "step", "stopping", "watchdog"),
+    },
     "analysis": {"metrics"},
     "plan": {"models"},
-    "main": {"train"},
+    "main": {"train", "stopping"},
 }
 
 

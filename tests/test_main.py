@@ -56,7 +56,7 @@ EARLY = [
     ((DIGITS, "--workdir=W", "--bogus=1"), "there is no flag --bogus; --help lists the flags"),
     ((DIGITS, "--wrkdir=W", "--workdir=W"), "no flag --wrkdir; did you mean --workdir?"),
     ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
-    ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval>"),
+    ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval|replay>"),
     ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id=first"),
     (
         (DIGITS, "--workdir=W", "--process_id=1"),
@@ -164,7 +164,7 @@ def test_they_are_answered_without_importing_jax():
         (("--config.data.source=array_record", "--config.data.path=/no/where"), "/no/where"),
         (("--config.batch_size=62",), "config.batch_size=62 must be a multiple of 8"),
         (("--config.sharding.fsdp=3",), "must divide the number of devices, 8"),
-        (("--mode=eval",), "no run there to evaluate"),
+        (("--mode=eval",), "no run there"),
     ],
 )
 def test_mistakes_that_need_jax(
@@ -248,7 +248,7 @@ def test_a_failed_run(capsys: pytest.CaptureFixture, tmp_path: Path):
     out, err = capsys.readouterr()
     assert out == ""
     last = err.splitlines()[-1]
-    assert last.startswith("failed: the loss is nan at step 2;")
+    assert last.startswith("failed: the loss is nan at step 2, in the batch of training images")
     assert "config.optimizer.learning_rate" in last and "Traceback" not in err
 
 
@@ -283,4 +283,4 @@ def test_evaluation_needs_only_the_workdir(capsys: pytest.CaptureFixture, tmp_pa
     assert main(["main", "--mode=eval", workdir, "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
     assert evaluated["test_accuracy"] == trained["test_accuracy"]
-    assert "no run there to evaluate" in refused(capsys, "--mode=eval", f"--workdir={tmp_path}")
+    assert "no run there" in refused(capsys, "--mode=eval", f"--workdir={tmp_path}")

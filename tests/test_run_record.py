@@ -99,7 +99,7 @@ def test_a_new_directory_is_for_training_alone(tmp_path: Path, exists: bool):
     if exists:
         workdir.mkdir()
     check_workdir(workdir, digits.get_config(), mode="train")
-    with pytest.raises(BadInputError, match="no run there to evaluate"):
+    with pytest.raises(BadInputError, match="no run there"):
         check_workdir(workdir, digits.get_config(), mode="eval")
 
 

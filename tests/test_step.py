@@ -1,8 +1,12 @@
 """The step's own parts; whole steps are tested in test_train."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
 
-from widenet_jax.step import deal
+from widenet_jax.step import deal, make_train_step, new_state
 
 
 def test_groups_are_dealt_out_in_turn():
@@ -10,3 +14,73 @@ def test_groups_are_dealt_out_in_turn():
     rows = jnp.arange(8)
     assert deal(rows, 2, 2).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert deal(rows[:, None], 4, 1).shape == (4, 2, 1)
+
+
+def gradients(params: dict, batch: dict, step: jax.Array) -> tuple:
+    """Of a loss that is w * x, except that the batch may spoil the loss or only its gradient."""
+    del step
+
+    def loss_fn(params: dict) -> tuple:
+        w = params["w"]
+        # The square root has no derivative at 0, where its value is a harmless 0.
+        root = jnp.sqrt(jnp.where(batch["spoil_gradient"], 0.0, 1.0) * w)
+        loss = w * batch["x"] + root - root + jnp.where(batch["spoil_loss"], jnp.nan, 0.0)
+        return loss, {"loss": loss}
+
+    (_, means), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+    return grads, (means, {})
+
+
+FINE = {"x": 1.0, "spoil_loss": False, "spoil_gradient": False, "bad": np.zeros(2, bool)}
+NO_LOSS, NO_GRADIENT = FINE | {"spoil_loss": True}, FINE | {"spoil_gradient": True}
+
+
+def train(batches: list[dict], *, max_skipped_updates: int) -> tuple[list, dict]:
+    """w after every step from w = 2 at learning rates 0.5, 0.25, 0.125, ..., and all metrics."""
+    schedule = lambda count: 0.5 ** (count + 1.0)  # noqa: E731
+    tx = optax.sgd(schedule)
+    step = jax.jit(
+        make_train_step(
+            gradients=gradients, tx=tx, schedule=schedule, max_skipped_updates=max_skipped_updates
+        )
+    )
+    state, metrics, weights = new_state({"w": jnp.float32(2.0)}, tx), [], []
+    for batch in batches:
+        state, found = step(state, batch)
+        weights.append(float(state.params["w"]))
+        metrics.append(found)
+    return weights, {
+        key: [float(m[key]) for m in metrics] for key in metrics[0] if key != "routing"
+    }
+
+
+@pytest.mark.parametrize("trouble", [NO_LOSS, NO_GRADIENT])
+def test_what_is_not_finite_is_skipped(trouble: dict):
+    """2 - 0.5, kept, - 0.25: the schedule counts updates, and so does what is logged."""
+    weights, metrics = train([FINE, trouble, FINE], max_skipped_updates=1)
+    assert weights == [1.5, 1.5, 1.25]
+    assert metrics["skipped_updates"] == [0, 1, 1]
+    assert metrics["learning_rate"] == [0.5, 0.25, 0.25]
+
+
+def test_the_gradient_alone_is_enough():
+    _, metrics = train([NO_GRADIENT], max_skipped_updates=1)
+    assert metrics["loss"] == [2.0] and np.isnan(metrics["gradient_norm"][0])
+
+
+@pytest.mark.parametrize(("allowed", "moves"), [(0, 1), (1, 2)])
+def test_beyond_the_allowed_number_nothing_moves(allowed: int, moves: int):
+    """So that the state which met the trouble is still there when the loop has noticed."""
+    batches = [FINE, NO_LOSS, FINE, NO_GRADIENT, FINE, FINE]
+    weights, _ = train(batches, max_skipped_updates=allowed)
+    assert len(set(weights)) == moves
+
+
+def test_unreadable_images_are_counted():
+    batches = [
+        FINE,
+        FINE | {"bad": np.array([True, True])},
+        FINE | {"bad": np.array([True, False])},
+    ]
+    _, metrics = train(batches, max_skipped_updates=0)
+    assert metrics["bad_examples"] == [0, 2, 3]

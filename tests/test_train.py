@@ -1,66 +1,16 @@
 """Whole runs on the embedded digits: meshes, hosts, resuming, finetuning, evaluating."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
+from runs import command, finish, metrics_of, small_config, start, start_two, wait_until
 
-from configs import digits
 from widenet_jax import train
-from widenet_jax.checkpoint import open_manager
 from widenet_jax.errors import BadInputError, RunFailedError
-
-ROOT = Path(__file__).parents[1]
-# 20 steps of 64 digits; capacity so tight that tokens are dropped; 16 routing groups of 4 images,
-# two for each of 8 devices.
-OVERRIDES = {
-    "duration": "20 steps",
-    "log_every_steps": 1,
-    "optimizer.warmup": "2 steps",
-    "model.depth": 2,
-    "model.embed_dim": 32,
-    "model.moe.capacity_factor": 1.0,
-    "model.moe.images_per_group": 4,
-    "augment.mixup_alpha": 0.5,
-    "augment.mixup_group_size": 4,
-    "evaluation.batch_size": 384,
-    "evaluation.every": "20 steps",
-    "checkpoint.every": "10 steps",
-    "tracking.tensorboard": False,
-}
-
-
-def small_config(**changes: object) -> ConfigDict:
-    config = digits.get_config()
-    config.update_from_flattened_dict(OVERRIDES | changes)
-    return config
-
-
-def metrics_of(workdir: Path, split: str = "train") -> list[dict]:
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [r for r in map(json.loads, lines) if r["split"] == split]
-
-
-def command(workdir: Path, *extra: str) -> list[str]:
-    flags = [f"--config.{key}={value}" for key, value in OVERRIDES.items()]
-    program = [sys.executable, "-m", "widenet_jax.main", "--config=configs/digits.py"]
-    return [*program, f"--workdir={workdir}", *flags, *extra]
-
-
-def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    return subprocess.Popen(
-        arguments, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 @pytest.fixture(scope="module")
@@ -91,87 +41,29 @@ def test_eight_devices_train_as_one(single: Path, tmp_path: Path, fsdp: int, exp
     assert_same_training(tmp_path / "run", single)
 
 
-def run_on_two_processes(workdir: Path, *extra: str) -> None:
-    """The same command as two processes of two devices each."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=2", *extra]
-    processes = [start(command(workdir, *flags, f"--process_id={i}"), devices=2) for i in range(2)]
-    for process in processes:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
-
-
 def test_two_processes_train_as_one(single: Path, tmp_path: Path):
-    run_on_two_processes(tmp_path / "run")
+    for process in start_two(tmp_path / "run"):
+        finish(process)
     assert_same_training(tmp_path / "run", single)
 
 
 def test_two_processes_finetune_as_one(single: Path, tmp_path: Path):
     """Parameters split over processes, a backbone from elsewhere: the same losses."""
     changes = {"init_from": str(single), "duration": "2 steps", "sharding.fsdp": 2}
-    flags = [f"--config.{key}={value}" for key, value in changes.items()]
-    run_on_two_processes(tmp_path / "two", *flags)
+    for process in start_two(tmp_path / "two", **changes):
+        finish(process)
     del changes["sharding.fsdp"]
     train.run(small_config(**changes), str(tmp_path / "one"), devices=jax.devices()[:1])
     ours, theirs = (metrics_of(tmp_path / run) for run in ("two", "one"))
     np.testing.assert_allclose([r["loss"] for r in ours], [r["loss"] for r in theirs], rtol=1e-5)
 
 
-def final_state(workdir: Path) -> dict[str, bytes]:
-    """Every array of the last checkpoint, by path."""
-    import orbax.checkpoint as ocp
-
-    manager = open_manager(workdir / "checkpoints", keep=2)
-    step = manager.latest_step()
-    restored = manager.restore(
-        step,
-        args=ocp.args.Composite(
-            params=ocp.args.StandardRestore(), opt_state=ocp.args.StandardRestore()
-        ),
-    )
-    flat = jax.tree_util.tree_leaves_with_path(dict(restored))
-    return {"step": str(step).encode()} | {
-        jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in flat
-    }
-
-
-def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path):
-    """SIGKILL between the checkpoints of steps 10 and 20 of 30, then the same command again."""
-    longer = ["--config.duration=30 steps"]
-    unbroken = start(command(tmp_path / "unbroken", *longer))
-    _, errors = unbroken.communicate(timeout=240)
-    assert unbroken.returncode == 0, errors
-
-    killed = start(command(tmp_path / "killed", *longer))
-    deadline = time.monotonic() + 240
-    while not (tmp_path / "killed" / "checkpoints" / "10").exists():
-        assert killed.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert not (tmp_path / "killed" / "checkpoints" / "30").exists()
-
-    again = start(command(tmp_path / "killed", *longer))
-    _, errors = again.communicate(timeout=240)
-    assert again.returncode == 0, errors
-    assert "resuming after step" in errors
-    for name in ("metrics.jsonl", "result.json"):
-        ours, theirs = (tmp_path / run / name for run in ("killed", "unbroken"))
-        assert ours.read_bytes() == theirs.read_bytes(), name
-    assert final_state(tmp_path / "killed") == final_state(tmp_path / "unbroken")
-
-
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path):
     """Ctrl-C: one line, no traceback, what was saved is whole."""
-    run = start(command(tmp_path / "run", "--config.duration=5000 steps"))
-    while not (tmp_path / "run" / "checkpoints" / "10").exists():
-        assert run.poll() is None
-        time.sleep(0.01)
+    run = start(command(tmp_path / "run", duration="5000 steps"))
+    wait_until((tmp_path / "run" / "checkpoints" / "10").exists, run)
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=120)
-    assert run.returncode == 130
+    errors = finish(run, 130)
     assert errors.endswith("interrupted: the same command goes on from the last checkpoint\n")
     assert "Traceback" not in errors
     assert not list((tmp_path / "run").glob("*/*tmp*"))

@@ -1,4 +1,4 @@
-"""The two ways a run may end badly, each reported to people as one line (see `main`)."""
+"""The ways a run may end early, each reported to people as one line (see `main`)."""
 
 import difflib
 from collections.abc import Mapping
@@ -9,8 +9,16 @@ class BadInputError(ValueError):
     """A user's mistake. The message says what is wrong, where, and how to fix it. Exit code 2."""
 
 
+class BadExampleError(BadInputError):
+    """One image of a set cannot be read or decoded; `data.on_bad_example=skip` goes on without."""
+
+
 class RunFailedError(RuntimeError):
     """The run itself failed: a non-finite loss, no valid checkpoint. Exit code 3."""
+
+
+class StoppedError(RuntimeError):
+    """Somebody asked the run to stop, and it has saved what it had. Exit code 143."""
 
 
 def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:

@@ -15,12 +15,13 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
+from widenet_jax.stopping import Stop, end_process
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 USAGE = f"""Trains or evaluates what a config describes; the same command again resumes.
@@ -38,6 +39,9 @@ MAY_BE_ZERO = (
     "augment.pad_pixels",
     "augment.randaugment_layers",
     "model.moe.routing_groups",
+    "max_skipped_updates",
+    "watchdog.dump_after_seconds",
+    "watchdog.exit_after_seconds",
 )
 
 
@@ -51,7 +55,12 @@ def define_flags() -> flags.FlagValues:
         "config", None, "A config: configs/digits.py, configs/imagenet.py:widenet_b, ...", **define
     )
     flags.DEFINE_string("workdir", None, "Where everything goes; may be gs://.", **define)
-    flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate.", **define)
+    modes = ["train", "eval", "replay"]
+    text = "Train, evaluate, or work again on the batch whose numbers were not finite."
+    flags.DEFINE_enum("mode", "train", modes, text, **define)
+    flags.DEFINE_float(
+        "max_seconds", None, "Save and stop after so long, as SIGTERM does.", 0.0, **define
+    )
     flags.DEFINE_bool("json", False, "Print one JSON object, and nothing else.", **define)
     flags.DEFINE_bool(
         "distributed", False, "Several hosts; a TPU pod needs none of the next three.", **define
@@ -77,7 +86,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[flags.FlagValues, ConfigDict | Non
         raise BadInputError(f"{error} (--help lists the flags)") from None
     if own.help:
         return own, None
-    stored = own.mode == "eval" and not own.config
+    stored = own.mode != "train" and not own.config
     for name in ("workdir",) if stored else ("config", "workdir"):
         if not own[name].value:
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
@@ -133,7 +142,7 @@ def stored_config(workdir: str) -> ConfigDict:
         return ConfigDict(json.loads((epath.Path(workdir) / "config.json").read_text()))
     except (OSError, ValueError):
         raise BadInputError(
-            f"--workdir={workdir}: no run there to evaluate; give the --workdir of a training run"
+            f"--workdir={workdir}: no run there; give the --workdir of a training run"
         ) from None
 
 
@@ -238,6 +247,8 @@ def check_numbers(config: ConfigDict) -> None:
 
 def report(result: dict[str, Any], workdir: str) -> str:
     """The result as a table for people."""
+    if result["mode"] == "replay":
+        return report_replay(result)
     rows = [
         ("test accuracy", f"{result['test_accuracy']:.2%} of {result['test_images']:,} images"),
         ("parameters, unique", f"{result['params']:,}"),
@@ -255,7 +266,18 @@ def report(result: dict[str, Any], workdir: str) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def join_hosts(own: flags.FlagValues) -> None:
+def report_replay(result: dict[str, Any]) -> str:
+    """What was not finite, and the batch it happened in."""
+    listed = lambda names: "\n  ".join(names) or "none"  # noqa: E731
+    return (
+        f"step {result['step']:,}: loss {result['loss']}, gradient norm {result['gradient_norm']}\n"
+        f"parameters whose gradient is not finite:\n  {listed(result['not_finite']['gradients'])}\n"
+        f"images whose logits are not finite:\n  {listed(result['not_finite']['images'])}\n"
+        f"the batch:\n  {listed(result['batch'])}"
+    )
+
+
+def join_hosts(own: flags.FlagValues, stop: Stop) -> None:
     """Makes this process one of several, where --distributed or its details ask for it.
 
     Raises:
@@ -278,31 +300,50 @@ def join_hosts(own: flags.FlagValues) -> None:
             f"--distributed: {' '.join(str(error).split())}; off a TPU pod add "
             "--coordinator=HOST0:PORT --num_processes=N --process_id=I"
         ) from None
+    if jax.process_count() > 1:
+        stop.share()
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
+    stop = Stop()
     try:
         own, config = parse_flags(argv)
         if config is None:
             print(USAGE + own.get_help())
             return 0
+        stop.listen()
+        if own.max_seconds is not None:
+            stop.after(own.max_seconds)
         logging.set_verbosity(logging.ERROR)
-        join_hosts(own)
+        join_hosts(own, stop)
         from widenet_jax import train  # imports JAX: seconds, so only now
 
-        result = train.run(config, own.workdir, mode=own.mode)
+        result = train.run(config, own.workdir, mode=own.mode, stop=stop)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 3
+    except StoppedError as error:
+        return leave(error)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
+    finally:
+        stop.close()
     print(json.dumps(result) if own.json else report(result, own.workdir))
     return 0
+
+
+def leave(stopped: StoppedError) -> NoReturn:
+    """Ends the process with exit code 143, without waiting for readers that may hang."""
+    import jax
+
+    if jax.process_count() > 1:
+        jax.distributed.shutdown()  # hosts leave together: one that is missed is an error
+    end_process(f"stopped: {stopped}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,11 @@ MAY_CHANGE = (
     "data.prefetch",
     "checkpoint.",
     "tracking.",
+    "watchdog.",
 )
+# Several hosts may differ in these: where the data lies, and how it is read.
+MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
+WRITING = ".tmp"  # a file that is being written
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
 
 
@@ -44,18 +48,23 @@ def flatten(tree: dict, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def shared_fields(config: ConfigDict) -> dict[str, Any]:
+    """The fields that have to be the same on all hosts of a run."""
+    return {k: v for k, v in flatten(plain(config)).items() if k not in MAY_DIFFER}
+
+
 def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None:
     """Raises BadInputError where the workdir holds a run of another config, or none to evaluate."""
     if str(workdir).startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
         raise BadInputError(f"--workdir={workdir} needs the gcsfs package: pip install -e '.[gcs]'")
     stored_file = workdir / "config.json"
     if not stored_file.exists():
-        if mode == "eval":
+        if mode != "train":
             raise BadInputError(
-                f"--workdir={workdir}: no run there to evaluate; give the --workdir of a "
-                "training run"
+                f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
-        if workdir.exists() and any(workdir.iterdir()):
+        begun = {stored_file.name + WRITING}  # a start that was cut off leaves no more
+        if workdir.exists() and {path.name for path in workdir.iterdir()} - begun:
             raise BadInputError(
                 f"--workdir={workdir} is not empty and holds no run of this program; name a new "
                 "directory"
@@ -102,7 +111,7 @@ def write_run(
 
 def write_json(path: epath.Path, value: Any) -> None:
     """Whole or not at all: a reader, or a killed run, never leaves half a file."""
-    beside = epath.Path(f"{path}.tmp")
+    beside = epath.Path(f"{path}{WRITING}")
     beside.write_text(json.dumps(value, indent=1) + "\n")
     beside.replace(path)
 

@@ -14,7 +14,7 @@ import pytest
 
 from widenet_jax.data import pipeline, sampler, sources
 from widenet_jax.data.transforms import build_transforms
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError
 
 AUGMENT = {
     "crop": "inception",
@@ -161,7 +161,9 @@ def broken_folder(path: Path) -> sources.Source:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_truncated_photo_is_named_through_the_workers(tmp_path, num_workers):
     source = broken_folder(tmp_path)
-    with pytest.raises(BadInputError, match=r"^\S+/train/cat/6\.jpg: truncated JPEG") as error:
+    with pytest.raises(
+        BadExampleError, match=r"^\S+/train/cat/6\.jpg \(image 6\): truncated JPEG"
+    ) as error:
         train_stream(source, batch_size=10, positions=np.arange(10), num_workers=num_workers)
     assert "\n" not in str(error.value)
     assert multiprocessing.active_children() == []

@@ -9,7 +9,8 @@ import math
 import cv2
 import numpy as np
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.data.file_checks import file_problem
+from widenet_jax.errors import BadExampleError
 
 # Parallelism is one image a worker; OpenCV's own threads would fight over the same cores.
 cv2.setNumThreads(0)
@@ -18,48 +19,41 @@ cv2.setNumThreads(0)
 # stored pixels. The two flags combine; IMREAD_UNCHANGED (-1) would swallow any other flag, and keep
 # alpha and 16 bits.
 _DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-_JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
-_PNG_START, _PNG_END = b"\x89PNG", b"IEND"
 
 ASPECT_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 100
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-    """Decodes a JPEG or PNG file to uint8 [H, W, 3] RGB; grey and CMYK images become RGB too.
+    """Decodes a JPEG or PNG file to uint8 [H, W, 3] RGB, whatever its channels and bits.
+
+    Grey becomes RGB, CMYK is converted, transparency is dropped, 16 bits keep the upper 8.
 
     Args:
       data: the file's bytes.
       where: what to call the image in an error, e.g. its path.
 
     Raises:
-      BadInputError: the file is cut short or not an image. (OpenCV alone would fill the missing
-        part of some truncated files with grey.)
+      BadExampleError: the file is cut short, too large or no JPEG or PNG. Damage in the middle of a
+        JPEG is mostly, not always, found: see `file_problem`.
     """
-    problem = _cut_short(data)
-    image = None if problem else cv2.imdecode(np.frombuffer(data, np.uint8), _DECODE_FLAGS)
+    problem = file_problem(data)
+    image = None if problem else _decode(data)
     if image is None:
-        raise BadInputError(
-            f"{where}: {problem or 'not a readable JPEG or PNG image'} ({len(data)} bytes); "
+        raise BadExampleError(
+            f"{where}: {problem or 'not a readable JPEG or PNG image'} ({len(data):,} bytes); "
             "replace or remove it"
         )
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def _cut_short(data: bytes) -> str | None:
-    """Why the file cannot be whole, or None.
-
-    The end-of-image marker must come after the last start of a scan: an embedded thumbnail has an
-    end of its own, and bytes after the end are harmless.
-    """
-    if not data:
-        return "empty file"
-    if data.startswith(_JPEG_START):
-        whole = data.rfind(_JPEG_END) > data.rfind(_JPEG_SCAN)
-        return None if whole else "truncated JPEG (no end-of-image marker)"
-    if data.startswith(_PNG_START):
-        return None if _PNG_END in data else "truncated PNG (no end chunk)"
-    return None
+def _decode(data: bytes) -> np.ndarray | None:
+    try:
+        return cv2.imdecode(np.frombuffer(data, np.uint8), _DECODE_FLAGS)
+    except cv2.error as error:
+        if error.code == cv2.Error.StsNoMem:  # the machine's fault, not the file's
+            raise
+        return None
 
 
 def _channels_back(image: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@
 get a copy, and open files only when they first read one.
 """
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from widenet_jax.data import records
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.data.splits import check_split
+from widenet_jax.errors import BadExampleError, BadInputError, choose
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+# What can be wrong with one file for good. Other errors (too many open files, a time-out) say
+# nothing of the file and may be over the next moment: skipping it would not be repeatable.
+FILE_ERRORS = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EIO,
+}  # fmt: skip
 # The digits' test set: drawn once for everybody, whatever the run's seed.
 DIGITS_SPLIT_SEED = 0
 DIGITS_TEST_SHARE = 0.2
@@ -32,11 +40,15 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": uint8 [H, W, 1 or 3] or the bytes of a JPEG or PNG file, "label": int}."""
+        """{"image": uint8 [H, W, 1 or 3] or the bytes of a JPEG or PNG file, "label": int}.
+
+        Raises:
+          BadExampleError: this image cannot be read, and others of the set can.
+        """
         ...
 
     def describe(self, index: int) -> str:
-        """Which image this is, for an error message: a path, or a set, split and index."""
+        """Which image this is, for an error message: its file or set, and its index."""
         ...
 
 
@@ -54,7 +66,7 @@ class Digits:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
-        _check_split(split, ("train", "test"), "the digits")
+        check_split(split, ("train", "test"), "the digits")
         digits = load_digits()
         train, test = train_test_split(
             np.arange(len(digits.target)),
@@ -79,13 +91,16 @@ class Digits:
 
 
 class ImageFolder:
-    """Image files in `root/split/class/`, ImageNet's layout; classes in sorted order."""
+    """Image files in `root/split/class/`, ImageNet's layout; classes in sorted order.
+
+    Every class folder must hold an image: an empty one is mostly a copy that was broken off.
+    """
 
     def __init__(self, root: str, split: str):
         folder = Path(root)
         if not folder.is_dir():
             raise BadInputError(f"config.data.path={root}: no such directory")
-        _check_split(split, _subfolders(folder), f"config.data.path={root}")
+        check_split(split, _subfolders(folder), f"config.data.path={root}")
         self.class_names = tuple(_subfolders(folder / split))
         if not self.class_names:
             raise BadInputError(
@@ -93,20 +108,22 @@ class ImageFolder:
             )
         self._folder = str(folder / split)
         self._files: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(self.class_names):
+        counts = []
+        for name in self.class_names:
             files = sorted(
                 entry.name
-                for entry in os.scandir(folder / split / name)
-                if entry.name.lower().endswith(IMAGE_SUFFIXES) and not entry.name.startswith(".")
+                for entry in _entries(folder / split / name)
+                if entry.name.lower().endswith(IMAGE_SUFFIXES)
             )
             self._files += [f"{name}/{file}" for file in files]
-            labels += [label] * len(files)
-        self._labels = np.asarray(labels, np.int32)
-        if not self._files:
+            counts.append(len(files))
+        self._labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        empty = [name for name, count in zip(self.class_names, counts, strict=True) if not count]
+        if empty:
             raise BadInputError(
-                f"{folder / split}: no image in its {len(self.class_names)} class folders "
-                f"({', '.join(IMAGE_SUFFIXES)})"
+                f"{folder / split / empty[0]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), one "
+                f"of {len(empty)} empty class folders among {len(counts)}; copy the images again, "
+                "or remove the class from every split"
             )
 
     def __len__(self) -> int:
@@ -114,141 +131,42 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            image = Path(self.describe(index)).read_bytes()
+            image = Path(self._path(index)).read_bytes()
         except OSError as error:
-            raise BadInputError(f"{self.describe(index)}: {error.strerror}") from None
+            raise self._unreadable(index, error) from None
         return {"image": image, "label": int(self._labels[index])}
 
     def describe(self, index: int) -> str:
+        return f"{self._path(index)} (image {index})"
+
+    def _path(self, index: int) -> str:
         return f"{self._folder}/{self._files[index]}"
 
-
-class ArrayRecord:
-    """A packed set written by `scripts/prepare_data.py` (see `records`)."""
-
-    def __init__(self, directory: str, split: str):
-        from array_record.python import array_record_data_source
-
-        manifest = records.read_manifest(directory)
-        _check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
-        self.class_names = tuple(manifest["class_names"])
-        entry = manifest["splits"][split]
-        paths = records.checked_shards(directory, split, entry["shards"])
-        sizes = [shard["records"] for shard in entry["shards"]]
-        # Opens nothing yet: "path[first:last]" spares it from counting the records itself, shards
-        # are opened when first read, and a pickled copy opens its own. (A process must not read,
-        # then fork, then read in the child: ArrayRecord's threads do not survive that.)
-        self._records = array_record_data_source.ArrayRecordDataSource(
-            [f"{path}[0:{size}]" for path, size in zip(paths, sizes, strict=True)]
-        )
-        self._paths = paths
-        self._ends = np.cumsum(sizes)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            record = self._records[index]
-        except (RuntimeError, OSError, ValueError, IndexError) as error:
-            raise BadInputError(
-                f"{self.describe(index)}: unreadable ({_first_line(error)}); copy the shard again "
-                "or prepare the set again"
-            ) from None
-        label, image = records.decode_record(record)
-        return {"image": image, "label": label}
-
-    def describe(self, index: int) -> str:
-        shard = int(np.searchsorted(self._ends, index, side="right"))
-        first = self._ends[shard - 1] if shard else 0
-        return f"{self._paths[min(shard, len(self._paths) - 1)]} record {index - first}"
+    def _unreadable(self, index: int, error: OSError) -> BadInputError:
+        path = self._path(index)
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder):
+            return BadInputError(f"{folder}: class folder is gone; is its disk still there?")
+        dangling = error.errno == errno.ENOENT and os.path.islink(path)
+        reason = "link to a file that is not there" if dangling else error.strerror
+        kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
+        return kind(f"{self.describe(index)}: {reason}; replace or remove it")
 
 
-class Tfds:
-    """An image classification set prepared by TensorFlow Datasets as array_record.
+def _entries(folder: Path) -> list[os.DirEntry]:
+    """What a folder holds, hidden files apart.
 
-    Reading needs no TensorFlow. `path` is TFDS's data directory (its default if empty), or with an
-    empty `name` the directory of one prepared set (the one that holds dataset_info.json).
+    Raises:
+      BadInputError: it may not be read.
     """
-
-    def __init__(self, name: str, path: str, split: str):
-        import tensorflow_datasets as tfds
-
-        builder = _tfds_builder(name, path)
-        label = name or path
-        features = builder.info.features
-        if features is None or not {"image", "label"} <= set(features):
-            raise BadInputError(
-                f"config.data.name={label}: has no image and label features; choose a TFDS image "
-                "classification set"
-            )
-        _check_split(split.split("[")[0], tuple(builder.info.splits), f"TFDS {label}")
-        try:
-            self._records = builder.as_data_source(
-                split, decoders={"image": tfds.decode.SkipDecoding()}
-            )
-        except NotImplementedError:
-            raise BadInputError(
-                f"TFDS {label}: prepared as {builder.info.file_format.value}, which cannot be read "
-                "in random order; pack it where TensorFlow is installed: "
-                f"python scripts/prepare_data.py tfds {builder.name} --out DIR"
-            ) from None
-        except (ValueError, AssertionError) as error:
-            raise BadInputError(_tfds_advice(label, _first_line(error))) from None
-        names = getattr(features["label"], "names", None)
-        count = features["label"].num_classes
-        self.class_names = tuple(names or (str(k) for k in range(count)))
-        self._name = f"TFDS {label} {split}"
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self._records[index]
-        return {"image": record["image"], "label": int(record["label"])}
-
-    def describe(self, index: int) -> str:
-        return f"{self._name} record {index}"
-
-
-def _tfds_builder(name: str, path: str) -> Any:
-    import tensorflow_datasets as tfds
-
     try:
-        if name:
-            builder = tfds.builder(name, data_dir=path or None)
-        else:
-            builder = tfds.builder_from_directory(path)
-    except Exception as error:  # TFDS raises many kinds; each means the set is not there to read
-        raise BadInputError(_tfds_advice(name or path, _first_line(error))) from None
-    if not builder.info.splits:
-        raise BadInputError(_tfds_advice(name or path, f"not prepared in {builder.data_dir}"))
-    return builder
-
-
-def _tfds_advice(name: str, reason: str) -> str:
-    return (
-        f"TFDS {name}: not readable ({reason}); prepare it where TensorFlow is installed: "
-        f"python scripts/prepare_data.py tfds {name}"
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+        return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    except OSError as error:
+        raise BadInputError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return sorted(
-        entry.name
-        for entry in os.scandir(folder)
-        if entry.is_dir() and not entry.name.startswith(".")
-    )
-
-
-def _check_split(split: str, known: tuple[str, ...] | list[str], where: str) -> None:
-    if split not in known:
-        raise BadInputError(f"{where}: no split {split!r}; there are {', '.join(known) or 'none'}")
+    return sorted(entry.name for entry in _entries(folder) if entry.is_dir())
 
 
 def _need_path(data: Mapping[str, Any]) -> str:

@@ -88,6 +88,10 @@ class Classification:
         }
         return sums | {k: v for k, v in aux.items() if k not in LOSSES}
 
+    def logits(self, apply: Apply, batch: Mapping[str, Array]) -> Array:
+        """[B, V] for images as they are, without training's noise."""
+        return apply(to_unit_range(batch["image"]), batch.get("mask"), None)[0]
+
     def summarize(self, sums: Mapping) -> dict[str, float]:
         """Sums of `evaluate` over a whole set as metrics."""
         return {

@@ -1,0 +1,73 @@
+"""Every change to a file is seen and named; what does not matter is not."""
+
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from widenet_jax.checkpoint.manifest import damage, write_manifest
+
+FILES = {"params/d/a": b"seven b", "params/_METADATA": b"{}", "meta/metadata": b""}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> epath.Path:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    write_manifest(epath.Path(tmp_path))
+    return epath.Path(tmp_path)
+
+
+def flip_a_bit(path: epath.Path, bit: int = 3) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1 << bit
+    path.write_bytes(bytes(content))
+
+
+def test_whole(directory: epath.Path):
+    assert damage(directory) is None
+
+
+def test_a_flipped_bit(directory: epath.Path):
+    flip_a_bit(directory / "params/d/a")
+    assert damage(directory) == "params/d/a has changed bytes"
+
+
+def test_a_shorter_file(directory: epath.Path):
+    (directory / "params/d/a").write_bytes(b"seven")
+    assert damage(directory) == "params/d/a has 5 bytes instead of 7"
+
+
+def test_a_missing_file(directory: epath.Path):
+    (directory / "params/_METADATA").unlink()
+    assert damage(directory) == "params/_METADATA is missing"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 3}', '{"files": {"a": 1}}', "\x00"])
+def test_a_garbage_manifest(directory: epath.Path, text: str):
+    (directory / "manifest.json").write_text(text)
+    assert damage(directory) == "manifest.json is damaged"
+
+
+def test_every_bit_of_the_manifest_that_says_something(directory: epath.Path):
+    """A digit of a size or a checksum, a letter of a name: none can change unnoticed."""
+    path = directory / "manifest.json"
+    text = path.read_bytes()
+    unnoticed = []
+    for at in range(len(text)):
+        path.write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+        if damage(directory) is None:
+            unnoticed.append(text[at : at + 1])
+    assert set(unnoticed) <= {b" ", b"\n"}  # layout between the values
+
+
+def test_no_manifest(directory: epath.Path):
+    (directory / "manifest.json").unlink()
+    assert damage(directory).startswith("manifest.json is missing")
+
+
+def test_what_orbax_adds_at_the_commit_does_not_matter(directory: epath.Path):
+    (directory / "commit_success.txt").write_text("later")
+    (directory / "_CHECKPOINT_METADATA").write_text("later")
+    assert damage(directory) is None

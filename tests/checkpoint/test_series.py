@@ -1,0 +1,211 @@
+"""A damaged checkpoint is never read: the one before is, and the damage is named and kept."""
+
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from widenet_jax.checkpoint.manifest import LEFT_OUT, write_manifest
+from widenet_jax.checkpoint.series import FORMAT_VERSION, Series
+from widenet_jax.errors import BadInputError, RunFailedError
+
+META = {"format_version": FORMAT_VERSION, "fingerprint": "f"}
+
+
+def arrays(step: int) -> dict[str, dict]:
+    """Values that no other step has."""
+    return {
+        "params": {"kernel": jnp.arange(600.0).reshape(20, 30) + step, "bias": jnp.ones(3)},
+        "opt_state": {"mu": jnp.full((20, 30), float(step))},
+    }
+
+
+TARGET = jax.tree.map(jnp.zeros_like, arrays(0))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints 5 and 10."""
+    directory = tmp_path_factory.mktemp("series") / "checkpoints"
+    with closing(Series(epath.Path(directory), keep=2)) as series:
+        for step in (5, 10):
+            series.save(step, arrays(step), META | {"step": step})
+        series.wait()
+    return directory
+
+
+@pytest.fixture
+def directory(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "checkpoints"))
+
+
+def newest(directory: Path) -> tuple[int, dict, dict[int, str]]:
+    """(step, items, damaged), as a run would do it."""
+    with closing(Series(epath.Path(directory), keep=2)) as series:
+        restored, damaged = series.newest(TARGET, fingerprint="f")
+        series.quarantine(damaged)
+        return restored.meta["step"], restored.items, damaged
+
+
+def assert_read(directory: Path, step: int) -> dict[int, str]:
+    found, items, damaged = newest(directory)
+    assert found == step
+    jax.tree.map(np.testing.assert_array_equal, items, arrays(step))
+    return damaged
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * bit // 8] ^= 1 << bit
+    path.write_bytes(bytes(content))
+
+
+def everything_in(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in files_of(directory)}
+
+
+def test_the_newest(directory: Path):
+    assert assert_read(directory, 10) == {}
+
+
+@pytest.mark.parametrize("bit", [0, 5])
+def test_a_flipped_bit_in_each_file_in_turn(made: Path, tmp_path: Path, bit: int):
+    """Every file counts but those that Orbax adds at the commit, which it also does without."""
+    counted = set()
+    for number, file in enumerate(files_of(made / "10")):
+        copy = Path(shutil.copytree(made, tmp_path / str(number)))
+        name = file.relative_to(made)
+        content = file.read_bytes()
+        if not content:
+            continue
+        flip(copy / name, bit)
+        if file.name in LEFT_OUT and file.name != "manifest.json":
+            assert_read(copy, 10)
+            continue
+        counted.add(file.name)
+        damaged = assert_read(copy, 5)
+        assert list(damaged) == [10]
+        assert damaged[10].startswith(str(name.relative_to("10")))
+        assert (copy / "10.damaged").is_dir() and not (copy / "10").exists()
+    assert {"manifest.json", "_METADATA", "manifest.ocdbt", "metadata"} <= counted
+
+
+DAMAGES = {
+    "a file is cut": lambda step: (step / "params" / "_METADATA").write_bytes(b"{"),
+    "a file is gone": lambda step: (step / "opt_state" / "manifest.ocdbt").unlink(),
+    "an item is gone": lambda step: shutil.rmtree(step / "opt_state"),
+    "everything is gone": lambda step: [
+        shutil.rmtree(p) if p.is_dir() else p.unlink() for p in step.iterdir()
+    ],
+    "garbage JSON": lambda step: (step / "meta" / "metadata").write_bytes(b'{"step": '),
+    "garbage manifest": lambda step: (step / "manifest.json").write_bytes(b"\x00\xff"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_other_damage(directory: Path, capfd: pytest.CaptureFixture, damage: str):
+    DAMAGES[damage](directory / "10")
+    damaged = assert_read(directory, 5)
+    warning = f"warning: {directory / '10'} {damaged[10]}; now 10.damaged\n"
+    assert warning in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("item", ["params", "opt_state"])
+def test_numbers_that_are_not_finite(tmp_path: Path, item: str, value: float):
+    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
+        series.save(5, arrays(5), META | {"step": 5})
+        bad = arrays(10)
+        bad[item] = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(value), bad[item])
+        series.save(10, bad, META | {"step": 10})
+        series.wait()
+    assert assert_read(tmp_path, 5) == {10: "holds numbers that are not finite"}
+
+
+def test_all_of_them_damaged(directory: Path):
+    """Exit code 3 in a run; nothing is renamed, deleted or written."""
+    for step in ("5", "10"):
+        flip(directory / step / "params" / "manifest.ocdbt", 4)
+    before = everything_in(directory)
+    with pytest.raises(RunFailedError, match=r"10: params/manifest.ocdbt has changed .*; 5: par"):
+        newest(directory)
+    assert everything_in(directory) == before
+
+
+def test_damaged_twice(directory: Path, made: Path):
+    """The same step may be damaged again, after the run has come past it once more."""
+    for aside in ("10.damaged", "10.damaged-2"):
+        shutil.copytree(made / "10", directory / "10", dirs_exist_ok=True)
+        flip(directory / "10" / "manifest.json", 1)
+        assert_read(directory, 5)
+        assert (directory / aside).is_dir()
+
+
+def test_what_a_killed_save_leaves_is_no_checkpoint(directory: Path):
+    (directory / "10").rename(directory / "15.orbax-checkpoint-tmp")
+    assert_read(directory, 5)
+    with closing(Series(epath.Path(directory), keep=2)) as series:
+        assert series.remove_unfinished() == ["15"]
+        assert series.steps() == [5]
+
+
+def test_nothing_saved_yet(tmp_path: Path):
+    with closing(Series(epath.Path(tmp_path / "checkpoints"), keep=2)) as series:
+        assert series.newest(TARGET) == (None, {})
+        assert series.remove_unfinished() == []
+
+
+def test_a_newer_format_is_refused(directory: Path):
+    """Untouched, and not taken for damage."""
+    path = directory / "10" / "meta" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
+    write_manifest(epath.Path(directory / "10"))
+    with pytest.raises(BadInputError, match=r"format_version 99, and this version .* reads 1"):
+        newest(directory)
+    assert (directory / "10").is_dir()
+
+
+def test_the_one_before_goes_only_after_the_new_one_is_whole(tmp_path: Path, monkeypatch):
+    """The new one is spoilt between commit and reading back, as a bad disk would do it."""
+    directory = epath.Path(tmp_path)
+    with closing(Series(directory, keep=1)) as series:
+        series.save(5, arrays(5), META | {"step": 5})
+        series.wait()
+        wait = series.checkpointer.wait_until_finished
+
+        def wait_and_spoil() -> None:
+            wait()
+            if (tmp_path / "10").exists():
+                (tmp_path / "10" / "params" / "_METADATA").write_bytes(b"{}")
+
+        monkeypatch.setattr(series.checkpointer, "wait_until_finished", wait_and_spoil)
+        series.save(10, arrays(10), META | {"step": 10})
+        with pytest.raises(RunFailedError, match="read back, params/_METADATA has 2 bytes"):
+            series.wait()
+    assert_read(tmp_path, 5)
+
+
+def test_keep_counts_the_newest_written(tmp_path: Path):
+    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
+        for step in (30, 10, 20):  # 30 is of an earlier start
+            series.save(step, arrays(step), META | {"step": step})
+        series.wait()
+        assert series.steps() == [20, 30]
+
+
+def test_fewer_than_keep_all_stay(tmp_path: Path):
+    with closing(Series(epath.Path(tmp_path), keep=5)) as series:
+        for step in (10, 20, 30, 40):
+            series.save(step, arrays(step), META | {"step": step})
+        series.wait()
+        assert series.steps() == [10, 20, 30, 40]

@@ -1,0 +1,72 @@
+"""A run that would not fit is refused; a disk that fills up is an error with both numbers."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from widenet_jax.checkpoint.series import Series
+from widenet_jax.checkpoint.space import check_space, tree_bytes
+from widenet_jax.errors import BadInputError, RunFailedError
+
+META = {"format_version": 1, "fingerprint": "f"}
+MEGABYTE = 1 << 20
+
+
+def test_bytes_of_a_tree():
+    """2 x 3 x 4 + 5 x 2 bytes."""
+    assert tree_bytes({"a": np.zeros((2, 3), np.float32), "b": jnp.zeros(5, jnp.bfloat16)}) == 34
+
+
+def test_the_newest_one_more_and_two_of_the_best(tmp_path: Path):
+    """keep + 3 checkpoints, in a directory that is not there yet."""
+    workdir = epath.Path(tmp_path / "runs" / "new")
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    check_space(workdir, ("checkpoints",), checkpoint_bytes=free // 10, keep=2)
+    with pytest.raises(BadInputError, match=r"take up to .* MB, and .* MB are free there"):
+        check_space(workdir, ("checkpoints",), checkpoint_bytes=free // 4, keep=2)
+
+
+def test_what_is_there_already_counts(tmp_path: Path):
+    """A sparse file of the size of half the free space: its place is the run's own."""
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    with (tmp_path / "checkpoints" / "5" / "a").open("wb") as file:
+        file.truncate(free // 2)
+    check_space(epath.Path(tmp_path), ("checkpoints",), checkpoint_bytes=free // 4, keep=2)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_up(small_disk: Path):
+    """The save after the one that fitted fails; the older one can still be read."""
+    rng = np.random.default_rng(0)
+    arrays = {"params": {"a": jnp.asarray(rng.random(1_250_000), jnp.float32)}}  # 5 MB of noise
+    with closing(Series(epath.Path(small_disk / "checkpoints"), keep=2)) as series:
+        series.save(5, arrays, META | {"step": 5})
+        series.wait()
+        with pytest.raises(RunFailedError) as caught:
+            series.save(10, arrays, META | {"step": 10})
+            series.wait()
+        assert "checkpoint 10 could not be written" in str(caught.value)
+        assert "(needs 5.0 MB, " in str(caught.value) and " MB free)" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        restored, damaged = series.newest({"params": {"a": arrays["params"]["a"]}})
+    assert (restored.meta["step"], damaged) == (5, {})
+    assert [p.name for p in (small_disk / "checkpoints").iterdir()] == ["5"]

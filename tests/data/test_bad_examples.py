@@ -1,0 +1,266 @@
+"""data.on_bad_example: an error that names the image, or the same skip wherever it happens."""
+
+import multiprocessing
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from widenet_jax.data import pipeline, records, sampler, sources
+from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW
+from widenet_jax.data.transforms import build_transforms
+from widenet_jax.errors import BadExampleError, BadInputError
+
+AUGMENT = {
+    "crop": "inception",
+    "crop_area_min": 0.3,
+    "pad_pixels": 1,
+    "flip": True,
+    "randaugment_layers": 2,
+    "randaugment_magnitude": 15,
+    "randaugment_before_crop": False,
+    "eval_crop": "squash",
+    "eval_crop_fraction": 1.0,
+}
+TRAIN, EVAL = build_transforms(AUGMENT, 8)
+PLAIN = build_transforms({**AUGMENT, "crop": "none", "flip": False, "randaugment_layers": 0}, 8)[0]
+
+NUM_IMAGES, BATCH = 90, 70  # batches of two chunks, that end within an epoch
+# The first, two neighbours, one in the middle, the last: whose successor is the bad first.
+BAD = {0: b"", 7: b"text", 8: None, 40: b"\xff\xd8\xff", 89: b"\x89PNG\r\n\x1a\n"}
+STAND_INS = {0: 1, 7: 9, 8: 9, 40: 41, 89: 1}
+
+
+def good(i: int) -> bytes:
+    """An image of one grey level that is its number."""
+    return cv2.imencode(".png", np.full((8, 8, 3), i, np.uint8))[1].tobytes()
+
+
+def folder_with(path: Path, bad: dict[int, bytes | None]) -> sources.Source:
+    """NUM_IMAGES images in three classes; those of `bad` hold these bytes (None: a dead link)."""
+    for i in range(NUM_IMAGES):
+        file = path / "train" / str(i // 30) / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if bad.get(i, b"") is None:
+            file.symlink_to("nowhere.png")
+        else:
+            file.write_bytes(bad.get(i, good(i)))
+    return sources.ImageFolder(str(path), "train")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> sources.Source:
+    return folder_with(tmp_path_factory.mktemp("folder"), BAD)
+
+
+def train_stream(source, **changes) -> list[dict[str, np.ndarray]]:
+    options = {
+        "transform": TRAIN,
+        "seed": 3,
+        "batch_size": BATCH,
+        "positions": np.arange(BATCH),
+        "start_step": 0,
+        "num_steps": 5,
+        "num_workers": 0,
+        "prefetch": 1,
+        "on_bad_example": "skip",
+        **changes,
+    }
+    with pipeline.train_batches(source, **options) as batches:
+        return list(batches)
+
+
+def eval_stream(source, **changes) -> list[dict[str, np.ndarray]]:
+    options = {
+        "transform": EVAL,
+        "batch_size": BATCH,
+        "positions": np.arange(BATCH),
+        "num_workers": 0,
+        "prefetch": 1,
+        "on_bad_example": "skip",
+        **changes,
+    }
+    with pipeline.eval_batches(source, **options) as batches:
+        return list(batches)
+
+
+def assert_same(ours: list[dict], theirs: list[dict]) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def joined(parts: list[list[dict]]) -> list[dict]:
+    return [
+        {key: np.concatenate([part[key] for part in step]) for key in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+
+
+# --- Training -------------------------------------------------------------------------------------
+
+
+def test_a_bad_image_is_replaced_by_the_next_good_one(folder):
+    stream = train_stream(folder, transform=PLAIN)
+    assert sum(int(batch["bad"].sum()) for batch in stream) >= 15  # five in each of 3.9 epochs
+    for step, batch in enumerate(stream):
+        _, expected = sampler.record_at(
+            np.arange(BATCH) + BATCH * step, seed=3, num_records=NUM_IMAGES
+        )
+        np.testing.assert_array_equal(batch["record"], expected)
+        shown = [STAND_INS.get(record, record) for record in expected.tolist()]
+        np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], shown)
+        np.testing.assert_array_equal(batch["label"], np.array(shown) // 30)
+        np.testing.assert_array_equal(batch["bad"], np.isin(expected, list(BAD)))
+        assert batch["bad"].dtype == bool
+
+
+def test_other_images_are_as_without_bad_ones(folder, tmp_path):
+    whole = train_stream(folder_with(tmp_path, {}))
+    for ours, theirs in zip(train_stream(folder), whole, strict=True):
+        kept = ~ours["bad"]
+        np.testing.assert_array_equal(ours["image"][kept], theirs["image"][kept])
+        assert not theirs["bad"].any()
+
+
+def test_processes_and_threads_skip_alike(folder):
+    assert_same(train_stream(folder, num_workers=2), train_stream(folder))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_a_resumed_run_skips_alike(folder, start):
+    assert_same(train_stream(folder, start_step=start), train_stream(folder)[start:])
+
+
+def test_two_hosts_skip_as_one(folder):
+    parts = [train_stream(folder, positions=half) for half in np.split(np.arange(BATCH), 2)]
+    assert_same(joined(parts), train_stream(folder))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_bad_record_is_named_once(folder, num_workers):
+    said: list[str] = []
+    train_stream(folder, num_workers=num_workers, on_message=said.append)
+    said.sort()
+    problems = ["empty file", "neither a JPEG", "link to a file", "truncated JPEG", "truncated PNG"]
+    for i, message, problem in zip(BAD, said, problems, strict=True):
+        assert f"/train/{i // 30}/{i:02}.png (image {i}): {problem}" in message
+        assert "\n" not in message
+
+
+def test_a_record_is_named_with_the_first_batch_that_lacks_it(folder):
+    said: list[str] = []
+    with pipeline.train_batches(
+        folder, transform=TRAIN, seed=3, batch_size=1, positions=np.arange(1), start_step=0,
+        num_steps=NUM_IMAGES, num_workers=0, prefetch=8, on_bad_example="skip",
+        on_message=said.append,
+    ) as batches:  # fmt: skip
+        skipped: list[int] = []
+        for batch in batches:
+            if batch["bad"][0]:
+                record = int(batch["record"][0])
+                passed_over = {7: [7, 8], 89: [89, 0]}.get(record, [record])
+                skipped += [bad for bad in passed_over if bad not in skipped]
+            assert len(said) == len(skipped)
+            assert all(f"(image {bad})" in name for bad, name in zip(skipped, said, strict=True))
+
+
+def test_too_many_bad_ones_in_a_row_end_the_run(tmp_path):
+    rows = range(20, 20 + MAX_BAD_IN_A_ROW)
+    few = folder_with(tmp_path / "few", dict.fromkeys(rows[:-1], b""))
+    assert sum(int(batch["bad"].sum()) for batch in train_stream(few)) > 0
+    many = folder_with(tmp_path / "many", dict.fromkeys(rows, b""))
+    with pytest.raises(
+        BadInputError, match=r"^16 images in a row cannot be read.*35\.png"
+    ) as error:
+        train_stream(many)
+    assert not isinstance(error.value, BadExampleError) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_error_is_the_default_and_names_the_image(folder, num_workers):
+    for stream in (train_stream, eval_stream):
+        with pytest.raises(BadExampleError, match=r"\d\d\.png \(image \d+\): ") as error:
+            stream(folder, num_workers=num_workers, on_bad_example="error")
+        assert "\n" not in str(error.value)
+    with pytest.raises(BadExampleError):
+        next(
+            pipeline.eval_batches(
+                folder, transform=EVAL, batch_size=BATCH, positions=np.arange(BATCH),
+                num_workers=0, prefetch=1,
+            )
+        )  # fmt: skip
+
+
+def test_without_bad_images_the_modes_are_the_same(tmp_path):
+    whole = folder_with(tmp_path, {})
+    for stream in (train_stream, eval_stream):
+        strict = stream(whole, on_bad_example="error")
+        assert_same(stream(whole), strict)
+        assert not any(batch["bad"].any() for batch in strict)
+
+
+def test_an_unknown_choice_gets_a_suggestion(folder):
+    for stream in (train_stream, eval_stream):
+        with pytest.raises(BadInputError, match=r"config\.data\.on_bad_example='skp' is unknown"):
+            stream(folder, on_bad_example="skp")
+
+
+def test_a_corrupt_record_of_a_packed_set_is_skipped(tmp_path):
+    examples = [(i % 2, good(i)) for i in range(10)]
+    records.write_set(tmp_path, {"train": examples}, class_names=["a", "b"], provenance={})
+    shard = tmp_path / "train-00000-of-00001.array_record"
+    content = bytearray(shard.read_bytes())
+    content[content.index(good(4)) + 20] ^= 0xFF
+    shard.write_bytes(content)
+    source = sources.ArrayRecord(str(tmp_path), "train")
+    said: list[str] = []
+    options = {"transform": PLAIN, "batch_size": 10, "positions": np.arange(10), "num_steps": 2}
+    stream = train_stream(source, **options, num_workers=1, on_message=said.append)
+    assert_same(train_stream(source, **options), stream)
+    for batch in stream:
+        (i,) = np.flatnonzero(batch["bad"])
+        assert batch["record"][i] == 4 and batch["image"][i, 0, 0, 0] == 5
+        assert batch["label"][i] == 1
+    assert len(said) == 1 and "record 4 (image 4): unreadable" in said[0]
+    shard.write_bytes(b"")  # no example's fault
+    with pytest.raises(BadInputError, match="shard is empty"):
+        train_stream(source, **options, num_workers=1)  # whose worker opens the files anew
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+def test_evaluation_masks_bad_images_out(folder):
+    stream = eval_stream(folder)
+    whole = {key: np.concatenate([batch[key] for batch in stream]) for key in stream[0]}
+    inside = np.arange(2 * BATCH) < NUM_IMAGES
+    bad = np.isin(np.arange(2 * BATCH), list(BAD))
+    np.testing.assert_array_equal(whole["bad"], bad)
+    np.testing.assert_array_equal(whole["mask"], inside & ~bad)
+    np.testing.assert_array_equal(whole["record"][inside], np.arange(NUM_IMAGES))
+    assert not whole["image"][~whole["mask"]].any() and not whole["label"][bad].any()
+    for i in (1, 9, 88):
+        assert (whole["image"][i] == i).all() and whole["label"][i] == i // 30
+
+
+def test_evaluation_skips_alike_everywhere(folder):
+    said: list[str] = []
+    expected = eval_stream(folder, on_message=said.append)
+    assert len(said) == len(BAD)
+    assert_same(eval_stream(folder, num_workers=2), expected)
+    parts = [eval_stream(folder, positions=half) for half in np.split(np.arange(BATCH), 2)]
+    assert_same(joined(parts), expected)
+    # Positions with padding and bad images only: the shape comes from the first readable record.
+    alone = eval_stream(folder, positions=np.array([0, 19, 69]))
+    assert_same(alone, [{key: b[key][[0, 19, 69]] for key in b} for b in expected])
+
+
+def test_the_shape_comes_from_a_readable_image(folder):
+    assert pipeline.image_shape(folder, EVAL, on_bad_example="skip") == (8, 8, 3)
+    with pytest.raises(BadExampleError, match=r"00\.png \(image 0\): empty file"):
+        pipeline.image_shape(folder, EVAL)

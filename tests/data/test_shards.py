@@ -1,0 +1,280 @@
+"""Packed sets and TFDS: what was put there comes back, and what is damaged is named."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+# Imported before any test runs: while it loads, imports are made lazy for the whole process, and
+# what the garbage collector finalises in that moment (iterators of other tests) cannot import.
+import tensorflow_datasets  # noqa: F401
+from array_record.python import array_record_module
+
+from widenet_jax.data import records, sources
+from widenet_jax.errors import BadExampleError, BadInputError
+
+
+def png(value: int) -> bytes:
+    """A 4x5 image of one grey level."""
+    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
+
+
+def write_shard(path: Path, contents: list[bytes]) -> None:
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    for content in contents:
+        writer.write(content)
+    writer.close()
+
+
+def refused(data: dict, split: str) -> str:
+    with pytest.raises(BadInputError) as error:
+        sources.build_source(data, split)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+# --- Packed sets ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    examples = [(i % 3, png(i)) for i in range(10)]
+    records.write_set(
+        tmp_path / "set",
+        {"train": examples, "test": examples[:2]},
+        class_names=["a", "b", "c"],
+        provenance={"made": "here"},
+        shard_bytes=3 * len(png(0)),
+    )
+    return tmp_path / "set"
+
+
+def open_packed(packed: Path, split: str = "train") -> sources.Source:
+    return sources.build_source({"source": "array_record", "path": str(packed)}, split)
+
+
+def test_packed_set_reads_back_in_any_order(packed):
+    source = open_packed(packed)
+    assert len(source) == 10 and source.class_names == ("a", "b", "c")
+    for i in (9, 0, 4, 3, 3):
+        assert source[i] == {"label": i % 3, "image": png(i)}
+    manifest = json.loads((packed / "dataset.json").read_text())
+    assert manifest["format_version"] == 1
+    assert manifest["splits"]["train"]["count"] == 10
+    assert [s["records"] for s in manifest["splits"]["train"]["shards"]] == [3, 3, 3, 1]
+    names = sorted(p.name for p in packed.iterdir())
+    assert names[0] == "dataset.json" and names[-1] == "train-00003-of-00004.array_record"
+    assert len(names) == 1 + 4 + 1
+
+
+def test_packed_set_survives_pickling_and_forking(packed):
+    source = open_packed(packed)
+    assert source[1]["label"] == 1  # its shard is open now
+    assert pickle.loads(pickle.dumps(source))[7]["image"] == png(7)
+    # Opened here, first read in the child; in a process of its own, for one with JAX must not fork.
+    code = f"""
+import os
+from widenet_jax.data.sources import ArrayRecord
+source = ArrayRecord({str(packed)!r}, "train")
+if os.fork() == 0:
+    os._exit(0 if [source[i]["label"] for i in range(4)] == [0, 1, 2, 0] else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(b""), "0 bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:50]), "50 bytes"),
+    ],
+)
+def test_a_damaged_shard_is_named(packed, damage, found):
+    damage(packed / "train-00001-of-00004.array_record")
+    with pytest.raises(BadInputError, match=rf"train-00001-of-00004\S*: shard is {found}"):
+        open_packed(packed)
+    assert len(open_packed(packed, "test")) == 2
+
+
+def test_a_flipped_byte_is_found_when_read(packed):
+    path = packed / "train-00001-of-00004.array_record"
+    content = bytearray(path.read_bytes())
+    middle = content.index(b"IHDR")  # inside the first image
+    content[middle] ^= 0xFF
+    path.write_bytes(content)
+    source = open_packed(packed)
+    place = r"train-00001-of-00004\S* record 0 \(image 3\): unreadable"
+    with pytest.raises(BadExampleError, match=place):
+        source[3]
+    assert source[2]["label"] == 2 and source[4]["label"] == 1
+
+
+def test_a_record_without_a_label_is_a_bad_example(tmp_path):
+    records.write_set(tmp_path, {"train": [(0, png(1))] * 2}, class_names=["a"], provenance={})
+    shard = tmp_path / "train-00000-of-00001.array_record"
+    write_shard(shard, [records.encode_record(0, png(1)), b"ab"])
+    source = open_packed(tmp_path)
+    assert source[0]["image"] == png(1)
+    with pytest.raises(BadExampleError, match=r"record 1 \(image 1\): unreadable"):
+        source[1]
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(b""), "empty"),
+        (lambda path: path.write_bytes(path.read_bytes()[: -(1 << 16)]), "cut short or damaged"),
+    ],
+)
+def test_a_shard_damaged_since_the_start_is_no_bad_example(packed, damage, found):
+    source = open_packed(packed)
+    damage(packed / "train-00001-of-00004.array_record")
+    with pytest.raises(BadInputError, match=rf"train-00001-of-00004\S*: shard is {found}") as error:
+        source[3]
+    assert type(error.value) is BadInputError
+    assert source[2]["label"] == 2
+
+
+def test_an_unfinished_or_newer_set_is_refused(packed):
+    manifest = packed / "dataset.json"
+    content = manifest.read_text()
+    manifest.write_text(content.replace('"format_version": 1', '"format_version": 2'))
+    assert "format_version 2" in refused({"source": "array_record", "path": str(packed)}, "train")
+    manifest.write_text(content[:40])
+    assert "not valid JSON" in refused({"source": "array_record", "path": str(packed)}, "train")
+    manifest.unlink()
+    assert "no dataset.json" in refused({"source": "array_record", "path": str(packed)}, "train")
+
+
+# --- TensorFlow Datasets --------------------------------------------------------------------------
+
+
+def tfds_record(**features: bytes | int) -> bytes:
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    example = tf_example_pb2.Example()
+    for name, value in features.items():
+        feature = example.features.feature[name]
+        values = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
+        values.value.append(value)
+    return example.SerializeToString()
+
+
+@pytest.fixture
+def tfds_dir(tmp_path: Path) -> Path:
+    """A set as TFDS prepares it (array_record), written without TensorFlow: data_dir/tiny/1.0.0."""
+    import tensorflow_datasets as tfds
+
+    version = tmp_path / "tiny" / "1.0.0"
+    version.mkdir(parents=True)
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "label": tfds.features.ClassLabel(names=["ant", "bee"]),
+        }
+    )
+    features.save_config(str(version))
+    for shard, chosen in enumerate([range(3), range(3, 5)]):
+        path = version / f"tiny-train.array_record-{shard:05d}-of-00002"
+        write_shard(path, [tfds_record(image=png(i), label=i % 2) for i in chosen])
+    described = {
+        "name": "tiny",
+        "version": "1.0.0",
+        "fileFormat": "array_record",
+        "splits": [
+            {
+                "name": "train",
+                "numBytes": "1",
+                "shardLengths": ["3", "2"],
+                "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+            }
+        ],
+    }
+    (version / "dataset_info.json").write_text(json.dumps(described))
+    return tmp_path
+
+
+def test_tfds_reads_without_tensorflow(tfds_dir):
+    loaded_before = "tensorflow" in sys.modules
+    by_name = sources.build_source(
+        {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}, "train"
+    )
+    path = str(tfds_dir / "tiny" / "1.0.0")
+    by_path = sources.build_source({"source": "tfds", "name": "", "path": path}, "train")
+    for source in (by_name, by_path, pickle.loads(pickle.dumps(by_name))):
+        assert len(source) == 5 and source.class_names == ("ant", "bee")
+        assert source[3] == {"image": png(3), "label": 1}
+    part = sources.build_source({"source": "tfds", "name": "", "path": path}, "train[2:4]")
+    assert [part[i]["image"] for i in range(len(part))] == [png(2), png(3)]
+    assert ("tensorflow" in sys.modules) == loaded_before
+
+
+def test_tfds_mistakes_name_the_remedy(tfds_dir):
+    data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
+    assert "no split 'test'; there are train" in refused(data, "test")
+    advice = "python scripts/prepare_data.py tfds cifar10"
+    assert advice in refused({**data, "name": "cifar10"}, "train")
+    described = tfds_dir / "tiny" / "1.0.0" / "dataset_info.json"
+    described.write_text(described.read_text().replace("array_record", "tfrecord"))
+    message = refused(data, "train")
+    assert "prepared as tfrecord" in message
+    assert message.endswith("prepare_data.py tfds tiny --out DIR")
+
+
+def second_shard(tfds_dir: Path) -> Path:
+    return tfds_dir / "tiny" / "1.0.0" / "tiny-train.array_record-00001-of-00002"
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(b""), "empty"),
+        (lambda path: path.write_bytes(path.read_bytes()[:70]), "cut short or damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[: 1 << 16]), "cut short or damaged"),
+        (lambda path: write_shard(path, [b""]), r"cut short or damaged \(1 of 2 records found\)"),
+    ],
+)
+def test_a_damaged_tfds_shard_is_named_at_the_start(tfds_dir, damage, found):
+    damage(second_shard(tfds_dir))
+    data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
+    with pytest.raises(BadInputError, match=rf"train\S*-00001-of-00002: shard is {found}") as error:
+        sources.build_source(data, "train")
+    assert type(error.value) is BadInputError
+    # A part that does without the shard can be read.
+    assert len(sources.build_source(data, "train[:2]")) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no protocol buffer", b"", tfds_record(label=1), tfds_record(image=png(0)),
+     tfds_record(image=1, label=1)],
+)  # fmt: skip
+def test_a_bad_tfds_record_is_a_bad_example(tfds_dir, content):
+    write_shard(second_shard(tfds_dir), [tfds_record(image=png(3), label=1), content])
+    data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
+    source = sources.build_source(data, "train[1:]")
+    assert source[2] == {"image": png(3), "label": 1}
+    assert source.describe(1).endswith("-00000-of-00002 record 2 (image 1)")
+    place = r"tiny-train\S*-00001-of-00002 record 1 \(image 3\): unreadable"
+    with pytest.raises(BadExampleError, match=place) as error:
+        source[3]
+    assert "\n" not in str(error.value)
+
+
+def test_a_tfds_shard_damaged_since_the_start_is_no_bad_example(tfds_dir):
+    data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
+    source = sources.build_source(data, "train")
+    second_shard(tfds_dir).write_bytes(b"")
+    with pytest.raises(BadInputError, match="shard is empty") as error:
+        source[4]
+    assert type(error.value) is BadInputError

@@ -1,0 +1,121 @@
+"""Small runs on the embedded digits, in this process or in processes of their own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from configs import digits
+
+ROOT = Path(__file__).parents[1]
+# 20 steps of 64 digits; capacity so tight that tokens are dropped; 16 routing groups of 4 images,
+# two for each of 8 devices.
+OVERRIDES = {
+    "duration": "20 steps",
+    "log_every_steps": 1,
+    "optimizer.warmup": "2 steps",
+    "model.depth": 2,
+    "model.embed_dim": 32,
+    "model.moe.capacity_factor": 1.0,
+    "model.moe.images_per_group": 4,
+    "augment.mixup_alpha": 0.5,
+    "augment.mixup_group_size": 4,
+    "evaluation.batch_size": 384,
+    "evaluation.every": "20 steps",
+    "checkpoint.every": "10 steps",
+    "tracking.tensorboard": False,
+}
+PATIENCE_SECONDS = 240
+
+
+def small_config(**changes: object) -> ConfigDict:
+    config = digits.get_config()
+    config.update_from_flattened_dict(OVERRIDES | changes)
+    return config
+
+
+def command(workdir: Path, *extra: str, **changes: object) -> list[str]:
+    """The command line of a small run, with `changes` to its config and `extra` flags."""
+    flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | changes).items()]
+    program = [sys.executable, "-m", "widenet_jax.main", "--config=configs/digits.py"]
+    return [*program, f"--workdir={workdir}", *flags, *extra]
+
+
+def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
+    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    return subprocess.Popen(
+        arguments, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> str:
+    """Waits for the end; returns what it wrote to stderr."""
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code, errors
+    return errors
+
+
+def commands_of_two(workdir: Path, *extra: str, **changes: object) -> list[list[str]]:
+    """The same command for two processes that find each other."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=2", *extra]
+    return [command(workdir, *flags, f"--process_id={i}", **changes) for i in range(2)]
+
+
+def start_two(workdir: Path, *extra: str, **changes: object) -> list[subprocess.Popen]:
+    """Two processes of two devices each."""
+    return [
+        start(arguments, devices=2) for arguments in commands_of_two(workdir, *extra, **changes)
+    ]
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen) -> None:
+    """Returns once `condition()` holds; the process must be running until then."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def metrics_of(workdir: Path, split: str = "train") -> list[dict]:
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [r for r in map(json.loads, lines) if r["split"] == split]
+
+
+def last_step(workdir: Path) -> int:
+    """Of the committed checkpoints; 0 where there is none."""
+    directory = workdir / "checkpoints"
+    names = [p.name for p in directory.iterdir()] if directory.exists() else []
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def final_state(workdir: Path) -> dict[str, bytes]:
+    """Every array of the last checkpoint, by path, read without this package."""
+    step = last_step(workdir)
+    found = {"step": str(step).encode()}
+    with closing(ocp.StandardCheckpointer()) as reader:
+        for item in ("params", "opt_state"):
+            tree = reader.restore(workdir / "checkpoints" / str(step) / item)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+                found[item + jax.tree_util.keystr(path)] = np.asarray(leaf).tobytes()
+    return found
+
+
+def assert_same_end(ours: Path, theirs: Path) -> None:
+    """Metrics, result, parameters and optimizer state, byte for byte."""
+    for name in ("metrics.jsonl", "result.json"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+    assert final_state(ours) == final_state(theirs)

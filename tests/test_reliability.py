@@ -1,0 +1,259 @@
+"""Killed, damaged, moved to other machines: a run goes on exactly, or says in one line why not."""
+
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from checkpoint.test_series import everything_in, flip
+from runs import (
+    assert_same_end,
+    command,
+    commands_of_two,
+    finish,
+    last_step,
+    metrics_of,
+    start,
+    wait_until,
+)
+
+# Saving and evaluating as often as a short run can, so that a random moment meets them.
+OFTEN = {
+    "duration": "30 steps",
+    "checkpoint.every": "2 steps",
+    "evaluation.every": "5 steps",
+    "evaluation.batch_size": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of its checkpoints are kept."""
+    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
+    finish(start(command(workdir, **OFTEN, **{"checkpoint.keep": 15})))
+    return workdir
+
+
+def at_step(workdir: Path, unbroken: Path, step: int) -> Path:
+    """A workdir as the run would have left it, killed just after the checkpoint of `step`."""
+    shutil.copytree(unbroken, workdir)
+    for path in (workdir / "checkpoints").iterdir():
+        if int(path.name) > step:
+            shutil.rmtree(path)
+    return workdir
+
+
+def lines_in(workdir: Path) -> list[str]:
+    metrics = workdir / "metrics.jsonl"
+    return metrics.read_text().splitlines() if metrics.exists() else []
+
+
+def is_saving(workdir: Path) -> bool:
+    """A checkpoint is being written that is not committed."""
+    return any(workdir.glob("checkpoints/*tmp*")) or any(workdir.glob("best/*tmp*"))
+
+
+def is_evaluating(workdir: Path) -> bool:
+    """The last step was one that is evaluated, and its evaluation is not written yet."""
+    last = (lines_in(workdir) or [""])[-1]
+    step = re.match(r'{"step": (\d+), "split": "train"', last)
+    return bool(step) and int(step[1]) % 5 == 0
+
+
+def is_compiling(workdir: Path) -> bool:
+    return (workdir / "environment.json").exists() and not lines_in(workdir)
+
+
+def moment(workdir: Path) -> str:
+    """What the run was doing, as far as its files tell."""
+    if not (workdir / "environment.json").exists():
+        return "starting"
+    for what, holds in (("saving", is_saving), ("evaluating", is_evaluating)):
+        if holds(workdir):
+            return what
+    return "training" if lines_in(workdir) else "compiling"
+
+
+def run_and_kill(workdir: Path, when: Callable[[Path], bool]) -> str | None:
+    """Starts the run, kills it with SIGKILL `when` says so; the moment hit, None if it finished."""
+    run = start(command(workdir, **OFTEN))
+    while run.poll() is None and not when(workdir):
+        time.sleep(0.002)
+    run.kill()
+    _, errors = run.communicate()
+    if run.returncode == -signal.SIGKILL:
+        return moment(workdir)
+    assert run.returncode == 0, errors
+    return None
+
+
+@pytest.mark.parametrize("when", [is_saving, is_evaluating])
+def test_killed_at_a_bad_moment(unbroken: Path, tmp_path: Path, when: Callable):
+    hit = run_and_kill(tmp_path / "run", when)
+    assert hit is not None
+    finish(start(command(tmp_path / "run", **OFTEN)))
+    assert_same_end(tmp_path / "run", unbroken)
+
+
+@pytest.mark.slow
+def test_thirty_runs_killed_at_random_moments(unbroken: Path, tmp_path: Path):
+    """Each is killed up to four times, then left to finish: all end with the same bytes."""
+    rng, moments = random.Random(0), Counter()
+    aims = [is_saving, is_evaluating, is_compiling]
+    for number in range(30):
+        workdir = tmp_path / str(number)
+        hits = []
+        for kill in range(rng.randint(1, 4)):
+            deadline = time.monotonic() + rng.uniform(0.5, 14.0)
+            late = lambda _, deadline=deadline: time.monotonic() > deadline  # noqa: E731
+            aimed = aims[(number + kill) % 3] if rng.random() < 0.3 else late
+            hit = run_and_kill(workdir, aimed)
+            if hit is None:
+                break
+            hits.append(hit)
+        finish(start(command(workdir, **OFTEN)))
+        assert_same_end(workdir, unbroken)
+        moments.update(hits)
+        print(f"run {number}: killed while {', '.join(hits) or 'never'}", flush=True)
+        shutil.rmtree(workdir)
+    print(f"30 of 30 the same; kills: {dict(moments)}")
+    assert len(moments) == 5, moments
+
+
+@pytest.mark.slow
+def test_other_devices_and_hosts_go_on(unbroken: Path, tmp_path: Path):
+    """1 -> 8 -> 1 -> 4 -> 8 devices and 2 processes: the next loss to 1e-5, on the same data.
+
+    (That the restored tree is the same to the bit on every mesh is in tests/checkpoint.)
+    """
+    theirs = {r["step"]: r for r in metrics_of(unbroken)}
+    workdir = at_step(tmp_path / "run", unbroken, 6)
+    for step, devices in ((6, 8), (12, 1), (18, 4), (24, 8)):
+        for path in (workdir / "checkpoints").iterdir():
+            if int(path.name) > step:
+                shutil.rmtree(path)
+        keep = {"checkpoint.keep": 15}
+        errors = finish(start(command(workdir, **OFTEN, **keep), devices=devices))
+        assert f"resuming after step {step}:" in errors and f"{devices} cpu devices" in errors
+        ours = {r["step"]: r for r in metrics_of(workdir)}
+        assert sorted(ours) == list(range(1, 31))
+        np.testing.assert_allclose(ours[step + 1]["loss"], theirs[step + 1]["loss"], rtol=1e-5)
+    workdir = at_step(tmp_path / "two", unbroken, 14)
+    for process in [start(c, devices=2) for c in commands_of_two(workdir, **OFTEN)]:
+        finish(process)
+    ours = {r["step"]: r for r in metrics_of(workdir)}
+    np.testing.assert_allclose(ours[15]["loss"], theirs[15]["loss"], rtol=1e-5)
+    assert ours[15]["load"] == theirs[15]["load"]
+
+
+def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
+    """The one before is taken, the damaged one kept under another name; the end is the same."""
+    workdir = at_step(tmp_path / "run", unbroken, 20)
+    flip(workdir / "checkpoints" / "20" / "params" / "manifest.ocdbt", 3)
+    errors = finish(start(command(workdir, **OFTEN)))
+    assert (
+        f"warning: {workdir}/checkpoints/20 params/manifest.ocdbt has changed bytes; now" in errors
+    )
+    assert "resuming after step 18:" in errors
+    assert (workdir / "checkpoints" / "20.damaged").is_dir()
+    assert_same_end(workdir, unbroken)
+
+
+def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
+    """Exit code 3; nothing is overwritten, least of all by a new start."""
+    workdir = at_step(tmp_path / "run", unbroken, 4)
+    for step in ("2", "4"):
+        (workdir / "checkpoints" / step / "manifest.json").write_text("{")
+    before = everything_in(workdir)
+    line = finish(start(command(workdir, **OFTEN)), 3).splitlines()[-1]
+    assert line.startswith(f"failed: no checkpoint in {workdir}/checkpoints is whole (4: manifest")
+    assert everything_in(workdir) == before
+
+
+def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path):
+    """From step 0 again, with a note."""
+    workdir = at_step(tmp_path / "run", unbroken, 2)
+    (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / "2.orbax-checkpoint-tmp")
+    shutil.rmtree(workdir / "best")
+    errors = finish(start(command(workdir, **OFTEN)))
+    assert f"note: {workdir}/checkpoints held an unfinished checkpoint (2); it is removed" in errors
+    assert "starting: 30 steps" in errors
+    assert_same_end(workdir, unbroken)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_during_a_run(tmp_path: Path):
+    """On a file system of 40 MB that something else fills: one line with both numbers, exit 3."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        workdir, large = disk / "run", {"model.embed_dim": 256, "model.moe.num_experts": 8}
+        endless = {"duration": "100000 steps", "checkpoint.every": "5 steps"}
+        run = start(command(workdir, **large, **endless))
+        wait_until((workdir / "checkpoints" / "5").exists, run)
+        with (disk / "ballast").open("wb") as ballast, pytest.raises(OSError):
+            while True:
+                ballast.write(bytes(1 << 12))
+                ballast.flush()
+        line = finish(run, 3).splitlines()[-1]
+        assert line.startswith("failed: ") and "Traceback" not in line
+        assert "MB free)" in line
+        assert last_step(workdir) >= 5
+        (disk / "ballast").unlink()
+        again = start(command(workdir, "--max_seconds=30", **large, **endless))
+        assert "saved after step" in finish(again, 143)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_run_that_would_not_fit(tmp_path: Path):
+    """Known before anything is compiled: a terabyte of experts."""
+    huge = {"model.moe.num_experts": 65536, "model.embed_dim": 1024, "model.mlp_dim": 4096}
+    line = finish(start(command(tmp_path / "run", **huge)), 2)
+    assert line.startswith(f"error: --workdir={tmp_path}/run: its checkpoints take up to ")
+    assert line.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of 32 pictures for training and 16 for testing, one of them cut short."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 32), ("test", 16)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                picture = rng.integers(0, 255, (8, 8, 3), np.uint8)
+                cv2.imwrite(str(folder / f"{number:02d}.jpg"), picture)
+    cut = tmp_path / "photos" / "train" / "cat" / "07.jpg"
+    cut.write_bytes(cut.read_bytes()[:200])
+    return tmp_path / "photos"
+
+
+def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path):
+    """An error that names it; or skipped, counted, and too many after all."""
+    data = {"data.source": "image_folder", "data.path": photos, "duration": "10 steps"}
+    data |= {"batch_size": 32, "log_every_steps": 1, "checkpoint.every": "4 steps"}
+    line = finish(start(command(tmp_path / "error", **data)), 2).splitlines()[-1]
+    assert line.startswith("error: ") and "cat/07.jpg" in line and "truncated JPEG" in line
+
+    data |= {"data.on_bad_example": "skip", "data.max_bad_fraction": 0.05}
+    errors = finish(start(command(tmp_path / "skip", **data)))
+    assert errors.count("cat/07.jpg") == 1
+    counts = [r["bad_examples"] for r in metrics_of(tmp_path / "skip")]
+    assert counts[-1] == 5 and counts == sorted(counts)  # 10 steps of 32 are 5 epochs of 64
+
+    data |= {"data.max_bad_fraction": 0.01}
+    line = finish(start(command(tmp_path / "many", **data)), 3).splitlines()[-1]
+    assert "more than config.data.max_bad_fraction=0.01 allows" in line

@@ -1,0 +1,209 @@
+"""SIGTERM, and time that is up, in every phase: saved, exit code 143, and going on is exact."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import (
+    ROOT,
+    assert_same_end,
+    command,
+    commands_of_two,
+    finish,
+    last_step,
+    metrics_of,
+    start,
+    start_two,
+    wait_until,
+)
+
+SLOW_DATA = "tests/with_slow_data.py"
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
+    finish(start(command(workdir)))
+    return workdir
+
+
+def stopped(process: subprocess.Popen) -> str:
+    """The last line of a run that was stopped: exit code 143 and no traceback."""
+    errors = finish(process, 143)
+    assert "Traceback" not in errors
+    return errors.splitlines()[-1]
+
+
+def slowly(arguments: list[str], source: str) -> list[str]:
+    """The same command with one of the slow data sources."""
+    return [arguments[0], SLOW_DATA, *arguments[3:], f"--config.data.source={source}"]
+
+
+def lines_in(workdir: Path) -> int:
+    metrics = workdir / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def test_while_training(unbroken: Path, tmp_path: Path):
+    """Saved at the very step, not at the last checkpoint; the rest is as if nothing had been."""
+    run = start(command(tmp_path / "run", **{"checkpoint.every": "1000 steps"}))
+    wait_until(lambda: lines_in(tmp_path / "run") >= 3, run)
+    run.send_signal(signal.SIGTERM)
+    line = stopped(run)
+    step = last_step(tmp_path / "run")
+    assert 3 <= step < 20
+    assert line == f"stopped: SIGTERM; saved after step {step}. The same command goes on from there"
+    assert f"resuming after step {step}:" in finish(start(command(tmp_path / "run")))
+    assert_same_end(tmp_path / "run", unbroken)
+
+
+@pytest.mark.slow
+def test_while_starting(tmp_path: Path):
+    """Before there is anything to lose it ends at once, at whatever moment."""
+    for seconds in (1.0, 1.5, 2.0, 3.0):
+        run = start(command(tmp_path / "run"))
+        time.sleep(seconds)
+        run.send_signal(signal.SIGTERM)
+        sent = time.monotonic()
+        assert "there was nothing to save" in stopped(run)
+        assert time.monotonic() - sent < 1.0
+    assert last_step(tmp_path / "run") == 0
+
+
+@pytest.mark.slow
+def test_while_compiling(tmp_path: Path):
+    """WideNet-B takes minutes to compile; the end comes at once."""
+    arguments = command(tmp_path / "run", **{"model.depth": 12, "model.embed_dim": 512})
+    run = start(arguments)
+    wait_until((tmp_path / "run" / "environment.json").exists, run)
+    time.sleep(1.0)
+    assert lines_in(tmp_path / "run") == 0
+    run.send_signal(signal.SIGTERM)
+    sent = time.monotonic()
+    assert "there was nothing to save" in stopped(run)
+    assert time.monotonic() - sent < 1.0
+
+
+@pytest.mark.slow
+def test_while_evaluating(tmp_path: Path):
+    """The evaluation that was cut off is made up for: the same metrics at the same place."""
+    every = {"evaluation.every": "5 steps", "evaluation.batch_size": 32}
+    finish(start(command(tmp_path / "unbroken", **every)))
+    run = start(slowly(command(tmp_path / "run", **every), "slowly_tested_digits"))
+    wait_until(lambda: lines_in(tmp_path / "run") >= 5, run)
+    time.sleep(1.0)
+    run.send_signal(signal.SIGTERM)
+    assert "saved after step 5." in stopped(run)
+    assert not metrics_of(tmp_path / "run", "eval")
+
+    stored = tmp_path / "run" / "config.json"
+    stored.write_text(stored.read_text().replace("slowly_tested_digits", "digits"))
+    finish(start(command(tmp_path / "run", **every)))
+    assert_same_end(tmp_path / "run", tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+def test_while_waiting_for_data(tmp_path: Path):
+    """Data that never comes: what was trained so far is saved, without waiting for the readers."""
+    run = start(slowly(command(tmp_path / "run"), "hanging_digits"))
+    wait_until(lambda: lines_in(tmp_path / "run") >= 8, run)
+    time.sleep(2.0)
+    trained = len(metrics_of(tmp_path / "run"))
+    run.send_signal(signal.SIGTERM)
+    assert f"saved after step {trained}." in stopped(run)
+    assert last_step(tmp_path / "run") == trained
+
+
+def test_one_of_two_processes_is_told(tmp_path: Path):
+    """Both save at the same step and leave with 143; one process then ends the run."""
+    runs = start_two(tmp_path / "run", duration="400 steps", **{"evaluation.every": "400 steps"})
+    wait_until(lambda: lines_in(tmp_path / "run") >= 3, runs[0])
+    runs[1].send_signal(signal.SIGTERM)
+    lines = [stopped(run) for run in runs]
+    step = last_step(tmp_path / "run")
+    assert 3 <= step < 400
+    assert all(f"saved after step {step}." in line for line in lines)
+
+
+@pytest.mark.slow
+def test_the_second_sigterm_ends_at_once(tmp_path: Path):
+    """Two processes wait for data that never comes: neither may leave alone, until told again."""
+    commands = commands_of_two(tmp_path / "run")
+    runs = [start(slowly(arguments, "hanging_digits"), devices=2) for arguments in commands]
+    wait_until(lambda: lines_in(tmp_path / "run") >= 8, runs[0])
+    time.sleep(2.0)
+    runs[0].send_signal(signal.SIGTERM)
+    time.sleep(2.0)
+    assert runs[0].poll() is None
+    runs[0].send_signal(signal.SIGTERM)
+    sent = time.monotonic()
+    assert stopped(runs[0]) == "SIGTERM again: ending at once"
+    assert time.monotonic() - sent < 1.0
+    runs[1].kill()
+    runs[1].communicate()
+
+
+CODE = """
+import sys, threading, time
+from widenet_jax.stopping import Stop, StopRequestedError
+
+class NeverReady:
+    def __next__(self):
+        threading.Event().wait()
+
+stop = Stop()
+stop.listen()
+stop.unsaved = True
+stop.after(0.5)
+began = time.monotonic()
+try:
+    next(stop.reading(NeverReady()))
+except StopRequestedError:
+    print(stop.reason, 0.4 < time.monotonic() - began < 5.0)
+time.sleep(float(sys.argv[1]))
+stop.close()
+"""
+
+
+def after_half_a_second(sleep: float) -> subprocess.Popen:
+    arguments = [sys.executable, "-c", CODE, str(sleep)]
+    return subprocess.Popen(
+        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_time_is_up_while_waiting():
+    out, _ = after_half_a_second(0.0).communicate()
+    assert out == "time is up (--max_seconds) True\n"
+
+
+def test_a_sigterm_after_that_is_the_first():
+    """A preemption while the run saves because its time is up must not cut the save off."""
+    run = after_half_a_second(3.0)
+    assert run.stderr.readline().startswith("time is up")
+    run.send_signal(signal.SIGTERM)
+    assert run.stderr.readline().startswith("SIGTERM: stopping at the next step")
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(timeout=30) == 143
+    assert run.stderr.readline() == "SIGTERM again: ending at once\n"
+    run.communicate()
+
+
+@pytest.mark.slow
+def test_time_is_up(tmp_path: Path):
+    arguments = command(tmp_path / "run", "--max_seconds=40", duration="100000 steps")
+    line = stopped(start(arguments))
+    step = last_step(tmp_path / "run")
+    assert f"time is up (--max_seconds); saved after step {step:,}." in line
+    assert step > 0
+
+
+def test_it_is_a_number_of_seconds():
+    done = subprocess.run(
+        command(Path("W"), "--max_seconds=soon"), cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--max_seconds=soon" in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,37 @@
+"""`widenet_jax.main` with digits that hang, or take their time, added as data sources.
+
+python tests/with_slow_data.py --config=... --config.data.source=hanging_digits
+"""
+
+import sys
+import time
+
+from widenet_jax.data.sources import SOURCES, Digits
+from widenet_jax.main import main
+
+
+class HangingDigits(Digits):
+    """Training images of a later epoch than the first never come."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> dict:
+        type(self).reads += 1
+        if len(self) > 1000 and self.reads > 1000:
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+class SlowlyTestedDigits(Digits):
+    """Test images take half a second each."""
+
+    def __getitem__(self, index: int) -> dict:
+        if len(self) < 1000 and index:
+            time.sleep(0.5)
+        return super().__getitem__(index)
+
+
+if __name__ == "__main__":
+    SOURCES["hanging_digits"] = lambda data, split: HangingDigits(split)
+    SOURCES["slowly_tested_digits"] = lambda data, split: SlowlyTestedDigits(split)
+    sys.exit(main(sys.argv))

@@ -1,0 +1,68 @@
+"""Several hosts must run one program: they compare what they are about to do, before they do it."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from widenet_jax.errors import BadInputError
+
+
+def check_agreement(facts: Mapping[str, object]) -> None:
+    """Compares `facts` over all hosts; every host calls it with the same names, or finds out.
+
+    Raises:
+      BadInputError: they differ; names the fact and the odd hosts. All hosts raise it.
+    """
+    if jax.process_count() == 1:
+        return
+    names = sorted(facts)
+    compare(["which fields there are"], [digest(names)])
+    compare(names, [digest(facts[name]) for name in names])
+
+
+def compare(names: list[str], digests: list[int]) -> None:
+    table = multihost_utils.process_allgather(np.array(digests, np.uint32))  # [hosts, facts]
+    complaint = disagreement(names, np.asarray(table).reshape(-1, len(names)))
+    if complaint:
+        raise BadInputError(complaint)
+
+
+def disagreement(names: list[str], table: np.ndarray) -> str | None:
+    """What the first fact is that hosts differ in, and which hosts are odd; None if they agree.
+
+    Args:
+      names: of the facts.
+      table: uint32 [hosts, facts], a digest each. Where as many hosts say one thing as another,
+        those that differ from host 0 are the odd ones.
+    """
+    for name, column in zip(names, table.T, strict=True):
+        values, counts = np.unique(column, return_counts=True)
+        if len(values) == 1:
+            continue
+        at_zero = counts[values == column[0]][0]
+        usual = column[0] if at_zero == counts.max() else values[counts.argmax()]
+        odd = np.flatnonzero(column != usual)
+        listed = ", ".join(map(str, odd[:8])) + (", ..." if len(odd) > 8 else "")
+        return (
+            f"hosts do not agree on {name}: process {listed} of {len(column)} differs from the "
+            "others; start the same command with the same code on every host"
+        )
+    return None
+
+
+def digest(fact: object) -> int:
+    """32 bits of a fact's text."""
+    return int(hashlib.sha256(repr(fact).encode()).hexdigest()[:8], 16)
+
+
+def code_sha256() -> str:
+    """Of this package's source files."""
+    package = Path(__file__).parent
+    sha = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        sha.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return sha.hexdigest()

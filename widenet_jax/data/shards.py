@@ -1,0 +1,232 @@
+"""Sources that read ArrayRecord shards: sets packed by this project, and TensorFlow Datasets'.
+
+What is wrong with a whole shard is a BadInputError that names it, what is wrong with one record a
+BadExampleError.
+"""
+
+import dataclasses
+import functools
+import struct
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+from array_record.python import array_record_module
+from google.protobuf.message import DecodeError
+
+from widenet_jax.data import records
+from widenet_jax.data.splits import check_split
+from widenet_jax.errors import BadExampleError, BadInputError
+
+# What ArrayRecord raises for a record, or a shard, that it cannot read.
+READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError)
+# And what a record raises that is not what it should be.
+PARSE_ERRORS = (struct.error, DecodeError, TypeError)
+SHARDS_OPENED_AT_ONCE = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The files of a split, in order, and which of their records it takes.
+
+    Attributes:
+      paths: one a shard.
+      sizes: records in the shard.
+      skips: the first record of the shard that belongs to the split.
+      takes: how many do from there.
+      remedy: what to do about a damaged shard.
+    """
+
+    paths: Sequence[str]
+    sizes: Sequence[int]
+    skips: Sequence[int]
+    takes: Sequence[int]
+    remedy: str
+
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.takes)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(shard, record in it) of an image of the split."""
+        shard = int(np.searchsorted(self._ends, index, side="right"))
+        return shard, index - int(self._ends[shard]) + self.takes[shard] + self.skips[shard]
+
+    def describe(self, index: int) -> str:
+        """The file and record of an image, for an error message."""
+        shard, record = self.locate(index)
+        return f"{self.paths[shard]} record {record} (image {index})"
+
+    def check(self, shard: int) -> None:
+        """Raises BadInputError unless the shard can be opened and holds all its records."""
+        problem = _shard_problem(self.paths[shard], self.sizes[shard])
+        if problem:
+            raise BadInputError(f"{self.paths[shard]}: shard is {problem}; {self.remedy}")
+
+    def check_all(self) -> None:
+        """As `check`, for the first bad shard of all."""
+        with futures.ThreadPoolExecutor(SHARDS_OPENED_AT_ONCE) as pool:
+            list(pool.map(self.check, range(len(self.paths))))
+
+    def unreadable(self, index: int, error: Exception) -> BadInputError:
+        """What a failure to read image `index` means: the shard's fault, or the record's."""
+        self.check(self.locate(index)[0])
+        return BadExampleError(
+            f"{self.describe(index)}: unreadable ({first_line(error)}); {self.remedy}"
+        )
+
+
+def _shard_problem(path: str, size: int) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            empty = not file.read(1)
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
+    if empty:
+        return "empty (0 bytes)"
+    found = _count_records(path)
+    # A shard's index is at its end: of one cut short, no record is found.
+    return None if found == size else f"cut short or damaged ({found} of {size} records found)"
+
+
+def _count_records(path: str) -> int:
+    try:
+        reader = array_record_module.ArrayRecordReader(path)
+        count = reader.num_records()
+        reader.close()  # raises what went wrong before
+    except RuntimeError:
+        return 0
+    return count
+
+
+class ArrayRecord:
+    """A packed set written by `scripts/prepare_data.py` (see `records`)."""
+
+    def __init__(self, directory: str, split: str):
+        from array_record.python import array_record_data_source
+
+        manifest = records.read_manifest(directory)
+        check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
+        self.class_names = tuple(manifest["class_names"])
+        entry = manifest["splits"][split]
+        sizes = [shard["records"] for shard in entry["shards"]]
+        self._shards = Shards(
+            paths=records.checked_shards(directory, split, entry["shards"]),
+            sizes=sizes,
+            skips=[0] * len(sizes),
+            takes=sizes,
+            remedy="copy the shard again or prepare the set again",
+        )
+        # Opens nothing yet: "path[first:last]" spares it from counting the records itself, shards
+        # are opened when first read, and a pickled copy opens its own. (A process must not read,
+        # then fork, then read in the child: ArrayRecord's threads do not survive that.)
+        self._records = array_record_data_source.ArrayRecordDataSource(
+            [f"{path}[0:{size}]" for path, size in zip(self._shards.paths, sizes, strict=True)]
+        )
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        try:
+            label, image = records.decode_record(self._records[index])
+        except (*READ_ERRORS, *PARSE_ERRORS) as error:
+            raise self._shards.unreadable(index, error) from None
+        return {"image": image, "label": label}
+
+    def describe(self, index: int) -> str:
+        return self._shards.describe(index)
+
+
+class Tfds:
+    """An image classification set prepared by TensorFlow Datasets as array_record.
+
+    Reading needs no TensorFlow. `path` is TFDS's data directory (its default if empty), or with an
+    empty `name` the directory of one prepared set (the one that holds dataset_info.json).
+
+    TFDS does not write down how large its shards are, so each is opened once at the start.
+    """
+
+    def __init__(self, name: str, path: str, split: str):
+        import tensorflow_datasets as tfds
+
+        builder = _tfds_builder(name, path)
+        label = name or path
+        features = builder.info.features
+        if features is None or not {"image", "label"} <= set(features):
+            raise BadInputError(
+                f"config.data.name={label}: has no image and label features; choose a TFDS image "
+                "classification set"
+            )
+        check_split(split.split("[")[0], tuple(builder.info.splits), f"TFDS {label}")
+        try:
+            self._records = builder.as_data_source(
+                split, decoders={"image": tfds.decode.SkipDecoding()}
+            )
+            files = builder.info.splits[split].file_instructions
+        except NotImplementedError:
+            raise BadInputError(
+                f"TFDS {label}: prepared as {builder.info.file_format.value}, which cannot be read "
+                "in random order; pack it where TensorFlow is installed: "
+                f"python scripts/prepare_data.py tfds {builder.name} --out DIR"
+            ) from None
+        except (ValueError, AssertionError) as error:
+            raise BadInputError(_tfds_advice(label, first_line(error))) from None
+        self._shards = Shards(
+            paths=[file.filename for file in files],
+            sizes=[file.examples_in_shard for file in files],
+            skips=[file.skip for file in files],
+            takes=[file.take for file in files],
+            remedy="copy it again or prepare the set again with TFDS",
+        )
+        self._shards.check_all()
+        names = getattr(features["label"], "names", None)
+        count = features["label"].num_classes
+        self.class_names = tuple(names or (str(k) for k in range(count)))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        try:
+            record = self._records[index]
+            image, label = record["image"], record["label"]
+            if not isinstance(image, bytes) or label is None:  # None stands for what is not there
+                raise TypeError("record without an image or a label")
+            return {"image": image, "label": int(label)}
+        except (*READ_ERRORS, *PARSE_ERRORS) as error:
+            raise self._shards.unreadable(index, error) from None
+
+    def describe(self, index: int) -> str:
+        return self._shards.describe(index)
+
+
+def _tfds_builder(name: str, path: str) -> Any:
+    import tensorflow_datasets as tfds
+
+    try:
+        if name:
+            builder = tfds.builder(name, data_dir=path or None)
+        else:
+            builder = tfds.builder_from_directory(path)
+    except Exception as error:  # TFDS raises many kinds; each means the set is not there to read
+        raise BadInputError(_tfds_advice(name or path, first_line(error))) from None
+    if not builder.info.splits:
+        raise BadInputError(_tfds_advice(name or path, f"not prepared in {builder.data_dir}"))
+    return builder
+
+
+def _tfds_advice(name: str, reason: str) -> str:
+    return (
+        f"TFDS {name}: not readable ({reason}); prepare it where TensorFlow is installed: "
+        f"python scripts/prepare_data.py tfds {name}"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line of at most 200 characters."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
