@@ -22,7 +22,6 @@ from ml_collections import ConfigDict
 
 from widenet_jax import run_record
 from widenet_jax.agreement import check_agreement, code_sha256
-from widenet_jax.analysis.figures import draw_learning_curves
 from widenet_jax.checkpoint.checkpoints import (
     BEST,
     LAST,
@@ -185,6 +184,8 @@ def train(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) -
             "params_sha256": params_sha256(state.params),
         }
         if main_host:
+            from widenet_jax.analysis.figures import draw_learning_curves  # a second to import
+
             run_record.write_json(workdir / "result.json", result)
             draw_learning_curves([workdir], workdir / "learning_curve.png")
         return result

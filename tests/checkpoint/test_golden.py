@@ -1,0 +1,66 @@
+"""Checkpoints of every format version stay readable: one of each is kept in golden/.
+
+`python tests/checkpoint/test_golden.py` writes the one of the present version, once, when a version
+is new; those that are there are never written again.
+"""
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from widenet_jax.checkpoint.checkpoints import Checkpoints, load_params
+from widenet_jax.checkpoint.series import FORMAT_VERSION
+from widenet_jax.step import TrainState
+
+GOLDEN = Path(__file__).parent / "golden"
+META = {"config": {"seed": 3, "model": {"depth": 2}}, "class_names": ["cat", "dog"]}
+
+
+def state() -> TrainState:
+    """Numbers that a reader can check: 0, 1, 2, ... and their halves."""
+    params = {
+        "encoder": {"moe": {"experts": {"wi": {"kernel": jnp.arange(24.0).reshape(2, 3, 4)}}}},
+        "head": {"bias": jnp.array([0.5, -0.5]), "kernel": jnp.arange(6.0).reshape(3, 2)},
+    }
+    moments = jax.tree.map(lambda x: x / 2, params)
+    return TrainState(
+        step=jnp.int32(7),
+        params=params,
+        opt_state=({"count": jnp.int32(6), "mu": moments}, ()),
+        skipped_updates=jnp.int32(1),
+        bad_examples=jnp.int32(2),
+    )
+
+
+def test_the_present_version_is_there():
+    assert (GOLDEN / f"version_{FORMAT_VERSION}").is_dir()
+
+
+@pytest.mark.parametrize("version", sorted(p.name for p in GOLDEN.glob("version_*")))
+def test_stays_readable(tmp_path: Path, version: str):
+    shutil.copytree(GOLDEN / version, tmp_path / "run")
+    with closing(Checkpoints(epath.Path(tmp_path / "run"), meta={}, keep=1)) as checkpoints:
+        restored, meta = checkpoints.restore(jax.tree.map(jnp.zeros_like, state()))
+    jax.tree.map(np.testing.assert_array_equal, restored, state())
+    assert {name: meta[name] for name in META} == META
+    params = load_params(str(tmp_path / "run"), SINGLE)
+    jax.tree.map(np.testing.assert_array_equal, params, state().params)
+
+
+SINGLE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+if __name__ == "__main__":
+    place = GOLDEN / f"version_{FORMAT_VERSION}"
+    if place.exists():
+        raise SystemExit(f"{place} is there and stays as it is")
+    with closing(Checkpoints(epath.Path(place), meta=META, keep=1)) as writer:
+        writer.save(state(), step=7, evaluation_due=False)
+        writer.wait()
+    for path in place.rglob("commit_success.txt"):  # holds the path it was written to
+        path.write_text("committed\n")
