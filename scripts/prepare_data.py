@@ -25,9 +25,9 @@ import cv2
 import numpy as np
 import tqdm
 
+from widenet_jax.config_files import load_config, override
 from widenet_jax.data import archives, convert, images, preview, records
 from widenet_jax.errors import BadInputError
-from widenet_jax.main import load_config, override
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -43,7 +43,8 @@ MAY_IMPORT = {
     },
     "analysis": {"metrics"},
     "plan": {"models"},
-    "main": {"train", "stopping"},
+    "config_files": set(),
+    "main": {"config_files", "train", "stopping"},
 }
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from widenet_jax.main import load_config, main, parse_flags, report
+from widenet_jax.config_files import load_config
+from widenet_jax.main import main, parse_flags, report
 
 ROOT = Path(__file__).parents[1]
 DIGITS = "--config=configs/digits.py"
@@ -58,6 +59,8 @@ EARLY = [
     ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
     ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval|replay>"),
     ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id=first"),
+    ((DIGITS, "--workdir=W", "--max_seconds=nan"), "--max_seconds=nan must be a number of seconds"),
+    ((DIGITS, "--workdir=W", "--max_seconds=-1"), "--max_seconds=-1"),
     (
         (DIGITS, "--workdir=W", "--process_id=1"),
         "--process_id also needs --coordinator, --num_processes; on a TPU pod give none of them",
