@@ -131,7 +131,7 @@ def test_one_of_two_processes_is_told(tmp_path: Path):
 @pytest.mark.slow
 def test_the_second_sigterm_ends_at_once(tmp_path: Path):
     """Two processes wait for data that never comes: neither may leave alone, until told again."""
-    commands = commands_of_two(tmp_path / "run")
+    commands = commands_of_two(tmp_path / "run", duration="200 steps")
     runs = [start(slowly(arguments, "hanging_digits"), devices=2) for arguments in commands]
     wait_until(lambda: lines_in(tmp_path / "run") >= 8, runs[0])
     time.sleep(2.0)
