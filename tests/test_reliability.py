@@ -202,10 +202,9 @@ def test_a_disk_that_fills_up_during_a_run(tmp_path: Path):
         endless = {"duration": "100000 steps", "checkpoint.every": "5 steps"}
         run = start(command(workdir, **large, **endless))
         wait_until((workdir / "checkpoints" / "5").exists, run)
-        with (disk / "ballast").open("wb") as ballast, pytest.raises(OSError):
+        with (disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError):
             while True:
                 ballast.write(bytes(1 << 12))
-                ballast.flush()
         line = finish(run, 3).splitlines()[-1]
         assert line.startswith("failed: ") and "Traceback" not in line
         assert "MB free)" in line
