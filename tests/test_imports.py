@@ -42,7 +42,8 @@ MAY_IMPORT = {
         *("sharding", "step", "stopping", "watchdog"),
     },
     "analysis": {"metrics"},
-    "plan": {"models"},
+    "plan": {"experiment", "models"},
+    "benchmark": {"data", "experiment", "moe", "plan"},
     "main": {"train", "stopping"},
 }
 
