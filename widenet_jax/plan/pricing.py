@@ -21,16 +21,17 @@ RAGGED_DOT_SHARE_OF_PEAK = 0.8
 MEMORY_SHARE_OF_BANDWIDTH = 0.5
 
 # Nothing happens at run time, or it happens inside what they call.
-FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all opt-barrier partition-id "
-    "replica-id add-dependency domain".split()
-)
-FREE_TARGETS = frozenset(("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding"))
+FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"),
+}
+FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding"}
 # Transfers that the scheduler starts early and waits for late: hidden behind other instructions.
-ASYNC = frozenset(
-    f"{op}-{end}" for op in ("copy", "slice", "async", "send", "recv")
-    for end in ("start", "update", "done")
-)  # fmt: skip
+ASYNC = {
+    f"{operation}-{part}"
+    for operation in ("copy", "slice", "async", "send", "recv")
+    for part in ("start", "update", "done")
+}
 RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
 
 # Bytes a device sends, from its own result's bytes and the n devices that take part (rings).
