@@ -94,7 +94,7 @@ class TpuCompiler:
         Raises:
           BadInputError: the config does not fit itself, the data or the slice.
         """
-        lowered = lower_step(config, data, self._devices)
+        lowered = assemble_step(config, data, self._devices).lower()
         place = None
         if self._cache:
             place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
@@ -133,8 +133,33 @@ def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
     return description.devices
 
 
-def lower_step(config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]) -> Any:
-    """The training step of a run, traced and lowered for `devices`.
+@dataclass(frozen=True)
+class AssembledStep:
+    """A run's training step, and what goes in.
+
+    Attributes:
+      mesh: it is traced and run under `jax.set_mesh(mesh)`.
+      step: jitted (state, batch) -> (state, metrics); it takes over the state's memory.
+      init: jitted () -> state.
+      state, batch: shapes and dtypes.
+    """
+
+    mesh: jax.sharding.Mesh
+    step: Any
+    init: Any
+    state: Any
+    batch: dict[str, jax.ShapeDtypeStruct]
+
+    def lower(self) -> Any:
+        """Traced and lowered."""
+        with jax.set_mesh(self.mesh):
+            return self.step.lower(self.state, self.batch)
+
+
+def assemble_step(
+    config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]
+) -> AssembledStep:
+    """The training step of a run, without its data.
 
     Raises:
       BadInputError: the config does not fit itself, the data or the devices.
@@ -155,32 +180,37 @@ def lower_step(config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Devic
         batch_size=config.batch_size,
         num_examples=facts.num_examples,
     )
+    init = partial(
+        run.init_state, model=model, tx=tx, image_shape=facts.image_shape, seed=config.seed
+    )
+    step = make_train_step(
+        forward=run.make_forward(model),
+        task=task,
+        tx=tx,
+        schedule=schedule,
+        seed=config.seed,
+        accumulation_steps=config.optimizer.accumulation_steps,
+        group_size=run.group_size(config),
+    )
     with jax.set_mesh(mesh):
-        init = partial(
-            run.init_state, model=model, tx=tx, image_shape=facts.image_shape, seed=config.seed
-        )
         state = jax.eval_shape(init)
-        shardings = tree_shardings(state, mesh)
-        step = make_train_step(
-            forward=run.make_forward(model),
-            task=task,
-            tx=tx,
-            schedule=schedule,
-            seed=config.seed,
-            accumulation_steps=config.optimizer.accumulation_steps,
-            group_size=run.group_size(config),
-        )
-        B = config.batch_size
-        batch = {
-            "image": jax.ShapeDtypeStruct((B, *facts.image_shape), jnp.uint8),
-            "label": jax.ShapeDtypeStruct((B,), jnp.int32),
-        }
-        return jax.jit(
+    shardings = tree_shardings(state, mesh)
+    batched, B = NamedSharding(mesh, BATCH), config.batch_size
+    return AssembledStep(
+        mesh=mesh,
+        step=jax.jit(
             step,
-            in_shardings=(shardings, NamedSharding(mesh, BATCH)),
+            in_shardings=(shardings, batched),
             out_shardings=(shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
-        ).lower(state, batch)
+        ),
+        init=jax.jit(init, out_shardings=shardings),
+        state=state,
+        batch={
+            "image": jax.ShapeDtypeStruct((B, *facts.image_shape), jnp.uint8, sharding=batched),
+            "label": jax.ShapeDtypeStruct((B,), jnp.int32, sharding=batched),
+        },
+    )
 
 
 def total_steps(config: ConfigDict, facts: DataFacts) -> int:

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Wall clock on the devices at hand.
+
+  python scripts/benchmark.py train_step --config configs/digits.py:widenet_tiny
+  python scripts/benchmark.py train_step --config configs/imagenet.py:widenet_l \\
+      --config.batch_size=256 --config.model.moe.dispatch=gather
+  python scripts/benchmark.py dispatch --images 16 --tokens 196 --images_per_group 1 16
+  python scripts/benchmark.py input --path DIR       JPEGs in DIR/train/CLASS/; beside tf.data where
+                                                     TensorFlow is installed
+
+Each prints a table, or with --json a JSON list; --picture=FILE.png draws it.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.main import load_config, override
+
+Rows = list[dict[str, Any]]
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    kinds = own.add_subparsers(dest="benchmark", required=True)
+
+    def kind(name: str, text: str) -> argparse.ArgumentParser:
+        sub = kinds.add_parser(name, help=text, allow_abbrev=False)
+        sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
+        sub.add_argument("--picture", type=Path, help="draw the table into this PNG file")
+        sub.add_argument("--rounds", type=int, default=5, help="the median of which counts")
+        return sub
+
+    def numbers(sub: argparse.ArgumentParser, **defaults: Sequence[int]) -> None:
+        for name, default in defaults.items():
+            sub.add_argument(f"--{name}", type=int, nargs="+", default=list(default))
+
+    step = kind("train_step", "images/s, MFU, memory and compile time of training")
+    step.add_argument("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
+    step.add_argument("--steps", type=int, default=10, help="in a row a round")
+    step.add_argument("--num_examples", type=int, help="of an image set that is not known")
+    step.add_argument("--num_classes", type=int, help="likewise")
+
+    dispatch = kind("dispatch", "dispatch methods over sizes; every combination of the numbers")
+    dispatch.add_argument("--method", nargs="+", help="all by default")
+    dispatch.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    numbers(dispatch, images=[16], tokens=[196], images_per_group=[1, 16], experts=[4])
+    numbers(dispatch, selected=[2], embed_dim=[768], mlp_dim=[3072])
+
+    images = kind("input", "images/s of reading and augmenting JPEGs, beside tf.data")
+    images.add_argument("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
+    images.add_argument("--split", default="train")
+    images.add_argument("--image_size", type=int, default=224)
+    images.add_argument("--batch_size", type=int, default=64)
+    images.add_argument("--seconds", type=float, default=5.0, help="a turn")
+    numbers(images, workers=[0, 2])
+    return own
+
+
+def train_step(arguments: argparse.Namespace, overrides: Sequence[str]) -> Rows:
+    configs = [load_config(name) for name in arguments.config]
+    for config in configs:
+        override(config, ["benchmark.py", *overrides])
+    import jax
+
+    from widenet_jax.benchmark.train_step import train_step_row
+    from widenet_jax.plan.facts import data_facts
+
+    known = {key: getattr(arguments, key) for key in ("num_examples", "num_classes")}
+    return [
+        train_step_row(
+            name,
+            config,
+            data_facts(config, **known),
+            jax.devices(),
+            rounds=arguments.rounds,
+            steps=arguments.steps,
+        )
+        for name, config in zip(arguments.config, configs, strict=True)
+    ]
+
+
+def dispatch(arguments: argparse.Namespace) -> Rows:
+    from widenet_jax.benchmark.dispatch import dispatch_row, sizes
+    from widenet_jax.moe.dispatch import DISPATCHERS
+
+    names = ("images", "tokens", "images_per_group", "experts", "selected", "embed_dim", "mlp_dim")
+    choices = {name: getattr(arguments, name) for name in names}
+    rows = [
+        dispatch_row(method, size, dtype=arguments.dtype, rounds=arguments.rounds)
+        for size in sizes(**choices)
+        for method in arguments.method or DISPATCHERS
+    ]
+    if not rows:
+        raise BadInputError(
+            "no combination makes sense: --images_per_group must divide --images, and --selected "
+            "be at most --experts"
+        )
+    return rows
+
+
+def input_pipeline(arguments: argparse.Namespace) -> Rows:
+    from widenet_jax.benchmark.input_pipeline import input_rows
+    from widenet_jax.data.sources import ImageFolder
+
+    return input_rows(
+        ImageFolder(arguments.path, arguments.split),
+        image_size=arguments.image_size,
+        batch_size=arguments.batch_size,
+        workers=arguments.workers,
+        rounds=arguments.rounds,
+        seconds=arguments.seconds,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 2 for a mistake, 3 where the device ran out of memory."""
+    arguments, rest = parser().parse_known_args(argv)
+    try:
+        if arguments.benchmark == "train_step":
+            rows = train_step(arguments, rest)
+        elif rest:
+            raise BadInputError(f"there is no flag {rest[0]}; --help lists the flags")
+        else:
+            rows = {"dispatch": dispatch, "input": input_pipeline}[arguments.benchmark](arguments)
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailedError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 3
+    from widenet_jax.benchmark.report import draw, table
+
+    print(json.dumps(rows) if arguments.json else table(rows))
+    if arguments.picture:
+        draw(arguments.benchmark, rows, arguments.picture)
+    return 0
+
+
+if __name__ == "__main__":  # worker processes import this file again
+    sys.exit(main(sys.argv[1:]))
