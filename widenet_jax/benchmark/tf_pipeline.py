@@ -166,11 +166,13 @@ def rotate(image: tf.Tensor, magnitude: float) -> tf.Tensor:
 
 
 def shear_x(image: tf.Tensor, magnitude: float) -> tf.Tensor:
-    return warp(image, (1.0, signed(magnitude / LEVEL_SCALE * 0.3), 0.0, 0.0, 1.0, 0.0))
+    level = signed(magnitude / LEVEL_SCALE * 0.3)
+    return warp(image, (1.0, level, level / 2, 0.0, 1.0, 0.0))  # about the first pixel's corner
 
 
 def shear_y(image: tf.Tensor, magnitude: float) -> tf.Tensor:
-    return warp(image, (1.0, 0.0, 0.0, signed(magnitude / LEVEL_SCALE * 0.3), 1.0, 0.0))
+    level = signed(magnitude / LEVEL_SCALE * 0.3)
+    return warp(image, (1.0, 0.0, 0.0, level, 1.0, level / 2))
 
 
 def translate_x(image: tf.Tensor, magnitude: float) -> tf.Tensor:
