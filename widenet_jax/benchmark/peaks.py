@@ -2,7 +2,8 @@
 
 from widenet_jax.plan.topology import CHIPS
 
-# Dense bfloat16 FLOP/s by a part of `device.device_kind`, L40S before L4; NVIDIA's data sheets, without sparsity.
+# Dense bfloat16 FLOP/s by a part of `device.device_kind` (L40S before L4), from NVIDIA's data
+# sheets, without sparsity.
 GPUS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
 TPU_KINDS = {"TPU v2": "v2", "TPU v3": "v3", "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p",
              "TPU v6 lite": "v6e"}  # fmt: skip
