@@ -42,7 +42,7 @@ MAY_IMPORT = {
         *("sharding", "step", "stopping", "watchdog"),
     },
     "analysis": {"metrics"},
-    "plan": {"experiment", "models"},
+    "plan": {"durations", "experiment", "models"},
     "benchmark": {"data", "experiment", "moe", "plan"},
     "main": {"train", "stopping"},
 }

@@ -4,9 +4,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import DataFacts
 from widenet_jax.main import load_config
 from widenet_jax.plan.compile import CompiledStep
-from widenet_jax.plan.facts import DataFacts
 from widenet_jax.plan.planner import GIB, changes, plan_run
 from widenet_jax.plan.topology import parse_topology
 
@@ -19,7 +19,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %r = f32[20750000]{0} all-reduce(%a)
 }
 """
-DATA = DataFacts(1_281_167, 1000, (224, 224, 3))
+DATA = DataFacts(1_281_167, tuple(map(str, range(1000))), (224, 224, 3))
 
 
 class Double:

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from widenet_jax.benchmark.peaks import peak_flops
 from widenet_jax.benchmark.timing import median_seconds
 from widenet_jax.errors import RunFailedError
-from widenet_jax.plan.compile import assemble_step, peak_bytes
-from widenet_jax.plan.facts import DataFacts
+from widenet_jax.experiment import DataFacts, build_experiment, train_batch_shapes
+from widenet_jax.plan.compile import lower_step, peak_bytes
 from widenet_jax.plan.flops import train_flops
 
 
@@ -46,14 +46,15 @@ def train_step_row(
       BadInputError: the config does not fit the devices.
       RunFailedError: out of memory.
     """
-    assembled = assemble_step(config, data, devices)
-    lowered = assembled.lower()
+    experiment = build_experiment(config, data, devices)
+    lowered = lower_step(experiment)
     start = time.perf_counter()
     try:
         compiled = lowered.compile()
         seconds = time.perf_counter() - start
-        with jax.set_mesh(assembled.mesh):
-            state, batch = assembled.init(), made_up(assembled.batch, data.num_classes)
+        with jax.set_mesh(experiment.mesh):
+            state = experiment.init()
+            batch = made_up(train_batch_shapes(experiment), len(data.class_names))
 
         def step() -> Any:
             nonlocal state
@@ -70,7 +71,7 @@ def train_step_row(
         ) from None
     images_per_second = config.batch_size / step_seconds
     peak = peak_flops(devices[0].device_kind)
-    flops = train_flops(config.model, data.image_shape, data.num_classes) * images_per_second
+    flops = train_flops(config.model, data.image_shape, len(data.class_names)) * images_per_second
     in_use = (devices[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     return {
         "config": name,
@@ -91,7 +92,7 @@ def made_up(batch: dict[str, jax.ShapeDtypeStruct], num_classes: int) -> dict[st
 
     def draw() -> dict[str, jax.Array]:
         key = jax.random.key(0)
-        limits = {"image": 256, "label": num_classes}
+        limits = {"image": 256, "label": num_classes, "bad": 1}
         return {
             name: jax.random.randint(key, spec.shape, 0, limits[name], "int32").astype(spec.dtype)
             for name, spec in batch.items()

@@ -15,25 +15,16 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from widenet_jax import train as run
-from widenet_jax.durations import to_steps
 from widenet_jax.errors import BadInputError
-from widenet_jax.plan.facts import DataFacts
+from widenet_jax.experiment import DataFacts, Experiment, build_experiment, train_batch_shapes
 from widenet_jax.plan.topology import Topology
-from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
-from widenet_jax.step import make_train_step
-from widenet_jax.tasks.classification import TASKS
 
 # libtpu looks for a TPU host's metadata and for a lock of its own: neither is needed to compile.
 ENVIRONMENT = {
@@ -94,7 +85,7 @@ class TpuCompiler:
         Raises:
           BadInputError: the config does not fit itself, the data or the slice.
         """
-        lowered = assemble_step(config, data, self._devices).lower()
+        lowered = lower_step(build_experiment(config, data, self._devices))
         place = None
         if self._cache:
             place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
@@ -133,94 +124,10 @@ def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
     return description.devices
 
 
-@dataclass(frozen=True)
-class AssembledStep:
-    """A run's training step, and what goes in.
-
-    Attributes:
-      mesh: it is traced and run under `jax.set_mesh(mesh)`.
-      step: jitted (state, batch) -> (state, metrics); it takes over the state's memory.
-      init: jitted () -> state.
-      state, batch: shapes and dtypes.
-    """
-
-    mesh: jax.sharding.Mesh
-    step: Any
-    init: Any
-    state: Any
-    batch: dict[str, jax.ShapeDtypeStruct]
-
-    def lower(self) -> Any:
-        """Traced and lowered."""
-        with jax.set_mesh(self.mesh):
-            return self.step.lower(self.state, self.batch)
-
-
-def assemble_step(
-    config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]
-) -> AssembledStep:
-    """The training step of a run, without its data.
-
-    Raises:
-      BadInputError: the config does not fit itself, the data or the devices.
-    """
-    mesh = build_mesh(config.sharding, devices)
-    run.check_batch(config, mesh)
-    model = run.build_model(config.model, facts.num_classes)
-    task = TASKS[config.task.name](
-        num_classes=facts.num_classes,
-        label_smoothing=config.task.label_smoothing,
-        mixup_alpha=config.augment.mixup_alpha,
-        mixup_group_size=config.augment.mixup_group_size,
-    )
-    tx, schedule = run.build_optimizer(
-        config.optimizer,
-        params_or_shapes=run.parameter_shapes(model, facts.image_shape),
-        total_steps=total_steps(config, facts),
-        batch_size=config.batch_size,
-        num_examples=facts.num_examples,
-    )
-    init = partial(
-        run.init_state, model=model, tx=tx, image_shape=facts.image_shape, seed=config.seed
-    )
-    step = make_train_step(
-        forward=run.make_forward(model),
-        task=task,
-        tx=tx,
-        schedule=schedule,
-        seed=config.seed,
-        accumulation_steps=config.optimizer.accumulation_steps,
-        group_size=run.group_size(config),
-    )
-    with jax.set_mesh(mesh):
-        state = jax.eval_shape(init)
-    shardings = tree_shardings(state, mesh)
-    batched, B = NamedSharding(mesh, BATCH), config.batch_size
-    return AssembledStep(
-        mesh=mesh,
-        step=jax.jit(
-            step,
-            in_shardings=(shardings, batched),
-            out_shardings=(shardings, NamedSharding(mesh, P())),
-            donate_argnums=0,
-        ),
-        init=jax.jit(init, out_shardings=shardings),
-        state=state,
-        batch={
-            "image": jax.ShapeDtypeStruct((B, *facts.image_shape), jnp.uint8, sharding=batched),
-            "label": jax.ShapeDtypeStruct((B,), jnp.int32, sharding=batched),
-        },
-    )
-
-
-def total_steps(config: ConfigDict, facts: DataFacts) -> int:
-    """Updates of the whole run."""
-    return to_steps(
-        config.duration,
-        field="config.duration",
-        batch_size=config.batch_size,
-        num_examples=facts.num_examples,
-    )
+def lower_step(experiment: Experiment) -> Any:
+    """A run's training step, traced and lowered."""
+    with jax.set_mesh(experiment.mesh):
+        return experiment.train_step.lower(experiment.state, train_batch_shapes(experiment))
 
 
 def compile_lowered(lowered: Any) -> CompiledStep:

@@ -1,12 +1,12 @@
 """What a plan needs to know of a data set, so that the set itself need not be here."""
 
-import dataclasses
 from pathlib import PurePosixPath
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import DataFacts
 
 # Training images and classes of the sets that the configs name.
 KNOWN = {
@@ -16,21 +16,6 @@ KNOWN = {
     "cifar10": (50_000, 10),
     "digits": (1_437, 10),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class DataFacts:
-    """Of a training set.
-
-    Attributes:
-      num_examples: images an epoch.
-      num_classes: V.
-      image_shape: (height, width, channels) of a batch's images.
-    """
-
-    num_examples: int
-    num_classes: int
-    image_shape: tuple[int, int, int]
 
 
 def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
@@ -53,5 +38,10 @@ def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
             f"how large is the image set {name!r}? Known are {', '.join(KNOWN)}; for another add "
             "--num_examples=N --num_classes=N"
         )
+    num_examples, num_classes = numbers
     channels = 1 if data.source == "digits" else 3
-    return DataFacts(*numbers, image_shape=(data.image_size, data.image_size, channels))
+    return DataFacts(
+        num_examples=num_examples,
+        class_names=tuple(map(str, range(num_classes))),
+        image_shape=(data.image_size, data.image_size, channels),
+    )

@@ -6,15 +6,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from widenet_jax.durations import to_steps
 from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import DataFacts
 from widenet_jax.models.vit import (
     build_model,
     count_parameters,
     count_unrolled,
     parameter_shapes,
 )
-from widenet_jax.plan.compile import CompiledStep, TpuCompiler, total_steps
-from widenet_jax.plan.facts import DataFacts
+from widenet_jax.plan.compile import CompiledStep, TpuCompiler
 from widenet_jax.plan.flops import train_flops
 from widenet_jax.plan.hlo import parse
 from widenet_jax.plan.pricing import Price, price_module
@@ -69,7 +70,8 @@ def plan_run(
       BadInputError: the config, the data or the slice do not go together; libtpu is missing.
     """
     topology = compiler.topology
-    model = build_model(config.model, data.num_classes)
+    num_classes = len(data.class_names)
+    model = build_model(config.model, num_classes)
     shapes = parameter_shapes(model, data.image_shape)
     step = compiler.compile(name, config, data)
     prices = price_module(parse(step.hlo), topology) if step.fits else []
@@ -82,12 +84,17 @@ def plan_run(
         "images_per_core": config.batch_size / topology.num_cores,
         "params": count_parameters(shapes),
         "params_unrolled": count_unrolled(model, data.image_shape),
-        "gflops_per_image": train_flops(config.model, data.image_shape, data.num_classes) / 1e9,
+        "gflops_per_image": train_flops(config.model, data.image_shape, num_classes) / 1e9,
         "hbm_peak_gib": step.peak_bytes / GIB,
         "hbm_limit_gib": topology.chip.hbm_limit,
         "fits": fits(step, topology),
         "compile_seconds": step.seconds,
-        "steps": total_steps(config, data),
+        "steps": to_steps(
+            config.duration,
+            field="config.duration",
+            batch_size=config.batch_size,
+            num_examples=data.num_examples,
+        ),
     }
     facts |= times(facts, prices, topology, price_per_core_hour)
     facts["advice"] = None
