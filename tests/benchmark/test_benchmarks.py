@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import multiprocessing
 import time
 from pathlib import Path
 
@@ -87,13 +88,30 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_images_a_second_over_whole_batches(monkeypatch: pytest.MonkeyPatch):
-    """A batch of 8 each quarter of a second, by a clock that steps when batches are read."""
+def test_a_turn_over_whole_batches(monkeypatch: pytest.MonkeyPatch):
+    """Batches of 8 by a clock that steps a quarter of a second whenever it is read."""
     clock = itertools.count(0.0, 0.25)
     monkeypatch.setattr(input_pipeline.time, "perf_counter", lambda: next(clock))
-    rate = input_pipeline.images_per_second(itertools.repeat(None), 8, seconds=2.0)
-    # Read at 0.25, 0.5, ... 1.75; done at 2.0: seven batches in two seconds.
+    cpu = iter([10.0, 10.28])
+    monkeypatch.setattr(input_pipeline, "cpu_seconds", lambda: next(cpu))
+    rate, cpu_ms = input_pipeline.one_turn(itertools.repeat(None), 8, seconds=2.0)
+    # Read at 0.25, 0.5, ... 1.75; done at 2.0: seven batches in two seconds, 0.28 s of processor.
     assert rate == pytest.approx(7 * 8 / 2.0)
+    assert cpu_ms == pytest.approx(280 / 56)
+
+
+def test_processor_time_counts_workers():
+    before = input_pipeline.cpu_seconds()
+    worker = multiprocessing.get_context("spawn").Process(target=sum, args=(range(10**9),))
+    worker.start()
+    try:
+        deadline = time.monotonic() + 30
+        while (grown := input_pipeline.cpu_seconds() - before) < 0.3:
+            assert time.monotonic() < deadline, f"only {grown:.2f} s were seen"
+            time.sleep(0.05)
+    finally:
+        worker.kill()
+        worker.join()
 
 
 def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch):
@@ -111,9 +129,12 @@ def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_quotient_is_of_turns_in_the_same_round(photos: Path, monkeypatch):
-    """Rounds at 10 and 100 images/s: tf.data's 20 and 200 make it one half, not 55 / 110."""
-    rates = iter([10.0, 20.0, 100.0, 400.0, 100.0, 200.0] * 2)
-    monkeypatch.setattr(input_pipeline, "images_per_second", lambda *_: next(rates))
+    """Rounds (ours, theirs): (10, 20), (90, 100), (80, 200). Quotients 0.5, 0.9 and 0.4.
+
+    Their median is 0.5; the quotient of the medians would be 80 / 100.
+    """
+    rates = iter([10.0, 20.0, 90.0, 100.0, 80.0, 200.0] * 2)
+    monkeypatch.setattr(input_pipeline, "one_turn", lambda *_: (next(rates), 1.0))
     turn = input_pipeline.nullcontext
     monkeypatch.setattr(
         input_pipeline, "pipelines", lambda *_: {"ours": turn, input_pipeline.TF_DATA: turn}
@@ -121,7 +142,8 @@ def test_the_quotient_is_of_turns_in_the_same_round(photos: Path, monkeypatch):
     rows = input_pipeline.input_rows(
         None, image_size=8, batch_size=2, workers=[0], rounds=3, seconds=0
     )
-    assert rows[0]["images_per_second"] == 100.0 and rows[0]["of_tf_data"] == 0.5
+    assert rows[0]["images_per_second"] == 80.0 and rows[0]["of_tf_data"] == 0.5
+    assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_tf_data"] == 1.0
 
 
 def command():

@@ -4,10 +4,13 @@ Both in one run, turn by turn, so that whatever else the machine does falls on b
 """
 
 import importlib.util
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,28 +47,32 @@ def input_rows(
       seconds: a turn.
 
     Returns:
-      [{operations, pipeline, images_per_second (median over rounds), of_tf_data}]; `of_tf_data`
-      is the median over rounds of the quotient to tf.data, None without TensorFlow.
+      [{operations, pipeline, images_per_second, cpu_ms, of_tf_data}], medians over rounds:
+      `cpu_ms` is processor time an image, of all threads and processes, which other work on the
+      machine distorts less; `of_tf_data` the quotient of the rates in a round, None without
+      TensorFlow.
     """
     rows = []
     for operations, augment in OPERATIONS.items():
         options = augment | {"image_size": image_size, "batch_size": batch_size}
         turns = pipelines(source, workers, options)
-        rates: dict[str, list[float]] = {name: [] for name in turns}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
         for _ in range(rounds):
             for name, start in turns.items():
                 with start() as batches:
-                    rates[name].append(images_per_second(batches, batch_size, seconds))
-        rivals = rates.get(TF_DATA)
-        rows += [
-            {
-                "operations": operations,
-                "pipeline": name,
-                "images_per_second": float(np.median(found)),
-                "of_tf_data": float(np.median(np.divide(found, rivals))) if rivals else None,
-            }
-            for name, found in rates.items()
-        ]
+                    found[name].append(one_turn(batches, batch_size, seconds))
+        for name, values in found.items():
+            rates, cpu_ms = np.transpose(values)
+            quotient = rates / np.transpose(found[TF_DATA])[0] if TF_DATA in found else None
+            rows.append(
+                {
+                    "operations": operations,
+                    "pipeline": name,
+                    "images_per_second": float(np.median(rates)),
+                    "cpu_ms": float(np.median(cpu_ms)),
+                    "of_tf_data": None if quotient is None else float(np.median(quotient)),
+                }
+            )
     return rows
 
 
@@ -120,12 +127,23 @@ def our_batches(
     )
 
 
-def images_per_second(batches: Iterator[Any], batch_size: int, seconds: float) -> float:
-    """Over whole batches for about `seconds`, once workers are up and buffers in use."""
-    for _ in range(3):
+def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:
+    """(images a second, processor milliseconds an image) over whole batches for about `seconds`."""
+    for _ in range(3):  # workers are up, buffers in use
         next(batches)
-    start, count = time.perf_counter(), 0
+    start, cpu, images = time.perf_counter(), cpu_seconds(), 0
     while (elapsed := time.perf_counter() - start) < seconds:
         next(batches)
-        count += 1
-    return count * batch_size / elapsed
+        images += batch_size
+    return images / elapsed, 1e3 * (cpu_seconds() - cpu) / images
+
+
+def cpu_seconds() -> float:
+    """Processor time so far of this process and its worker processes (these on Linux only)."""
+    total = time.process_time()
+    for child in multiprocessing.active_children():
+        stat = Path(f"/proc/{child.pid}/stat")
+        if stat.exists():
+            user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return total
