@@ -42,7 +42,8 @@ MAY_IMPORT = {
         *("sharding", "step", "stopping", "watchdog"),
     },
     "analysis": {"metrics"},
-    "plan": {"models"},
+    "plan": {"durations", "experiment", "models"},
+    "benchmark": {"checkpoint", "data", "experiment", "moe", "plan", "step"},
     "config_files": set(),
     "main": {"config_files", "train", "stopping"},
 }

@@ -1,0 +1,166 @@
+"""The optimised HLO of a compiled step, as text, read into instructions.
+
+Only what pricing needs: names, opcodes, sizes, operands, called computations, the compiler's
+estimate of cycles, and the scope an operation came from.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+BITS = {
+    **dict.fromkeys(("pred", "s8", "u8"), 8),
+    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 16),
+    **dict.fromkeys(("s32", "u32", "f32"), 32),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 64),
+    **dict.fromkeys(("s4", "u4"), 4),
+}
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(calls|to_apply|condition|body)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+
+Arrays = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, dimensions)
+
+
+def array_bytes(arrays: Arrays) -> int:
+    """Bytes of arrays, without padding to tiles; tokens and the like count 0."""
+    return sum(BITS.get(dtype, 0) * math.prod(dims) for dtype, dims in arrays) // 8
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of HLO.
+
+    Attributes:
+      name: unique in the module.
+      opcode: "fusion", "all-reduce", ...
+      arrays: (dtype, dimensions) of what it makes; several for a tuple.
+      operands: names.
+      called: computation by role: calls, to_apply, condition, body, branch_0, ...
+      cycles: the compiler's estimate; None where it gives none.
+      op_name: scopes and primitive, such as "jit(train_step)/jvp(Model)/encoder/add".
+      is_root: whether it is its computation's result.
+      text: the whole line.
+    """
+
+    name: str
+    opcode: str
+    arrays: Arrays
+    operands: tuple[str, ...]
+    called: dict[str, str]
+    cycles: int | None
+    op_name: str
+    is_root: bool
+    text: str = field(repr=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what it makes, without padding to tiles."""
+        return array_bytes(self.arrays)
+
+    @property
+    def target(self) -> str:
+        """Of a custom call; '' elsewhere."""
+        match = _TARGET.search(self.text)
+        return match[1] if match else ""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions by name, in order."""
+
+    name: str
+    instructions: dict[str, Instruction]
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions.values())
+
+    @property
+    def root(self) -> Instruction:
+        return next(i for i in self if i.is_root)
+
+
+@dataclass(frozen=True)
+class Module:
+    """All computations by name, and which one the program starts in."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def parse(text: str) -> Module:
+    """Reads `compiled.as_text()`.
+
+    Raises:
+      ValueError: there is no entry computation in it.
+    """
+    computations: dict[str, Computation] = {}
+    current, entry = None, ""
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            header = _COMPUTATION.match(line)
+            if header:
+                current = Computation(header[2], {})
+                computations[current.name] = current
+                entry = current.name if header[1] else entry
+        elif current is not None and (instruction := parse_instruction(line)):
+            current.instructions[instruction.name] = instruction
+    if not entry:
+        raise ValueError("no ENTRY computation: this is not the text of an HLO module")
+    return Module(computations, entry)
+
+
+def parse_instruction(line: str) -> Instruction | None:
+    """One line, or None where it holds no instruction."""
+    start = _INSTRUCTION.match(line)
+    if not start:
+        return None
+    shape_end = _end_of_shape(line, start.end())
+    open_paren = line.index("(", shape_end)
+    close_paren = _closing(line, open_paren)
+    attributes = line[close_paren:]
+    called = dict(_CALLED.findall(attributes))
+    if branches := _BRANCHES.search(attributes):
+        names = branches[1].replace("%", "").split(", ")
+        called |= {f"branch_{i}": name for i, name in enumerate(names)}
+    cycles, op_name = _CYCLES.search(attributes), _OP_NAME.search(attributes)
+    return Instruction(
+        name=start[2],
+        opcode=line[shape_end:open_paren].strip(),
+        arrays=_arrays(line[start.end() : shape_end]),
+        operands=tuple(re.findall(r"%([\w.\-]+)", line[open_paren:close_paren])),
+        called=called,
+        cycles=int(cycles[1]) if cycles and int(cycles[1]) else None,
+        op_name=op_name[1] if op_name else "",
+        is_root=bool(start[1]),
+        text=line,
+    )
+
+
+def _arrays(shape: str) -> Arrays:
+    return tuple(
+        (dtype, tuple(int(n) for n in dimensions.split(",") if n))
+        for dtype, dimensions in _ARRAY.findall(shape)
+    )
+
+
+def _end_of_shape(line: str, start: int) -> int:
+    """The position after a shape: one word, or a tuple in parentheses."""
+    return _closing(line, start) + 1 if line[start] == "(" else line.index(" ", start)
+
+
+def _closing(line: str, opening: int) -> int:
+    """The position of the parenthesis that closes the one at `opening`."""
+    depth = 0
+    for match in re.finditer(r"[()]", line[opening:]):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return opening + match.start()
+    raise ValueError(f"unbalanced parentheses in {line[:200]!r}")
