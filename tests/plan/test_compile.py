@@ -102,6 +102,7 @@ def test_messages_of_the_compiler():
         needed_bytes("INTERNAL:\n no")
 
 
+@needs_libtpu
 def test_what_is_stored_is_whole_and_private_to_its_program(tmp_path: Path):
     step = CompiledStep("HloModule m", True, 5.0, 1.0)
     planning.store(tmp_path / "deep" / "a.json.gz", step)
