@@ -10,9 +10,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 # Many tests run the same program, some in processes of their own: each is compiled once.
-_compiled = tempfile.TemporaryDirectory(prefix="widenet_jax_compiled_")
-atexit.register(_compiled.cleanup)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers take over the main process's directory
+    _compiled = tempfile.TemporaryDirectory(prefix="widenet_jax_compiled_")
+    atexit.register(_compiled.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 

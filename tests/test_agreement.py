@@ -1,12 +1,17 @@
 """Hosts that are about to do different things name the odd one."""
 
+import shutil
+import time
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from runs import commands_of_two, finish, start
 
-from widenet_jax.agreement import check_agreement, code_sha256, disagreement
+from widenet_jax import agreement
+from widenet_jax.agreement import check_agreement, code_sha256, disagreement, on_every_host
+from widenet_jax.errors import BadInputError
 
 
 @pytest.mark.parametrize(
@@ -24,13 +29,46 @@ def test_the_odd_host_is_named(table: list, told: str | None):
     assert (found is None) if told is None else (told in found)
 
 
+def test_one_host_begins_or_says_why():
+    assert on_every_host(lambda: 3) == 3
+    with pytest.raises(BadInputError, match="no such data"):
+        on_every_host(fail)
+
+
+def fail() -> None:
+    raise BadInputError("no such data")
+
+
+@pytest.mark.slow
+def test_data_that_one_process_cannot_open(tmp_path: Path):
+    """Both end at once: one names the path, the other names the first."""
+    first, second = commands_of_two(tmp_path / "run")
+    second += ["--config.data.source=image_folder", "--config.data.path=/nowhere"]
+    first += ["--config.data.source=image_folder", f"--config.data.path={tmp_path}"]
+    for name in ("train", "test"):
+        (tmp_path / name / "cat").mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / name / "cat" / "0.png"), np.zeros((8, 8, 3), np.uint8))
+    runs = [start(first, devices=2), start(second, devices=2)]
+    began = time.monotonic()
+    assert "/nowhere" in finish(runs[1], 2)
+    assert "process 1 cannot begin" in finish(runs[0], 2)
+    assert time.monotonic() - began < 60
+
+
 def test_one_host_agrees_with_itself():
     check_agreement({"depth": 3})
 
 
-def test_the_code_has_one_hash():
-    assert code_sha256() == code_sha256()
-    assert len(code_sha256()) == 64
+def test_every_byte_of_the_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A copy of the package has the same hash until a letter of it changes."""
+    package = Path(agreement.__file__).parent
+    copy = Path(shutil.copytree(package, tmp_path / "copy"))
+    before = code_sha256()
+    monkeypatch.setattr(agreement, "__file__", str(copy / "agreement.py"))
+    assert code_sha256() == before
+    with (copy / "moe" / "routers.py").open("a") as file:
+        file.write("#")
+    assert code_sha256() != before
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "tasks": {"losses", "mixup"},
     "step": set(),
     "metrics": set(),
+    "progress": set(),
     "checkpoint": {"param_paths", "step"},
     "finetune": set(),
     "run_record": set(),
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     "replay": {"checkpoint", "data", "experiment", "param_paths", "sharding"},
     "loop": {
         *("checkpoint", "data", "evaluation", "experiment", "metrics", "moe", "replay"),
-        *("sharding", "step", "stopping", "watchdog"),
+        *("progress", "sharding", "step", "stopping", "watchdog"),
     },
     "analysis": {"metrics"},
     "plan": {"durations", "experiment", "models"},

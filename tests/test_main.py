@@ -60,6 +60,7 @@ EARLY = [
     ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval|replay>"),
     ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id=first"),
     ((DIGITS, "--workdir=W", "--max_seconds=nan"), "--max_seconds=nan must be a number of seconds"),
+    ((DIGITS, "--workdir=W", "--max_seconds=inf"), "--max_seconds=inf must be a number of seconds"),
     ((DIGITS, "--workdir=W", "--max_seconds=-1"), "--max_seconds=-1"),
     (
         (DIGITS, "--workdir=W", "--process_id=1"),

@@ -1,4 +1,4 @@
-"""Records on disk byte for byte, what TensorBoard reads back, and the progress line."""
+"""Records on disk byte for byte, and what TensorBoard reads back."""
 
 import builtins
 import json
@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.metrics import JsonLines, MetricsWriter, Progress, duration_text, rounded, scalars
+from widenet_jax.metrics import JsonLines, MetricsWriter, rounded, scalars
 
 NO_TRACKING = {"tensorboard": False, "wandb_project": ""}
 
@@ -201,114 +201,30 @@ def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "pip install -e '.[wandb]'" in text and "\n" not in text
 
 
-class Clock:
-    """Stands in for the time module: seconds pass when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("widenet_jax.metrics.time", made)
-    return made
+def test_a_split_of_the_last_step_is_written_once_more(tmp_path: Path):
+    """An evaluation that was cut off, or not followed by a checkpoint, comes again."""
+    lines = JsonLines(epath.Path(tmp_path / "m.jsonl"))
+    for step, split in ((4, "eval"), (5, "train"), (5, "eval"), (6, "train")):
+        lines.write({"step": step, "split": split})
+    lines.resume(5, again=("eval",))
+    assert [(r["step"], r["split"]) for r in lines.read()] == [(4, "eval"), (5, "train")]
 
 
-def test_progress_line(clock: Clock, capsys: pytest.CaptureFixture):
-    """Step 11 comes 10 s after step 1: one step of 32 images a second, 1,189 steps left."""
-    progress = Progress(total_steps=1200, start_step=0, batch_size=32, quiet=False)
-    clock.now += 50  # compiling
-    for step in range(1, 12):
-        progress.advance(step, lambda: 0.12345)
-        clock.now += 1
-    assert capsys.readouterr().err == (
-        "step 11/1,200 (1%), 32 images/s, 19m49s left, loss 0.1235\n"
+def test_damaged_lines_are_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """A bad byte in the middle is said and kept; half a line at the end is only dropped."""
+    path = epath.Path(tmp_path / "m.jsonl")
+    whole = [b'{"step": %d}\n' % step for step in range(1, 5)]
+    damaged = b'{"st\xffp": 2}\n'
+    path.write_bytes(whole[0] + damaged + whole[2] + whole[3] + b'{"step": 5')
+    JsonLines(path).resume(3)
+    assert path.read_bytes() == whole[0] + whole[2]
+    assert (tmp_path / "m.jsonl.damaged").read_bytes() == damaged
+    assert (
+        capsys.readouterr().err == f"warning: {path} has 1 damaged lines; now in m.jsonl.damaged\n"
     )
 
 
-def test_evaluating_does_not_slow_the_rate(clock: Clock):
-    progress = Progress(total_steps=9, start_step=0, batch_size=10, quiet=True)
-    progress.advance(1, float)
-    with progress.pause():
-        clock.now += 1000
-    clock.now += 2
-    progress.advance(2, float)
-    assert progress.images_per_second() == 5.0
-
-
-def test_the_loss_is_read_only_to_be_shown(clock: Clock):
-    """Reading it waits for the device."""
-    reads = []
-    progress = Progress(total_steps=100, start_step=40, batch_size=1, quiet=False)
-    for step in range(41, 61):  # a second each: one line is due at 10 s
-        progress.advance(step, lambda s=step: reads.append(s) or 0.0)
-        clock.now += 1
-    assert reads == [51]
-
-
-def test_a_quiet_host_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture):
-    progress = Progress(total_steps=2, start_step=0, batch_size=1, quiet=True)
-    for step in (1, 2):
-        progress.advance(step, float)
-        clock.now += 100
-    progress.note("hello")
-    progress.close()
-    assert capsys.readouterr() == ("", "")
-
-
-class Terminal:
-    """A stderr that says it is a terminal, and keeps what it is sent."""
-
-    encoding = "utf-8"
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    progress = Progress(total_steps=4, start_step=1, batch_size=8, quiet=False)
-    for step in (2, 3, 4):
-        progress.advance(step, lambda: 0.5)
-    progress.note("a line of its own")
-    progress.close()
-    last = terminal.text.rstrip("\n").split("\r")[-1]
-    assert "100%" in last and "4/4" in last and "loss 0.5000" in last
-    assert "a line of its own\n" in terminal.text
-
-
-def test_a_quiet_host_draws_no_bar(monkeypatch: pytest.MonkeyPatch):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    progress = Progress(total_steps=1, start_step=0, batch_size=8, quiet=True)
-    progress.advance(1, lambda: 0.5)
-    progress.close()
-    assert terminal.text == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0m00s"), (65, "1m05s"), (3599.9, "59m59s"), (3600, "1h00m"), (9e4, "25h00m")],
-)
-def test_duration_text(seconds: float, text: str):
-    assert duration_text(seconds) == text
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
-def test_an_unknown_duration(seconds: float):
-    assert duration_text(seconds) == "?"
+def test_what_is_not_finite_is_still_json(tmp_path: Path):
+    lines = JsonLines(epath.Path(tmp_path / "m.jsonl"))
+    lines.write({"step": 1, "loss": float("nan"), "load": [0.5, float("inf")]})
+    assert (tmp_path / "m.jsonl").read_text() == '{"step": 1, "loss": null, "load": [0.5, null]}\n'

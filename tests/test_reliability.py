@@ -192,8 +192,20 @@ def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path):
     assert_same_end(workdir, unbroken)
 
 
+def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
+    """A run with a history does not begin anew over it."""
+    workdir = at_step(tmp_path / "run", unbroken, 0)
+    (workdir / "result.json").unlink()
+    before = everything_in(workdir)
+    line = finish(start(command(workdir, **OFTEN)), 3).splitlines()[-1]
+    assert line.startswith(f"failed: --workdir={workdir} has metrics up to step 30 and no check")
+    assert everything_in(workdir).keys() - before.keys() == {".lock"} - before.keys()
+    assert before.items() <= everything_in(workdir).items()
+
+
 @pytest.mark.slow
-def test_a_disk_that_fills_up_during_a_run(tmp_path: Path):
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_disk_that_fills_up_during_a_run(tmp_path: Path, tensorboard: bool):
     """On a file system of 40 MB that something else fills: one line with both numbers, exit 3."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -203,13 +215,15 @@ def test_a_disk_that_fills_up_during_a_run(tmp_path: Path):
     try:
         workdir, large = disk / "run", {"model.embed_dim": 256, "model.moe.num_experts": 8}
         endless = {"duration": "100000 steps", "checkpoint.every": "5 steps"}
+        endless["tracking.tensorboard"] = tensorboard
         run = start(command(workdir, **large, **endless))
         wait_until((workdir / "checkpoints" / "5").exists, run)
         with (disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError):
             while True:
                 ballast.write(bytes(1 << 12))
-        line = finish(run, 3).splitlines()[-1]
-        assert line.startswith("failed: ") and "Traceback" not in line
+        errors = finish(run, 3)
+        line = errors.splitlines()[-1]
+        assert line.startswith("failed: ") and "Traceback" not in errors
         assert "MB free)" in line
         assert last_step(workdir) >= 5
         (disk / "ballast").unlink()
@@ -255,7 +269,15 @@ def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path):
     assert errors.count("cat/07.jpg") == 1
     counts = [r["bad_examples"] for r in metrics_of(tmp_path / "skip")]
     assert counts[-1] == 5 and counts == sorted(counts)  # 10 steps of 32 are 5 epochs of 64
+    assert {r["bad_examples"] for r in metrics_of(tmp_path / "skip", "eval")} == {0}
 
     data |= {"data.max_bad_fraction": 0.01}
     line = finish(start(command(tmp_path / "many", **data)), 3).splitlines()[-1]
+    assert "training images could not be read" in line
     assert "more than config.data.max_bad_fraction=0.01 allows" in line
+
+    for number in range(16, 24):  # after the training: the test set is cut down, too
+        (photos / "test" / "dog" / f"{number - 16:02d}.jpg").write_bytes(b"")
+    data |= {"data.max_bad_fraction": 0.05}
+    line = finish(start(command(tmp_path / "skip", "--mode=eval", **data)), 3).splitlines()[-1]
+    assert "8 of 32 test images could not be read" in line

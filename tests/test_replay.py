@@ -5,11 +5,13 @@ from pathlib import Path
 
 import jax
 import pytest
+from etils import epath
 from runs import metrics_of, small_config
 
 from widenet_jax import train
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main, report_replay
+from widenet_jax.run_record import write_run
 
 WILD = {
     "optimizer.learning_rate": 1e30,
@@ -49,7 +51,8 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
     before = sorted(p.name for p in workdir.iterdir())
     found = run(workdir, mode="replay")
     assert found["step"] == 2
-    assert str(found["loss"]) == "nan"
+    assert found["loss"] == "nan"
+    json.loads(json.dumps(found, allow_nan=False))
     assert "head/kernel" in found["not_finite"]["gradients"]
     assert len(found["batch"]) == len(found["not_finite"]["images"]) == 64
     for place, record in zip(
@@ -60,6 +63,17 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
     lines = report_replay(found).splitlines()
     assert lines[0].startswith("step 2: loss nan, gradient norm ")
     assert len(lines) == 4 + len(found["not_finite"]["gradients"]) + 64 + 64
+
+
+def test_a_state_that_cannot_be_kept_does_not_hide_the_trouble(tmp_path: Path):
+    """A file stands where the directory should be."""
+    config = small_config(**WILD)
+    write_run(epath.Path(tmp_path / "run"), config, ("0",), main_host=True)
+    (tmp_path / "run" / "failed").write_text("")
+    with pytest.raises(
+        RunFailedError, match=r"the loss is nan at step 2, .* could not be kept for"
+    ):
+        run(tmp_path / "run")
 
 
 def test_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -10,7 +10,14 @@ from ml_collections import ConfigDict
 
 from configs import digits
 from widenet_jax.errors import BadInputError
-from widenet_jax.run_record import check_workdir, environment, flatten, git_state, write_run
+from widenet_jax.run_record import (
+    check_workdir,
+    environment,
+    flatten,
+    git_state,
+    locked,
+    write_run,
+)
 
 
 @pytest.fixture
@@ -50,6 +57,11 @@ def test_the_same_config_goes_on(workdir: epath.Path, mode: str):
         ("data.prefetch", 9),
         ("checkpoint.keep", 7),
         ("tracking.wandb_project", "digits"),
+        ("watchdog.dump_after_seconds", 5),
+        ("on_nonfinite", "skip"),
+        ("max_skipped_updates", 3),
+        ("data.on_bad_example", "skip"),
+        ("data.max_bad_fraction", 0.5),
     ],
 )
 def test_what_no_number_depends_on_may_change(workdir: epath.Path, field: str, value: object):
@@ -165,3 +177,49 @@ def test_outside_a_checkout(tmp_path: Path):
 def test_a_package_that_is_not_installed_is_noted_as_such(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("widenet_jax.run_record.PACKAGES", ("jax", "no-such-package"))
     assert environment()["packages"]["no-such-package"] is None
+
+
+def test_one_start_at_a_time(tmp_path: Path):
+    """The lock goes with the first; another workdir has its own."""
+    with locked(epath.Path(tmp_path / "run")):
+        with (
+            pytest.raises(BadInputError, match="another process is training there"),
+            locked(epath.Path(tmp_path / "run")),
+        ):
+            pass
+        with locked(epath.Path(tmp_path / "other")):
+            pass
+    with locked(epath.Path(tmp_path / "run")):
+        pass
+
+
+def test_a_start_that_was_cut_off_may_begin_again(tmp_path: Path):
+    """Killed while config.json was being written: nothing else is there."""
+    for name in ("config.json.tmp", ".lock"):
+        (tmp_path / name).write_text("{")
+    check_workdir(epath.Path(tmp_path), digits.get_config(), mode="train")
+
+
+def test_a_workdir_that_is_a_file(tmp_path: Path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(BadInputError, match="is a file; name a directory"):
+        check_workdir(epath.Path(tmp_path / "run"), digits.get_config(), mode="train")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3"])
+def test_a_damaged_config_is_not_overwritten(workdir: epath.Path, text: str):
+    (workdir / "config.json").write_text(text)
+    with pytest.raises(BadInputError, match=r"config\.json is no JSON object"):
+        check_workdir(workdir, digits.get_config(), mode="train")
+    assert (workdir / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ["{", "3"])
+def test_a_damaged_log_of_starts_is_put_aside(
+    workdir: epath.Path, capsys: pytest.CaptureFixture, text: str
+):
+    (workdir / "environment.json").write_text(text)
+    write_run(workdir, digits.get_config(), ("zero", "one"), main_host=True)
+    assert len(json.loads((workdir / "environment.json").read_text())) == 1
+    assert (workdir / "environment.json.damaged").read_text() == text
+    assert "environment.json is damaged; now environment.json.damaged" in capsys.readouterr().err

@@ -1,11 +1,14 @@
 """SIGTERM, and time that is up, in every phase: saved, exit code 143, and going on is exact."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from runs import (
     ROOT,
@@ -15,11 +18,17 @@ from runs import (
     finish,
     last_step,
     metrics_of,
+    small_config,
     start,
     start_two,
     wait_until,
 )
 
+from widenet_jax import train
+from widenet_jax.errors import StoppedError
+from widenet_jax.stopping import Stop
+
+ONE = jax.devices()[:1]
 SLOW_DATA = "tests/with_slow_data.py"
 
 
@@ -101,6 +110,12 @@ def test_while_evaluating(tmp_path: Path):
 
     stored = tmp_path / "run" / "config.json"
     stored.write_text(stored.read_text().replace("slowly_tested_digits", "digits"))
+    # Killed once that evaluation is written and no checkpoint has followed: it comes again.
+    never = {"checkpoint.every": "1000 steps"}
+    run = start(command(tmp_path / "run", **every, **never))
+    wait_until(lambda: len(metrics_of(tmp_path / "run", "eval")) >= 1, run)
+    run.kill()
+    run.communicate()
     finish(start(command(tmp_path / "run", **every)))
     assert_same_end(tmp_path / "run", tmp_path / "unbroken")
 
@@ -126,6 +141,40 @@ def test_one_of_two_processes_is_told(tmp_path: Path):
     step = last_step(tmp_path / "run")
     assert 3 <= step < 400
     assert all(f"saved after step {step}." in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_single_process_with_distributed(tmp_path: Path):
+    """As on a TPU with one host: JAX's own handler must not swallow the signal."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=1"]
+    run = start(command(tmp_path / "run", *flags, "--process_id=0", duration="100000 steps"))
+    wait_until(lambda: lines_in(tmp_path / "run") >= 3, run)
+    run.send_signal(signal.SIGTERM)
+    assert f"saved after step {last_step(tmp_path / 'run'):,}." in stopped(run)
+
+
+@pytest.mark.slow
+def test_with_worker_processes_and_the_whole_group(tmp_path: Path):
+    """Ctrl-C and schedulers signal the whole group: readers keep reading until the run is done."""
+    arguments = command(tmp_path / "run", duration="100000 steps", **{"data.num_workers": 2})
+    run = subprocess.Popen(
+        arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: lines_in(tmp_path / "run") >= 3, run)
+    os.killpg(run.pid, signal.SIGTERM)
+    errors = finish(run, 143)
+    assert f"saved after step {last_step(tmp_path / 'run'):,}." in errors
+
+
+def test_an_evaluation_alone_has_nothing_to_save(unbroken: Path):
+    stop = Stop()
+    stop.reason = "SIGTERM"
+    with pytest.raises(StoppedError, match="SIGTERM; there was nothing to save"):
+        train.run(small_config(), str(unbroken), mode="eval", stop=stop, devices=ONE)
 
 
 @pytest.mark.slow

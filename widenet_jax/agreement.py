@@ -1,14 +1,17 @@
 """Several hosts must run one program: they compare what they are about to do, before they do it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from widenet_jax.errors import BadInputError
+
+T = TypeVar("T")
 
 
 def check_agreement(facts: Mapping[str, object]) -> None:
@@ -22,6 +25,28 @@ def check_agreement(facts: Mapping[str, object]) -> None:
     names = sorted(facts)
     compare(["which fields there are"], [digest(names)])
     compare(names, [digest(facts[name]) for name in names])
+
+
+def on_every_host(begin: Callable[[], T]) -> T:
+    """`begin()`, which asks nothing of other hosts; where it fails on one, all of them fail.
+
+    Without this the others would wait for the one that is gone.
+
+    Raises:
+      BadInputError: here, or on another host.
+    """
+    try:
+        found, error = begin(), None
+    except BadInputError as caught:
+        found, error = None, caught
+    if jax.process_count() > 1:
+        failed = np.asarray(multihost_utils.process_allgather(np.int32(error is not None)))
+        if error is None and failed.any():
+            odd = ", ".join(map(str, np.flatnonzero(failed)))
+            error = BadInputError(f"process {odd} cannot begin, see its own message")
+    if error:
+        raise error
+    return found
 
 
 def compare(names: list[str], digests: list[int]) -> None:

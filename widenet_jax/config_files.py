@@ -75,8 +75,9 @@ def stored_config(workdir: str) -> ConfigDict:
     from etils import epath
 
     try:
-        return ConfigDict(json.loads((epath.Path(workdir) / "config.json").read_text()))
-    except (OSError, ValueError):
+        stored = epath.Path(workdir).expanduser() / "config.json"
+        return ConfigDict(json.loads(stored.read_text()))
+    except (OSError, ValueError, TypeError):
         raise BadInputError(
             f"--workdir={workdir}: no run there; give the --workdir of a training run"
         ) from None

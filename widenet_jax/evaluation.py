@@ -1,7 +1,8 @@
 """Evaluation: a model over a whole split, each image once."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from widenet_jax.data.pipeline import EvalTransform, eval_batches
 from widenet_jax.data.sources import Source
+from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
 from widenet_jax.moe.balance import summarize
 from widenet_jax.sharding import global_batch, host_positions
@@ -40,6 +42,7 @@ def evaluate(
 
     Raises:
       StopRequestedError: `stop` was asked to.
+      RunFailedError: too large a share of the images is unreadable.
     """
     config = experiment.config
     B = config.evaluation.batch_size
@@ -56,15 +59,24 @@ def evaluate(
     )
     place = partial(global_batch, mesh=experiment.mesh, batch_size=B, positions=positions)
 
-    def placed() -> Iterable[Mapping[str, Array]]:
-        for number, batch in enumerate(stop.reading(batches)):
+    def placed(batches: Iterable) -> Iterator[Mapping[str, Array]]:
+        for number, batch in enumerate(batches):
             beat(f"evaluation batch {number + 1}")
             yield place(batch)
             stop.check()
 
-    sums = sum_over(partial(experiment.eval_step, params), placed())
+    with closing(stop.reading(batches)) as read:
+        sums = sum_over(partial(experiment.eval_step, params), placed(read))
     routing = summarize(sums) if "load" in sums else {}
-    return experiment.task.summarize(sums) | routing
+    metrics = experiment.task.summarize(sums) | routing
+    metrics["bad_examples"] = len(source) - metrics["images"]
+    if metrics["bad_examples"] > config.data.max_bad_fraction * len(source):
+        raise RunFailedError(
+            f"{metrics['bad_examples']:,} of {len(source):,} test images could not be read, more "
+            f"than config.data.max_bad_fraction={config.data.max_bad_fraction:g} allows; mend the "
+            "data (they are named above)"
+        )
+    return metrics
 
 
 def sum_over(

@@ -1,6 +1,7 @@
 """The training loop: steps, and what happens between them."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,15 +16,19 @@ from widenet_jax.data.sources import Source
 from widenet_jax.errors import RunFailedError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import DataFacts, Experiment, max_skipped_updates
-from widenet_jax.metrics import MetricsWriter, Progress
+from widenet_jax.metrics import MetricsWriter
 from widenet_jax.moe.balance import summarize
+from widenet_jax.progress import Progress
 from widenet_jax.replay import records_of_step
 from widenet_jax.sharding import global_batch, host_positions
 from widenet_jax.step import TrainState
 from widenet_jax.stopping import Stop, StopRequestedError
 from widenet_jax.watchdog import Watchdog
 
-ADVICE = "A lower config.optimizer.learning_rate or a longer config.optimizer.warmup may help"
+ADVICE = (
+    "--config.on_nonfinite=skip goes on without such updates; in a new --workdir a lower "
+    "config.optimizer.learning_rate or a longer config.optimizer.warmup may help"
+)
 
 
 class Data(NamedTuple):
@@ -44,6 +49,7 @@ class Loop:
         experiment: Experiment,
         data: Data,
         workdir: epath.Path,
+        *,
         checkpoints: Checkpoints,
         writer: MetricsWriter,
         progress: Progress,
@@ -56,6 +62,9 @@ class Loop:
         self.note_once = cache(progress.note)  # what every evaluation meets again
         self.positions = host_positions(experiment.mesh, experiment.config.batch_size)
         self.skipped = 0  # updates, as far as reported
+        self.step = 0  # the last one worked on
+        self.evaluation_due = False  # of that step, and not made or not written yet
+        self.evaluated: dict[str, Any] = {}  # the last evaluation
 
     def run(
         self, state: TrainState, start_step: int, *, evaluate_first: bool
@@ -66,57 +75,54 @@ class Loop:
           StoppedError: it was asked to stop, and the state is saved.
           RunFailedError: see `check_numbers`, `check_bad_examples` and `checkpoint.series`.
         """
-        experiment, config = self.experiment, self.experiment.config
-        total = experiment.total_steps
-        step, metrics = start_step, {}
-        evaluation_due = evaluate_first
-        previous: tuple[int, Mapping] | None = None
-        self.skipped = int(state.skipped_updates)
+        self.step, self.skipped = start_step, int(state.skipped_updates)
+        self.evaluation_due = evaluate_first
         self.watchdog.beat("compiling the first step")
+        unchecked: tuple[int, Mapping] | None = None
         try:
-            if evaluation_due:
-                metrics = self.evaluate(state, step)
-                evaluation_due = False
-            elif start_step == total:  # a finished run, called again
-                metrics = self.measure(state)
-            batches = self.stop.reading(self.batches(start_step))
-            for step, batch in enumerate(batches, start=start_step + 1):
-                state, step_metrics = experiment.train_step(state, self.place(batch))
-                self.stop.unsaved = True
-                self.watchdog.beat(f"step {step}")
-                if previous:  # one step late, so that the device always has work
-                    self.check_numbers(state, *previous)
-                previous = step, step_metrics
-                self.progress.advance(step, lambda m=step_metrics: float(m["loss"]))
-                last = step == total
-                log, evaluation_due, save = (
-                    step % every == 0 or last
-                    for every in (
-                        config.log_every_steps,
-                        experiment.eval_every,
-                        experiment.save_every,
-                    )
-                )
-                if log or evaluation_due or save:
-                    self.check_numbers(state, *previous)
-                if log:
-                    self.log(step, step_metrics)
-                if evaluation_due:
-                    metrics = self.evaluate(state, step)
-                    evaluation_due = False
-                if save:
-                    self.save(state, step)
-                self.checkpoints.check()
-                if not last:
-                    self.stop.check()
+            if self.evaluation_due:
+                self.evaluate(state)
+            elif start_step == self.experiment.total_steps:  # a finished run, called again
+                self.evaluated = self.measure(state)
+            with closing(self.stop.reading(self.batches(start_step))) as batches:
+                for batch in batches:
+                    state, metrics = self.experiment.train_step(state, self.place(batch))
+                    self.step += 1
+                    self.stop.unsaved = True
+                    self.watchdog.beat(f"step {self.step}")
+                    if unchecked:  # one step late, so that the device always has work
+                        self.check_numbers(state, *unchecked)
+                    unchecked = self.step, metrics
+                    self.progress.advance(self.step, lambda m=metrics: float(m["loss"]))
+                    self.between_steps(state, metrics)
             self.checkpoints.wait()
-            return state, metrics
+            return state, self.evaluated
         except StopRequestedError:
-            if step > start_step:
-                self.check_numbers(state, *previous)
-                self.save(state, step, evaluation_due=evaluation_due)
+            if self.step > start_step:
+                self.check_numbers(state, *unchecked)
+                self.save(state)
                 self.checkpoints.wait()
-            raise self.stop.stopped(step) from None
+            raise self.stop.stopped(self.step) from None
+
+    def between_steps(self, state: TrainState, metrics: Mapping) -> None:
+        """Logs, evaluates and saves where it is time to; stops where it was asked to."""
+        experiment, config = self.experiment, self.experiment.config
+        last = self.step == experiment.total_steps
+        log, self.evaluation_due, save = (
+            self.step % every == 0 or last
+            for every in (config.log_every_steps, experiment.eval_every, experiment.save_every)
+        )
+        if log or self.evaluation_due or save:
+            self.check_numbers(state, self.step, metrics)
+        if log:
+            self.log(metrics)
+        if self.evaluation_due:
+            self.evaluate(state)
+        if save:
+            self.save(state)
+        self.checkpoints.check()
+        if not last:
+            self.stop.check()
 
     def batches(self, start_step: int) -> Any:
         config = self.experiment.config
@@ -142,8 +148,9 @@ class Loop:
             positions=self.positions,
         )
 
-    def log(self, step: int, metrics: Mapping) -> None:
-        """Writes one step's metrics; waits for the device."""
+    def log(self, metrics: Mapping) -> None:
+        """Writes the step's metrics; waits for the device."""
+        step = self.step
         values = dict(jax.device_get(metrics))
         routing = values.pop("routing")
         if routing:
@@ -164,8 +171,9 @@ class Loop:
             note=self.note_once,
         )
 
-    def evaluate(self, state: TrainState, step: int) -> dict[str, Any]:
+    def evaluate(self, state: TrainState) -> None:
         """Evaluates, writes the metrics and keeps the state if it is the best so far."""
+        step = self.step
         with self.progress.pause():
             metrics = self.measure(state)
             if not np.isfinite(metrics["cross_entropy"]):
@@ -180,19 +188,19 @@ class Loop:
             f"cross-entropy {metrics['cross_entropy']:.4f}"
         )
         self.writer.flush()
-        return metrics
+        self.evaluated, self.evaluation_due = metrics, False
 
-    def save(self, state: TrainState, step: int, *, evaluation_due: bool = False) -> None:
+    def save(self, state: TrainState) -> None:
         """First the numbers, then the state that comes after them."""
         with self.progress.pause():
-            self.watchdog.beat(f"saving after step {step}")
+            self.watchdog.beat(f"saving after step {self.step}")
             self.writer.flush()
-            if not all_finite(state.params):
+            if not all_finite((state.params, state.opt_state)):
                 raise RunFailedError(
-                    f"a parameter is not finite after step {step}; it is not saved, and "
-                    f"checkpoints made before are kept. {ADVICE}"
+                    f"a parameter or a moment is not finite after step {self.step}; it is not "
+                    f"saved, and checkpoints made before are kept. {ADVICE}"
                 )
-            self.checkpoints.save(state, step=step, evaluation_due=evaluation_due)
+            self.checkpoints.save(state, step=self.step, evaluation_due=self.evaluation_due)
 
     def check_numbers(self, state: TrainState, step: int, metrics: Mapping) -> None:
         """Notes updates that were skipped because the loss or the gradient was not finite.
@@ -214,11 +222,15 @@ class Loop:
         records = records_of_step(self.experiment, step - 1)
         listed = ", ".join(map(str, records[:4])) + (", ..." if len(records) > 4 else "")
         self.writer.flush()
-        self.checkpoints.save_failed(state, step=step - 1)
+        again = "To work on that batch again: python -m widenet_jax.main --mode=replay "
+        again += f"--workdir={self.workdir}"
+        try:
+            self.checkpoints.save_failed(state, step=step - 1)
+        except RunFailedError as error:
+            again = f"The state could not be kept for a replay: {error}"
         raise RunFailedError(
             f"{what}, in the batch of training images {listed}; checkpoints made before are kept. "
-            "To work on that batch again: python -m widenet_jax.main --mode=replay "
-            f"--workdir={self.workdir}. {ADVICE}"
+            f"{again}. {ADVICE}"
         )
 
     def check_bad_examples(self, step: int, bad: int) -> None:

@@ -6,19 +6,20 @@ once.
 """
 
 import json
-import math
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags, logging
 from ml_collections import ConfigDict
 
 from widenet_jax.config_files import load_config, override, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.stopping import Stop, end_process
+from widenet_jax.stopping import STOPPED, Stop, end_process
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
+GOODBYE_SECONDS = 10.0
 USAGE = f"""Trains or evaluates what a config describes; the same command again resumes.
 
   {EXAMPLE}
@@ -68,7 +69,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[flags.FlagValues, ConfigDict | Non
         raise BadInputError(f"{error} (--help lists the flags)") from None
     if own.help:
         return own, None
-    if own.max_seconds is not None and not math.isfinite(own.max_seconds):
+    if own.max_seconds is not None and not own.max_seconds < threading.TIMEOUT_MAX:
         raise BadInputError(f"--max_seconds={own.max_seconds} must be a number of seconds")
     stored = own.mode != "train" and not own.config
     for name in ("workdir",) if stored else ("config", "workdir"):
@@ -134,8 +135,7 @@ def join_hosts(own: flags.FlagValues, stop: Stop) -> None:
             f"--distributed: {' '.join(str(error).split())}; off a TPU pod add "
             "--coordinator=HOST0:PORT --num_processes=N --process_id=I"
         ) from None
-    if jax.process_count() > 1:
-        stop.share()
+    stop.share(hosts=jax.process_count())
 
 
 def main(argv: Sequence[str]) -> int:
@@ -155,29 +155,36 @@ def main(argv: Sequence[str]) -> int:
 
         result = train.run(config, own.workdir, mode=own.mode, stop=stop)
     except BadInputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return end(f"error: {error}", 2)
     except RunFailedError as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 3
+        return end(f"failed: {error}", 3)
     except StoppedError as error:
-        return leave(error)
+        return end(f"stopped: {error}", STOPPED)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
     finally:
         stop.close()
-    print(json.dumps(result) if own.json else report(result, own.workdir))
+    print(json.dumps(result) if own.json else report(result, own.workdir), flush=True)
     return 0
 
 
-def leave(stopped: StoppedError) -> NoReturn:
-    """Ends the process with exit code 143, without waiting for readers that may hang."""
-    import jax
+def end(line: str, code: int) -> int:
+    """Says why, and returns the exit code.
 
-    if jax.process_count() > 1:
-        jax.distributed.shutdown()  # hosts leave together: one that is missed is an error
-    end_process(f"stopped: {stopped}")
+    One of several hosts, or a run that was stopped, does not return: readers may hang, and other
+    hosts may be waiting for this one in the middle of a step, which leaving in order would wait
+    for in turn.
+    """
+    distributed = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+    if distributed:
+        goodbye = threading.Thread(target=sys.modules["jax"].distributed.shutdown, daemon=True)
+        goodbye.start()
+        goodbye.join(GOODBYE_SECONDS)  # hosts that all end here do so together
+    if distributed or code == STOPPED:
+        end_process(line, code)
+    print(line, file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

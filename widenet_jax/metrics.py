@@ -1,4 +1,4 @@
-"""Where numbers go: JSON lines always, TensorBoard and W&B when asked; and progress for people.
+"""Where numbers go: JSON lines always, TensorBoard and W&B when asked.
 
 `metrics.jsonl` holds no wall times, so that a resumed run's file equals an unbroken run's byte for
 byte; times go to `timing.jsonl`.
@@ -6,15 +6,15 @@ byte; times go to `timing.jsonl`.
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from etils import epath
-from tqdm import tqdm
 
 from widenet_jax.errors import BadInputError
 
@@ -42,7 +42,7 @@ class JsonLines:
     def flush(self) -> None:
         if not self.pending:
             return
-        text = "".join(json.dumps(record) + "\n" for record in self.pending)
+        text = "".join(json.dumps(without_nan(record)) + "\n" for record in self.pending)
         if self.parts is None:
             with self.path.open("a") as file:
                 file.write(text)
@@ -54,14 +54,29 @@ class JsonLines:
     def close(self) -> None:
         self.flush()
 
-    def resume(self, last_step: int) -> None:
-        """Forgets what was written after `last_step`: the run writes it again."""
+    def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
+        """Forgets what was written after `last_step`, and of that step the splits in `again`.
+
+        The run writes it once more. Lines in the middle that are no records, as a bad disk leaves
+        them, are moved to a file beside, with a warning.
+        """
         for file in self.files():
-            lines = file.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if is_up_to(line, last_step)]
+            lines = file.read_bytes().splitlines(keepends=True)
+            records = [parse(line) for line in lines]
+            damaged = [n for n, r in zip(lines[:-1], records[:-1], strict=True) if r is None]
+            if damaged:
+                aside = epath.Path(f"{file}.damaged")
+                aside.write_bytes(b"".join(damaged))
+                print(f"warning: {file} has {len(damaged)} damaged lines; now in {aside.name}",
+                      file=sys.stderr)  # fmt: skip
+            kept = [
+                line
+                for line, record in zip(lines, records, strict=True)
+                if record is not None and is_kept(record, last_step, again)
+            ]
             if len(kept) != len(lines):
                 beside = epath.Path(f"{file}.tmp")
-                beside.write_text("".join(kept))
+                beside.write_bytes(b"".join(kept))
                 beside.replace(file)
 
     def files(self) -> list[epath.Path]:
@@ -71,38 +86,71 @@ class JsonLines:
 
     def read(self) -> list[dict]:
         """Every whole record: a run that is still writing may have left half a line."""
-        lines = [line for file in self.files() for line in file.read_text().splitlines(True)]
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        lines = [line for file in self.files() for line in file.read_bytes().splitlines(True)]
+        return [record for record in map(parse, lines) if record is not None]
 
 
-def is_up_to(line: str, last_step: int) -> bool:
-    """Whether a line is whole (a killed run may leave half a one) and of `last_step` or before."""
+def parse(line: bytes) -> dict | None:
+    """A whole record; None of half a line, which a killed run may leave, or of garbage."""
     try:
-        return line.endswith("\n") and json.loads(line)["step"] <= last_step
+        record = json.loads(line)
+        return record if line.endswith(b"\n") and isinstance(record["step"], int) else None
     except (ValueError, KeyError, TypeError):
-        return False
+        return None
+
+
+def is_kept(record: Mapping, last_step: int, again: Collection[str]) -> bool:
+    if record["step"] == last_step:
+        return record.get("split") not in again
+    return record["step"] < last_step
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no numbers that are not finite: they become null."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
-    """Scalars; an array of numbers becomes one scalar an element."""
+    """Scalars; an array of numbers becomes one scalar an element.
+
+    Events are written by the calling thread. (tensorboardX's own SummaryWriter has a thread that
+    dies on a full disk, after which its queue fills and the run waits for ever.)
+    """
 
     def __init__(self, workdir: epath.Path):
-        from tensorboardX import SummaryWriter
+        self.directory = workdir / "tensorboard"
+        self.writer: Any = None
 
-        self.open = partial(SummaryWriter, str(workdir / "tensorboard"))
-        self.writer: SummaryWriter | None = None
+    def open(self) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
 
-    def resume(self, last_step: int) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # two starts may meet in one second
+        self.writer = EventsWriter(str(self.directory / "events"), filename_suffix=suffix)
+
+    def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
         """TensorBoard hides what an earlier start wrote after `last_step`."""
-        self.writer = self.open(purge_step=last_step + 1)
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self.open()
+        session = SessionLog(status=SessionLog.START)
+        self.writer.write_event(Event(step=last_step + 1, session_log=session))
 
     def write(self, record: Mapping) -> None:
-        self.writer = self.writer or self.open()
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        if self.writer is None:
+            self.open()
         for name, value in scalars(record).items():
-            self.writer.add_scalar(name, value, record["step"])
+            event = Event(step=record["step"], wall_time=time.time(), summary=scalar(name, value))
+            self.writer.write_event(event)
 
     def flush(self) -> None:
-        """Sends what is queued on its way; only `close` waits for it."""
         if self.writer:
             self.writer.flush()
 
@@ -129,7 +177,7 @@ class WeightsAndBiases:
             project=project, name=workdir.name, id=run_id, resume="allow", config=config
         )
 
-    def resume(self, last_step: int) -> None:
+    def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
         """W&B itself drops what it already has."""
 
     def write(self, record: Mapping) -> None:
@@ -171,10 +219,10 @@ class MetricsWriter:
             project = tracking["wandb_project"]
             self.sinks.append(WeightsAndBiases(project, workdir=workdir, config=config))
 
-    def resume(self, step: int) -> None:
-        """Continues after `step`."""
+    def resume(self, step: int, *, again: Collection[str] = ()) -> None:
+        """Continues after `step`; the splits in `again` of that step are written once more."""
         for sink in [*self.sinks, self.timing] if self.main_host else []:
-            sink.resume(step)
+            sink.resume(step, again=again)
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         """Numbers keep seven significant digits: what float32 holds."""
@@ -205,95 +253,3 @@ def rounded(value: object) -> object:
     if array.ndim:
         return [rounded(row) for row in array]
     return float(f"{float(array):.7g}")
-
-
-class Progress:
-    """A bar on a terminal, a line now and then in a log: step, images/s, time left, loss.
-
-    Args:
-      total_steps: of the run.
-      start_step: where it (re)starts.
-      batch_size: images a step.
-      quiet: print nothing (hosts other than the first).
-    """
-
-    LINE_EVERY_SECONDS = 10.0
-
-    def __init__(self, *, total_steps: int, start_step: int, batch_size: int, quiet: bool):
-        self.total, self.step, self.batch_size = total_steps, start_step, batch_size
-        self.quiet = quiet
-        self.bar = None
-        if not quiet and sys.stderr.isatty():
-            self.bar = tqdm(total=total_steps, initial=start_step, unit="step", dynamic_ncols=True)
-        self.started: float | None = None  # set by the first step: compiling is not training
-        self.first_step = start_step
-        self.paused = 0.0
-        self.last_line = 0.0
-
-    def advance(self, step: int, loss: Callable[[], float]) -> None:
-        """`loss` is called only when something is shown: it may wait for the device."""
-        now = time.monotonic()
-        if self.started is None:
-            self.started, self.first_step, self.last_line = now, step, now
-        done, self.step = step - self.step, step
-        if self.quiet:
-            return
-        due = now - self.last_line >= (0.5 if self.bar else self.LINE_EVERY_SECONDS)
-        if self.bar:
-            self.bar.update(done)
-        if not (due or step == self.total):
-            return
-        self.last_line = now
-        rate = self.images_per_second()
-        if self.bar:
-            self.bar.set_postfix_str(f"{rate:,.0f} images/s, loss {loss():.4f}")
-        else:
-            left = (self.total - step) * self.batch_size / rate if rate else float("nan")
-            self.note(
-                f"step {step:,}/{self.total:,} ({step / self.total:.0%}), {rate:,.0f} images/s, "
-                f"{duration_text(left)} left, loss {loss():.4f}"
-            )
-
-    def pause(self) -> "Pause":
-        """`with progress.pause():` takes evaluation and saving out of the rate."""
-        return Pause(self)
-
-    def images_per_second(self) -> float:
-        """Since the first step, which compiles; 0 before the second."""
-        steps = self.step - self.first_step
-        if self.started is None or not steps:
-            return 0.0
-        seconds = time.monotonic() - self.started - self.paused
-        return steps * self.batch_size / max(seconds, 1e-9)
-
-    def note(self, text: str) -> None:
-        """A line that does not tear the bar."""
-        if self.bar:
-            self.bar.write(text, file=sys.stderr)
-        elif not self.quiet:
-            print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self.bar:
-            self.bar.close()
-
-
-class Pause:
-    def __init__(self, progress: Progress):
-        self.progress = progress
-
-    def __enter__(self) -> None:
-        self.since = time.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        if self.progress.started is not None:
-            self.progress.paused += time.monotonic() - self.since
-
-
-def duration_text(seconds: float) -> str:
-    """65 -> "1m05s"; a rate not known yet gives "?"."""
-    if not np.isfinite(seconds):
-        return "?"
-    hours, rest = divmod(int(seconds), 3600)
-    minutes, seconds = divmod(rest, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"

@@ -49,7 +49,9 @@ def replay(
     config, mesh = experiment.config, experiment.mesh
     with closing(Series(workdir / FAILED, keep=1)) as series:
         kept, _ = series.newest(
-            {"params": experiment.state.params}, fingerprint=fingerprint(experiment.state.params)
+            {"params": experiment.state.params},
+            fingerprint=fingerprint(experiment.state.params),
+            finite=False,
         )
     if kept is None:
         raise BadInputError(f"--workdir={workdir}: no step of this run was kept for a replay")
@@ -95,8 +97,8 @@ def replay(
     return {
         "mode": "replay",
         "step": step + 1,
-        "loss": float(found["loss"]),
-        "gradient_norm": float(found["gradient_norm"]),
+        "loss": str(found["loss"]),  # JSON has no number for what is not finite
+        "gradient_norm": str(found["gradient_norm"]),
         "not_finite": {
             "gradients": [name for name, finite in gradients if not finite],
             "images": [places[i] for i in np.flatnonzero(~found["finite_images"])],

@@ -1,10 +1,14 @@
 """What a workdir says about its run: config, environment, git state, class names."""
 
+import fcntl
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,10 +29,16 @@ MAY_CHANGE = (
     "checkpoint.",
     "tracking.",
     "watchdog.",
+    # What to do about trouble is decided when it is there. It changes no number before.
+    "on_nonfinite",
+    "max_skipped_updates",
+    "data.on_bad_example",
+    "data.max_bad_fraction",
 )
 # Several hosts may differ in these: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
 WRITING = ".tmp"  # a file that is being written
+LOCK = ".lock"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
 
 
@@ -58,12 +68,14 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
     if str(workdir).startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
         raise BadInputError(f"--workdir={workdir} needs the gcsfs package: pip install -e '.[gcs]'")
     stored_file = workdir / "config.json"
+    if workdir.exists() and not workdir.is_dir():
+        raise BadInputError(f"--workdir={workdir} is a file; name a directory")
     if not stored_file.exists():
         if mode != "train":
             raise BadInputError(
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
-        begun = {stored_file.name + WRITING}  # a start that was cut off leaves no more
+        begun = {stored_file.name + WRITING, LOCK}  # a start that was cut off leaves no more
         if workdir.exists() and {path.name for path in workdir.iterdir()} - begun:
             raise BadInputError(
                 f"--workdir={workdir} is not empty and holds no run of this program; name a new "
@@ -72,10 +84,10 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
         return
     try:
         stored = flatten(json.loads(stored_file.read_text()))
-    except ValueError:
+    except (ValueError, AttributeError):
         raise BadInputError(
-            f"{stored_file} is not JSON: a start that was cut off, or a changed file; name a new "
-            "--workdir"
+            f"{stored_file} is no JSON object, so it was changed or damaged; restore it from a "
+            "copy (every checkpoint's meta/metadata has one), or name a new --workdir"
         ) from None
     ours = flatten(plain(config))
     changed = [
@@ -105,14 +117,52 @@ def write_run(
         write_json(workdir / "config.json", plain(config))
     write_json(workdir / "class_names.json", list(class_names))
     starts = workdir / "environment.json"
-    earlier = json.loads(starts.read_text()) if starts.exists() else []
-    write_json(starts, [*earlier, environment()])
+    write_json(starts, [*earlier_starts(starts), environment()])
+
+
+def earlier_starts(path: epath.Path) -> list[dict]:
+    """What is in environment.json; where that is damaged, it is put aside with a warning."""
+    if not path.exists():
+        return []
+    try:
+        return list(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        aside = epath.Path(f"{path}.damaged")
+        path.replace(aside)
+        print(f"warning: {path} is damaged; now {aside.name}", file=sys.stderr)
+        return []
+
+
+@contextmanager
+def locked(workdir: epath.Path) -> Iterator[None]:
+    """The only start of a run in a local workdir; the lock goes with the process, however it ends.
+
+    Raises:
+      BadInputError: there is another.
+    """
+    if "://" in str(workdir):  # object stores have no locks
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInputError(
+                f"--workdir={workdir}: another process is training there; wait for it, stop it, or "
+                "name a new --workdir"
+            ) from None
+        yield
 
 
 def write_json(path: epath.Path, value: Any) -> None:
     """Whole or not at all: a reader, or a killed run, never leaves half a file."""
     beside = epath.Path(f"{path}{WRITING}")
-    beside.write_text(json.dumps(value, indent=1) + "\n")
+    with beside.open("w") as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+        file.flush()
+        if "://" not in str(path):
+            os.fsync(file.fileno())
     beside.replace(path)
 
 

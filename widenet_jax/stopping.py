@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from widenet_jax.errors import StoppedError
 
-EXIT_CODE = 143  # what shells report of a process that SIGTERM ended
+STOPPED = 143  # exit code: what shells report of a process that SIGTERM ended
 SIGTERM = signal.SIGTERM
 TIME_IS_UP = "time is up (--max_seconds)"
+CLOSING_SECONDS = 5.0
 AGAIN = "The same command goes on from there"
 
 
@@ -31,8 +32,8 @@ class Stop:
 
     Attributes:
       reason: why, or None as long as nobody has asked.
-      unsaved: there are finished steps that no checkpoint holds. While there are none, a request
-        ends the process at once.
+      unsaved: there may be finished steps that no checkpoint holds. Before there are any, a
+        request ends the process at once.
     """
 
     def __init__(self):
@@ -77,12 +78,15 @@ class Stop:
         self._timer.daemon = True
         self._timer.start()
 
-    def share(self) -> None:
+    def share(self, hosts: int) -> None:
         """On several hosts: one that is told tells all. Called once they have found each other.
 
         JAX then has a SIGTERM handler of its own, in C, from which it lets all hosts agree on a
         step. It would swallow a second signal; so ours comes first and passes the first one on.
         """
+        if hosts == 1:
+            signal.signal(SIGTERM, self._in_main_thread)
+            return
         libc = ctypes.CDLL(None)
         libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
         handler = libc.signal(SIGTERM, None)
@@ -149,8 +153,8 @@ class Stop:
     def reading(self, batches: Any) -> Iterator[Any]:
         """The batches, each wait for one broken off by a request to stop; closed at the end.
 
-        After a request they are left as they are: readers that hang would hang the end, too, and
-        the process is about to go.
+        After a request closing them may take CLOSING_SECONDS: readers that hang would hang the
+        end, too, and the process is about to go.
         """
         try:
             while True:
@@ -160,21 +164,26 @@ class Stop:
                     return
                 yield batch
         finally:
-            if not (self.reason or self._hosts_stop):
+            if self.reason or self._hosts_stop:
+                closing = threading.Thread(target=batches.close, daemon=True)
+                closing.start()
+                closing.join(CLOSING_SECONDS)
+            else:
                 batches.close()
 
     def stopped(self, step: int) -> StoppedError:
         """What to raise once everything is saved."""
         reason = self.reason or "another host was asked to"
-        return StoppedError(f"{reason}; saved after step {step:,}. {AGAIN}")
+        saved = f"saved after step {step:,}" if step else "there was nothing to save"
+        return StoppedError(f"{reason}; {saved}. {AGAIN}")
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def end_process(text: str) -> None:
+def end_process(text: str, code: int = STOPPED) -> NoReturn:
     """At once, without waiting for threads, readers or other hosts."""
     say(text)
     sys.stdout.flush()
-    os._exit(EXIT_CODE)
+    os._exit(code)

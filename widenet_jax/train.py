@@ -8,7 +8,7 @@ where it stopped. What is trained (mesh, model, optimizer, sharded state, steps)
 import errno
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax import run_record
-from widenet_jax.agreement import check_agreement, code_sha256
+from widenet_jax.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.checkpoint.checkpoints import (
     BEST,
     LAST,
@@ -39,11 +39,12 @@ from widenet_jax.evaluation import evaluate, result_metrics
 from widenet_jax.experiment import DataFacts, Experiment, build_experiment
 from widenet_jax.finetune import finetune_params, has_cls_row
 from widenet_jax.loop import Data, Loop
-from widenet_jax.metrics import MetricsWriter, Progress
+from widenet_jax.metrics import JsonLines, MetricsWriter
 from widenet_jax.models.vit import count_parameters, count_unrolled
+from widenet_jax.progress import Progress
 from widenet_jax.replay import replay
 from widenet_jax.step import TrainState
-from widenet_jax.stopping import Stop
+from widenet_jax.stopping import Stop, StopRequestedError
 from widenet_jax.typing import PyTree
 from widenet_jax.watchdog import Watchdog
 
@@ -73,16 +74,24 @@ def run(
         | {"--workdir": str(workdir), "--mode": mode, "the code": code_sha256()}
         | {f"the version of {name}": run_record.version(name) for name in run_record.PACKAGES}
     )
-    run_record.check_workdir(workdir, config, mode=mode)
-    data = open_data(config)
+    stop = stop or Stop()
+
+    def begin() -> Data:
+        run_record.check_workdir(workdir, config, mode=mode)
+        return open_data(config)
+
+    data = on_every_host(begin)
+    check_agreement({"the data": data.facts})
     experiment = build_experiment(config, data.facts, devices or jax.devices())
     with jax.set_mesh(experiment.mesh):
         if mode == "replay":
             return replay(experiment, data.train, data.train_transform, workdir)
-        if mode == "eval":
-            return evaluate_newest(experiment, data, workdir, stop or Stop())
         try:
-            return train(experiment, data, workdir, stop or Stop())
+            if mode == "eval":
+                return evaluate_newest(experiment, data, workdir, stop)
+            return train(experiment, data, workdir, stop)
+        except StopRequestedError:
+            raise stop.stopped(0) from None
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -131,51 +140,62 @@ def train(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) -
     config, total_steps = experiment.config, experiment.total_steps
     main_host = jax.process_index() == 0
     plain_config = run_record.plain(config)
-    check_space(
-        workdir,
-        (LAST, BEST),
-        checkpoint_bytes=tree_bytes(experiment.state),
-        keep=config.checkpoint.keep,
+    watchdog = Watchdog(
+        dump_after_seconds=config.watchdog.dump_after_seconds,
+        exit_after_seconds=config.watchdog.exit_after_seconds,
     )
     checkpoints = Checkpoints(
         workdir,
         meta={"config": plain_config, "class_names": list(data.facts.class_names)},
         keep=config.checkpoint.keep,
     )
-    with closing(checkpoints):
+    with ExitStack() as stack:
+        stack.enter_context(closing(watchdog))
+        stack.enter_context(closing(checkpoints))
+        on_every_host(partial(prepare_workdir, experiment, workdir, stack))
+
         # Restore
+        watchdog.beat("restoring")
         restored = checkpoints.restore(experiment.state)
+        if restored is None:
+            check_history(workdir, experiment.save_every)
         state, meta = restored or (first_state(experiment), {})
         start_step = meta.get("step", 0)
-        check_agreement({"the restored step": start_step, "the data": data.facts})
+        evaluate_first = meta.get("evaluation_due", False)
+        check_agreement({"the restored step": start_step})
         run_record.write_run(workdir, config, data.facts.class_names, main_host=main_host)
 
         # Loop
         writer = MetricsWriter(
             workdir, tracking=config.tracking, config=plain_config, main_host=main_host
         )
-        writer.resume(start_step)
+        stack.enter_context(closing(writer))
+        writer.resume(start_step, again=("eval",) if evaluate_first else ())
         progress = Progress(
             total_steps=total_steps,
             start_step=start_step,
             batch_size=config.batch_size,
             quiet=not main_host,
         )
-        watchdog = Watchdog(
-            dump_after_seconds=config.watchdog.dump_after_seconds,
-            exit_after_seconds=config.watchdog.exit_after_seconds,
+        stack.enter_context(closing(progress))
+        if start_step < total_steps:
+            progress.note(describe(experiment, state.params, start_step))
+        else:
+            progress.note(f"finished before, after step {total_steps:,}: evaluating")
+        loop = Loop(
+            experiment,
+            data,
+            workdir,
+            checkpoints=checkpoints,
+            writer=writer,
+            progress=progress,
+            stop=stop,
+            watchdog=watchdog,
         )
-        with closing(progress), closing(writer), closing(watchdog):
-            if start_step < total_steps:
-                progress.note(describe(experiment, state.params, start_step))
-            else:
-                progress.note(f"finished before, after step {total_steps:,}: evaluating")
-            loop = Loop(experiment, data, workdir, checkpoints, writer, progress, stop, watchdog)
-            state, metrics = loop.run(
-                state, start_step, evaluate_first=meta.get("evaluation_due", False)
-            )
+        state, metrics = loop.run(state, start_step, evaluate_first=evaluate_first)
 
         # Result
+        watchdog.beat("writing the result")
         result = {
             "mode": "train",
             "steps": total_steps,
@@ -189,6 +209,35 @@ def train(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) -
             run_record.write_json(workdir / "result.json", result)
             draw_learning_curves([workdir], workdir / "learning_curve.png")
         return result
+
+
+def prepare_workdir(experiment: Experiment, workdir: epath.Path, stack: ExitStack) -> None:
+    """Locks the workdir for as long as `stack` is open, on the first host.
+
+    Raises:
+      BadInputError: its disk is too small, or another process is training there.
+    """
+    if jax.process_index():
+        return
+    check_space(
+        workdir,
+        (LAST, BEST),
+        checkpoint_bytes=tree_bytes(experiment.state),
+        keep=experiment.config.checkpoint.keep,
+    )
+    stack.enter_context(run_record.locked(workdir))
+
+
+def check_history(workdir: epath.Path, save_every: int) -> None:
+    """Raises RunFailedError where no checkpoint is left of a run that must have had some."""
+    records = JsonLines(workdir / "metrics.jsonl").read()
+    last = max((record["step"] for record in records), default=0)
+    # The second save begins once the first is on disk.
+    if last > 2 * save_every or (workdir / "result.json").exists():
+        raise RunFailedError(
+            f"--workdir={workdir} has metrics up to step {last:,} and no checkpoint; nothing was "
+            f"changed. Restore {LAST}/ from a copy, or start again in a new --workdir"
+        )
 
 
 def first_state(experiment: Experiment) -> TrainState:

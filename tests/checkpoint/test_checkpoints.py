@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from widenet_jax.checkpoint.checkpoints import Checkpoints, load_params
 from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.sharding import build_mesh, tree_shardings
 from widenet_jax.step import TrainState
 
@@ -168,3 +168,12 @@ def test_parameters_of_another_run(saved: Path):
 def test_no_run_to_start_from(tmp_path: Path):
     with pytest.raises(BadInputError, match=f"config.init_from={tmp_path}: no finished checkpoint"):
         load_params(str(tmp_path), ONE_DEVICE)
+
+
+def test_only_damaged_ones_left_is_no_new_run(saved: Path, on_one: Mesh):
+    (saved / "checkpoints" / "5").rename(saved / "checkpoints" / "5.damaged")
+    with (
+        closing(checkpoints_in(saved)) as checkpoints,
+        pytest.raises(RunFailedError, match=r"no checkpoint is left .* \(5\.damaged\)"),
+    ):
+        checkpoints.restore(target_on(on_one))

@@ -71,3 +71,13 @@ def test_what_orbax_adds_at_the_commit_does_not_matter(directory: epath.Path):
     (directory / "commit_success.txt").write_text("later")
     (directory / "_CHECKPOINT_METADATA").write_text("later")
     assert damage(directory) is None
+
+
+def test_a_file_that_the_disk_does_not_give_is_no_damage(directory: epath.Path):
+    """It may give it next time. (A directory in its place cannot be read by anybody.)"""
+    (directory / "meta/metadata").unlink()
+    (directory / "meta/metadata").mkdir()
+    (directory / "manifest.json").unlink()
+    (directory / "manifest.json").mkdir()
+    with pytest.raises(OSError):
+        damage(directory)

@@ -209,3 +209,18 @@ def test_fewer_than_keep_all_stay(tmp_path: Path):
             series.save(step, arrays(step), META | {"step": step})
         series.wait()
         assert series.steps() == [10, 20, 30, 40]
+
+
+def test_only_the_one_last_read_is_left(directory: Path):
+    with closing(Series(epath.Path(directory), keep=1)) as series:
+        series.newest(TARGET)
+        series.remove_others()
+        assert series.steps() == [10]
+
+
+def test_for_a_replay_numbers_need_not_be_finite(tmp_path: Path):
+    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
+        bad = jax.tree.map(lambda x: x * np.inf, arrays(5))
+        series.save(5, bad, META | {"step": 5})
+        series.wait()
+        assert series.newest(TARGET, finite=False)[0].meta["step"] == 5

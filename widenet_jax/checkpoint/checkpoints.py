@@ -45,12 +45,18 @@ class Checkpoints:
         None in a new run. Damaged newer ones are renamed, unfinished ones deleted, each with a
         line on stderr.
 
-        Raises: as `Series.newest`.
+        Raises: as `Series.newest`; RunFailedError also where only damaged ones are left.
         """
         restored, damaged = self.last.newest(
             {"params": target.params, "opt_state": target.opt_state},
             fingerprint=fingerprint(target.params),
         )
+        if restored is None and (aside := self.last.damaged()):
+            raise RunFailedError(
+                f"no checkpoint is left in {self.last.directory} but damaged ones "
+                f"({', '.join(aside)}); nothing was changed. Restore one from a copy, or start "
+                "again in a new --workdir"
+            )
         self.last.quarantine(damaged)
         self.best_accuracy = self._restore_best()
         for series in (self.last, self.best):
@@ -73,6 +79,8 @@ class Checkpoints:
             self.best.quarantine(dict.fromkeys(self.best.steps(), "is not whole"))
             return -1.0
         self.best.quarantine(damaged)
+        if best:
+            self.best.remove_others()
         return float(best.meta["accuracy"]) if best else -1.0
 
     def save(self, state: TrainState, *, step: int, **facts: Any) -> None:

@@ -19,24 +19,28 @@ MAX_THREADS = 8
 
 
 def write_manifest(directory: epath.Path) -> None:
-    """Lists the files of `directory`, which are on disk for good once this returns."""
+    """Lists the files of `directory`, whose content survives a power cut once this returns."""
     names = sorted(files_below(directory))
-    digests = in_threads(lambda name: digest(directory / name, flush=True), names)
+    digests = in_threads(lambda name: size_and_sha256(directory / name, flush=True), names)
     files = dict(zip(names, digests, strict=True))
     path = directory / MANIFEST
     path.write_text(json.dumps({"files": files, "sha256": own_sha256(files)}, indent=1) + "\n")
     if is_local(path):
-        digest(path, flush=True)
+        size_and_sha256(path, flush=True)
 
 
 def damage(directory: epath.Path) -> str | None:
-    """What is wrong with a checkpoint, in a few words that name the file; None if it is whole."""
+    """What is wrong with a checkpoint, in a few words that name the file; None if it is whole.
+
+    Raises:
+      OSError: a file is there and the disk does not give it, which may be different next time.
+    """
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
         files = {name: (int(size), str(sha)) for name, (size, sha) in manifest["files"].items()}
         if own_sha256(manifest["files"]) != manifest["sha256"]:
             raise ValueError
-    except (OSError, FileNotFoundError):
+    except FileNotFoundError:
         return f"{MANIFEST} is missing: not finished, or from a version without checksums"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
@@ -51,8 +55,8 @@ def file_damage(path: epath.Path, size: int, sha256: str) -> str | None:
         found = path.stat().length
         if found != size:
             return f"has {found} bytes instead of {size}"
-        return None if digest(path)[1] == sha256 else "has changed bytes"
-    except OSError:
+        return None if size_and_sha256(path)[1] == sha256 else "has changed bytes"
+    except (FileNotFoundError, NotADirectoryError):
         return "is missing"
 
 
@@ -68,8 +72,8 @@ def files_below(directory: epath.Path, prefix: str = "") -> list[str]:
     return found
 
 
-def digest(path: epath.Path, *, flush: bool = False) -> tuple[int, str]:
-    """(bytes, SHA-256 in hex) of a file; with `flush` it survives a power cut from here on."""
+def size_and_sha256(path: epath.Path, *, flush: bool = False) -> tuple[int, str]:
+    """(bytes, SHA-256 in hex) of a file; with `flush` its content is written through."""
     sha, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):

@@ -21,7 +21,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from widenet_jax.checkpoint.manifest import damage, write_manifest
-from widenet_jax.checkpoint.space import space_text, tree_bytes
+from widenet_jax.checkpoint.space import DAMAGED, space_text, tree_bytes
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.typing import PyTree
 
@@ -131,6 +131,18 @@ class Series:
             return []
         return sorted(ocp.utils.checkpoint_steps(self.directory))
 
+    def damaged(self) -> list[str]:
+        """Names of the directories that `quarantine` has renamed."""
+        if not self.directory.exists():
+            return []
+        return sorted(path.name for path in self.directory.glob(f"*{DAMAGED}*"))
+
+    def remove_others(self) -> None:
+        """Deletes all but the checkpoint last read: one that a kill kept from being deleted."""
+        for step in self.steps() if jax.process_index() == 0 else []:
+            if step != self.step:
+                (self.directory / str(step)).rmtree()
+
     def remove_unfinished(self) -> list[str]:
         """Deletes what a save left that never finished; returns the steps' names."""
         if jax.process_index() or not self.directory.exists():
@@ -141,7 +153,11 @@ class Series:
         return sorted(path.name.split(".")[0] for path in left)
 
     def newest(
-        self, targets: Mapping[str, PyTree], *, fingerprint: str | None = None
+        self,
+        targets: Mapping[str, PyTree],
+        *,
+        fingerprint: str | None = None,
+        finite: bool = True,
     ) -> tuple[Restored | None, dict[int, str]]:
         """The newest whole checkpoint, placed as `targets`; and what is wrong with newer ones.
 
@@ -151,10 +167,12 @@ class Series:
           targets: shapes with shardings for the items to read; an item mapped to a sharding is
             read as it was stored.
           fingerprint: of the parameters the caller has; None takes any.
+          finite: numbers that are not finite count as damage.
 
         Raises:
           BadInputError: the checkpoint is of another model, or of a newer version.
-          RunFailedError: there are checkpoints and none of them is whole.
+          RunFailedError: there are checkpoints and none of them is whole, or the disk does not
+            let them be read.
         """
         damaged: dict[int, str] = {}
         while (step := self._next_whole(damaged)) != NONE:
@@ -170,7 +188,7 @@ class Series:
                 for name, target in targets.items()
             }
             items = dict(self._read(step, **args)) if args else {}
-            if all_finite(items):
+            if not finite or all_finite(items):
                 self.step = step
                 return Restored(items, meta), damaged
             damaged[step] = "holds numbers that are not finite"
@@ -187,7 +205,7 @@ class Series:
         found = NONE
         if jax.process_index() == 0:
             for step in reversed([s for s in self.steps() if s not in damaged]):
-                problem = damage(self.directory / str(step))
+                problem = self._damage(step)
                 if problem is None:
                     found = step
                     break
@@ -197,6 +215,15 @@ class Series:
         if count and not damaged:
             damaged[NONE] = "the first process names them"
         return int(found)
+
+    def _damage(self, step: int) -> str | None:
+        try:
+            return damage(self.directory / str(step))
+        except OSError as error:
+            raise RunFailedError(
+                f"{self.directory / str(step)} cannot be read: {error}; nothing was changed, try "
+                "again"
+            ) from error
 
     def _read(self, step: int, **args: Any) -> Any:
         path = self.directory / str(step)
@@ -221,11 +248,11 @@ class Series:
             if jax.process_index():
                 continue
             place = self.directory / str(step)
-            aside = self.directory / f"{step}.damaged"
+            aside = self.directory / f"{step}{DAMAGED}"
             for copy in range(2, 100):
                 if not aside.exists():
                     break
-                aside = self.directory / f"{step}.damaged-{copy}"
+                aside = self.directory / f"{step}{DAMAGED}-{copy}"
             place.rename(aside)
             print(f"warning: {place} {problem}; now {aside.name}", file=sys.stderr)
 

@@ -12,6 +12,8 @@ from widenet_jax.checkpoint.manifest import is_local
 from widenet_jax.errors import BadInputError
 from widenet_jax.typing import PyTree
 
+DAMAGED = ".damaged"  # in the name of a checkpoint that was put aside
+
 
 def check_space(
     workdir: epath.Path, folders: Sequence[str], *, checkpoint_bytes: int, keep: int
@@ -27,6 +29,7 @@ def check_space(
         os.path.getsize(os.path.join(directory, name))
         for folder in folders
         for directory, _, names in os.walk(workdir / folder)
+        if DAMAGED not in directory
         for name in names
     )
     free = free_bytes(workdir)
