@@ -115,12 +115,6 @@ def test_a_new_directory_is_for_training_alone(tmp_path: Path, exists: bool):
         check_workdir(workdir, digits.get_config(), mode="eval")
 
 
-def test_half_a_config_is_one_line(workdir: epath.Path):
-    (workdir / "config.json").write_text('{"seed": 0,')
-    with pytest.raises(BadInputError, match=r"config\.json is not JSON"):
-        check_workdir(workdir, digits.get_config(), mode="train")
-
-
 def test_what_a_run_leaves(workdir: epath.Path):
     stored = json.loads((workdir / "config.json").read_text())
     assert flatten(stored) == flatten(digits.get_config().to_dict())
@@ -206,7 +200,7 @@ def test_a_workdir_that_is_a_file(tmp_path: Path):
         check_workdir(epath.Path(tmp_path / "run"), digits.get_config(), mode="train")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "3"])
+@pytest.mark.parametrize("text", ['{"seed": 0,', "[]", "3"])
 def test_a_damaged_config_is_not_overwritten(workdir: epath.Path, text: str):
     (workdir / "config.json").write_text(text)
     with pytest.raises(BadInputError, match=r"config\.json is no JSON object"):
