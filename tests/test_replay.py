@@ -66,10 +66,10 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
 
 
 def test_a_state_that_cannot_be_kept_does_not_hide_the_trouble(tmp_path: Path):
-    """A file stands where the directory should be."""
+    """There is no way to make the directory."""
     config = small_config(**WILD)
     write_run(epath.Path(tmp_path / "run"), config, ("0",), main_host=True)
-    (tmp_path / "run" / "failed").write_text("")
+    (tmp_path / "run" / "failed").symlink_to("/dev/null/nowhere")
     with pytest.raises(
         RunFailedError, match=r"the loss is nan at step 2, .* could not be kept for"
     ):
