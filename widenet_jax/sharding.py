@@ -5,7 +5,7 @@ batch is split over all three, so that every device works on its own images. Aut
 compiler places the collectives, and the few constraints here tell it where.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -40,6 +40,30 @@ def constrain(x: Array, spec: P) -> Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, spec)
+
+
+def platform() -> str:
+    """What the current mesh, or without one the default device, is: "tpu", "gpu" or "cpu"."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
+
+
+def on_each_device(function: Callable, replicated: PyTree, *batched: Array) -> Array:
+    """`function(replicated, *batched)` on every device's own part of what is split as `BATCH`.
+
+    For what the compiler cannot split by itself. Without a mesh (`jax.set_mesh`) a plain call.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(replicated, *batched)
+    specs = (P(), *(BATCH for _ in batched))
+    return jax.shard_map(function, in_specs=specs, out_specs=BATCH, check_vma=False)(
+        replicated, *batched
+    )
+
+
+def device_index() -> Array | int:
+    """Inside `on_each_device`, which device this is; 0 without a mesh."""
+    return 0 if jax.sharding.get_abstract_mesh().empty else jax.lax.axis_index(AXES)
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:

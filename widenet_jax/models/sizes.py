@@ -150,7 +150,7 @@ def vision_model(family: str, size: str, options: dict) -> dict:
             "router": "top_k",
             "noise_std": 1.0,
             "load_balance_weight": 0.01,
-            "dispatch": "einsum",
+            "dispatch": "auto",  # or einsum, gather, ragged: the same function at another price
         }
     return model
 

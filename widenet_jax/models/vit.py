@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_range, choose
+from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.embed import PatchEmbed, PositionEmbed
 from widenet_jax.layers.pool import POOLS
 from widenet_jax.models.encoder import Encoder
@@ -62,7 +63,7 @@ class VisionTransformer(nn.Module):
         dtype = DTYPES[self.dtype]
         x = PatchEmbed(self.patch_size, self.embed_dim, dtype, name="embed")(images.astype(dtype))
         x = PositionEmbed(self.cls_token, name="position")(x)
-        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        x = Dropout(self.dropout)(x, train=train)
         token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], x.shape[:2])
         x, aux = Encoder(
             depth=self.depth,

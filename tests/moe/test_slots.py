@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.moe.dispatch import assign_slots, capacity_limit
+from widenet_jax.moe.slots import assign_slots, capacity_limit
 from widenet_jax.typing import Routing
 
 
