@@ -133,6 +133,8 @@ def vision_model(family: str, size: str, options: dict) -> dict:
         "share_norms": options.get("share_norms", False),
         "norm_position": "pre",
         "ffn_output_gelu": authors_code,
+        "unroll": True,  # False: blocks in a loop; compiles sooner, runs slower
+        "remat": "none",  # "block": less memory, a third more work
         "moe": None,
     }
     if has_moe:

@@ -49,6 +49,8 @@ class VisionTransformer(nn.Module):
     share_norms: bool = False
     norm_position: str = "pre"
     ffn_output_gelu: bool = False
+    unroll: bool = True
+    remat: str = "none"
     moe: Mapping | None = None
 
     @nn.compact
@@ -76,6 +78,8 @@ class VisionTransformer(nn.Module):
             norm_position=self.norm_position,
             dropout=self.dropout,
             ffn_output_gelu=self.ffn_output_gelu,
+            unroll=self.unroll,
+            remat=self.remat,
             dtype=dtype,
             name="encoder",
         )(x, mask=token_mask, train=train)
