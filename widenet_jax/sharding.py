@@ -51,9 +51,11 @@ def platform() -> str:
 def on_each_device(function: Callable, replicated: PyTree, *batched: Array) -> Array:
     """`function(replicated, *batched)` on every device's own part of what is split as `BATCH`.
 
-    For what the compiler cannot split by itself. Without a mesh (`jax.set_mesh`) a plain call.
+    For what the compiler cannot split by itself. A plain call without a mesh (`jax.set_mesh`), and
+    for what does not divide, such as the single image that parameters are initialised with.
     """
-    if jax.sharding.get_abstract_mesh().empty:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or batched[0].shape[0] % mesh.size:
         return function(replicated, *batched)
     specs = (P(), *(BATCH for _ in batched))
     return jax.shard_map(function, in_specs=specs, out_specs=BATCH, check_vma=False)(
@@ -62,8 +64,8 @@ def on_each_device(function: Callable, replicated: PyTree, *batched: Array) -> A
 
 
 def device_index() -> Array | int:
-    """Inside `on_each_device`, which device this is; 0 without a mesh."""
-    return 0 if jax.sharding.get_abstract_mesh().empty else jax.lax.axis_index(AXES)
+    """Which device this is, inside `on_each_device`; 0 in its plain call."""
+    return jax.lax.axis_index(AXES) if jax.sharding.get_abstract_mesh().manual_axes else 0
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
