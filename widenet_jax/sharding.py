@@ -22,10 +22,15 @@ BATCH = P(AXES)
 def build_mesh(sharding: Mapping, devices: Sequence[jax.Device]) -> Mesh:
     """The mesh of `config.sharding`: sizes of the axes `fsdp` and `expert`; `data` takes the rest.
 
+    `fsdp` may be -1, all the devices that `expert` leaves: nothing of the parameters and the
+    optimizer's moments is then stored, or updated, twice.
+
     Raises:
       BadInputError: the sizes do not multiply to the number of devices.
     """
     fsdp, expert = int(sharding["fsdp"]), int(sharding["expert"])
+    if fsdp == -1 and expert > 0:
+        fsdp = max(len(devices) // expert, 1)
     if fsdp < 1 or expert < 1 or len(devices) % (fsdp * expert):
         raise BadInputError(
             f"config.sharding.fsdp={fsdp} times config.sharding.expert={expert} must divide the "
