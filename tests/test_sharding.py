@@ -26,8 +26,11 @@ def mesh_of(fsdp: int, expert: int, devices: int = 8) -> Mesh:
 
 @pytest.mark.parametrize(
     ("fsdp", "expert", "devices", "shape"),
-    [(1, 1, 1, (1, 1, 1)), (1, 1, 8, (8, 1, 1)), (2, 2, 8, (2, 2, 2)), (4, 2, 8, (1, 4, 2))],
-)
+    [
+        (1, 1, 1, (1, 1, 1)), (1, 1, 8, (8, 1, 1)), (2, 2, 8, (2, 2, 2)), (4, 2, 8, (1, 4, 2)),
+        (-1, 1, 8, (1, 8, 1)), (-1, 2, 8, (1, 4, 2)), (-1, 1, 1, (1, 1, 1)),
+    ],
+)  # fmt: skip
 def test_data_takes_the_rest(fsdp: int, expert: int, devices: int, shape: tuple):
     mesh = mesh_of(fsdp, expert, devices)
     assert dict(mesh.shape) == dict(zip(AXES, shape, strict=True))

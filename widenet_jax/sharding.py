@@ -5,7 +5,7 @@ batch is split over all three, so that every device works on its own images. Aut
 compiler places the collectives, and the few constraints here tell it where.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -22,10 +22,15 @@ BATCH = P(AXES)
 def build_mesh(sharding: Mapping, devices: Sequence[jax.Device]) -> Mesh:
     """The mesh of `config.sharding`: sizes of the axes `fsdp` and `expert`; `data` takes the rest.
 
+    `fsdp` may be -1, all the devices that `expert` leaves: nothing of the parameters and the
+    optimizer's moments is then stored, or updated, twice.
+
     Raises:
       BadInputError: the sizes do not multiply to the number of devices.
     """
     fsdp, expert = int(sharding["fsdp"]), int(sharding["expert"])
+    if fsdp == -1 and expert > 0:
+        fsdp = max(len(devices) // expert, 1)
     if fsdp < 1 or expert < 1 or len(devices) % (fsdp * expert):
         raise BadInputError(
             f"config.sharding.fsdp={fsdp} times config.sharding.expert={expert} must divide the "
@@ -40,6 +45,32 @@ def constrain(x: Array, spec: P) -> Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, spec)
+
+
+def platform() -> str:
+    """What the current mesh, or without one the default device, is: "tpu", "gpu" or "cpu"."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
+
+
+def on_each_device(function: Callable, replicated: PyTree, *batched: Array) -> Array:
+    """`function(replicated, *batched)` on every device's own part of what is split as `BATCH`.
+
+    For what the compiler cannot split by itself. A plain call without a mesh (`jax.set_mesh`), and
+    for what does not divide, such as the single image that parameters are initialised with.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or batched[0].shape[0] % mesh.size:
+        return function(replicated, *batched)
+    specs = (P(), *(BATCH for _ in batched))
+    return jax.shard_map(function, in_specs=specs, out_specs=BATCH, check_vma=False)(
+        replicated, *batched
+    )
+
+
+def device_index() -> Array | int:
+    """Which device this is, inside `on_each_device`; 0 in its plain call."""
+    return jax.lax.axis_index(AXES) if jax.sharding.get_abstract_mesh().manual_axes else 0
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from widenet_jax.layers.attention import MultiHeadAttention
+from widenet_jax.layers.attention import MultiHeadAttention, attend
 
 B, T, D, N = 2, 5, 8, 2
 
@@ -45,3 +46,35 @@ def test_dropout_acts_on_the_output_alone():
     kept = dropped != 0
     np.testing.assert_allclose(dropped[kept], 2 * np.asarray(whole)[kept], rtol=1e-5)
     np.testing.assert_allclose(kept.mean(), 0.5, atol=0.06)
+
+
+def plain_attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None):
+    """The formula, differentiated by JAX."""
+    scores = jnp.einsum("bqnh,bknh->bnqk", query, key)
+    if mask is not None:
+        scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), value)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradient_written_out_is_that_of_the_formula(masked: bool):
+    keys = jax.random.split(jax.random.key(0), 4)
+    query, key, value, d_out = (jax.random.normal(k, (B, T, N, 4)) for k in keys)
+    mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool) if masked else None
+
+    def run(function) -> tuple:
+        out, pull = jax.vjp(lambda q, k, v: function(q, k, v, mask), query, key, value)
+        return out, pull(d_out)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        run(attend),
+        run(plain_attend),
+    )
+
+
+def test_an_image_that_is_all_padding_is_finite():
+    x = jnp.ones((1, T, N, 4))
+    out, pull = jax.vjp(lambda x: attend(x, x, x, jnp.zeros((1, T), bool)), x)
+    assert np.isfinite(out).all()
+    assert np.isfinite(pull(x)[0]).all()

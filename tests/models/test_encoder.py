@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.layers.attention import MultiHeadAttention
 from widenet_jax.layers.mlp import Mlp
 from widenet_jax.models.encoder import Encoder, moe_block_indices
@@ -158,3 +159,52 @@ def test_bfloat16_keeps_parameters_and_router_in_float32():
 )  # fmt: skip
 def test_which_blocks_have_experts(rule: str, blocks: tuple):
     assert moe_block_indices(rule, 6) == blocks
+
+
+STACKS = {
+    "dense": {},
+    "widenet": WIDENET,
+    "routing groups": WIDENET | {"moe": MOE | {"routing_groups": 2}},
+    "every second block": {"moe": MOE | {"blocks": "every_2"}},
+    "the last block": {"moe": MOE | {"blocks": "last_1"}},
+    "post-norm": {"norm_position": "post"},
+}
+
+
+@pytest.mark.parametrize("how", [{"unroll": False}, {"remat": "block"},
+                                 {"unroll": False, "remat": "block"}])  # fmt: skip
+@pytest.mark.parametrize("stack", STACKS)
+def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
+    """Parameters, output, statistics and gradients are those of blocks run as they stand."""
+    plain, other = encoder(depth=4, **STACKS[stack]), encoder(depth=4, **STACKS[stack], **how)
+    params = init(plain)
+    assert jax.tree.structure(init(other)) == jax.tree.structure(params)
+
+    def run(model: Encoder) -> tuple:
+        def loss(params: dict):
+            y, aux = model.apply({"params": params}, X, train=True)
+            return (y**2).sum() + (aux["loss"].sum() if aux else 0), (y, aux)
+
+        (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+        return out, grads
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), run(plain), run(other)
+    )
+
+
+def test_every_block_of_a_loop_drops_and_routes_by_its_own_random_numbers():
+    """Two blocks of equal weights, attention and norms idle: their dropout masks differ."""
+    model = encoder(depth=2, share_ffn=True, share_norms=True, dropout=0.5, unroll=False)
+    rngs = {"dropout": jax.random.key(3)}
+    params = jax.tree.map(jnp.zeros_like, init(model))
+    params["mlp"]["wo"]["bias"] = jnp.ones(D)
+    params["norm_out"]["scale"] = jnp.ones(D)
+    y, _ = model.clone(last_norm=False).apply({"params": params}, 0 * X, train=True, rngs=rngs)
+    # Each block adds 0 or 2: equal masks would never add up to 2.
+    assert set(np.unique(y)) == {0, 2, 4}
+
+
+def test_unknown_remat():
+    with pytest.raises(BadInputError, match="none"):
+        init(encoder(remat="all"))

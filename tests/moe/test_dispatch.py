@@ -1,71 +1,142 @@
-"""Capacities and priorities, by hand."""
+"""Dispatch methods against each other: under every mesh, at full size; and which is chosen."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.moe.dispatch import assign_slots, capacity_limit
-from widenet_jax.typing import Routing
+from widenet_jax.models.sizes import vision_model
+from widenet_jax.models.vit import build_model
+from widenet_jax.moe.dispatch import DISPATCHERS, choose_dispatch
+from widenet_jax.moe.layer import MoeLayer
+from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
+
+MESHES = [(1, 1), (4, 1), (1, 4), (2, 2)]  # fsdp, expert; data has the rest of 8
+
+
+def loss_and_gradients(dispatch: str, size: str, options: dict, batch: int, mesh=None):
+    """The loss of a WideNet with all its losses, and every parameter's gradient."""
+    fields = vision_model("widenet", size, options)
+    fields |= {"dropout": 0.0, "dtype": "float32"}
+    fields["moe"] |= {"dispatch": dispatch, "noise_std": 0.0}
+    model = build_model(fields, 10)
+    side = 8 if size == "tiny" else 224
+    images = jax.random.normal(jax.random.key(0), (batch, side, side, 3))
+    mask = jnp.arange(batch) != 1  # one image is padding
+    params = jax.jit(lambda: model.init(jax.random.key(1), images[:1], train=False)["params"])()
+
+    def loss(params: dict, images: jax.Array, mask: jax.Array):
+        logits, aux = model.apply({"params": params}, images, mask=mask, train=True)
+        log_probs = jax.nn.log_softmax(logits)[:, 0]
+        return -(log_probs * mask).sum() + aux["loss"].sum(), aux["dropped"]
+
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if mesh is None:
+        return jax.device_get(jax.jit(grad)(params, images, mask))
+    with jax.set_mesh(mesh):
+        places = (tree_shardings(params, mesh), NamedSharding(mesh, BATCH))
+        run = jax.jit(grad, in_shardings=(*places, NamedSharding(mesh, P())))
+        return jax.device_get(run(params, images, mask))
+
+
+def assert_same(ours: tuple, theirs: tuple, tolerance: float) -> None:
+    """Losses, drops, and gradients leaf by leaf, relative to the largest entry of the leaf.
+
+    The absolute floor is for the bias of the keys, whose gradient is zero but for rounding.
+    """
+    (loss, dropped), grads = ours
+    (their_loss, their_dropped), their_grads = theirs
+    np.testing.assert_allclose(loss, their_loss, rtol=1e-5)
+    np.testing.assert_array_equal(dropped, their_dropped)
+
+    def close(path: tuple, a: np.ndarray, b: np.ndarray) -> None:
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(a, b, atol=tolerance * np.abs(b).max() + 1e-6, err_msg=name)
+
+    jax.tree.map_with_path(close, grads, their_grads)
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHERS)
+@pytest.mark.parametrize(("fsdp", "expert"), MESHES)
+def test_any_mesh_of_eight_devices_is_one_device(fsdp: int, expert: int, dispatch: str):
+    """Tight capacity, so that tokens are dropped; two groups a device in two of the meshes."""
+    options = {"capacity_factor": 0.8, "images_per_group": 2}
+    mesh = build_mesh({"fsdp": fsdp, "expert": expert}, jax.devices())
+    one = loss_and_gradients("einsum", "tiny", options, 32)
+    assert (one[0][1] > 0).all()
+    assert_same(loss_and_gradients(dispatch, "tiny", options, 32, mesh), one, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatch", ["gather", "ragged"])
+def test_widenet_b_at_batch_4(dispatch: str):
+    options = {"images_per_group": 4}
+    one = loss_and_gradients("einsum", "b", options, 4)
+    assert one[0][1].sum() > 0
+    assert_same(loss_and_gradients(dispatch, "b", options, 4), one, 1e-3)
+
+
+def test_ragged_without_drops_is_dropless():
+    """Whatever C says under `capacity=literal`: no choice is dropped, and all gates count."""
+    x = jax.random.normal(jax.random.key(0), (4, 6, 3))
+    fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "images_per_group": 2}
+    fields |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "dispatch": "ragged"}
+    loose = MoeLayer(**fields, capacity="literal")
+    params = loose.init(jax.random.key(1), x, train=True)
+    params["params"]["router"]["kernel"] = jnp.zeros((3, 4)).at[:, 2].set(1.0)  # a crowd
+    out = loose.apply(params, x, train=True)
+    assert int(out.aux["dropped"]) == 0
+    tight = MoeLayer(**fields).apply(params, x, train=True)
+    assert int(tight.aux["dropped"]) > 0
+    alone = jnp.concatenate(
+        [
+            loose.clone(images_per_group=1).apply(params, x[i : i + 1], train=True).y
+            for i in range(4)
+        ]
+    )
+    np.testing.assert_allclose(out.y, alone, atol=1e-6)
+
+
+def test_devices_draw_their_own_dropout():
+    """Rows sorted on each of eight devices: equal images come out with different masks."""
+    moe = MoeLayer(
+        mlp_dim=8, num_experts=1, num_selected_experts=1, capacity_factor=1.0,
+        capacity_factor_eval=1.0, images_per_group=1, dispatch="ragged", dropout=0.5,
+    )  # fmt: skip
+    x = jnp.ones((8, 6, 16))
+    params = moe.init(jax.random.key(0), x, train=False)
+    mesh = build_mesh({"fsdp": 1, "expert": 1}, jax.devices())
+    with jax.set_mesh(mesh):
+        run = jax.jit(
+            lambda x: moe.apply(params, x, train=True, rngs={"dropout": jax.random.key(1)}).y
+        )
+        y = np.asarray(run(jax.device_put(x, NamedSharding(mesh, BATCH))))
+    assert len({tuple((image == 0).ravel()) for image in y}) == 8
 
 
 @pytest.mark.parametrize(
-    ("rule", "tokens", "slots"),
+    ("platform", "tokens", "capacity", "method"),
     [
-        ("paper", 196, 118),  # 1.2 * 2 * 196 / 4 = 117.6
-        ("paper", 3136, 1882),  # 16 images: 1881.6
-        ("paper", 10, 6),  # exactly 6, where floating point says 6.000000000000001
-        ("paper", 0, 0),
-        ("literal", 196, 471),  # 1.2 * 2 * 196 = 470.4
-        ("authors_code", 3152, 1890),  # 16 images of 197 tokens: int(1891.2) - 1
-        ("authors_code", 1, 0),
+        ("tpu", 196, 118, "einsum"),
+        ("tpu", 3136, 1882, "gather"),
+        ("tpu", 3136, 3136, "ragged"),  # evaluation: C = 2, K = 2, E = 4
+        ("cpu", 196, 118, "gather"),
+        ("gpu", 3136, 3136, "gather"),
     ],
 )
-def test_capacity(rule: str, tokens: int, slots: int):
-    numbers = {"rule": rule, "capacity_factor": 1.2, "num_selected": 2, "num_experts": 4}
-    assert capacity_limit(tokens, **numbers) == slots
-    assert capacity_limit(jnp.array([tokens]), **numbers).tolist() == [slots]
+def test_auto_says_what_it_chose(platform: str, tokens: int, capacity: int, method: str, caplog):
+    caplog.set_level("INFO")
+    sizes = {"platform": platform, "group_tokens": tokens, "capacity": capacity}
+    assert choose_dispatch("auto", **sizes) == method
+    assert choose_dispatch("auto", **sizes) == method
+    assert [f"auto: {method} on {platform}" in line for line in caplog.messages] == [True]
 
 
-def test_unknown_rule():
-    with pytest.raises(BadInputError, match="paper"):
-        capacity_limit(1, rule="papr", capacity_factor=1.0, num_selected=1, num_experts=1)
-
-
-# Three tokens choose (0, 1), (1, 0), (0, 1); their best gates are 0.5, 0.9, 0.6.
-ROUTING = Routing(
-    expert_index=jnp.array([[[0, 1], [1, 0], [0, 1]]]),
-    gate=jnp.array([[[0.5, 0.3], [0.9, 0.1], [0.6, 0.2]]]),
-    probs=jnp.zeros((1, 3, 2)),
-)
-
-
-@pytest.mark.parametrize(
-    ("priority", "slots"),
-    [
-        # In order: token 0 is first everywhere, token 1 second everywhere; 2 is "dropped".
-        ("token_order", [[0, 0], [1, 1], [2, 2]]),
-        # Expert 0 is asked by tokens 0, 2 (first choices), then 1; expert 1 by 1, then 0, 2.
-        ("first_choice_first", [[0, 1], [0, 2], [1, 2]]),
-        # Tokens in the order 1, 2, 0. Expert 0: 2, 0, then 1. Expert 1: 1, then 2, 0.
-        ("batch_prioritized", [[1, 2], [0, 2], [0, 1]]),
-    ],
-)
-def test_priorities(priority: str, slots: list):
-    """Two slots an expert: positions 0 and 1 are kept, 2 means dropped."""
-    mask = jnp.ones((1, 3), bool)
-    limit = jnp.array([2])
-    filled = assign_slots(ROUTING, mask, capacity=2, limit=limit, priority=priority)
-    assert filled.slot[0].tolist() == slots
-
-
-def test_masked_tokens_take_no_slot():
-    mask = jnp.array([[False, True, True]])
-    filled = assign_slots(ROUTING, mask, capacity=3, limit=jnp.array([3]), priority="token_order")
-    assert filled.slot[0].tolist() == [[3, 3], [0, 0], [1, 1]]
-
-
-def test_the_live_limit_lies_below_the_buffer():
-    limit = jnp.array([1])
-    mask = jnp.ones((1, 3), bool)
-    filled = assign_slots(ROUTING, mask, capacity=3, limit=limit, priority="token_order")
-    assert filled.slot[0].tolist() == [[0, 0], [3, 3], [3, 3]]
+def test_what_is_named_is_what_runs():
+    for method in DISPATCHERS:
+        assert choose_dispatch(method, platform="cpu", group_tokens=9, capacity=3) == method
+    with pytest.raises(BadInputError, match=r"config.model.moe.dispatch=auto"):
+        choose_dispatch("autos", platform="cpu", group_tokens=9, capacity=3)

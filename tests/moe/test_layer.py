@@ -8,6 +8,7 @@ from reference import moe_group
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.mlp import Mlp
+from widenet_jax.moe.dispatch import DISPATCHERS
 from widenet_jax.moe.layer import MoeLayer
 
 D, F, T, GROUPS = 3, 4, 6, 8
@@ -48,8 +49,9 @@ def params_of(weights: dict[str, np.ndarray]) -> dict:
     }
 
 
+@pytest.mark.parametrize("dispatch", DISPATCHERS)
 @pytest.mark.parametrize(("E", "K"), CASES)
-def test_equals_a_loop_over_tokens(E: int, K: int):
+def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
     """208 random groups with ties, drops and padding: outputs, gradients, losses and counts."""
     rng = np.random.default_rng([E, K])
     capacity_factor = float(rng.choice([0.5, 1.0, 1.2, 2.0]))
@@ -66,6 +68,7 @@ def test_equals_a_loop_over_tokens(E: int, K: int):
         capacity_factor=capacity_factor,
         priority="first_choice_first" if first else "token_order",
         load_balance_weight=0.7,
+        dispatch=dispatch,
     )
 
     @jax.jit
@@ -266,7 +269,7 @@ def test_no_more_experts_selected_than_there_are():
 
 
 @pytest.mark.parametrize(
-    ("field", "near"), [("router", "top_k"), ("dispatch", "einsum"), ("priority", "token_order")]
+    ("field", "near"), [("router", "top_k"), ("dispatch", "gather"), ("priority", "token_order")]
 )
 def test_unknown_names_are_named(field: str, near: str):
     moe = layer(2, 1, **{field: near[:-1]})

@@ -4,7 +4,60 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.layers.dense import Dense
+from widenet_jax.layers.dropout import Dropout
 from widenet_jax.typing import Array
+
+
+@jax.custom_vjp
+def attend(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
+    """softmax(query key^T) value for each head; scores in the inputs' dtype, softmax in float32.
+
+    The gradient is written out (Dao et al. 2022, algorithm 4, without its blocks): kept for it are
+    the scores and the logarithm of their exponentials' sum, so that the weights are made anew,
+    inside the products that use them, and nothing of the scores' size is stored in float32. Scores
+    lie as [B, N, Tk, Tq]: summing over the last but one axis is what a TPU does cheaply.
+
+    Args:
+      query: [B, Tq, N, H], already scaled by 1/sqrt(H).
+      key: [B, Tk, N, H]; value: the same.
+      mask: [B, Tk] True for tokens that may be seen; None is all.
+
+    Returns:
+      [B, Tq, N, H].
+    """
+    return _attend_forward(query, key, value, mask)[0]
+
+
+def _attend_forward(query: Array, key: Array, value: Array, mask: Array | None) -> tuple:
+    scores = jnp.einsum("bknh,bqnh->bnkq", key, query)
+    if mask is not None:
+        # Finite, so that a softmax over nothing (an image that is all padding) is not NaN.
+        scores = jnp.where(mask[:, None, :, None], scores, jnp.finfo(scores.dtype).min)
+    log_sum = jax.nn.logsumexp(scores.astype(jnp.float32), axis=2, keepdims=True)
+    out = jnp.einsum("bnkq,bknh->bqnh", _weights(scores, log_sum).astype(value.dtype), value)
+    return out, (query, key, value, scores, log_sum, out)
+
+
+def _attend_backward(saved: tuple, d_out: Array) -> tuple:
+    query, key, value, scores, log_sum, out = saved
+    weights = _weights(scores, log_sum)  # [B, N, Tk, Tq] float32
+    d_value = jnp.einsum("bnkq,bqnh->bknh", weights.astype(value.dtype), d_out)
+    d_weights = jnp.einsum("bknh,bqnh->bnkq", value, d_out)
+    # sum_k weights * d_weights, without going over the scores again.
+    along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, Tq, N]
+    d_scores = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
+    d_scores = d_scores.astype(query.dtype)
+    d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, key)
+    d_key = jnp.einsum("bnkq,bqnh->bknh", d_scores, query)
+    return d_query, d_key, d_value, None
+
+
+def _weights(scores: Array, log_sum: Array) -> Array:
+    return jnp.exp(scores.astype(jnp.float32) - log_sum)
+
+
+attend.defvjp(_attend_forward, _attend_backward)
 
 
 class MultiHeadAttention(nn.Module):
@@ -33,19 +86,12 @@ class MultiHeadAttention(nn.Module):
         train: bool,
     ) -> Array:  # [B, T, D]
         B, T, D = x.shape
-
-        def project(name: str, inputs: Array) -> Array:
-            init = nn.initializers.glorot_uniform()
-            return nn.Dense(D, dtype=self.dtype, kernel_init=init, name=name)(inputs)
+        H = D // self.num_heads
 
         def heads(name: str) -> Array:  # [B, T, D] -> [B, T, N, H]
-            return project(name, x).reshape(B, T, self.num_heads, D // self.num_heads)
+            return Dense(D, self.dtype, name=name)(x).reshape(B, T, self.num_heads, H)
 
-        # Masked tokens are seen by nobody. They still ask, so that no softmax is over nothing
-        # unless a whole image is padding, whose output no one reads.
-        key_mask = None if mask is None else mask[:, None, None, :]  # [B, N=1, Tq=1, Tk]
-        y = jax.nn.dot_product_attention(
-            heads("query"), heads("key"), heads("value"), mask=key_mask
-        )
-        y = project("out", y.reshape(B, T, D))
-        return nn.Dropout(self.dropout, deterministic=not train)(y)
+        # Masked tokens are seen by nobody. They still ask; no one reads the answer.
+        y = attend(heads("query") * H**-0.5, heads("key"), heads("value"), mask)
+        y = Dense(D, self.dtype, name="out")(y.reshape(B, T, D))
+        return Dropout(self.dropout)(y, train=train)

@@ -3,6 +3,8 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
+from widenet_jax.layers.dense import Dense
+from widenet_jax.layers.dropout import Dropout
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 # Released code of WideNet: biases of both feed-forward layers start as N(0, 1e-6).
@@ -35,16 +37,9 @@ class Mlp(nn.Module):
     ) -> FfnOutput:
         """`mask` and `routing` belong to the feed-forward contract; a dense layer needs neither."""
         del mask, routing
-        init = nn.initializers.glorot_uniform()
-
-        def dense(name: str, features: int, inputs: Array) -> Array:
-            return nn.Dense(
-                features, dtype=self.dtype, kernel_init=init, bias_init=BIAS_INIT, name=name
-            )(inputs)
-
-        drop = nn.Dropout(self.dropout, deterministic=not train)
-        h = drop(nn.gelu(dense("wi", self.mlp_dim, x)))  # [B, T, F]
-        y = dense("wo", x.shape[-1], h)  # [B, T, D]
+        h = Dense(self.mlp_dim, self.dtype, bias_init=BIAS_INIT, name="wi")(x)  # [B, T, F]
+        h = Dropout(self.dropout)(nn.gelu(h), train=train)
+        y = Dense(x.shape[-1], self.dtype, bias_init=BIAS_INIT, name="wo")(h)  # [B, T, D]
         if self.output_gelu:
             y = nn.gelu(y)
-        return FfnOutput(y=drop(y), aux={})
+        return FfnOutput(y=Dropout(self.dropout)(y, train=train), aux={})

@@ -10,11 +10,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 from widenet_jax.layers.attention import MultiHeadAttention
 from widenet_jax.layers.mlp import Mlp
 from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.typing import Array, Aux, Routing
+
+REMAT = dict.fromkeys(("none", "block"))
 
 
 class Encoder(nn.Module):
@@ -34,6 +36,11 @@ class Encoder(nn.Module):
       norm_position: "pre" (the above) or "post": norm(x + f(x)), and no last norm.
       dropout: after attention and after both feed-forward layers.
       ffn_output_gelu: see `layers.mlp.Mlp`.
+      unroll: blocks are compiled one by one; otherwise once, in a loop: a shorter compilation, a
+        slower step. Parameters are stored the same way.
+      remat: "none", or "block": the backward pass computes each block again instead of keeping
+        what is inside it.
+      last_norm: whether pre-norm ends with a norm of its own.
       dtype: of the computation.
     """
 
@@ -47,6 +54,9 @@ class Encoder(nn.Module):
     norm_position: str = "pre"
     dropout: float = 0.0
     ffn_output_gelu: bool = False
+    unroll: bool = True
+    remat: str = "none"
+    last_norm: bool = True
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
@@ -58,6 +68,16 @@ class Encoder(nn.Module):
         train: bool,
     ) -> tuple[Array, Aux]:
         """Returns [B, T, D] and the blocks' aux, stacked over the routing operations."""
+        # The parameters are made by running the blocks as they stand, however they run later.
+        plain = self.unroll and self.remat == "none"
+        run = self.run_blocks if plain or self.is_initializing() else self.run_periods
+        x, aux = run(x, mask=mask, train=train)
+        if self.last_norm and self.norm_position == "pre":
+            x = self.build_norm("norm_out")(x)
+        return x, aux
+
+    def run_blocks(self, x: Array, *, mask: Array | None, train: bool) -> tuple[Array, Aux]:
+        """One block after the other."""
         moe_blocks, blocks_per_routing = self.moe_layout()
         pre = self.norm_position == "pre"
         built: dict[str, nn.Module] = {}
@@ -90,9 +110,54 @@ class Encoder(nn.Module):
             routing = output.routing
             if output.aux:
                 aux.append(output.aux)
-        if pre:
-            x = self.build_norm("norm_out")(x)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
+
+    def run_periods(self, x: Array, *, mask: Array | None, train: bool) -> tuple[Array, Aux]:
+        """The same blocks as equal runs of one function of their parameters (`remat`, `unroll`)."""
+        period = self.period()
+        params = self.variables["params"]
+        shared = {k: v for k, v in params.items() if not k.startswith("block_") and k != "norm_out"}
+        own = [
+            {k.replace(f"_{first + j:02d}_", f"_{j:02d}_", 1): params[k]
+             for j in range(period) for k in params if k.startswith(f"block_{first + j:02d}_")}
+            for first in range(0, self.depth, period)
+        ]  # fmt: skip
+        blocks = self.one_period(period)
+        keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
+
+        def run(x: Array, own: dict, index: Array | int) -> tuple[Array, Aux]:
+            rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
+            return blocks.apply({"params": shared | own}, x, mask=mask, train=train, rngs=rngs)
+
+        if self.remat == "block":
+            run = jax.checkpoint(run, prevent_cse=self.unroll)
+        if self.unroll:
+            outputs = []
+            for index, part in enumerate(own):
+                x, aux = run(x, part, index)
+                outputs.append(aux)
+            return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
+        x, aux = jax.lax.scan(lambda x, part: run(x, *part), x, (stacked, jnp.arange(len(own))))
+        return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), aux)
+
+    def period(self) -> int:
+        """After how many blocks the stack repeats itself: MoE or dense, its routing made or not."""
+        moe_blocks, blocks_per_routing = self.moe_layout()
+        for period in range(blocks_per_routing, self.depth):
+            kinds = {tuple(i in moe_blocks for i in range(first, first + period))
+                     for first in range(0, self.depth - period + 1, period)}  # fmt: skip
+            if self.depth % period == 0 and len(kinds) == 1:
+                return period
+        return self.depth
+
+    def one_period(self, period: int) -> "Encoder":
+        """The first `period` blocks as an encoder of their own, run as they stand."""
+        moe = self.moe
+        if moe and moe["routing_groups"]:
+            moe = {**moe, "routing_groups": period * moe["routing_groups"] // self.depth}
+        changes = {"unroll": True, "remat": "none", "last_norm": False, "name": None}
+        return self.clone(depth=period, moe=moe, parent=None, **changes)
 
     def moe_layout(self) -> tuple[tuple[int, ...], int]:
         """The blocks with a mixture of experts, and how many consecutive blocks share a routing.
@@ -104,6 +169,7 @@ class Encoder(nn.Module):
             raise BadInputError(
                 f"config.model.norm_position={self.norm_position!r} is not known; known: pre, post"
             )
+        choose(REMAT, self.remat, field="config.model.remat")
         if self.moe is None:
             return (), 1
         blocks = moe_block_indices(self.moe["blocks"], self.depth)

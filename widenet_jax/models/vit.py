@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_range, choose
+from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.embed import PatchEmbed, PositionEmbed
 from widenet_jax.layers.pool import POOLS
 from widenet_jax.models.encoder import Encoder
@@ -48,6 +49,8 @@ class VisionTransformer(nn.Module):
     share_norms: bool = False
     norm_position: str = "pre"
     ffn_output_gelu: bool = False
+    unroll: bool = True
+    remat: str = "none"
     moe: Mapping | None = None
 
     @nn.compact
@@ -62,7 +65,7 @@ class VisionTransformer(nn.Module):
         dtype = DTYPES[self.dtype]
         x = PatchEmbed(self.patch_size, self.embed_dim, dtype, name="embed")(images.astype(dtype))
         x = PositionEmbed(self.cls_token, name="position")(x)
-        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        x = Dropout(self.dropout)(x, train=train)
         token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], x.shape[:2])
         x, aux = Encoder(
             depth=self.depth,
@@ -75,6 +78,8 @@ class VisionTransformer(nn.Module):
             norm_position=self.norm_position,
             dropout=self.dropout,
             ffn_output_gelu=self.ffn_output_gelu,
+            unroll=self.unroll,
+            remat=self.remat,
             dtype=dtype,
             name="encoder",
         )(x, mask=token_mask, train=train)

@@ -1,141 +1,230 @@
-"""From a routing to slots in the experts' buffers, and the einsum that moves tokens there.
+"""Moving tokens to the experts that chose them and back: methods that compute the same.
 
-Shapes in the letters of `widenet_jax.typing`. C, the capacity, is a static size; padding lowers
-the live limit below it.
+All give y = sum over kept choices of gate * expert(x), for the slots that `moe.slots` assigned; a
+dropped choice adds nothing, so that with every choice dropped the block leaves the residual alone.
+
+  einsum  one-hot products (GShard; the paper's): S*C*E*D multiplications a group, no gather.
+  gather  rows by index, in both directions and in both passes, so that nothing scatters rows.
+  ragged  tokens sorted by expert, no buffers and no padding: `jax.lax.ragged_dot`.
+
+Shapes in the letters of `widenet_jax.typing`.
 """
 
+import functools
+import logging
 from collections.abc import Callable
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import choose
+from widenet_jax.moe.experts import ExpertFfn
+from widenet_jax.sharding import BATCH, constrain, device_index, on_each_device
 from widenet_jax.typing import Array, Routing
 
-# Slots an expert may fill for n tokens (an int or an int array). Exact integer arithmetic on the
-# capacity factor as a fraction: in floating point 1.2 * 2 * 10 / 4 may come out as 7, not 6.
-CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
-    # The buffers of all experts together hold C*K*N*L tokens; each has its E-th part, rounded up.
-    "paper": lambda n, C, K, E: -(-(n * C.numerator * K) // (C.denominator * E)),
-    # The text to the letter, B = CKNL for every expert: nothing is ever dropped.
-    "literal": lambda n, C, K, E: -(-(n * C.numerator * K) // C.denominator),
-    # Released code: int(C*K*n/E) slots, but slots count from 1 and the last is refused.
-    "authors_code": lambda n, C, K, E: (n * C.numerator * K) // (C.denominator * E) - 1,
-}
+# Expert buffers [E, G, C, D]: experts over their mesh axis, groups over the others.
+BUFFERS = P("expert", ("data", "fsdp"))
+
+# A buffer of whole tiles can be reshaped without copying it (16 rows of bfloat16 on a TPU).
+TILE = 16
 
 
-def capacity_limit(
-    num_tokens: Array | int,
-    *,
-    rule: str,
-    capacity_factor: float,
-    num_selected: int,
-    num_experts: int,
-) -> Array | int:
-    """Slots each expert may fill in a group of `num_tokens` real tokens; at least 0.
-
-    Raises:
-      BadInputError: an unknown rule.
-    """
-    slots = choose(CAPACITY_RULES, rule, field="config.model.moe.capacity")
-    C = Fraction(str(capacity_factor)).limit_denominator(1000)
-    limit = slots(num_tokens, C, num_selected, num_experts)
-    return max(limit, 0) if isinstance(limit, int) else jnp.maximum(limit, 0)
+# --- einsum ----------------------------------------------------------------------------------
 
 
-# --- Who comes first when an expert is full --------------------------------------------------
-
-
-def token_order(choices: Array, routing: Routing, mask: Array) -> Array:
-    """Tokens in order, first and second choices together (the authors' released code)."""
-    del routing, mask
-    demand = choices.sum(axis=2)  # [G, S, E]; a token asks an expert at most once
-    before = jnp.cumsum(demand, axis=1) - demand
-    return jnp.einsum("gse,gske->gsk", before, choices)
-
-
-def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
-    """All first choices before any second choice (GShard, V-MoE)."""
-    del routing, mask
-    G, S, K, E = choices.shape
-    # [G, S, K, E] -> [G, K*S, E]: choice-major, tokens in order within a choice
-    queue = choices.swapaxes(1, 2).reshape(G, K * S, E)
-    before = jnp.cumsum(queue, axis=1) - queue
-    position = (before * queue).sum(axis=-1)  # [G, K*S]
-    return position.reshape(G, K, S).swapaxes(1, 2)
-
-
-def batch_prioritized(choices: Array, routing: Routing, mask: Array) -> Array:
-    """Tokens by falling largest gate, then first choice first (V-MoE, section 4)."""
-    score = jnp.where(mask, routing.gate[..., 0], -jnp.inf)
-    order = jnp.argsort(-score, axis=1, stable=True)  # [G, S]
-    ranked = jnp.take_along_axis(choices, order[..., None, None], axis=1)
-    position = first_choice_first(ranked, routing, mask)
-    back = jnp.argsort(order, axis=1)
-    return jnp.take_along_axis(position, back[..., None], axis=1)
-
-
-PRIORITIES: dict[str, Callable[[Array, Routing, Array], Array]] = {
-    "token_order": token_order,
-    "first_choice_first": first_choice_first,
-    "batch_prioritized": batch_prioritized,
-}
-
-
-def assign_slots(
-    routing: Routing,
-    mask: Array,  # [G, S] True for real tokens
-    *,
-    capacity: int,
-    limit: Array,  # [G] int32, slots that may be filled, at most `capacity`
-    priority: str,
-) -> Routing:
-    """Fills `routing.slot`: the place in the expert's buffer, or `capacity` where dropped.
-
-    Raises:
-      BadInputError: an unknown priority.
-    """
-    place = choose(PRIORITIES, priority, field="config.model.moe.priority")
-    E = routing.probs.shape[-1]
-    choices = jax.nn.one_hot(routing.expert_index, E, dtype=jnp.int32)  # [G, S, K, E]
-    choices = choices * mask[..., None, None]
-    position = place(choices, routing, mask)  # position_in_expert [G, S, K]
-    kept = (position < limit[:, None, None]) & mask[..., None]
-    return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))
-
-
-# --- Moving tokens ---------------------------------------------------------------------------
-
-
-def combine_weights(routing: Routing, capacity: int, weight: Array, dtype: jnp.dtype) -> Array:
-    """[G, S, E, C]: `weight` [G, S, K] at each kept choice's (expert, slot), zero elsewhere."""
-    E = routing.probs.shape[-1]
-    expert = jax.nn.one_hot(routing.expert_index, E, dtype=dtype)  # [G, S, K, E]
-    slot = jax.nn.one_hot(routing.slot, capacity, dtype=dtype)  # dropped: all zero
-    return jnp.einsum("gske,gskc->gsec", expert * weight[..., None].astype(dtype), slot)
-
-
-def einsum_dispatch(
-    x: Array,  # [G, S, D]
-    routing: Routing,
-    experts: Callable[[Array], Array],  # [E, G, C, D] -> [E, G, C, D]
-    *,
-    capacity: int,
-) -> Array:  # [G, S, D]
-    """y = sum over kept choices of gate * expert(x), by one-hot einsums (GShard; the paper's).
-
-    A dropped choice adds nothing: with every choice dropped the block leaves the residual alone.
-    """
+def einsum_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
+    """One-hot masks [G, S, E, C], made by comparing: neither sorted, gathered nor multiplied."""
+    slot, gate = slots_and_gates(routing, capacity)
     with jax.named_scope("dispatch"):
-        ones = jnp.ones_like(routing.gate)
-        dispatch_mask = combine_weights(routing, capacity, ones, x.dtype)
-        buffers = jnp.einsum("gsec,gsd->egcd", dispatch_mask, x)
+        taken = slot[..., None] == jnp.arange(capacity)  # [G, S, E, C]
+        buffers = jnp.einsum("gsec,gsd->egcd", taken.astype(x.dtype), x)
     with jax.named_scope("experts"):
-        outputs = experts(buffers)
+        outputs = experts.on_buffers(constrain(buffers, BUFFERS))
+        outputs = constrain(outputs, BUFFERS)
     with jax.named_scope("combine"):
-        combine = combine_weights(routing, capacity, routing.gate, x.dtype)
-        return jnp.einsum("gsec,egcd->gsd", combine, outputs)
+        weights = jnp.where(taken, gate[..., None], 0).astype(x.dtype)
+        return jnp.einsum("gsec,egcd->gsd", weights, outputs)
 
 
-DISPATCHERS: dict[str, Callable[..., Array]] = {"einsum": einsum_dispatch}
+def slots_and_gates(routing: Routing, capacity: int) -> tuple[Array, Array]:
+    """[G, S, E] each: a token's slot at every expert, `capacity` where it has none; its gate.
+
+    A token chooses an expert at most once, so that the K choices never meet.
+    """
+    experts = jnp.arange(routing.probs.shape[-1])
+    chosen = routing.expert_index[..., None] == experts  # [G, S, K, E]
+    slot = jnp.where(chosen, routing.slot[..., None], capacity).min(axis=2)
+    return slot, jnp.where(chosen, routing.gate[..., None], 0).sum(axis=2)
+
+
+# --- gather ----------------------------------------------------------------------------------
+
+
+def gather_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
+    """Rows of x to slots, rows of the outputs to tokens, by index."""
+    G, S, D = x.shape
+    E, K = routing.probs.shape[-1], routing.gate.shape[-1]
+    C = -(-capacity // TILE) * TILE
+    with jax.named_scope("dispatch"):
+        # Rows of the flat buffers [E*C, D]; E*C, one past the last, for a dropped choice.
+        row = jnp.where(routing.slot < capacity, routing.expert_index * C + routing.slot, E * C)
+        token = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32)[:, None], (G, S, K))
+        empty = jnp.full((G, E * C), S, jnp.int32)
+        token_of_row = put(empty, row.reshape(G, S * K), token.reshape(G, S * K))
+        buffers = rows_to_slots(x, token_of_row, row).reshape(G, E, C, D)
+        buffers = constrain(buffers.swapaxes(0, 1), BUFFERS)
+    with jax.named_scope("experts"):
+        # [E, G, C, D] -> [G, E*C, D], and from a device of its expert to one of its images.
+        outputs = constrain(experts.on_buffers(buffers), BUFFERS)
+        outputs = constrain(outputs.swapaxes(0, 1).reshape(G, E * C, D), BATCH)
+    with jax.named_scope("combine"):
+        return rows_to_tokens(outputs, routing.gate, token_of_row, row)
+
+
+@jax.custom_vjp
+def rows_to_slots(x: Array, token_of_row: Array, row: Array) -> Array:
+    """[G, S, D] -> [G, E*C, D]: x at `token_of_row`, zero where a slot is empty.
+
+    Its transpose would scatter; since every kept choice has its `row`, the gradient gathers too.
+    """
+    del row
+    return take_rows(x, token_of_row)
+
+
+def _slots_forward(x: Array, token_of_row: Array, row: Array) -> tuple[Array, Array]:
+    return rows_to_slots(x, token_of_row, row), row
+
+
+def _slots_backward(row: Array, d_buffers: Array) -> tuple[Array, None, None]:
+    parts = [take_rows(d_buffers, row[..., k]) for k in range(row.shape[-1])]
+    return sum(part.astype(jnp.float32) for part in parts).astype(d_buffers.dtype), None, None
+
+
+rows_to_slots.defvjp(_slots_forward, _slots_backward)
+
+
+@jax.custom_vjp
+def rows_to_tokens(outputs: Array, gate: Array, token_of_row: Array, row: Array) -> Array:
+    """[G, E*C, D] -> [G, S, D]: the gated sum of a token's rows.
+
+    The gradient works slot by slot: the rows of dy at `token_of_row` give both the gradient of
+    the outputs and, multiplied with them, that of the gates, of which only numbers move.
+    """
+    del token_of_row
+    K = gate.shape[-1]
+    rows = (take_rows(outputs, row[..., k]) for k in range(K))
+    parts = (gate[..., k, None] * part.astype(jnp.float32) for k, part in enumerate(rows))
+    return sum(parts).astype(outputs.dtype)
+
+
+def _tokens_forward(outputs: Array, gate: Array, token_of_row: Array, row: Array) -> tuple:
+    y = rows_to_tokens(outputs, gate, token_of_row, row)
+    return y, (outputs, gate, token_of_row, row)
+
+
+def _tokens_backward(saved: tuple, dy: Array) -> tuple[Array, Array, None, None]:
+    outputs, gate, token_of_row, row = saved
+    G, S, K = gate.shape
+    dy_of_row = take_rows(dy, token_of_row)  # [G, E*C, D]
+    nothing = jnp.zeros(outputs.shape[:2], gate.dtype)
+    gate_of_row = put(nothing, row.reshape(G, S * K), gate.reshape(G, S * K))
+    d_outputs = (gate_of_row[..., None] * dy_of_row.astype(jnp.float32)).astype(outputs.dtype)
+    product = outputs.astype(jnp.float32) * dy_of_row.astype(jnp.float32)
+    d_gate = take_rows(product.sum(-1), row.reshape(G, S * K)).reshape(G, S, K)
+    return d_outputs, d_gate, None, None
+
+
+rows_to_tokens.defvjp(_tokens_forward, _tokens_backward)
+
+
+def put(x: Array, index: Array, value: Array) -> Array:
+    """x[g, index[g, i]] = value[g, i] for every g and i, numbers; none where one past the last."""
+    return jax.vmap(lambda x, i, v: x.at[i].set(v, mode="drop"))(x, index, value)
+
+
+def take_rows(x: Array, index: Array) -> Array:
+    """x[g, index[g, i]] for every g and i; zero where the index is one past the last."""
+    return jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=0))(x, index)
+
+
+# --- ragged ----------------------------------------------------------------------------------
+
+
+def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
+    """Every device sorts its own (token, choice) pairs by expert; dropped ones come last.
+
+    The rows of all groups on a device go through one product per expert. Nothing crosses devices
+    but the experts' weights: here the mesh axis `expert` saves memory and no work.
+    """
+
+    def local(experts: ExpertFfn, x: Array, expert_index: Array, gate: Array, kept: Array) -> Array:
+        G, S, D = x.shape
+        K, E = gate.shape[-1], experts.wi.shape[0]
+        N = G * S * K
+        expert = jnp.where(kept, expert_index, E).reshape(N)
+        order = jnp.argsort(expert, stable=True)
+        with jax.named_scope("dispatch"):
+            kept_row = expert[order] < E
+            token_of_row = jnp.where(kept_row, order // K, G * S)[None]  # [1, N]
+            row = jnp.argsort(order).reshape(1, G * S, K)
+            row = jnp.where(kept.reshape(row.shape), row, N)
+            rows = rows_to_slots(x.reshape(1, G * S, D), token_of_row, row)[0]
+        with jax.named_scope("experts"):
+            sizes = (expert[:, None] == jnp.arange(E)).sum(axis=0, dtype=jnp.int32)
+            if experts.key is not None:  # otherwise the same masks on every device
+                experts = experts.replace(key=jax.random.fold_in(experts.key, device_index()))
+            outputs = experts.on_rows(rows, expert[order], sizes)
+        with jax.named_scope("combine"):
+            gate = gate.reshape(1, G * S, K)
+            return rows_to_tokens(outputs[None], gate, token_of_row, row).reshape(G, S, D)
+
+    with_batch = (x, routing.expert_index, routing.gate, routing.slot < capacity)
+    return on_each_device(local, experts, *with_batch)
+
+
+# --- Choice ----------------------------------------------------------------------------------
+
+DISPATCHERS: dict[str, Callable[..., Array]] = {
+    "einsum": einsum_dispatch,
+    "gather": gather_dispatch,
+    "ragged": ragged_dispatch,
+}
+AUTO = "auto"
+
+# Tokens a group up to which a TPU prefers one-hot products to gathers: their cost grows with the
+# group, that of gathers does not. An image of ViT is 197 tokens or 257, the paper's group 3136.
+EINSUM_TOKENS = 512
+
+
+def choose_dispatch(name: str, *, platform: str, group_tokens: int, capacity: int) -> str:
+    """The method that `name` stands for: itself, or for "auto" the cheapest of the platform.
+
+    A TPU: `ragged` where every expert has a slot for every token, so that most slots are empty;
+    `einsum` in groups of few tokens; else `gather`. Elsewhere `gather`: a CPU has neither a matrix
+    unit for one-hots nor a `ragged_dot` that skips the other experts' rows.
+
+    Raises:
+      BadInputError: an unknown name.
+    """
+    choose({AUTO: None, **DISPATCHERS}, name, field="config.model.moe.dispatch")
+    if name != AUTO:
+        return name
+    if platform != "tpu":
+        chosen, why = "gather", "einsum multiplies by one-hots and ragged_dot runs dense"
+    elif capacity >= group_tokens:
+        chosen, why = "ragged", "nothing can be dropped, buffers would be mostly empty"
+    elif group_tokens <= EINSUM_TOKENS:
+        chosen, why = "einsum", f"at most {EINSUM_TOKENS} tokens are routed together"
+    else:
+        chosen, why = "gather", f"more than {EINSUM_TOKENS} tokens are routed together"
+    say_once(
+        f"config.model.moe.dispatch=auto: {chosen} on {platform} for groups of {group_tokens} "
+        f"tokens and {capacity} slots an expert ({why})"
+    )
+    return chosen
+
+
+@functools.cache
+def say_once(message: str) -> None:
+    logging.getLogger(__name__).info(message)

@@ -5,54 +5,15 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError, check_range, choose
-from widenet_jax.layers.mlp import BIAS_INIT
 from widenet_jax.moe.balance import load_balance_loss, routing_statistics
-from widenet_jax.moe.dispatch import DISPATCHERS, assign_slots, capacity_limit
+from widenet_jax.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
+from widenet_jax.moe.experts import Experts
 from widenet_jax.moe.routers import ROUTERS
-from widenet_jax.sharding import BATCH, constrain
+from widenet_jax.moe.slots import assign_slots, capacity_limit
+from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.typing import Array, FfnOutput, Routing
-
-# Expert buffers [E, G, C, D]: experts over their mesh axis, groups over the others.
-BUFFERS = P("expert", ("data", "fsdp"))
-
-
-class Experts(nn.Module):
-    """E feed-forward layers side by side, each as `layers.mlp.Mlp` with weights of its own."""
-
-    mlp_dim: int
-    dropout: float
-    output_gelu: bool
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x: Array, *, train: bool) -> Array:  # [E, G, C, D] -> [E, G, C, D]
-        E, D, F = x.shape[0], x.shape[-1], self.mlp_dim
-        drop = nn.Dropout(self.dropout, deterministic=not train)
-        h = self.dense("wi", x, (E, D, F))
-        y = self.dense("wo", drop(nn.gelu(h)), (E, F, D))
-        return drop(nn.gelu(y) if self.output_gelu else y)
-
-    def dense(self, name: str, x: Array, shape: tuple[int, int, int]) -> Array:
-        # Glorot with the fans of one expert's kernel: E is a batch axis, not part of a fan.
-        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", batch_axis=(0,))
-        kernel, bias = ExpertDense(shape, init, name=name)()
-        kernel, bias = kernel.astype(self.dtype), bias.astype(self.dtype)
-        return jnp.einsum("egci,eio->egco", x, kernel) + bias[:, None, None, :]
-
-
-class ExpertDense(nn.Module):
-    """Holds kernel [E, in, out] and bias [E, out] under one name, as `nn.Dense` would."""
-
-    shape: tuple[int, int, int]
-    kernel_init: nn.initializers.Initializer
-
-    @nn.compact
-    def __call__(self) -> tuple[Array, Array]:
-        kernel = self.param("kernel", self.kernel_init, self.shape)
-        return kernel, self.param("bias", BIAS_INIT, (self.shape[0], self.shape[2]))
 
 
 class MoeLayer(nn.Module):
@@ -63,13 +24,13 @@ class MoeLayer(nn.Module):
       num_experts: E.
       num_selected_experts: K.
       capacity_factor: C in training; `capacity_factor_eval` in evaluation.
-      capacity: rule by which C becomes slots, see `dispatch.CAPACITY_RULES`.
+      capacity: rule by which C becomes slots, see `slots.CAPACITY_RULES`.
       images_per_group: images routed together; results do not depend on the devices in use.
-      priority: who gets a slot first, see `dispatch.PRIORITIES`.
+      priority: who gets a slot first, see `slots.PRIORITIES`.
       router: see `routers.ROUTERS`.
       noise_std: of the routing noise in training, in units of 1/E.
       load_balance_weight: lambda of eq. 8.
-      dispatch: see `dispatch.DISPATCHERS`.
+      dispatch: see `dispatch.DISPATCHERS`; "auto" is the cheapest, see `choose_dispatch`.
       dropout: after both layers of every expert.
       output_gelu: as in `layers.mlp.Mlp`.
       dtype: of the experts' computation; the router runs in float32.
@@ -86,7 +47,7 @@ class MoeLayer(nn.Module):
     router: str = "top_k"
     noise_std: float = 0.0
     load_balance_weight: float = 0.0
-    dispatch: str = "einsum"
+    dispatch: str = AUTO
     dropout: float = 0.0
     output_gelu: bool = False
     dtype: jnp.dtype = jnp.float32
@@ -134,14 +95,11 @@ class MoeLayer(nn.Module):
                     **routing_statistics(routing, group_mask, C),
                 }
 
-        experts = Experts(self.mlp_dim, self.dropout, self.output_gelu, self.dtype, name="experts")
-
-        def run_experts(buffers: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
-            # The two constraints are the all-to-all of expert parallelism.
-            return constrain(experts(constrain(buffers, BUFFERS), train=train), BUFFERS)
-
-        dispatch = choose(DISPATCHERS, self.dispatch, field="config.model.moe.dispatch")
-        y = dispatch(grouped, routing, run_experts, capacity=C)
+        experts = Experts(
+            self.num_experts, self.mlp_dim, self.dropout, self.output_gelu, name="experts"
+        )(D, train=train)
+        method = choose_dispatch(self.dispatch, platform=platform(), group_tokens=g * T, capacity=C)
+        y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
         return FfnOutput(y=y, aux=aux, routing=routing)
 

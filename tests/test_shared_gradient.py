@@ -1,0 +1,71 @@
+"""The gradient of weights that 24 blocks share, in bfloat16, against the blocks' one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.models.sizes import vision_model
+from widenet_jax.models.vit import build_model
+
+SHARED = ("attention", "moe")
+
+
+def summed_apart(copies: dict, depth: int) -> dict:
+    """Gradients of the blocks' own copies added up in float64."""
+    return {
+        kind: jax.tree.map(
+            lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves),
+            *(copies[f"block_{i:02d}_{kind}"] for i in range(depth)),
+        )
+        for kind in SHARED
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "side"),
+    [("s", 4, 64), pytest.param("l", 2, 224, marks=pytest.mark.slow)],
+)
+def test_sum_over_blocks_is_that_of_float32(size: str, batch: int, side: int):
+    """Adding up costs nothing: no error to speak of, and regressed on the reference the slope is 1.
+
+    The same bfloat16 forward and backward pass, once with shared weights and once with a copy of
+    them for each block, so that only the adding up differs.
+    """
+    fields = vision_model("widenet", size, {"images_per_group": 1})
+    fields |= {"dropout": 0.0}
+    fields["moe"] |= {"noise_std": 0.0}
+    shared = build_model(fields, 1000)
+    apart = shared.clone(share_attention=False, share_ffn=False)
+    images = jax.random.normal(jax.random.key(0), (batch, side, side, 3))
+    params = jax.jit(lambda: shared.init(jax.random.key(1), images[:1], train=False)["params"])()
+
+    def unshare(params: dict) -> dict:
+        encoder = {k: v for k, v in params["encoder"].items() if k not in SHARED}
+        for i in range(shared.depth):
+            encoder |= {f"block_{i:02d}_{kind}": params["encoder"][kind] for kind in SHARED}
+        return params | {"encoder": encoder}
+
+    def gradient(model, params: dict) -> dict:
+        def loss(params: dict) -> jax.Array:
+            logits, aux = model.apply({"params": params}, images, train=True)
+            return -jax.nn.log_softmax(logits)[:, 0].mean() + aux["loss"].sum()
+
+        return jax.jit(jax.grad(loss))(params)["encoder"]
+
+    ours = gradient(shared, params)
+    reference = summed_apart(gradient(apart, unshare(params)), shared.depth)
+    for path, exact in jax.tree_util.tree_leaves_with_path(reference):
+        leaf = ours
+        for key in path:
+            leaf = leaf[key.key]
+        got = np.asarray(leaf, np.float64)
+        name = jax.tree_util.keystr(path)
+        if name == "['attention']['key']['bias']":
+            continue  # zero but for rounding: softmax does not see it
+        error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
+        slope = (got * exact).sum() / (exact * exact).sum()
+        print(f"{name} {got.shape}: relative error {error:.2e}, slope - 1 {slope - 1:+.2e}")
+        assert leaf.dtype == jnp.float32
+        assert error <= 1e-5, name
+        assert abs(slope - 1) <= 1e-6, name

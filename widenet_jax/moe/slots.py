@@ -1,0 +1,105 @@
+"""From a routing to slots in the experts' buffers: capacities, and who comes first.
+
+Shapes in the letters of `widenet_jax.typing`. C, the capacity, is a static size; padding lowers
+the live limit below it.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.errors import choose
+from widenet_jax.typing import Array, Routing
+
+# Slots an expert may fill for n tokens (an int or an int array). Exact integer arithmetic on the
+# capacity factor as a fraction: in floating point 1.2 * 2 * 10 / 4 may come out as 7, not 6.
+CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
+    # The buffers of all experts together hold C*K*N*L tokens; each has its E-th part, rounded up.
+    "paper": lambda n, C, K, E: -(-(n * C.numerator * K) // (C.denominator * E)),
+    # The text to the letter, B = CKNL for every expert: nothing is ever dropped.
+    "literal": lambda n, C, K, E: -(-(n * C.numerator * K) // C.denominator),
+    # Released code: int(C*K*n/E) slots, but slots count from 1 and the last is refused.
+    "authors_code": lambda n, C, K, E: (n * C.numerator * K) // (C.denominator * E) - 1,
+}
+
+
+def capacity_limit(
+    num_tokens: Array | int,
+    *,
+    rule: str,
+    capacity_factor: float,
+    num_selected: int,
+    num_experts: int,
+) -> Array | int:
+    """Slots each expert may fill in a group of `num_tokens` real tokens; at least 0.
+
+    Raises:
+      BadInputError: an unknown rule.
+    """
+    slots = choose(CAPACITY_RULES, rule, field="config.model.moe.capacity")
+    C = Fraction(str(capacity_factor)).limit_denominator(1000)
+    limit = slots(num_tokens, C, num_selected, num_experts)
+    return max(limit, 0) if isinstance(limit, int) else jnp.maximum(limit, 0)
+
+
+# --- Who comes first when an expert is full --------------------------------------------------
+
+
+def token_order(choices: Array, routing: Routing, mask: Array) -> Array:
+    """Tokens in order, first and second choices together (the authors' released code)."""
+    del routing, mask
+    demand = choices.sum(axis=2)  # [G, S, E]; a token asks an expert at most once
+    before = jnp.cumsum(demand, axis=1) - demand
+    return jnp.einsum("gse,gske->gsk", before, choices)
+
+
+def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
+    """All first choices before any second choice (GShard, V-MoE)."""
+    del routing, mask
+    G, S, K, E = choices.shape
+    # [G, S, K, E] -> [G, K*S, E]: choice-major, tokens in order within a choice
+    queue = choices.swapaxes(1, 2).reshape(G, K * S, E)
+    before = jnp.cumsum(queue, axis=1) - queue
+    position = (before * queue).sum(axis=-1)  # [G, K*S]
+    return position.reshape(G, K, S).swapaxes(1, 2)
+
+
+def batch_prioritized(choices: Array, routing: Routing, mask: Array) -> Array:
+    """Tokens by falling largest gate, then first choice first (V-MoE, section 4)."""
+    score = jnp.where(mask, routing.gate[..., 0], -jnp.inf)
+    order = jnp.argsort(-score, axis=1, stable=True)  # [G, S]
+    ranked = jnp.take_along_axis(choices, order[..., None, None], axis=1)
+    position = first_choice_first(ranked, routing, mask)
+    back = jnp.argsort(order, axis=1)
+    return jnp.take_along_axis(position, back[..., None], axis=1)
+
+
+PRIORITIES: dict[str, Callable[[Array, Routing, Array], Array]] = {
+    "token_order": token_order,
+    "first_choice_first": first_choice_first,
+    "batch_prioritized": batch_prioritized,
+}
+
+
+def assign_slots(
+    routing: Routing,
+    mask: Array,  # [G, S] True for real tokens
+    *,
+    capacity: int,
+    limit: Array,  # [G] int32, slots that may be filled, at most `capacity`
+    priority: str,
+) -> Routing:
+    """Fills `routing.slot`: the place in the expert's buffer, or `capacity` where dropped.
+
+    Raises:
+      BadInputError: an unknown priority.
+    """
+    place = choose(PRIORITIES, priority, field="config.model.moe.priority")
+    E = routing.probs.shape[-1]
+    choices = jax.nn.one_hot(routing.expert_index, E, dtype=jnp.int32)  # [G, S, K, E]
+    choices = choices * mask[..., None, None]
+    position = place(choices, routing, mask)  # position_in_expert [G, S, K]
+    kept = (position < limit[:, None, None]) & mask[..., None]
+    return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))
