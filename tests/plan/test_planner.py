@@ -105,3 +105,11 @@ def test_changes_that_cannot_be_enough_are_not_tried():
     first = [next(iter(changes(config, excess))) for excess in (1.01, 3.0, 5.0)]
     steps = [change["optimizer.accumulation_steps"] for change in first]
     assert steps == [4, 8, 16]  # 2, 4 and 8 times as many parts
+
+
+def test_recomputing_blocks_comes_first_where_the_model_can():
+    config = load_config("configs/imagenet.py:vit_b")
+    config.model.remat = "none"
+    assert changes(config, excess=2.0)[0] == {"model.remat": "block"}
+    config.model.remat = "block"
+    assert {"model.remat": "block"} not in changes(config, excess=2.0)

@@ -175,6 +175,23 @@ def test_a_collective_that_is_started_early_counts_once():
     assert found["s"].collective_bytes == pytest.approx(3.5e6)
 
 
+def test_a_reduce_scatter_written_as_a_fusion():
+    """4 MB summed among 4 of the 8, each keeping a quarter: 3/4 of it is sent, not 2 * 3/4."""
+    inside = (
+        "%all-reduce-scatter (input: f32[1000000]) -> f32[250000] {\n"
+        "  %input = f32[1000000]{0} parameter(0)\n"
+        "  %r = f32[1000000]{0} all-reduce(%input), replica_groups={{0,1,2,3},{4,5,6,7}}\n"
+        "  ROOT %s = f32[250000]{0} dynamic-slice(%r, %i)\n}\n"
+    )
+    entry = (
+        "  %x = f32[1000000]{0} parameter(0)\n"
+        "  ROOT %f = f32[250000]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter"
+    )
+    found = prices(entry, inside)
+    assert found["f"].collective_bytes == pytest.approx(3e6)
+    assert found["f"].ms == 0
+
+
 @pytest.mark.parametrize(
     ("groups", "size"),
     [

@@ -171,7 +171,9 @@ def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
     while enough < excess:
         enough *= 2
     parts = config.optimizer.accumulation_steps
+    recompute = config.model.get("remat") == "none"
     return [
+        *([{"model.remat": "block"}] if recompute else []),
         *({"optimizer.accumulation_steps": parts * n} for n in (enough, 2 * enough, 4 * enough)),
         {"sharding.fsdp": 8},
         *({"batch_size": config.batch_size // n} for n in (enough, 2 * enough)),

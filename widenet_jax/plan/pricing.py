@@ -122,12 +122,11 @@ def price_instruction(
     opcode = instruction.opcode
     if opcode in FREE or opcode in ASYNC or instruction.target in FREE_TARGETS:
         return None
-    if (kind := opcode.removesuffix("-start")) in SENT:
-        sent = trips * SENT[kind](result_bytes(instruction), group_size(instruction, topology))
+    if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
+        return None
+    if sent := trips * bytes_sent(instruction, module, topology):
         ms = 1e3 * sent / topology.ici_bandwidth
         return Price(instruction, trips, collective_bytes=sent, collective_ms=ms)
-    if opcode.removesuffix("-done") in SENT:
-        return None
     if instruction.cycles:
         ms = trips * instruction.cycles / topology.cycles_per_ms
         return Price(instruction, trips, compiler_ms=ms)
@@ -139,6 +138,22 @@ def price_instruction(
         moved = bytes_moved(instruction, operands, module)
         seconds = moved / (MEMORY_SHARE_OF_BANDWIDTH * topology.hbm_bandwidth)
     return Price(instruction, trips, roofline_ms=1e3 * trips * seconds)
+
+
+def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> float:
+    """What a collective makes a device send; 0 for any other instruction.
+
+    A reduce-scatter may be written as a fusion of an all-reduce and the slice that is kept.
+    """
+    kind, size = instruction.opcode.removesuffix("-start"), result_bytes(instruction)
+    if kind == "fusion":
+        inside = module.computations[instruction.called["calls"]]
+        instruction = next((i for i in inside if i.opcode in SENT), instruction)
+        kind = instruction.opcode
+        if kind == "all-reduce":
+            n = group_size(instruction, topology)
+            kind, size = "reduce-scatter", instruction.num_bytes / n
+    return SENT[kind](size, group_size(instruction, topology)) if kind in SENT else 0.0
 
 
 def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) -> int:
