@@ -52,7 +52,7 @@ def test_the_figures_of_a_plan():
     assert facts["step_ms"] == pytest.approx(100.0)
     assert facts["compiler_priced_share"] == 1.0
     assert facts["collective_mb"] == pytest.approx(2 * 83 * 255 / 256)
-    assert facts["collective_ms"] == pytest.approx(2 * 83 / 166 * 255 / 256)
+    assert facts["collective_ms"] == pytest.approx(2 * 83 / 332 * 255 / 256)
     assert facts["images_per_second_per_core"] == pytest.approx(160.0)
     # 105.4 GFLOP an image, 160 a second, of 61.5 TFLOP/s.
     assert facts["mfu"] == pytest.approx(105.4e9 * 160 / 61.5e12, rel=1e-3)

@@ -4,8 +4,9 @@ Three sources, kept apart:
   - the compiler's own estimate of cycles, which most instructions carry;
   - a roofline for those that carry none: a ragged matmul at 80% of the peak; gathers, scatters,
     sorts, relayouts and what else there is at 50% of the memory's bandwidth;
-  - collectives: the bytes a device has to send, over its share of its chip's links. They are not
-    part of the step's time here: how much of them hides behind computation, nobody says.
+  - collectives: the bytes a device has to send, over those links of its chip that the compiler's
+    choice of rings uses. They are not part of the step's time here: how much of them hides behind
+    computation, nobody says.
 A loop's body counts once a trip.
 """
 
@@ -125,7 +126,7 @@ def price_instruction(
     if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
         return None
     if sent := trips * bytes_sent(instruction, module, topology):
-        ms = 1e3 * sent / topology.ici_bandwidth
+        ms = 1e3 * sent / (topology.ici_bandwidth * share_of_links(instruction, topology))
         return Price(instruction, trips, collective_bytes=sent, collective_ms=ms)
     if instruction.cycles:
         ms = trips * instruction.cycles / topology.cycles_per_ms
@@ -154,6 +155,13 @@ def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> 
             n = group_size(instruction, topology)
             kind, size = "reduce-scatter", instruction.num_bytes / n
     return SENT[kind](size, group_size(instruction, topology)) if kind in SENT else 0.0
+
+
+def share_of_links(instruction: Instruction, topology: Topology) -> float:
+    """A ring ("color" in the compiler's words) runs along one dimension of the torus at a time."""
+    match = re.search(r"Strategy\w+\{colors:(\d+)", instruction.text)
+    dimensions = topology.chip.dimensions
+    return min(int(match[1]), dimensions) / dimensions if match else 1.0
 
 
 def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) -> int:
