@@ -56,6 +56,7 @@ def test_the_figures_of_a_plan():
     assert facts["images_per_second_per_core"] == pytest.approx(160.0)
     # 105.4 GFLOP an image, 160 a second, of 61.5 TFLOP/s.
     assert facts["mfu"] == pytest.approx(105.4e9 * 160 / 61.5e12, rel=1e-3)
+    assert facts["limit_ms"] == pytest.approx(16 * 105.4e9 / 61.5e9, rel=1e-3)
     # 300 epochs of 1,281,167 images in batches of 4096, a tenth of a second each.
     assert facts["steps"] == 93_835
     assert facts["hours"] == pytest.approx(93_835 * 0.1 / 3600)
