@@ -24,6 +24,7 @@ OPERATIONS = {
     "and RandAugment": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
 }
 TF_DATA = "tf.data"
+WARM_UP_BATCHES = 16  # workers start one after the other, and take turns
 Turn = AbstractContextManager[Iterator[Any]]  # endless batches, open for as long as they are timed
 
 
@@ -135,7 +136,7 @@ def our_batches(
 
 def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:
     """(images a second, processor milliseconds an image) over whole batches for about `seconds`."""
-    for _ in range(3):  # workers are up, buffers in use
+    for _ in range(WARM_UP_BATCHES):
         next(batches)
     start, cpu, images = time.perf_counter(), cpu_seconds(), 0
     while (elapsed := time.perf_counter() - start) < seconds:
