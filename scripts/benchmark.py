@@ -144,10 +144,10 @@ def dispatch(arguments: argparse.Namespace) -> Rows:
 
 def input_pipeline(arguments: argparse.Namespace) -> Rows:
     from widenet_jax.benchmark.input_pipeline import input_rows
-    from widenet_jax.data.sources import ImageFolder
 
     return input_rows(
-        ImageFolder(arguments.path, arguments.split),
+        arguments.path,
+        arguments.split,
         image_size=arguments.image_size,
         batch_size=arguments.batch_size,
         workers=arguments.workers,

@@ -154,7 +154,7 @@ def test_the_quotient_is_of_turns_in_the_same_round(photos: Path, monkeypatch):
         input_pipeline, "pipelines", lambda *_: {"ours": turn, input_pipeline.TF_DATA: turn}
     )
     rows = input_pipeline.input_rows(
-        None, image_size=8, batch_size=2, workers=[0], rounds=3, seconds=0
+        str(photos), "train", image_size=8, batch_size=2, workers=[0], rounds=3, seconds=0
     )
     assert rows[0]["images_per_second"] == 80.0 and rows[0]["of_tf_data"] == 0.5
     assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_tf_data"] == 1.0

@@ -52,10 +52,11 @@ def test_the_figures_of_a_plan():
     assert facts["step_ms"] == pytest.approx(100.0)
     assert facts["compiler_priced_share"] == 1.0
     assert facts["collective_mb"] == pytest.approx(2 * 83 * 255 / 256)
-    assert facts["collective_ms"] == pytest.approx(2 * 83 / 166 * 255 / 256)
+    assert facts["collective_ms"] == pytest.approx(2 * 83 / 332 * 255 / 256)
     assert facts["images_per_second_per_core"] == pytest.approx(160.0)
     # 105.4 GFLOP an image, 160 a second, of 61.5 TFLOP/s.
     assert facts["mfu"] == pytest.approx(105.4e9 * 160 / 61.5e12, rel=1e-3)
+    assert facts["limit_ms"] == pytest.approx(16 * 105.4e9 / 61.5e9, rel=1e-3)
     # 300 epochs of 1,281,167 images in batches of 4096, a tenth of a second each.
     assert facts["steps"] == 93_835
     assert facts["hours"] == pytest.approx(93_835 * 0.1 / 3600)
@@ -105,3 +106,11 @@ def test_changes_that_cannot_be_enough_are_not_tried():
     first = [next(iter(changes(config, excess))) for excess in (1.01, 3.0, 5.0)]
     steps = [change["optimizer.accumulation_steps"] for change in first]
     assert steps == [4, 8, 16]  # 2, 4 and 8 times as many parts
+
+
+def test_recomputing_blocks_comes_first_where_the_model_can():
+    config = load_config("configs/imagenet.py:vit_b")
+    config.model.remat = "none"
+    assert changes(config, excess=2.0)[0] == {"model.remat": "block"}
+    config.model.remat = "block"
+    assert {"model.remat": "block"} not in changes(config, excess=2.0)

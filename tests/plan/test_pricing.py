@@ -1,6 +1,6 @@
 """Prices of small programs, with the sums beside them.
 
-A v3 core: 940,000 cycles a millisecond, 450 GB/s, 61.5 TFLOP/s, 166 GB/s over its links.
+A v3 core: 940,000 cycles a millisecond, 450 GB/s, 61.5 TFLOP/s, 332 GB/s over its chip's links.
 """
 
 import pytest
@@ -160,7 +160,7 @@ def test_collectives_apart_by_what_a_ring_sends():
     ):
         found = prices(f"  %x = {array} parameter(0)\n  ROOT %c = {array} {opcode}(%x)")
         assert found["c"].collective_bytes == pytest.approx(sent)
-        assert found["c"].collective_ms == pytest.approx(1e3 * sent / 166e9)
+        assert found["c"].collective_ms == pytest.approx(1e3 * sent / 332e9)
         assert found["c"].ms == 0
 
 
@@ -173,6 +173,31 @@ def test_a_collective_that_is_started_early_counts_once():
     found = prices(entry)
     assert found.keys() == {"s"}
     assert found["s"].collective_bytes == pytest.approx(3.5e6)
+
+
+def test_one_ring_uses_the_links_of_one_dimension():
+    line = "  %x = f32[1000000]{0} parameter(0)\n  ROOT %c = f32[1000000]{0} all-reduce(%x)"
+    config = ', backend_config={"strategy":"S","debug":"\\nStrategyND{colors:COLORS phases:2}"}'
+    one, two = (prices(line + config.replace("COLORS", n))["c"] for n in "12")
+    assert two.collective_ms == pytest.approx(1e3 * 7e6 / 332e9)  # both dimensions of the torus
+    assert one.collective_ms == pytest.approx(1e3 * 7e6 / 166e9)
+
+
+def test_a_reduce_scatter_written_as_a_fusion():
+    """4 MB summed among 4 of the 8, each keeping a quarter: 3/4 of it is sent, not 2 * 3/4."""
+    inside = (
+        "%all-reduce-scatter (input: f32[1000000]) -> f32[250000] {\n"
+        "  %input = f32[1000000]{0} parameter(0)\n"
+        "  %r = f32[1000000]{0} all-reduce(%input), replica_groups={{0,1,2,3},{4,5,6,7}}\n"
+        "  ROOT %s = f32[250000]{0} dynamic-slice(%r, %i)\n}\n"
+    )
+    entry = (
+        "  %x = f32[1000000]{0} parameter(0)\n"
+        "  ROOT %f = f32[250000]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter"
+    )
+    found = prices(entry, inside)
+    assert found["f"].collective_bytes == pytest.approx(3e6)
+    assert found["f"].ms == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from widenet_jax.plan.report import breakdown_table, comparison, plan_rows
 FITS = {
     "config": "configs/imagenet.py:vit_l", "topology": "v3-256", "cores": 256, "devices": 256,
     "batch_size": 4096, "images_per_core": 16.0, "params": 305_376_232,
-    "params_unrolled": 305_376_232, "gflops_per_image": 369.3, "hbm_peak_gib": 6.76,
+    "params_unrolled": 305_376_232, "gflops_per_image": 369.3, "limit_ms": 96.1,
+    "hbm_peak_gib": 6.76,
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
     "step_ms": 220.0, "compiler_priced_share": 0.995, "collective_ms": 7.4,
     "collective_mb": 1225.4, "images_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
@@ -48,6 +49,7 @@ def test_several_plans_as_a_table():
     header, rule, first, second = ([c.strip() for c in line.split("|")[1:-1]] for line in lines[:4])
     assert set("".join(rule)) == {"-"}
     vit, widenet = (dict(zip(header, row, strict=True)) for row in (first, second))
+    assert (vit["ms/step"], vit["at 100% MFU"], vit["MFU"]) == ("220.0", "96.1", "43.7%")
     assert vit["core-days"] == "61.2" and vit["paper"] == "80"
     assert vit["collectives ms (MB)"] == "7.4 (1,225)"
     assert widenet["HBM GiB"] == "17.8 (does not fit)" and widenet["core-days"] == "-"

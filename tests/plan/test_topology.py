@@ -36,7 +36,7 @@ def test_figures_are_of_a_device():
     v3 = parse_topology("v3-8")  # half a chip
     assert v3.peak_flops == 61.5e12
     assert v3.hbm_bandwidth == 450e9
-    assert v3.ici_bandwidth == 166e9
+    assert v3.ici_bandwidth == 332e9  # rings share no link between the cores of a chip
     assert v3.cycles_per_ms == 940e3
     assert parse_topology("v4-8").peak_flops == 275e12  # a whole chip
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.pipeline import train_batches
-from widenet_jax.data.sources import Source
+from widenet_jax.data.sources import ImageFolder, Source
 from widenet_jax.data.transforms import TrainTransform
 
 OPERATIONS = {
@@ -24,11 +24,13 @@ OPERATIONS = {
     "and RandAugment": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
 }
 TF_DATA = "tf.data"
+WARM_UP_BATCHES = 16  # workers start one after the other, and take turns
 Turn = AbstractContextManager[Iterator[Any]]  # endless batches, open for as long as they are timed
 
 
 def input_rows(
-    source: Source,
+    path: str,
+    split: str,
     *,
     image_size: int,
     batch_size: int,
@@ -39,7 +41,8 @@ def input_rows(
     """One row for each pipeline and set of operations.
 
     Args:
-      source: of JPEG files, each in a file of its own.
+      path: an image folder, PATH/SPLIT/CLASS/x.jpg, JPEG files only.
+      split: of it.
       image_size: side of the result.
       batch_size: images.
       workers: numbers of worker processes to try; 0 is threads.
@@ -51,11 +54,16 @@ def input_rows(
       `cpu_ms` is processor time an image, of all threads and processes, which other work on the
       machine distorts less; `of_tf_data` the quotient of the rates in a round, None without
       TensorFlow.
+
+    Raises:
+      BadInputError: there are no images.
     """
+    source = ImageFolder(path, split)
+    files = sorted(str(file) for file in Path(path, split).glob("*/*"))
     rows = []
     for operations, augment in OPERATIONS.items():
         options = augment | {"image_size": image_size, "batch_size": batch_size}
-        turns = pipelines(source, workers, options)
+        turns = pipelines(source, files, workers, options)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
         for _ in range(rounds):
             for name, start in turns.items():
@@ -77,7 +85,7 @@ def input_rows(
 
 
 def pipelines(
-    source: Source, workers: Sequence[int], options: dict[str, Any]
+    source: Source, files: Sequence[str], workers: Sequence[int], options: dict[str, Any]
 ) -> dict[str, Callable[[], Turn]]:
     """What is compared, by name; tf.data only where TensorFlow is installed."""
     turns = {
@@ -89,7 +97,6 @@ def pipelines(
     if importlib.util.find_spec("tensorflow"):
         from widenet_jax.benchmark import tf_pipeline
 
-        files = [source.describe(i) for i in range(len(source))]
         turns[TF_DATA] = lambda: nullcontext(tf_pipeline.batches(files, **options))
     return turns
 
@@ -129,7 +136,7 @@ def our_batches(
 
 def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:
     """(images a second, processor milliseconds an image) over whole batches for about `seconds`."""
-    for _ in range(3):  # workers are up, buffers in use
+    for _ in range(WARM_UP_BATCHES):
         next(batches)
     start, cpu, images = time.perf_counter(), cpu_seconds(), 0
     while (elapsed := time.perf_counter() - start) < seconds:

@@ -160,9 +160,10 @@ def store(place: Path, step: CompiledStep) -> None:
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:
-    """Of everything that decides the result: the program, the slice and the compiler."""
+    """Of everything that decides what is stored: program, slice, compiler, and what is kept."""
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
-    text = "\n".join([lowered.as_text(), topology.layout, topology.chip.config, *versions])
+    kept = CompiledStep.__dataclass_fields__
+    text = "\n".join([lowered.as_text(), topology.layout, topology.chip.config, *versions, *kept])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -60,11 +60,11 @@ def plan_run(
 
     Returns:
       A plan whose `facts` are: config, topology, cores, devices, batch_size, images_per_core,
-      params, params_unrolled, gflops_per_image (training), hbm_peak_gib, hbm_limit_gib (of a
-      device), fits, step_ms (without collectives), compiler_priced_share (of step_ms),
-      collective_ms, collective_mb (sent by a device a step), images_per_second_per_core, mfu,
-      steps, hours, core_days, cost, compile_seconds, advice. The times are None where it does not
-      fit, `cost` without a price, `advice` where none is needed.
+      params, params_unrolled, gflops_per_image (training), limit_ms (a step at 100% MFU),
+      hbm_peak_gib, hbm_limit_gib (of a device), fits, step_ms (without collectives),
+      compiler_priced_share (of step_ms), collective_ms, collective_mb (sent by a device a step),
+      images_per_second_per_core, mfu, steps, hours, core_days, cost, compile_seconds, advice. The
+      times are None where it does not fit, `cost` without a price, `advice` where none is needed.
 
     Raises:
       BadInputError: the config, the data or the slice do not go together; libtpu is missing.
@@ -75,6 +75,8 @@ def plan_run(
     shapes = parameter_shapes(model, data.image_shape)
     step = compiler.compile(name, config, data)
     prices = price_module(parse(step.hlo), topology) if step.fits else []
+    flops = train_flops(config.model, data.image_shape, num_classes)
+    peak_flops = topology.peak_flops * topology.num_devices
     facts = {
         "config": name,
         "topology": topology.name,
@@ -84,7 +86,8 @@ def plan_run(
         "images_per_core": config.batch_size / topology.num_cores,
         "params": count_parameters(shapes),
         "params_unrolled": count_unrolled(model, data.image_shape),
-        "gflops_per_image": train_flops(config.model, data.image_shape, num_classes) / 1e9,
+        "gflops_per_image": flops / 1e9,
+        "limit_ms": 1e3 * flops * config.batch_size / peak_flops,
         "hbm_peak_gib": step.peak_bytes / GIB,
         "hbm_limit_gib": topology.chip.hbm_limit,
         "fits": fits(step, topology),
@@ -122,14 +125,13 @@ def times(
     step_ms = sum(price.ms for price in prices)
     seconds, cores = step_ms / 1e3, topology.num_cores
     hours = facts["steps"] * seconds / 3600
-    flops = facts["gflops_per_image"] * 1e9 * facts["batch_size"]
     values = (
         step_ms,
         sum(price.compiler_ms for price in prices) / step_ms,
         sum(price.collective_ms for price in prices),
         sum(price.collective_bytes for price in prices) / 1e6,
         facts["batch_size"] / seconds / cores,
-        flops / seconds / (topology.peak_flops * topology.num_devices),
+        facts["limit_ms"] / step_ms,
         hours,
         hours * cores / 24,
         None if price_per_core_hour is None else hours * cores * price_per_core_hour,
@@ -171,7 +173,9 @@ def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
     while enough < excess:
         enough *= 2
     parts = config.optimizer.accumulation_steps
+    recompute = config.model.get("remat") == "none"
     return [
+        *([{"model.remat": "block"}] if recompute else []),
         *({"optimizer.accumulation_steps": parts * n} for n in (enough, 2 * enough, 4 * enough)),
         {"sharding.fsdp": 8},
         *({"batch_size": config.batch_size // n} for n in (enough, 2 * enough)),

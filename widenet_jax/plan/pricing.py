@@ -4,8 +4,9 @@ Three sources, kept apart:
   - the compiler's own estimate of cycles, which most instructions carry;
   - a roofline for those that carry none: a ragged matmul at 80% of the peak; gathers, scatters,
     sorts, relayouts and what else there is at 50% of the memory's bandwidth;
-  - collectives: the bytes a device has to send, over its share of its chip's links. They are not
-    part of the step's time here: how much of them hides behind computation, nobody says.
+  - collectives: the bytes a device has to send, over those links of its chip that the compiler's
+    choice of rings uses. They are not part of the step's time here: how much of them hides behind
+    computation, nobody says.
 A loop's body counts once a trip.
 """
 
@@ -122,12 +123,11 @@ def price_instruction(
     opcode = instruction.opcode
     if opcode in FREE or opcode in ASYNC or instruction.target in FREE_TARGETS:
         return None
-    if (kind := opcode.removesuffix("-start")) in SENT:
-        sent = trips * SENT[kind](result_bytes(instruction), group_size(instruction, topology))
-        ms = 1e3 * sent / topology.ici_bandwidth
-        return Price(instruction, trips, collective_bytes=sent, collective_ms=ms)
-    if opcode.removesuffix("-done") in SENT:
+    if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
         return None
+    if sent := trips * bytes_sent(instruction, module, topology):
+        ms = 1e3 * sent / (topology.ici_bandwidth * share_of_links(instruction, topology))
+        return Price(instruction, trips, collective_bytes=sent, collective_ms=ms)
     if instruction.cycles:
         ms = trips * instruction.cycles / topology.cycles_per_ms
         return Price(instruction, trips, compiler_ms=ms)
@@ -139,6 +139,29 @@ def price_instruction(
         moved = bytes_moved(instruction, operands, module)
         seconds = moved / (MEMORY_SHARE_OF_BANDWIDTH * topology.hbm_bandwidth)
     return Price(instruction, trips, roofline_ms=1e3 * trips * seconds)
+
+
+def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> float:
+    """What a collective makes a device send; 0 for any other instruction.
+
+    A reduce-scatter may be written as a fusion of an all-reduce and the slice that is kept.
+    """
+    kind, size = instruction.opcode.removesuffix("-start"), result_bytes(instruction)
+    if kind == "fusion":
+        inside = module.computations[instruction.called["calls"]]
+        instruction = next((i for i in inside if i.opcode in SENT), instruction)
+        kind = instruction.opcode
+        if kind == "all-reduce":
+            n = group_size(instruction, topology)
+            kind, size = "reduce-scatter", instruction.num_bytes / n
+    return SENT[kind](size, group_size(instruction, topology)) if kind in SENT else 0.0
+
+
+def share_of_links(instruction: Instruction, topology: Topology) -> float:
+    """A ring ("color" in the compiler's words) runs along one dimension of the torus at a time."""
+    match = re.search(r"Strategy\w+\{colors:(\d+)", instruction.text)
+    dimensions = topology.chip.dimensions
+    return min(int(match[1]), dimensions) / dimensions if match else 1.0
 
 
 def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) -> int:

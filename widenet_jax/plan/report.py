@@ -43,7 +43,7 @@ def plan_rows(facts: Mapping[str, Any]) -> str:
                 f"{facts['collective_ms']:.1f} ms for {facts['collective_mb']:,.0f} MB a device",
             ),
             ("images/s a core", f"{facts['images_per_second_per_core']:.1f}"),
-            ("MFU", f"{facts['mfu']:.1%}"),
+            ("MFU", f"{facts['mfu']:.1%} (at 100% a step takes {facts['limit_ms']:.1f} ms)"),
             (
                 "the run",
                 f"{facts['steps']:,} steps: {facts['hours']:.1f} hours, "
@@ -83,7 +83,7 @@ def advice_text(advice: Mapping[str, Any]) -> str:
 
 def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
     """Several plans as a Markdown table; with Table 4's core-days where `paper` is set."""
-    header = ["config", "parameters", "GFLOPs/image", "HBM GiB", "ms/step", "priced by compiler",
+    header = ["config", "parameters", "HBM GiB", "ms/step", "at 100% MFU", "priced by compiler",
               "collectives ms (MB)", "images/s/core", "MFU", "core-days"]  # fmt: skip
     header += ["paper"] if paper else []
     header += ["cost"] if any(facts["cost"] is not None for facts in plans) else []
@@ -91,7 +91,6 @@ def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
         [
             facts["config"],
             f"{facts['params'] / 1e6:.1f}M",
-            f"{facts['gflops_per_image']:.0f}",
             memory_cell(facts),
             *time_cells(facts),
             *([paper_cell(facts)] if paper else []),
@@ -121,6 +120,7 @@ def time_cells(facts: Mapping[str, Any]) -> list[str]:
         collectives = f"{facts['collective_ms']:.1f} ({facts['collective_mb']:,.0f})"
     return [
         number(facts["step_ms"], ".1f"),
+        f"{facts['limit_ms']:.1f}",
         number(facts["compiler_priced_share"], ".1%"),
         collectives,
         number(facts["images_per_second_per_core"], ".1f"),

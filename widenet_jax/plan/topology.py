@@ -121,8 +121,9 @@ class Topology:
 
     @property
     def ici_bandwidth(self) -> float:
-        """bytes/s: its share of what its chip sends."""
-        return self.chip.ici * GB / self.chip.devices
+        """bytes/s over all links of its chip: rings pass both cores of a chip one after the other,
+        so that each link carries one core's part."""
+        return self.chip.ici * GB
 
     @property
     def cycles_per_ms(self) -> float:
