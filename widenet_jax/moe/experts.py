@@ -1,5 +1,7 @@
 """The experts: E feed-forward layers side by side, on buffers of slots or on sorted rows."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -52,7 +54,8 @@ class ExpertFfn:
 
         return self.feed_forward(dense, x)
 
-    def feed_forward(self, dense, x: Array) -> Array:
+    def feed_forward(self, dense: Callable[[Array, Array, Array], Array], x: Array) -> Array:
+        """`dense(x, kernel, bias)` twice, GELU and dropout between: x of any layout."""
         keys = (None, None) if self.key is None else jax.random.split(self.key)
         h = drop(nn.gelu(dense(x, self.wi, self.wi_bias)), keys[0], self.dropout)
         y = dense(h, self.wo, self.wo_bias)
@@ -62,8 +65,8 @@ class ExpertFfn:
 class Experts(nn.Module):
     """Holds the parameters of `ExpertFfn`: wi and wo, kernel [E, in, out] and bias [E, out]."""
 
-    num_experts: int
-    mlp_dim: int
+    num_experts: int  # E
+    mlp_dim: int  # F
     dropout: float
     output_gelu: bool
 
