@@ -258,6 +258,7 @@ def test_a_damaged_tfds_shard_is_named_at_the_start(tfds_dir, damage, found):
     "content",
     [b"no protocol buffer", b"", tfds_record(label=1), tfds_record(image=png(0)),
      tfds_record(image=1, label=1)],
+    ids=["garbage", "empty", "no image", "no label", "a number for an image"],
 )  # fmt: skip
 def test_a_bad_tfds_record_is_a_bad_example(tfds_dir, content):
     write_shard(second_shard(tfds_dir), [tfds_record(image=png(3), label=1), content])
