@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import jax
@@ -60,7 +61,13 @@ def test_two_processes_finetune_as_one(single: Path, tmp_path: Path):
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path):
     """Ctrl-C: one line, no traceback, what was saved is whole."""
-    run = start(command(tmp_path / "run", duration="5000 steps"))
+    # A shell's background jobs, and so perhaps this test, ignore Ctrl-C; the run must not.
+    heed = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    arguments = command(tmp_path / "run", duration="5000 steps")
+    run = start([sys.executable, "-c", heed, *arguments])
     wait_until((tmp_path / "run" / "checkpoints" / "10").exists, run)
     run.send_signal(signal.SIGINT)
     errors = finish(run, 130)
