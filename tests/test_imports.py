@@ -44,6 +44,9 @@ MAY_IMPORT = {
     "analysis": {"metrics"},
     "plan": {"models"},
     "config_files": set(),
+    "arguments": set(),
+    "sweep": {"analysis", "arguments", "config_files", "metrics", "run_record", "stopping"},
+    "launch": {"arguments", "config_files"},
     "main": {"config_files", "train", "stopping"},
 }
 

@@ -31,7 +31,8 @@ def draw_learning_curves(
             style = STYLES[split]
             rows = [r for r in records if r["split"] == split]
             steps = [r["step"] for r in rows]
-            name = f"{label} {'test' if split == 'eval' else 'train'}".strip()
+            which = ("test" if split == "eval" else "train") if len(splits) > 1 else ""
+            name = f"{label} {which}".strip()
             for axis, key in ((loss_axis, "cross_entropy"), (accuracy_axis, "accuracy")):
                 axis.plot(steps, [r[key] for r in rows], color=colour, label=name, **style)
     # In training against smoothed, mixed labels: its floor is not 0.
@@ -54,7 +55,7 @@ def draw_metric_against(
     """A panel for each field: the metric of every row against the field, and the mean a value.
 
     Numbers that span a factor of 10 or more stand on a logarithmic axis; text in order of
-    appearance. A row without the field is left out of its panel.
+    appearance. A row without the field is left out of its panel, the mean where it says nothing.
     """
     figure = Figure(figsize=(1 + 4 * len(fields), 4), layout="constrained")
     axes = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
@@ -68,17 +69,22 @@ def draw_metric_against(
         places = values if numbers else range(len(values))
         for place, value in zip(places, values, strict=True):
             axis.plot([place] * len(groups[value]), groups[value], "o", color="C0", alpha=0.6)
-        means = [fmean(groups[value]) for value in values]
-        # Between names there is nothing to join.
-        axis.plot(places, means, "-_" if numbers else "_", color="C1", ms=14, mew=2, label="mean")
+        if any(len(found) > 1 for found in groups.values()):
+            means = [fmean(groups[value]) for value in values]
+            # Between names there is nothing to join.
+            style = "-_" if numbers else "_"
+            axis.plot(places, means, style, color="C1", ms=14, mew=2, label="mean")
+            axis.legend()
         if numbers and values and values[0] > 0 and values[-1] >= 10 * values[0]:
             axis.set_xscale("log")
-        if not numbers:
-            axis.set_xticks(list(places), [str(value) for value in values], rotation=20, ha="right")
+        if len(values) <= 8:
+            texts = [f"{value:.4g}" if numbers else str(value) for value in values]
+            turned = {"rotation": 20, "ha": "right"} if max(map(len, texts), default=0) > 6 else {}
+            axis.set_xticks(list(places), texts, **turned)
+            axis.set_xticks([], minor=True)
         axis.set_xlabel(field)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(metric.replace("_", " "))
-    axes[0].legend()
     save(figure, out)
 
 

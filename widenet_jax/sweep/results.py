@@ -119,7 +119,7 @@ def write(outcomes: Sequence[Outcome], directory: Directory) -> None:
     done = [row for row in rows if row["status"] == DONE]
     if not done:
         return
-    curves = [row for row in rows if directory_has_metrics(row)][:CURVES]
+    curves = [row for row in rows if has_metrics(row)][:CURVES]
     names = [", ".join(f"{f.split('.')[-1]}={cell(r.get(f), f)}" for f in fields) for r in curves]
     draw_learning_curves(
         [epath.Path(row["workdir"]) for row in curves],
@@ -128,10 +128,11 @@ def write(outcomes: Sequence[Outcome], directory: Directory) -> None:
         splits=("eval",),
     )
     if fields:
-        draw_metric_against(done, fields, METRIC, epath.Path(directory.path / "sweep.png"))
+        named = [row | {SEED: str(row[SEED])} if SEED in row else row for row in done]
+        draw_metric_against(named, fields, METRIC, epath.Path(directory.path / "sweep.png"))
 
 
-def directory_has_metrics(row: dict) -> bool:
+def has_metrics(row: dict) -> bool:
     return row["status"] == DONE or row[PROGRESS] is not None
 
 

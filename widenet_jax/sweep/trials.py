@@ -46,7 +46,7 @@ class Trial:
 
     def command(self, workdir: str) -> list[str]:
         """Runs it here, in a process of its own."""
-        return [sys.executable, "-m", "widenet_jax.main", "--json", *self.arguments(workdir)]
+        return [sys.executable, "-m", "widenet_jax.main", *self.arguments(workdir)]
 
 
 def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ()) -> list[Trial]:
