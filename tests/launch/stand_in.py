@@ -118,16 +118,17 @@ class Cloud:
         program(directory / "machine" / "python3", MACHINE_PYTHON)
         program(directory / "machine" / "training", f"#!{sys.executable} -IS\n{TRAINING}")
 
-    def launch(
-        self, *arguments: str, path: str = "", **env: str
-    ) -> subprocess.CompletedProcess:
+    def launch(self, *arguments: str, path: str = "", **env: str) -> subprocess.CompletedProcess:
         """scripts/launch_tpu.py in this process; what the stand-ins print is caught with it."""
         env |= {"STAND_IN": str(self.directory)}
         env["PATH"] = path or f"{self.directory}/bin:{os.environ['PATH']}"
         before = dict(os.environ)
         os.environ.update(env)
         try:
-            with printed(self.directory / "out", 1) as out, printed(self.directory / "err", 2) as err:
+            with (
+                printed(self.directory / "out", 1) as out,
+                printed(self.directory / "err", 2) as err,
+            ):
                 code = exit_code_of(partial(main, arguments))
         finally:
             os.environ.clear()

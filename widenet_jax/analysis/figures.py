@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+import numpy as np
 from etils import epath
 from matplotlib import colormaps
 from matplotlib.figure import Figure  # not pyplot: files, never a window, nothing to close
@@ -75,9 +76,10 @@ def draw_metric_against(
             style = "-_" if numbers else "_"
             axis.plot(places, means, style, color="C1", ms=14, mew=2, label="mean")
             axis.legend()
-        if numbers and values and values[0] > 0 and values[-1] >= 10 * values[0]:
+        logarithmic = numbers and values and values[0] > 0 and values[-1] >= 10 * values[0]
+        if logarithmic:
             axis.set_xscale("log")
-        if len(values) <= 8:
+        if apart(np.log(places) if logarithmic else places):
             texts = [f"{value:.4g}" if numbers else str(value) for value in values]
             turned = {"rotation": 20, "ha": "right"} if max(map(len, texts), default=0) > 6 else {}
             axis.set_xticks(list(places), texts, **turned)
@@ -86,6 +88,12 @@ def draw_metric_against(
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(metric.replace("_", " "))
     save(figure, out)
+
+
+def apart(places: Sequence[float]) -> bool:
+    """Whether there is room for a label at each place; they rise."""
+    gaps = np.diff(places)
+    return len(gaps) == 0 or min(gaps) > 0.08 * sum(gaps)
 
 
 def save(figure: Figure, out: epath.Path) -> None:
