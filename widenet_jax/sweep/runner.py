@@ -139,6 +139,7 @@ class Runner:
         self.command = command
         self.total = total
         self.slots: list[Slot] = []
+        self.exhausted = False  # the source has no more
         self.ended = 0
         self.signals: list[int] = []
         self.passed_on = 0
@@ -152,7 +153,7 @@ class Runner:
                 for slot in list(self.slots):
                     self.look_at(slot)
                 self.pass_signals_on()
-                if not self.slots:
+                if not self.slots and (self.exhausted or self.signals):
                     return bool(self.signals)
                 if time.monotonic() - news > NEWS_SECONDS:
                     news = time.monotonic()
@@ -164,6 +165,7 @@ class Runner:
         while not self.signals and len(self.slots) < self.workers:
             trial = self.source.ask()
             if trial is None:
+                self.exhausted = True
                 return
             slot = Slot(trial)
             self.slots.append(slot)
