@@ -32,7 +32,7 @@ def draw_learning_curves(
             style = STYLES[split]
             rows = [r for r in records if r["split"] == split]
             steps = [r["step"] for r in rows]
-            which = ("test" if split == "eval" else "train") if len(splits) > 1 else ""
+            which = ("test" if split == "eval" else "train") if len(splits) > 1 or not label else ""
             name = f"{label} {which}".strip()
             for axis, key in ((loss_axis, "cross_entropy"), (accuracy_axis, "accuracy")):
                 axis.plot(steps, [r[key] for r in rows], color=colour, label=name, **style)

@@ -7,6 +7,7 @@ DIR/results.csv     and pictures
 """
 
 import fcntl
+import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,6 +34,10 @@ class Directory:
                 "local directory (and --trial_workdir=gs://... with --launch)"
             )
         self.trials = trials.rstrip("/") or str(self.path)
+        if self.trials.startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
+            raise BadInputError(
+                f"--trial_workdir={trials} needs the gcsfs package: pip install -e '.[gcs]'"
+            )
         self.logs = self.path / "logs"
 
     def make(self) -> None:
