@@ -120,6 +120,26 @@ def test_workers_that_do_not_take_connections_yet(tmp_path: Path):
     assert cloud.steps().count("ssh all mkdir") == 3
 
 
+def test_a_broken_connection_is_made_again(tmp_path: Path):
+    """The log breaks off, and so does asking for the exit code; the TPU is still there."""
+    fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
+    cloud = Cloud(tmp_path / "cloud", fails=fails)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 cat"]
+    assert "tail -n 10 " in cloud.calls()[-2][-1]
+    assert len(cloud.trainings()) == 1
+
+
+def test_workers_that_never_take_connections(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused"] * 9})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].endswith("Connection refused")
+    done = cloud.launch("status", "mine", "--zone=z")
+    assert done.stdout.splitlines() == ["mine: READY", "worker 0 cannot be reached"]
+
+
 def test_preempted_during_set_up(tmp_path: Path):
     states = ("NOT_FOUND", "READY", "PREEMPTED", "READY")
     fails = {"scp": ["ERROR: lost connection"]}

@@ -10,7 +10,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.launch.cloud_tpu import CloudTpu
 from widenet_jax.launch.handover import Gke, SkyPilot
 from widenet_jax.launch.job import Job, check_config, check_name, default_name
-from widenet_jax.launch.plan_line import plan_line, plan_of
+from widenet_jax.launch.plan_line import check_fits, plan_line, plan_of
 from widenet_jax.launch.tools import Tools
 from widenet_jax.launch.tpus import parse_tpu
 
@@ -65,11 +65,7 @@ def launch(argv: Sequence[str]) -> int:
     if not options.skip_plan:
         plan = plan_of(options.config, job.tpu.name, flags)
         print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
-        if isinstance(plan, dict) and not plan["fits"]:
-            raise BadInputError(
-                f"--tpu={job.tpu.name}: the run does not fit; `scripts/plan.py` says what to "
-                "change, --skip_plan launches it anyway"
-            )
+        check_fits(plan, job.tpu.name)
     code = backend.launch()
     if isinstance(backend, CloudTpu) and (options.delete_when_done or not options.dry_run):
         finish(backend, code, delete=options.delete_when_done)
@@ -82,10 +78,11 @@ def finish(backend: CloudTpu, code: int, *, delete: bool) -> None:
     if delete and code == 0:
         backend.delete()
     else:
+        place = [f"--zone={job.zone}", *([f"--project={job.project}"] if job.project else [])]
+        place += ["--backend=queued-resource"] if backend.queued else []
         print(
             f"the run ended with exit code {code}; {job.name} still costs money: "
-            f"scripts/launch_tpu.py delete {job.name} --zone={job.zone}"
-            + (" --backend=queued-resource" if backend.queued else ""),
+            f"scripts/launch_tpu.py delete {job.name} {' '.join(place)}",
             file=sys.stderr,
         )
 

@@ -91,10 +91,10 @@ def check_name(name: str) -> str:
 
 
 def default_name(config: str) -> str:
-    """ "configs/imagenet.py:widenet_b,share_norms=true" -> "imagenet-widenet-b-share-norms-tru"."""
+    """ "configs/imagenet.py:widenet_b" -> "imagenet-widenet-b"."""
     path, _, argument = config.partition(":")
-    text = f"{Path(path).stem}-{argument}".lower()
-    return re.sub(r"[^a-z0-9]+", "-", text)[:34].strip("-") or "widenet"
+    text = re.sub(r"[^a-z0-9]+", "-", f"{Path(path).stem}-{argument}".lower())
+    return text.lstrip("-0123456789")[:34].strip("-") or "widenet"
 
 
 def tracked_files(root: Path = ROOT) -> list[str]:
