@@ -18,6 +18,7 @@ from widenet_jax.arguments import exit_code_of
 from widenet_jax.sweep.command import handing_over, main
 from widenet_jax.sweep.trials import expand
 
+PATIENCE_SECONDS = 900  # for a whole sweep on a busy machine
 DIGITS = "--config=configs/digits.py"
 SMALL = {"model.depth": 1, "model.embed_dim": 16}
 
@@ -49,7 +50,7 @@ def test_a_sweep_killed_midway_and_resumed_equals_each_run_alone(tmp_path: Path)
     arguments = sweep_command(workdir, *axes, **changes)
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         process = start(arguments)
-        until = time.monotonic() + 120
+        until = time.monotonic() + PATIENCE_SECONDS
         finished = len(list(workdir.glob("*/result.json")))
         while (
             not any(
@@ -58,11 +59,12 @@ def test_a_sweep_killed_midway_and_resumed_equals_each_run_alone(tmp_path: Path)
             )
             or len(list(workdir.glob("*/result.json"))) == finished
         ):
-            assert process.poll() is None and time.monotonic() < until
+            assert process.poll() is None
+            assert time.monotonic() < until
             time.sleep(0.05)
         process.send_signal(number)
-        finish(process, code)
-    finish(start(arguments))
+        assert process.wait(PATIENCE_SECONDS) == code
+    assert start(arguments).wait(PATIENCE_SECONDS) == 0
     assert (workdir / "sweep.png").exists() and (workdir / "learning_curves.png").exists()
     rows = rows_of(workdir)
     assert len(rows) == 6
@@ -78,7 +80,7 @@ def test_a_real_search_with_pruning(tmp_path: Path):
     changes = SMALL | {"duration": "90 steps", "evaluation.every": "10 steps"}
     space = "--space=optimizer.learning_rate=log:1e-4:3e-2"
     search = ("--search=tpe", "--trials=10", "--prune", "--workers=2", space)
-    finish(start(sweep_command(tmp_path, *search, **changes)))
+    assert start(sweep_command(tmp_path, *search, **changes)).wait(PATIENCE_SECONDS) == 0
     statuses = [row["status"] for row in rows_of(tmp_path)]
     assert len(statuses) == 10
     assert set(statuses) == {"done", "pruned"}
