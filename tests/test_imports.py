@@ -46,6 +46,9 @@ MAY_IMPORT = {
     "plan": {"durations", "experiment", "models"},
     "benchmark": {"checkpoint", "data", "experiment", "moe", "plan", "step"},
     "config_files": set(),
+    "arguments": set(),
+    "sweep": {"analysis", "arguments", "config_files", "metrics", "run_record", "stopping"},
+    "launch": {"arguments", "config_files"},
     "main": {"config_files", "train", "stopping"},
 }
 

@@ -126,7 +126,7 @@ def test_a_workdir_of_another_config_is_refused(single: Path):
 
 
 @pytest.mark.parametrize(
-    ("steps", "what"), [("1 step", "cross entropy is .* at step 1"), ("3 steps", "at step [23]")]
+    ("steps", "what"), [("1 step", "cross-entropy is .* after step 1"), ("3 steps", "at step [23]")]
 )
 def test_numbers_that_are_not_finite_end_the_run(tmp_path: Path, steps: str, what: str):
     """Also after the very last update, which only the evaluation sees; nothing of it is kept."""

@@ -1,0 +1,348 @@
+"""scripts/launch_tpu.py against stand-ins on PATH: the commands, their order, what arrives."""
+
+import json
+import re
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import yaml
+from stand_in import ROOT, Cloud
+
+ARGUMENTS = (
+    "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
+    "--workdir=gs://bucket/a run", "--name=mine", "--skip_plan", "--poll_seconds=0.02",
+)  # fmt: skip
+HARD = 'it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must leave alone
+START = [
+    "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
+    "ssh 0 cat",
+]  # fmt: skip
+
+
+def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps() == ["describe", "create", "describe", "describe", *START]
+    create = cloud.calls()[1]
+    assert create == [
+        "gcloud", "compute", "tpus", "tpu-vm", "create", "mine", "--zone=us-west4-a",
+        "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite",
+    ]  # fmt: skip
+    assert "step 1 of 1" in done.stdout  # worker 0's log
+    assert "launch_tpu.py delete mine --zone=us-west4-a" in done.stderr
+    for call in cloud.calls():
+        assert f"$ {shlex.join(call)}" in done.stderr
+
+
+def test_every_worker_gets_the_arguments_as_they_were_given(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS, f"--config.data.path={HARD}")
+    assert done.returncode == 0, done.stderr
+    for worker in (0, 1):
+        ((arguments, _),) = cloud.trainings(worker)
+        assert arguments == [
+            "-m", "widenet_jax.main", "--config=configs/digits.py:vit_tiny",
+            "--workdir=gs://bucket/a run", "--distributed", f"--config.data.path={HARD}",
+        ]  # fmt: skip
+    code = cloud.directory / "worker_1" / "widenet_run" / "code"
+    assert (code / "widenet_jax/main.py").read_bytes() == (
+        ROOT / "widenet_jax/main.py"
+    ).read_bytes()
+    assert not (code / ".git").exists()
+
+
+def test_secrets_go_by_file_and_never_by_command_line(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS, WANDB_API_KEY="s3cr3t 'key'")
+    assert done.returncode == 0, done.stderr
+    assert "s3cr3t" not in json.dumps(cloud.calls()) + done.stdout + done.stderr
+    assert cloud.trainings()[0][1] == "s3cr3t 'key'"
+    there = cloud.directory / "worker_0" / "widenet_run"
+    assert stat.S_IMODE((there / "env").stat().st_mode) == 0o600
+    assert stat.S_IMODE(there.stat().st_mode) == 0o700
+    assert "[tpu,gcs,wandb]" in (there / "setup.sh").read_text()
+
+
+@pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])
+def test_a_preempted_tpu_is_made_anew_and_the_run_started_again(tmp_path: Path, backend: str):
+    ready, gone = ("READY", "PREEMPTED") if backend == "tpu-vm" else ("ACTIVE", "SUSPENDED")
+    states = ("NOT_FOUND", "CREATING", ready, ready, gone, gone, "CREATING", ready)
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134, 0))
+    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", "--spot")
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps() == [
+        *("describe", "create", "describe", "describe"), *START,
+        *("describe", "describe"),  # the run failed; a moment later the TPU is gone
+        *("describe", "delete", "create", "describe", "describe"), *START,
+    ]  # fmt: skip
+    assert "mine is gone" in done.stderr
+    creates = [call for call in cloud.calls() if "create" in call]
+    assert creates[0] == creates[1]
+    assert "--spot" in creates[0]
+    assert len(cloud.trainings()) == 1  # the first one's machine was deleted
+
+
+def test_queued_resource(tmp_path: Path):
+    states = ("NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
+    cloud = Cloud(tmp_path / "cloud", states=states)
+    done = cloud.launch(
+        *ARGUMENTS, "--backend=queued-resource", "--project=p", "--delete_when_done"
+    )
+    assert done.returncode == 0, done.stderr
+    queued = ["gcloud", "compute", "tpus", "queued-resources"]
+    place = ["mine", "--zone=us-west4-a", "--project=p"]
+    calls = [call for call in cloud.calls() if "queued-resources" in call]
+    assert calls[0] == [*queued, "describe", *place, "--format=value(state.state)"]
+    assert calls[1] == [
+        *queued, "create", *place, "--node-id=mine", "--accelerator-type=v5litepod-16",
+        "--runtime-version=v2-alpha-tpuv5-lite",
+    ]  # fmt: skip
+    assert calls[-1] == [*queued, "delete", *place, "--force", "--quiet"]
+    assert "WAITING_FOR_RESOURCES" in done.stderr
+
+
+def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", exit_codes=(3,))
+    done = cloud.launch(*ARGUMENTS, "--delete_when_done")
+    assert done.returncode == 3
+    assert "delete" not in cloud.steps()
+
+
+def test_workers_that_do_not_take_connections_yet(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused", "Connection refused"]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps().count("ssh all mkdir") == 3
+
+
+def test_a_broken_connection_is_made_again(tmp_path: Path):
+    """The log breaks off, and so does asking for the exit code; the TPU is still there."""
+    fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
+    cloud = Cloud(tmp_path / "cloud", fails=fails)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 cat"]
+    assert "tail -n 10 " in cloud.calls()[-2][-1]
+    assert len(cloud.trainings()) == 1
+
+
+def test_workers_that_never_take_connections(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused"] * 9})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].endswith("Connection refused")
+    done = cloud.launch("status", "mine", "--zone=z")
+    assert done.stdout.splitlines() == ["mine: READY", "worker 0 cannot be reached"]
+
+
+def test_preempted_during_set_up(tmp_path: Path):
+    states = ("NOT_FOUND", "READY", "PREEMPTED", "READY")
+    fails = {"scp": ["ERROR: lost connection"]}
+    cloud = Cloud(tmp_path / "cloud", states=states, fails=fails)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert [step for step in cloud.steps() if step in ("create", "delete", "scp")] == [
+        *("create", "scp", "delete", "create", "scp"),
+    ]
+
+
+def test_a_failed_set_up_is_one_line(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", fails={"scp": ["ERROR: disk full"]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].endswith("ERROR: disk full")
+
+
+def test_a_tpu_that_runs_this_already_is_followed(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0))
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    home = cloud.directory / "worker_0" / "widenet_run"
+    with subprocess.Popen(["sleep", "2"]) as still_running:
+        Thread(target=still_running.wait).start()  # so that it is gone once it has ended
+        (home / "run.pid").write_text(str(still_running.pid))
+        other = cloud.launch(*ARGUMENTS, "--config.seed=1")
+        assert other.returncode == 2
+        assert "running something else" in other.stderr
+        before = len(cloud.calls())
+        assert cloud.launch(*ARGUMENTS).returncode == 0
+    assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 cat"]
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"),
+    [
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) INVALID_ARGUMENT: Location us-west4-a is not "
+         "found or access is unauthorized.", 2, "--zone=us-west4-a is no zone that has v5e-16"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit "
+         "'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0", 3, "quota for v5e-16"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) There is no more capacity in the zone "
+         "\"us-west4-a\"; you can try in another zone", 3, "--backend=queued-resource waits"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) You do not currently have an active account "
+         "selected.", 2, "gcloud auth login"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) PERMISSION_DENIED: Cloud TPU API has not "
+         "been used in project p before", 2, "check --project"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) something new", 3, "something new"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(tmp_path: Path, message: str, code: int, words: str):
+    cloud = Cloud(tmp_path / "cloud", fails={"create": [message]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == code
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("$ ")]
+    assert words in line
+
+
+def test_a_queued_resource_that_failed(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "PROVISIONING", "FAILED"))
+    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
+    assert done.returncode == 3
+    assert "mine is FAILED" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("backend", ["tpu-vm", "skypilot", "gke"])
+def test_no_gcloud_no_sky_no_xpk(tmp_path: Path, backend: str):
+    cloud = Cloud(tmp_path / "cloud")
+    for tool in ("gcloud", "sky", "xpk"):
+        (cloud.directory / "bin" / tool).unlink()
+    here = tmp_path / "git"
+    here.mkdir()
+    (here / "git").symlink_to(subprocess.check_output(["which", "git"], text=True).strip())
+    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", "--cluster=c", path=str(here))
+    assert done.returncode == 2
+    assert "was not found on PATH: " in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["--tpu=v9-8"], "choose one of v2, v3, v4, v5e, v5p, v6e"),
+        (["--tpu=big"], "as in v3-256 or v5e-16"),
+        (["--workdir=runs/here"], "give a gs:// directory"),
+        (["--name=Mine_1"], "lower-case letters"),
+        (["--config=configs/none.py"], "git does not track configs/none.py"),
+        (["--config.sed=1"], "did you mean --config.seed?"),
+        (["--backend=gke"], "--backend=gke needs --cluster"),
+        (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk has no such TPU"),
+        (["--backend=gke", "--cluster=c", "--spot"], "node pool"),
+        (["--backend=other"], "invalid choice"),
+    ],
+)
+def test_mistakes_are_noticed_before_anything_is_made(
+    tmp_path: Path, changes: list[str], words: str
+):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS, *changes)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line
+    assert cloud.calls() == []
+
+
+def test_skypilot_gets_a_task(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    flags = ("--backend=skypilot", "--spot", f"--config.data.path={HARD}")
+    done = cloud.launch(*ARGUMENTS, *flags, "--dry_run", WANDB_API_KEY="s3cr3t")
+    text = done.stdout.split("\n$ ")[0]
+    task = yaml.safe_load(text)
+    assert task["resources"] == {
+        "infra": "gcp/us-west4/us-west4-a",
+        "accelerators": "tpu-v5litepod-16",
+        "accelerator_args": {"runtime_version": "v2-alpha-tpuv5-lite", "tpu_vm": True},
+        "use_spot": True,
+    }
+    assert task["secrets"] == {"WANDB_API_KEY": None}
+    assert "s3cr3t" not in done.stdout
+    words = shlex.split(task["run"])
+    assert words[1:3] == ["-m", "widenet_jax.main"]
+    assert words[-1] == f"--config.data.path={HARD}"
+    done = cloud.launch(*ARGUMENTS, *flags, WANDB_API_KEY="s3cr3t")
+    assert done.returncode == 0, done.stderr
+    ((*call, file),) = cloud.calls()
+    secret = ["--secret", "WANDB_API_KEY"]
+    assert call == ["sky", "jobs", "launch", "--yes", "--detach-run", *secret]
+    assert file.endswith("task.yaml")
+
+
+def test_gke_gets_a_workload(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    flags = ("--backend=gke", "--cluster=c", f"--config.data.path={HARD}")
+    done = cloud.launch(*ARGUMENTS, *flags, WANDB_API_KEY="s3cr3t")
+    assert done.returncode == 0, done.stderr
+    (call,) = cloud.calls()
+    assert "s3cr3t" not in " ".join(call)
+    values = dict(word.partition("=")[::2] for word in call if word.startswith("--"))
+    assert call[:3] == ["xpk", "workload", "create"]
+    assert values["--workload"] == "mine"
+    assert values["--tpu-type"] == "v5litepod-16"
+    assert values["--env-file"].endswith("/env")
+    words = shlex.split(values["--command"])
+    assert words[words.index("exec") :][1:4] == ["python", "-m", "widenet_jax.main"]
+    assert words[-1] == f"--config.data.path={HARD}"
+
+
+@pytest.mark.parametrize("tpu", ["v3-256", "v5e-16"])
+def test_the_dry_run_in_the_docs_is_what_it_prints(tmp_path: Path, tpu: str):
+    """Up to the name of the temporary directory and the plan."""
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(
+        "--config=configs/imagenet.py:widenet_b", f"--tpu={tpu}", "--zone=europe-west4-a",
+        "--workdir=gs://BUCKET/widenet_b", "--skip_plan", "--dry_run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert cloud.calls() == []
+    printed = re.sub(r"\S*/widenet_launch_\w+", "/tmp/widenet_launch_XXXX", done.stdout)
+    assert printed.strip() in (ROOT / "docs" / "LAUNCH.md").read_text()
+
+
+def test_status_logs_stop_delete(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    where = ("mine", "--zone=us-west4-a")
+    status = cloud.launch("status", *where)
+    assert status.stdout.splitlines() == ["mine: READY", "ended, exit code 0", "step 1 of 1"]
+    home = cloud.directory / "worker_0" / "widenet_run"
+    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
+        for worker, process in ((0, one), (1, two)):
+            file = cloud.directory / f"worker_{worker}" / "widenet_run" / "run.pid"
+            file.write_text(str(process.pid))
+        assert "running" in cloud.launch("status", *where).stdout
+        assert cloud.launch("stop", *where).returncode == 0
+        assert (one.wait(10), two.wait(10)) == (-15, -15)
+    assert "step 1 of 1" in cloud.launch("logs", *where).stdout
+    assert cloud.launch("delete", *where).returncode == 0
+    assert cloud.calls()[-1][4:] == ["delete", "mine", "--zone=us-west4-a", "--quiet"]
+    assert not home.exists()
+
+
+def test_status_of_what_is_not_there_or_not_allowed(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",))
+    done = cloud.launch("status", "mine", "--zone=z")
+    assert done.stdout.strip() == "mine: there is no such TPU"
+    cloud = Cloud(tmp_path / "other", fails={"describe": ["ERROR: PERMISSION_DENIED: no"]})
+    done = cloud.launch("status", "mine", "--zone=z")
+    assert (done.returncode, "check --project" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "verb", "command"),
+    [
+        ("skypilot", "status", "sky jobs queue"),
+        ("skypilot", "logs", "sky jobs logs --name mine"),
+        ("skypilot", "stop", "sky jobs cancel --yes --name mine"),
+        ("skypilot", "delete", "sky jobs cancel --yes --name mine"),
+        ("gke", "status", "xpk workload list --cluster=c --zone=z --filter-by-job=mine"),
+        ("gke", "logs", "kubectl logs --follow --tail=100 --selector=jobset.sigs.k8s.io/"
+         "jobset-name=mine,batch.kubernetes.io/job-completion-index=0"),
+        ("gke", "delete", "xpk workload delete --cluster=c --zone=z --workload=mine"),
+    ],
+)  # fmt: skip
+def test_engines_are_asked(tmp_path: Path, backend: str, verb: str, command: str):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(verb, "mine", "--zone=z", f"--backend={backend}", "--cluster=c")
+    assert done.returncode == 0, done.stderr
+    assert [shlex.join(call) for call in cloud.calls()] == [command]

@@ -1,0 +1,44 @@
+"""Stands in for a training run: seconds of nothing instead of minutes of training.
+
+It takes main's arguments, writes metrics.jsonl and result.json as a run does, resumes from its own
+metrics, and answers SIGTERM as a run does: saved, exit code 143. Seed 13 fails.
+"""
+
+import json
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+STEPS = 9
+
+
+def command(trial, workdir: str) -> list[str]:
+    """Instead of `Trial.command`."""
+    return [sys.executable, "-S", __file__, *trial.arguments(workdir)]
+
+
+def main() -> None:
+    values = dict(re.findall(r"--(?:config\.)?([\w.]+)=(.*)", "\n".join(sys.argv[1:])))
+    workdir = Path(values["workdir"])
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "starts").open("a").write("x")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if values.get("seed") == "13":
+        sys.exit("starting\nfailed: unlucky")
+    rate = float(values.get("optimizer.learning_rate", 0.5))
+    pause = float(values.get("optimizer.weight_decay", 0.0))  # seconds a step
+    metrics = workdir / "metrics.jsonl"
+    done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    for step in range(done + 1, STEPS + 1):
+        time.sleep(pause)
+        record = {"step": step, "split": "eval", "cross_entropy": 1.0, "accuracy": rate}
+        with metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    result = {"test_accuracy": rate, "params": 7, "params_sha256": f"of {sorted(values)}"}
+    (workdir / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Command lines of the scripts: a mistake is one line and exit code 2, as everywhere."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from widenet_jax.errors import BadInputError, RunFailedError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are BadInputError, and whose options are never guessed at.
+
+    `parse_known_args` leaves what it does not know, as `--config.FIELD=VALUE`, in its order.
+    """
+
+    def __init__(self, description: str):
+        super().__init__(
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(f"{message} (--help lists the flags)")
+
+    def names(self) -> list[str]:
+        """ "config", "workdir", ...: for "did you mean"."""
+        return [option.lstrip("-") for action in self._actions for option in action.option_strings]
+
+
+def exit_code_of(run: Callable[[], int]) -> int:
+    """What `run` returns; a BadInputError or RunFailedError is said in one line."""
+    try:
+        return run()
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailedError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 3
