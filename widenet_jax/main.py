@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config_files import load_config, override, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.stopping import STOPPED, Stop, end_process
+from widenet_jax.stopping import EXIT_CODE, Stop, end_process
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 GOODBYE_SECONDS = 10.0
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     except RunFailedError as error:
         return end(f"failed: {error}", 3)
     except StoppedError as error:
-        return end(f"stopped: {error}", STOPPED)
+        return end(f"stopped: {error}", EXIT_CODE)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
@@ -181,7 +181,7 @@ def end(line: str, code: int) -> int:
         goodbye = threading.Thread(target=sys.modules["jax"].distributed.shutdown, daemon=True)
         goodbye.start()
         goodbye.join(GOODBYE_SECONDS)  # hosts that all end here do so together
-    if distributed or code == STOPPED:
+    if distributed or code == EXIT_CODE:
         end_process(line, code)
     print(line, file=sys.stderr)
     return code

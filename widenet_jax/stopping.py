@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from widenet_jax.errors import StoppedError
 
-STOPPED = 143  # exit code: what shells report of a process that SIGTERM ended
+EXIT_CODE = 143  # exit code: what shells report of a process that SIGTERM ended
 SIGTERM = signal.SIGTERM
 TIME_IS_UP = "time is up (--max_seconds)"
 CLOSING_SECONDS = 5.0
@@ -182,7 +182,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def end_process(text: str, code: int = STOPPED) -> NoReturn:
+def end_process(text: str, code: int = EXIT_CODE) -> NoReturn:
     """At once, without waiting for threads, readers or other hosts."""
     say(text)
     sys.stdout.flush()
