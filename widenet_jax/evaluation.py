@@ -1,12 +1,14 @@
 """Evaluation: a model over a whole split, each image once."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from widenet_jax.data.pipeline import EvalTransform, eval_batches
 from widenet_jax.data.sources import Source
@@ -41,9 +43,27 @@ def evaluate(
     Raises:
       StopRequestedError: `stop` was asked to.
     """
-    config = experiment.config
+    batches = placed_batches(
+        experiment.config, experiment.mesh, source, transform, stop=stop, beat=beat, note=note
+    )
+    sums = sum_over(partial(experiment.eval_step, params), batches)
+    routing = summarize(sums) if "load" in sums else {}
+    return experiment.task.summarize(sums) | routing
+
+
+def placed_batches(
+    config: ConfigDict,
+    mesh: Mesh,
+    source: Source,
+    transform: EvalTransform,
+    *,
+    stop: Stop,
+    beat: Callable[[str], None],
+    note: Callable[[str], None],
+) -> Iterator[Mapping[str, Array]]:
+    """Every image of `source` once, in batches on the devices; see `evaluate` for the arguments."""
     B = config.evaluation.batch_size
-    positions = host_positions(experiment.mesh, B)
+    positions = host_positions(mesh, B)
     batches = eval_batches(
         source,
         transform=transform,
@@ -54,17 +74,10 @@ def evaluate(
         on_bad_example=config.data.on_bad_example,
         on_message=note,
     )
-    place = partial(global_batch, mesh=experiment.mesh, batch_size=B, positions=positions)
-
-    def placed() -> Iterable[Mapping[str, Array]]:
-        for number, batch in enumerate(stop.reading(batches)):
-            beat(f"evaluation batch {number + 1}")
-            yield place(batch)
-            stop.check()
-
-    sums = sum_over(partial(experiment.eval_step, params), placed())
-    routing = summarize(sums) if "load" in sums else {}
-    return experiment.task.summarize(sums) | routing
+    for number, batch in enumerate(stop.reading(batches)):
+        beat(f"evaluation batch {number + 1}")
+        yield global_batch(batch, mesh=mesh, batch_size=B, positions=positions)
+        stop.check()
 
 
 def sum_over(
