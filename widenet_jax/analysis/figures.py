@@ -44,8 +44,12 @@ def draw_confusion(confusion: np.ndarray, class_names: Sequence[str], out: epath
     side = min(12, 4 + 0.3 * V)
     figure = Figure(figsize=(side + 1, side), layout="constrained")
     axis = figure.subplots()
-    image = axis.imshow(confusion / counts, vmin=0, vmax=1, cmap="viridis")
-    figure.colorbar(image, ax=axis, label="share of the class", fraction=0.046)
+    image = axis.imshow(confusion / counts, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    figure.colorbar(
+        image,
+        ax=axis,
+        label="share of the class",
+    )
     axis.set(xlabel="taken for", ylabel="class")
     if V <= MOST_NAMES:
         axis.set_xticks(range(V), class_names, rotation=90)

@@ -52,6 +52,11 @@ def sums_of_distances(points: np.ndarray, values: np.ndarray) -> np.ndarray:
     return points * below - partial[below] + (partial[-1] - partial[below]) - points * above
 
 
+def own_norms(params: Mapping, norm: str = "norm_ffn") -> list[str]:
+    """Names of the norms that belong to one block each, by block; none where blocks share one."""
+    return sorted(name for name in params["encoder"] if re.fullmatch(rf"block_\d+_{norm}", name))
+
+
 def norm_divergence(params: Mapping, *, norm: str = "norm_ffn") -> dict[str, Divergence]:
     """{"gamma": ..., "beta": ...} of the LayerNorms before the MoE or feed-forward layers.
 
@@ -62,8 +67,7 @@ def norm_divergence(params: Mapping, *, norm: str = "norm_ffn") -> dict[str, Div
     Raises:
       BadInputError: the blocks share one norm, or there is one block: nothing can differ.
     """
-    encoder = params["encoder"]
-    names = sorted(name for name in encoder if re.fullmatch(rf"block_\d+_{norm}", name))
+    encoder, names = params["encoder"], own_norms(params, norm)
     if len(names) < 2:
         raise BadInputError(
             "divergence of norms (eq. 9) needs blocks with norms of their own; this model has "

@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.analysis import expert_usage
-from widenet_jax.analysis.norm_divergence import Divergence, norm_divergence
+from widenet_jax.analysis.norm_divergence import Divergence, norm_divergence, own_norms
 from widenet_jax.analysis.over_source import open_source
 from widenet_jax.analysis.routing import image_router
 from widenet_jax.analysis.routing_figures import draw_divergence, draw_overlay, draw_usage
@@ -26,11 +26,18 @@ def analyze_model(
       out: an existing directory.
       num_images: of the data, in the overlay.
 
+    A model whose blocks share their norms has no divergence, one without experts no usage.
+
     Raises:
-      BadInputError: blocks without norms of their own, or a source that does not fit.
+      BadInputError: a source that does not fit.
     """
-    divergences = {model.place: norm_divergence(model.params) for model in (trained, *others)}
-    draw_divergence(divergences, out / "norm_divergence.png")
+    divergences = {
+        model.place: norm_divergence(model.params)
+        for model in (trained, *others)
+        if len(own_norms(model.params)) > 1
+    }
+    if divergences:
+        draw_divergence(divergences, out / "norm_divergence.png")
     facts: dict[str, Any] = {
         "workdir": trained.place,
         "step": trained.step,
@@ -52,9 +59,9 @@ def numbers(vectors: dict[str, Divergence]) -> dict[str, dict[str, list[float]]]
 
 
 def overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -> None:
-    """Experts over images spread evenly over the source, which mostly is sorted by class or not."""
+    """Experts over images drawn from the source, the same ones for every model."""
     source, transform = open_source(trained)
-    chosen = np.linspace(0, len(source) - 1, num_images).astype(int)
+    chosen = np.random.default_rng(0).permutation(len(source))[:num_images]
     examples = [read_image(source, int(record)) for record in chosen]
     pictures = [transform(image) for image, _ in examples]
     route = image_router(trained)

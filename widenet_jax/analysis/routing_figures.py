@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.analysis.expert_usage import ExpertUsage
 from widenet_jax.analysis.figures import MOST_NAMES, save
@@ -39,13 +40,14 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
         load.bar(usage.blocks, usage.load[:, e], bottom=below, color=colour, label=f"expert {e}")
         below += usage.load[:, e]
     load.set(xlabel="block", ylabel="share of (token, choice) pairs", title="load")
-    load.legend(fontsize=7, ncols=-(-E // 8))
+    load.legend(fontsize=7, ncols=min(E, 8), loc="upper center", bbox_to_anchor=(0.5, -0.12))
     level.plot(usage.blocks, usage.router_entropy / np.log(E), "o-", label="of a token's router")
     level.plot(usage.blocks, usage.load_entropy / np.log(E), "s--", label="of the load")
     level.set(xlabel="block", ylabel="share of log E", ylim=(0, 1.05), title="entropy")
     level.legend()
     drop.bar(usage.blocks, 100 * usage.drop_rate, color="C7")
-    drop.set(xlabel="block", ylabel="% of the pairs", title="dropped")
+    highest = max(1.0, 110 * float(usage.drop_rate.max()))
+    drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
     draw_classes(classes, usage)
     for axis, values, name in (
         (agreement, usage.agreement, "same first choice (share of tokens)"),
@@ -163,6 +165,7 @@ def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.P
             axis.plot(range(len(y)), y, "os^Dv"[number % 5] + "-", label=name)
         axis.set(xlabel="block", ylabel="y (eq. 9)", title=f"divergence of {vector}")
         axis.set_ylim(bottom=0)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
         axis.legend()
     save(figure, out)

@@ -2,8 +2,8 @@
 
 Key layouts as written over the years by google-research/vision_transformer and big_vision:
 
-- under `opt/target/` (a whole training state), `params/`, `params/img/` (the image tower of a pair),
-  or nothing;
+- under `opt/target/` (a whole training state), `params/`, `params/img/` (the image tower of a
+  pair), or nothing;
 - positions at `Transformer/posembed_input/pos_embedding`, `Transformer/pos_embedding` or
   `pos_embedding`, with a row for the CLS token (added after the token was prepended) or without
   (added before);
@@ -17,7 +17,7 @@ Sources of these facts: vision_transformer/vit_jax/checkpoint.py, big_vision/mod
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import flax.traverse_util
 import numpy as np
@@ -108,10 +108,8 @@ def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def numbers_of_norms(arrays: Mapping[str, np.ndarray]) -> list[str]:
     """["0", "2"] where a block's layers are numbered together, ["0", "1"] where kinds are apart."""
-    found = {
-        m[1] for name in arrays if (m := re.search(r"encoderblock_\d+/LayerNorm_(\d+)/", name))
-    }
-    return sorted(found)
+    found = (re.search(r"encoderblock_\d+/LayerNorm_(\d+)/", name) for name in arrays)
+    return sorted({match[1] for match in found if match})
 
 
 def path_in_block(name: str, norms: list[str]) -> str | None:
@@ -122,10 +120,8 @@ def path_in_block(name: str, norms: list[str]) -> str | None:
     block, kind, number, rest = match.groups()
     layer = LAYERS[kind][norms.index(number) if kind == "LayerNorm" else 0]
     head, _, leaf = rest.rpartition("/")
-    inner = MLP.get(head, head)
-    return "/".join(
-        part for part in (f"encoder/block_{int(block):02d}_{layer}", inner, leaf) if part
-    )
+    parts = (f"encoder/block_{int(block):02d}_{layer}", MLP.get(head, head), leaf)
+    return "/".join(part for part in parts if part)
 
 
 def merge_heads(path: str, array: np.ndarray) -> np.ndarray:

@@ -3,8 +3,8 @@ parameters of our ViT.
 
 PyTorch stores a linear layer as [out, in] and a convolution as [out, in, height, width]; ours are
 [in, out] and [height, width, in, out]. `ViTModel`'s pooler is our representation layer.
-Differs from theirs: `hidden_act="gelu"` is the exact GELU and their epsilon is 1e-12, where Google's
-models, of which most of theirs are copies, were trained with the tanh form and 1e-6, as ours are.
+Differs from theirs: `hidden_act="gelu"` is the exact GELU and their epsilon is 1e-12. Google's
+models, of which most of theirs are copies, were trained with the tanh form and 1e-6, as ours.
 Sources of these facts: transformers/models/vit/modeling_vit.py.
 """
 

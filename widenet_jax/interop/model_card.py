@@ -21,7 +21,8 @@ CARD = """# {title}
 In a checkout of widenet_jax, with this directory as `DIR`:
 
     python scripts/predict.py --workdir=DIR photo.jpg --top=5
-    python scripts/evaluate.py --workdir=DIR --config.data.source=image_folder --config.data.path=PHOTOS
+    python scripts/evaluate.py --workdir=DIR \\
+        --config.data.source=image_folder --config.data.path=PHOTOS --config.data.eval_split=val
     python -m widenet_jax.main --config=CONFIG --workdir=RUN --config.init_from=DIR   # finetune
 
 `{params_file}` holds every parameter (float32) under its path; other programs read it without
