@@ -138,12 +138,12 @@ def draw_block(
     tint = colours[experts[..., 0]].repeat(P, axis=0).repeat(P, axis=1)
     axis.imshow((1 - TINT) * as_rgb(picture) / 255 + TINT * tint)
     y, x = (np.indices(experts.shape[:2]) + 0.5) * P - 0.5
-    dot = 500 / experts.shape[0] ** 2  # points^2, a third of a patch
+    dot = 900 / experts.shape[0] ** 2  # points^2: a fifth of a patch wide in a panel of 2 inches
     if experts.shape[-1] > 1:
         second = colours[experts[..., 1].ravel()]
         axis.scatter(x.ravel(), y.ravel(), s=dot, c=second, linewidths=0)
     lost = dropped[..., 0]
-    axis.scatter(x[lost], y[lost], s=2 * dot, c="black", marker="x")
+    axis.scatter(x[lost], y[lost], s=2 * dot, c="black", marker="x", linewidths=0.8)
 
 
 def as_rgb(picture: np.ndarray) -> np.ndarray:
