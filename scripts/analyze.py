@@ -7,7 +7,8 @@
 
 Writes norm_divergence.png (figs. 4 and 5, one line a model) and, for a model with experts,
 expert_usage.png and expert_overlay.png (experts over images of the set), and analysis.json with all
-the numbers. The set is the run's evaluation split unless changed.
+the numbers. The set is the run's evaluation split unless changed. Drops are those of evaluation,
+where capacity is mostly ample; --config.model.moe.capacity_factor_eval=1.2 shows training's.
 Exit codes: 0 done, 2 bad input, 3 no whole checkpoint.
 """
 
@@ -15,7 +16,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.commands import exit_code
+from widenet_jax.commands import exit_code, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--compare", action="append", default=[], help="another one, for the divergence; repeatable"
     )
     parser.add_argument("--out", required=True, help="a directory")
-    parser.add_argument("--images", type=int, default=4, help="images in the overlay")
+    parser.add_argument("--images", type=positive, default=4, help="images in the overlay")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, changes = parser.parse_known_args(arguments)
     return exit_code(lambda: analyze(options, changes))

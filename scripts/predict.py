@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.commands import exit_code
+from widenet_jax.commands import exit_code, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="JPEG or PNG files")
     parser.add_argument("--workdir", required=True, help="a run, or an exported directory")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to name")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes to name")
     parser.add_argument("--overlay", metavar="PNG", help="draw expert choices over the images")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

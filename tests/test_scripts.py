@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -123,13 +124,21 @@ def test_mistakes_are_one_line(exported, digits_run, digit_files, tmp_path, caps
     assert "no finished checkpoint" in refused(
         capsys, "analyze", there, f"--out={tmp_path / 'a'}", f"--compare={tmp_path}"
     )
-    capsys.readouterr()
+    assert "gone/o.png: No such file" in refused(
+        capsys, "predict", there, digit_files[0], f"--overlay={tmp_path / 'gone' / 'o.png'}"
+    )
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many"])
+def test_counts_are_positive(exported, count: str, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run("predict", "x.jpg", f"--workdir={exported}", f"--top={count}")
+    assert ended.value.code == 2
+    assert f"'{count}' must be a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_no_whole_checkpoint_is_exit_code_3(digits_run, tmp_path, capsys):
     """A copy of the run whose parameters are cut short."""
-    import shutil
-
     shutil.copytree(digits_run, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints").rglob("manifest.json"):
         file.write_text("{}")

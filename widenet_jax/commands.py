@@ -1,5 +1,6 @@
-"""How the scripts end: a user's mistake is one line and exit code 2, a failed run exit code 3."""
+"""What scripts share: a user's mistake is one line and exit code 2, a failed run exit code 3."""
 
+import argparse
 import sys
 from collections.abc import Callable
 
@@ -19,4 +20,14 @@ def exit_code(command: Callable[[], object]) -> int:
     except RunFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 3
+    except OSError as error:  # a place that cannot be written
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
+
+
+def positive(text: str) -> int:
+    """For argparse: a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
