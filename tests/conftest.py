@@ -3,6 +3,7 @@
 import atexit
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +28,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a small finished WideNet on the digits; only to be read."""
+    import jax
+    from runs import small_config
+
+    from widenet_jax import train
+
+    workdir = tmp_path_factory.mktemp("digits") / "run"
+    # So tight in evaluation, too, that tokens are dropped there.
+    config = small_config(**{"model.moe.capacity_factor_eval": 1.0})
+    train.run(config, str(workdir), devices=jax.devices()[:1])
+    return workdir

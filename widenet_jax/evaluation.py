@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from widenet_jax.data.pipeline import EvalTransform, eval_batches
 from widenet_jax.data.sources import Source
@@ -44,9 +46,37 @@ def evaluate(
       StopRequestedError: `stop` was asked to.
       RunFailedError: too large a share of the images is unreadable.
     """
-    config = experiment.config
+    batches = placed_batches(
+        experiment.config, experiment.mesh, source, transform, stop=stop, beat=beat, note=note
+    )
+    with closing(batches):
+        sums = sum_over(partial(experiment.eval_step, params), batches)
+    routing = summarize(sums) if "load" in sums else {}
+    metrics = experiment.task.summarize(sums) | routing
+    metrics["bad_examples"] = len(source) - metrics["images"]
+    allowed = experiment.config.data.max_bad_fraction
+    if metrics["bad_examples"] > allowed * len(source):
+        raise RunFailedError(
+            f"{metrics['bad_examples']:,} of {len(source):,} test images could not be read, more "
+            f"than config.data.max_bad_fraction={allowed:g} allows; mend the data (they are named "
+            "above)"
+        )
+    return metrics
+
+
+def placed_batches(
+    config: ConfigDict,
+    mesh: Mesh,
+    source: Source,
+    transform: EvalTransform,
+    *,
+    stop: Stop,
+    beat: Callable[[str], None],
+    note: Callable[[str], None],
+) -> Iterator[Mapping[str, Array]]:
+    """Every image of `source` once, in batches on the devices; see `evaluate` for the arguments."""
     B = config.evaluation.batch_size
-    positions = host_positions(experiment.mesh, B)
+    positions = host_positions(mesh, B)
     batches = eval_batches(
         source,
         transform=transform,
@@ -57,26 +87,11 @@ def evaluate(
         on_bad_example=config.data.on_bad_example,
         on_message=note,
     )
-    place = partial(global_batch, mesh=experiment.mesh, batch_size=B, positions=positions)
-
-    def placed(batches: Iterable) -> Iterator[Mapping[str, Array]]:
-        for number, batch in enumerate(batches):
-            beat(f"evaluation batch {number + 1}")
-            yield place(batch)
-            stop.check()
-
     with closing(stop.reading(batches)) as read:
-        sums = sum_over(partial(experiment.eval_step, params), placed(read))
-    routing = summarize(sums) if "load" in sums else {}
-    metrics = experiment.task.summarize(sums) | routing
-    metrics["bad_examples"] = len(source) - metrics["images"]
-    if metrics["bad_examples"] > config.data.max_bad_fraction * len(source):
-        raise RunFailedError(
-            f"{metrics['bad_examples']:,} of {len(source):,} test images could not be read, more "
-            f"than config.data.max_bad_fraction={config.data.max_bad_fraction:g} allows; mend the "
-            "data (they are named above)"
-        )
-    return metrics
+        for number, batch in enumerate(read):
+            beat(f"evaluation batch {number + 1}")
+            yield global_batch(batch, mesh=mesh, batch_size=B, positions=positions)
+            stop.check()
 
 
 def sum_over(

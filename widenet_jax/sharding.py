@@ -145,3 +145,8 @@ def global_batch(
         return jax.make_array_from_callback(shape, NamedSharding(mesh, BATCH), shard)
 
     return {key: place(rows) for key, rows in local.items() if key != "record"}
+
+
+def to_host(replicated: PyTree) -> PyTree:
+    """NumPy copies of arrays that every device holds whole, on one host of any number."""
+    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), replicated)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure  # not pyplot: files, never a window, nothi
 from widenet_jax.metrics import JsonLines
 
 STYLES = {"train": {"alpha": 0.7}, "eval": {"ls": "--", "marker": "o", "ms": 3}}
+MOST_NAMES = 50  # more do not fit beside a picture
 
 
 def draw_learning_curves(
@@ -94,6 +95,26 @@ def apart(places: Sequence[float]) -> bool:
     """Whether there is room for a label at each place; they rise."""
     gaps = np.diff(places)
     return len(gaps) == 0 or min(gaps) > 0.08 * sum(gaps)
+
+
+def draw_confusion(confusion: np.ndarray, class_names: Sequence[str], out: epath.Path) -> None:
+    """Shares of each class (row) that were taken for each (column); names up to MOST_NAMES."""
+    counts = np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    V = len(class_names)
+    side = min(12, 4 + 0.3 * V)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(confusion / counts, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    figure.colorbar(
+        image,
+        ax=axis,
+        label="share of the class",
+    )
+    axis.set(xlabel="taken for", ylabel="class")
+    if V <= MOST_NAMES:
+        axis.set_xticks(range(V), class_names, rotation=90)
+        axis.set_yticks(range(V), class_names)
+    save(figure, out)
 
 
 def save(figure: Figure, out: epath.Path) -> None:

@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""Exports a trained model: its parameters, config, class names and a model card, as plain files.
+
+  python scripts/export.py --workdir=runs/mine --out=exported/mine
+  python scripts/export.py --workdir=runs/mine --out=exported/mine --format=npz
+
+The directory goes wherever a workdir goes in evaluate.py, predict.py and analyze.py, and into
+--config.init_from for finetuning. Exit codes: 0 done, 2 bad input, 3 no whole checkpoint.
+"""
+
+import argparse
+import json
+import sys
+
+from widenet_jax.checkpoint.checkpoints import absolute
+from widenet_jax.commands import exit_code
+from widenet_jax.interop.exported import FORMATS, write_exported
+from widenet_jax.trained import read_model
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", required=True, help="a run, or an exported directory")
+    parser.add_argument("--out", required=True, help="a new directory")
+    parser.add_argument("--format", choices=list(FORMATS), default="safetensors")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: export(options))
+
+
+def export(options: argparse.Namespace) -> None:
+    model = read_model(options.workdir)
+    write_exported(absolute(options.out), model, file_format=options.format)
+    if options.json:
+        print(json.dumps({"out": options.out, "format": options.format, "step": model.step}))
+    else:
+        print(f"{options.out}: step {model.step:,}, {FORMATS[options.format]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

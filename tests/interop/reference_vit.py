@@ -1,0 +1,178 @@
+"""A ViT in plain NumPy, loops and all, and its weights under the names that others use."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+P, D, N, F, L, V, SIDE = 4, 8, 2, 12, 2, 5, 2  # patch, embed, heads, mlp, blocks, classes, grid
+H = D // N
+IMAGES = np.random.default_rng(1).uniform(-1, 1, (3, SIDE * P, SIDE * P, 3)).astype(np.float32)
+
+
+@dataclass
+class Vit:
+    """Weights by plain names; kernels [in, out], blocks in a list."""
+
+    outside: dict[str, np.ndarray]
+    blocks: list[dict[str, np.ndarray]]
+
+
+def random_vit(*, cls: bool = True, pre_logits: bool = False, seed: int = 0) -> Vit:
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.normal(size=shape, scale=0.5).astype(np.float32)  # noqa: E731
+    outside = {
+        "patch_kernel": draw(P, P, 3, D),
+        "patch_bias": draw(D),
+        "positions": draw(1, SIDE**2 + cls, D),
+        "norm_scale": 1 + draw(D),
+        "norm_bias": draw(D),
+        "head_kernel": draw(D, V),
+        "head_bias": draw(V),
+    }
+    if cls:
+        outside["cls"] = draw(1, 1, D)
+    if pre_logits:
+        outside |= {"pre_kernel": draw(D, D), "pre_bias": draw(D)}
+
+    def block() -> dict[str, np.ndarray]:
+        parts = {
+            f"norm{i}_{v}": draw(D) + (v == "scale") for i in (1, 2) for v in ("scale", "bias")
+        }
+        for name in ("query", "key", "value", "out"):
+            parts |= {f"{name}_kernel": draw(D, D), f"{name}_bias": draw(D)}
+        return parts | {
+            "wi_kernel": draw(D, F), "wi_bias": draw(F),
+            "wo_kernel": draw(F, D), "wo_bias": draw(D),
+        }  # fmt: skip
+
+    return Vit(outside, [block() for _ in range(L)])
+
+
+def layer_norm(x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def attention(x: np.ndarray, b: dict[str, np.ndarray]) -> np.ndarray:
+    """Of one image [T, D], head by head; each head has H consecutive columns."""
+    q, k, v = (x @ b[f"{name}_kernel"] + b[f"{name}_bias"] for name in ("query", "key", "value"))
+    heads = []
+    for n in range(N):
+        own = slice(n * H, (n + 1) * H)
+        scores = np.exp(q[:, own] @ k[:, own].T / np.sqrt(H))
+        heads.append(scores / scores.sum(-1, keepdims=True) @ v[:, own])
+    return np.concatenate(heads, axis=1) @ b["out_kernel"] + b["out_bias"]
+
+
+def logits(vit: Vit, images: np.ndarray) -> np.ndarray:
+    """[B, height, width, 3] to [B, V]; reads the CLS token where there is one, else the mean."""
+    w = vit.outside
+    rows = []
+    for image in images:
+        patches = [
+            image[r * P : (r + 1) * P, c * P : (c + 1) * P].ravel()
+            for r in range(SIDE)
+            for c in range(SIDE)
+        ]
+        x = np.stack(patches) @ w["patch_kernel"].reshape(-1, D) + w["patch_bias"]
+        x = np.concatenate([w["cls"][0], x]) if "cls" in w else x
+        x = x + w["positions"][0]
+        for b in vit.blocks:
+            x = x + attention(layer_norm(x, b["norm1_scale"], b["norm1_bias"]), b)
+            h = layer_norm(x, b["norm2_scale"], b["norm2_bias"])
+            x = x + gelu(h @ b["wi_kernel"] + b["wi_bias"]) @ b["wo_kernel"] + b["wo_bias"]
+        x = layer_norm(x, w["norm_scale"], w["norm_bias"])
+        y = x[0] if "cls" in w else x.mean(0)
+        y = np.tanh(y @ w["pre_kernel"] + w["pre_bias"]) if "pre_kernel" in w else y
+        rows.append(y @ w["head_kernel"] + w["head_bias"])
+    return np.stack(rows)
+
+
+def google_names(
+    vit: Vit,
+    *,
+    positions: str = "Transformer/posembed_input/pos_embedding",
+    numbered_together: bool = True,
+    stacked: bool = False,
+) -> dict[str, np.ndarray]:
+    """As Google's `.npz` files name and shape them."""
+    w = vit.outside
+    arrays = {
+        "embedding/kernel": w["patch_kernel"],
+        "embedding/bias": w["patch_bias"],
+        positions: w["positions"],
+        "Transformer/encoder_norm/scale": w["norm_scale"],
+        "Transformer/encoder_norm/bias": w["norm_bias"],
+        "head/kernel": w["head_kernel"],
+        "head/bias": w["head_bias"],
+    }
+    if "cls" in w:
+        arrays["cls"] = w["cls"]
+    if "pre_kernel" in w:
+        arrays |= {"pre_logits/kernel": w["pre_kernel"], "pre_logits/bias": w["pre_bias"]}
+    blocks = [google_block(b, numbered_together) for b in vit.blocks]
+    if stacked:
+        one = {k: np.stack([b[k] for b in blocks]) for k in blocks[0]}
+        return arrays | {f"Transformer/encoderblock/{k}": v for k, v in one.items()}
+    for i, block in enumerate(blocks):
+        arrays |= {f"Transformer/encoderblock_{i}/{k}": v for k, v in block.items()}
+    return arrays
+
+
+def google_block(b: dict[str, np.ndarray], numbered_together: bool) -> dict[str, np.ndarray]:
+    norm1, att, norm2, mlp = (0, 1, 2, 3) if numbered_together else (0, 0, 1, 0)
+    attention_name = f"MultiHeadDotProductAttention_{att}"
+    named = {}
+    for name in ("query", "key", "value"):
+        named[f"{attention_name}/{name}/kernel"] = b[f"{name}_kernel"].reshape(D, N, H)
+        named[f"{attention_name}/{name}/bias"] = b[f"{name}_bias"].reshape(N, H)
+    return named | {
+        f"{attention_name}/out/kernel": b["out_kernel"].reshape(N, H, D),
+        f"{attention_name}/out/bias": b["out_bias"],
+        f"LayerNorm_{norm1}/scale": b["norm1_scale"],
+        f"LayerNorm_{norm1}/bias": b["norm1_bias"],
+        f"LayerNorm_{norm2}/scale": b["norm2_scale"],
+        f"LayerNorm_{norm2}/bias": b["norm2_bias"],
+        f"MlpBlock_{mlp}/Dense_0/kernel": b["wi_kernel"],
+        f"MlpBlock_{mlp}/Dense_0/bias": b["wi_bias"],
+        f"MlpBlock_{mlp}/Dense_1/kernel": b["wo_kernel"],
+        f"MlpBlock_{mlp}/Dense_1/bias": b["wo_bias"],
+    }
+
+
+def huggingface_names(vit: Vit) -> dict[str, np.ndarray]:
+    """As transformers' ViTForImageClassification stores them: linear layers [out, in]."""
+    w = vit.outside
+    arrays = {
+        "vit.embeddings.cls_token": w["cls"],
+        "vit.embeddings.position_embeddings": w["positions"],
+        "vit.embeddings.patch_embeddings.projection.weight": w["patch_kernel"].transpose(
+            3, 2, 0, 1
+        ),
+        "vit.embeddings.patch_embeddings.projection.bias": w["patch_bias"],
+        "vit.layernorm.weight": w["norm_scale"],
+        "vit.layernorm.bias": w["norm_bias"],
+        "classifier.weight": w["head_kernel"].T,
+        "classifier.bias": w["head_bias"],
+    }
+    linear = {
+        "attention.attention.query": "query",
+        "attention.attention.key": "key",
+        "attention.attention.value": "value",
+        "attention.output.dense": "out",
+        "intermediate.dense": "wi",
+        "output.dense": "wo",
+    }
+    for i, b in enumerate(vit.blocks):
+        layer = f"vit.encoder.layer.{i}"
+        for theirs, ours in linear.items():
+            arrays[f"{layer}.{theirs}.weight"] = b[f"{ours}_kernel"].T
+            arrays[f"{layer}.{theirs}.bias"] = b[f"{ours}_bias"]
+        for theirs, ours in (("layernorm_before", "norm1"), ("layernorm_after", "norm2")):
+            arrays[f"{layer}.{theirs}.weight"] = b[f"{ours}_scale"]
+            arrays[f"{layer}.{theirs}.bias"] = b[f"{ours}_bias"]
+    return arrays
