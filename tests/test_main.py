@@ -56,6 +56,7 @@ EARLY = [
     ((DIGITS, "--workdir"), "Missing value for flag --workdir"),
     ((DIGITS, "--workdir=W", "--bogus=1"), "there is no flag --bogus; --help lists the flags"),
     ((DIGITS, "--wrkdir=W", "--workdir=W"), "no flag --wrkdir; did you mean --workdir?"),
+    ((DIGITS, "--wrkdir=W"), "no flag --wrkdir; did you mean --workdir?"),
     ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
     ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval|replay>"),
     ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id=first"),

@@ -77,7 +77,7 @@ def test_while_starting(tmp_path: Path):
         time.sleep(seconds)
         run.send_signal(signal.SIGTERM)
         sent = time.monotonic()
-        assert "there was nothing to save" in stopped(run)
+        assert "there was nothing new to save" in stopped(run)
         assert time.monotonic() - sent < 1.0
     assert last_step(tmp_path / "run") == 0
 
@@ -92,7 +92,7 @@ def test_while_compiling(tmp_path: Path):
     assert lines_in(tmp_path / "run") == 0
     run.send_signal(signal.SIGTERM)
     sent = time.monotonic()
-    assert "there was nothing to save" in stopped(run)
+    assert "there was nothing new to save" in stopped(run)
     assert time.monotonic() - sent < 1.0
 
 
@@ -173,7 +173,7 @@ def test_with_worker_processes_and_the_whole_group(tmp_path: Path):
 def test_an_evaluation_alone_has_nothing_to_save(unbroken: Path):
     stop = Stop()
     stop.reason = "SIGTERM"
-    with pytest.raises(StoppedError, match="SIGTERM; there was nothing to save"):
+    with pytest.raises(StoppedError, match="SIGTERM; there was nothing new to save"):
         train.run(small_config(), str(unbroken), mode="eval", stop=stop, devices=ONE)
 
 
@@ -234,10 +234,13 @@ def test_time_is_up_while_waiting():
 
 def test_a_sigterm_after_that_is_the_first():
     """A preemption while the run saves because its time is up must not cut the save off."""
-    run = after_half_a_second(3.0)
+    run = after_half_a_second(5.0)
     assert run.stderr.readline().startswith("time is up")
     run.send_signal(signal.SIGTERM)
-    assert run.stderr.readline().startswith("SIGTERM: stopping at the next step")
+    assert run.stderr.readline().startswith("SIGTERM: saving after this step")
+    run.send_signal(signal.SIGTERM)  # at once: `timeout` signals a process and its group
+    time.sleep(1.5)
+    assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     assert run.wait(timeout=30) == 143
     assert run.stderr.readline() == "SIGTERM again: ending at once\n"

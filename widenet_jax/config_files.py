@@ -102,16 +102,24 @@ def place_of(error: Exception, path: str) -> str:
 
 def check_field_names(rest: Sequence[str], config: ConfigDict, own: Iterable[str]) -> None:
     """Raises BadInputError at the first flag that names no field of the config."""
-    for argument in rest[1:]:
-        if not re.match("--?[A-Za-z]", argument):
-            continue
-        name = argument.lstrip("-").partition("=")[0]
-        field = re.fullmatch(r"(?:no)?config\.(.+)", name)
-        if not field:
+    check_flag_names(rest, own)
+    for name in names_of_flags(rest):
+        check_field_name(name.partition("config.")[2], config)
+
+
+def check_flag_names(rest: Sequence[str], own: Iterable[str]) -> None:
+    """Raises BadInputError at the first flag that is no field of any config; names the nearest."""
+    for name in names_of_flags(rest):
+        if not re.match(r"(?:no)?config\.", name):
             near = difflib.get_close_matches(name, list(own), n=1)
             hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
             raise BadInputError(f"there is no flag --{name}; {hint}")
-        check_field_name(field[1], config)
+
+
+def names_of_flags(rest: Sequence[str]) -> list[str]:
+    """ "config.seed" of --config.seed=3, for all but the first word, the program."""
+    flags_there = [word for word in rest[1:] if re.match("--?[A-Za-z]", word)]
+    return [word.lstrip("-").partition("=")[0] for word in flags_there]
 
 
 def check_field_name(field: str, config: ConfigDict) -> None:

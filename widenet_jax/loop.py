@@ -228,6 +228,8 @@ class Loop:
             self.checkpoints.save_failed(state, step=step - 1)
         except RunFailedError as error:
             again = f"The state could not be kept for a replay: {error}"
+        if allowed:
+            what += f", one more than config.max_skipped_updates={allowed} allows"
         raise RunFailedError(
             f"{what}, in the batch of training images {listed}; checkpoints made before are kept. "
             f"{again}. {ADVICE}"
@@ -240,6 +242,6 @@ class Loop:
         if bad > limit * max(seen, self.data.facts.num_examples):
             raise RunFailedError(
                 f"{bad:,} of {seen:,} training images could not be read up to step {step:,}, more "
-                f"than config.data.max_bad_fraction={limit:g} allows; mend the data (they are "
-                "named above)"
+                f"than config.data.max_bad_fraction={limit:g} allows; mend the data (this start's "
+                "and earlier starts' notes name the images) or allow more"
             )

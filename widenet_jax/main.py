@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags, logging
 from ml_collections import ConfigDict
 
-from widenet_jax.config_files import load_config, override, stored_config
+from widenet_jax.config_files import check_flag_names, load_config, override, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.stopping import EXIT_CODE, Stop, end_process
 
@@ -71,6 +71,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[flags.FlagValues, ConfigDict | Non
         return own, None
     if own.max_seconds is not None and not own.max_seconds < threading.TIMEOUT_MAX:
         raise BadInputError(f"--max_seconds={own.max_seconds} must be a number of seconds")
+    check_flag_names(rest, own)
     stored = own.mode != "train" and not own.config
     for name in ("workdir",) if stored else ("config", "workdir"):
         if not own[name].value:

@@ -95,6 +95,11 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
         for key in sorted(stored.keys() | ours.keys())
         if stored.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
     ]
+    if changed and mode != "train":
+        raise BadInputError(
+            f"--workdir={workdir} holds a run of another config ({'; '.join(changed[:4])}); leave "
+            "the config out, and to evaluate on other data use scripts/evaluate.py"
+        )
     if changed:
         raise BadInputError(
             f"--workdir={workdir} holds a run of another config ({'; '.join(changed[:4])}"

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -20,7 +21,9 @@ EXIT_CODE = 143  # exit code: what shells report of a process that SIGTERM ended
 SIGTERM = signal.SIGTERM
 TIME_IS_UP = "time is up (--max_seconds)"
 CLOSING_SECONDS = 5.0
+SAME_SECONDS = 1.0  # `timeout`, for one, signals a process and then its group: that is one request
 AGAIN = "The same command goes on from there"
+NOTHING = "there was nothing new to save. The same command begins where this one did"
 
 
 class StopRequestedError(Exception):
@@ -40,7 +43,8 @@ class Stop:
         self.reason: str | None = None
         self.unsaved = False
         self._waiting = False
-        self._signals = self._own_signals = 0
+        self._told: float | None = None  # when the first SIGTERM came
+        self._own_signals = 0
         self._tell_hosts: Callable[[int], Any] | None = None
         self._ticks = 0
         self._pipe: int | None = None
@@ -102,18 +106,19 @@ class Stop:
                 self._own_signals -= 1
                 self._request(TIME_IS_UP)
                 continue
-            self._signals += 1
-            if self._signals > 1:
+            if self._told is None:
+                self._told = time.monotonic()
+                self._request("SIGTERM")
+            elif time.monotonic() - self._told > SAME_SECONDS:
                 end_process("SIGTERM again: ending at once")
-            self._request("SIGTERM")
         os.close(pipe)
 
     def _request(self, reason: str) -> None:
         alone = self._tell_hosts is None
         self.reason = reason
         if alone and not self.unsaved:
-            end_process(f"stopped: {reason}; there was nothing to save. {AGAIN}")
-        say(f"{reason}: stopping at the next step, once it is saved; SIGTERM ends at once")
+            end_process(f"stopped: {reason}; {NOTHING}")
+        say(f"{reason}: saving after this step, then stopping; another SIGTERM ends at once")
         if not alone:
             self._tell_hosts(SIGTERM)
 
@@ -174,8 +179,8 @@ class Stop:
     def stopped(self, step: int) -> StoppedError:
         """What to raise once everything is saved."""
         reason = self.reason or "another host was asked to"
-        saved = f"saved after step {step:,}" if step else "there was nothing to save"
-        return StoppedError(f"{reason}; {saved}. {AGAIN}")
+        saved = f"saved after step {step:,}. {AGAIN}" if step else NOTHING
+        return StoppedError(f"{reason}; {saved}")
 
 
 def say(text: str) -> None:

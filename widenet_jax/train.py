@@ -34,7 +34,7 @@ from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
 from widenet_jax.data.pipeline import build_transforms, image_shape
 from widenet_jax.data.sources import build_source
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.evaluation import evaluate, result_metrics
 from widenet_jax.experiment import DataFacts, Experiment, build_experiment
 from widenet_jax.finetune import finetune_params, has_cls_row
@@ -92,6 +92,10 @@ def run(
             return train(experiment, data, workdir, stop)
         except StopRequestedError:
             raise stop.stopped(0) from None
+        except BadExampleError as error:
+            raise BadInputError(
+                f"{error}, or go on without it: --config.data.on_bad_example=skip"
+            ) from None
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

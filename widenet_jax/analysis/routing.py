@@ -17,8 +17,8 @@ import numpy as np
 from widenet_jax.errors import BadInputError
 from widenet_jax.finetune import has_cls_row
 from widenet_jax.models.encoder import moe_block_indices
-from widenet_jax.moe.dispatch import capacity_limit
 from widenet_jax.moe.layer import MoeLayer
+from widenet_jax.moe.slots import capacity_limit
 from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree, Routing
