@@ -38,7 +38,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     authors_code = options.get("preset") == "authors_code"
     config = ConfigDict()
     config.seed = 0
-    config.init_from = ""  # workdir of the pretraining run; empty: from scratch
+    config.init_from = ""  # a run, an export, or ViT weights (.npz, .safetensors)
     config.batch_size = 128 if small else 512
     config.duration = "8 epochs" if small else "100 epochs"  # steps, examples or epochs
     config.log_every_steps = 10

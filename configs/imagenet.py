@@ -45,7 +45,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     authors_code = options.get("preset") == "authors_code"
     config = ConfigDict()
     config.seed = 0
-    config.init_from = ""  # workdir of a run whose backbone to start from
+    config.init_from = ""  # a run, an export, or ViT weights (.npz, .safetensors)
     config.batch_size = 4096  # 16 images for each of 256 cores
     config.duration = "300 epochs"  # steps, examples or epochs
     config.log_every_steps = 50

@@ -20,7 +20,7 @@ from widenet_jax.data.sources import Source
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
 from widenet_jax.param_paths import path_names
-from widenet_jax.sharding import global_batch, host_positions
+from widenet_jax.sharding import global_batch, host_positions, to_host
 from widenet_jax.typing import PyTree
 
 
@@ -87,7 +87,7 @@ def replay(
 
     whole = NamedSharding(mesh, P())
     found = jax.jit(work, out_shardings=whole)(params, batch, jnp.int32(step))
-    found = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), found)
+    found = to_host(found)
     places = [source.describe(record) for record in records_of_step(experiment, step)]
     gradients = zip(
         path_names(found["finite_gradients"]),

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from clu import parameter_overview
 from etils import epath
 from jax.sharding import NamedSharding
@@ -28,7 +27,6 @@ from widenet_jax.checkpoint.checkpoints import (
     Checkpoints,
     absolute,
     load_newest,
-    load_params,
 )
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
@@ -38,11 +36,13 @@ from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.evaluation import evaluate, result_metrics
 from widenet_jax.experiment import DataFacts, Experiment, build_experiment
 from widenet_jax.finetune import finetune_params, has_cls_row
+from widenet_jax.interop.pretrained import load_pretrained
 from widenet_jax.loop import Data, Loop
 from widenet_jax.metrics import JsonLines, MetricsWriter
 from widenet_jax.models.vit import count_parameters, count_unrolled
 from widenet_jax.progress import Progress
 from widenet_jax.replay import replay
+from widenet_jax.sharding import to_host
 from widenet_jax.step import TrainState
 from widenet_jax.stopping import Stop, StopRequestedError
 from widenet_jax.typing import PyTree
@@ -245,7 +245,7 @@ def check_history(workdir: epath.Path, save_every: int) -> None:
 
 
 def first_state(experiment: Experiment) -> TrainState:
-    """Freshly drawn, or with the backbone of the run in `config.init_from`."""
+    """Freshly drawn, or with the backbone that `config.init_from` names."""
     config, state = experiment.config, experiment.init()
     if not config.init_from:
         return state
@@ -253,17 +253,12 @@ def first_state(experiment: Experiment) -> TrainState:
     fresh = jax.jit(lambda params: params, out_shardings=whole)(state.params)
     params = finetune_params(
         to_host(fresh),
-        to_host(load_params(config.init_from, whole)),
+        load_pretrained(config.init_from, whole),
         cls_token=has_cls_row(config.model),
         source=config.init_from,
     )
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
     return state.replace(params=jax.device_put(params, shardings))
-
-
-def to_host(replicated: PyTree) -> PyTree:
-    """NumPy copies of arrays that every device holds whole, on one host of any number."""
-    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), replicated)
 
 
 def parameter_facts(experiment: Experiment) -> dict[str, int]:
