@@ -101,7 +101,7 @@ def run_and_kill(workdir: Path, when: Callable[[Path], bool]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("when", [is_saving, is_evaluating])
+@pytest.mark.parametrize("when", [is_saving, pytest.param(is_evaluating, marks=pytest.mark.slow)])
 def test_killed_at_a_bad_moment(unbroken: Path, tmp_path: Path, when: Callable):
     hit = run_and_kill(tmp_path / "run", when)
     assert hit is not None

@@ -34,7 +34,9 @@ def assert_same_training(workdir: Path, reference: Path) -> None:
         np.testing.assert_allclose(mine["loss"], other["loss"], rtol=1e-4)
 
 
-@pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("fsdp", "expert"), [(1, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 def test_eight_devices_train_as_one(single: Path, tmp_path: Path, fsdp: int, expert: int):
     """Meshes 8x1x1, 2x2x2 and 1x4x2 (data, fsdp, expert)."""
     config = small_config(**{"sharding.fsdp": fsdp, "sharding.expert": expert})
@@ -48,6 +50,7 @@ def test_two_processes_train_as_one(single: Path, tmp_path: Path):
     assert_same_training(tmp_path / "run", single)
 
 
+@pytest.mark.slow
 def test_two_processes_finetune_as_one(single: Path, tmp_path: Path):
     """Parameters split over processes, a backbone from elsewhere: the same losses."""
     changes = {"init_from": str(single), "duration": "2 steps", "sharding.fsdp": 2}

@@ -171,8 +171,14 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("how", [{"unroll": False}, {"remat": "block"},
-                                 {"unroll": False, "remat": "block"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"unroll": False, "remat": "block"},
+        pytest.param({"unroll": False}, marks=pytest.mark.slow),
+        pytest.param({"remat": "block"}, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("stack", STACKS)
 def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
     """Parameters, output, statistics and gradients are those of blocks run as they stand."""
