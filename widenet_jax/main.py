@@ -20,6 +20,7 @@ from widenet_jax.stopping import EXIT_CODE, Stop, end_process
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 GOODBYE_SECONDS = 10.0
+INTERRUPTED = 130  # what shells report of a process that Ctrl-C ended
 USAGE = f"""Trains or evaluates what a config describes; the same command again resumes.
 
   {EXAMPLE}
@@ -162,8 +163,7 @@ def main(argv: Sequence[str]) -> int:
     except StoppedError as error:
         return end(f"stopped: {error}", EXIT_CODE)
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
+        return end("interrupted: the same command goes on from the last checkpoint", INTERRUPTED)
     finally:
         stop.close()
     print(json.dumps(result) if own.json else report(result, own.workdir), flush=True)
@@ -182,7 +182,7 @@ def end(line: str, code: int) -> int:
         goodbye = threading.Thread(target=sys.modules["jax"].distributed.shutdown, daemon=True)
         goodbye.start()
         goodbye.join(GOODBYE_SECONDS)  # hosts that all end here do so together
-    if distributed or code == EXIT_CODE:
+    if distributed or code in (EXIT_CODE, INTERRUPTED):
         end_process(line, code)
     print(line, file=sys.stderr)
     return code

@@ -167,5 +167,6 @@ def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.P
         axis.set_ylim(bottom=0)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
-        axis.legend()
+    # Below the panels: names are paths, and long ones would leave no room for the curves.
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center")
     save(figure, out)
