@@ -151,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
         stop.listen()
         if own.max_seconds is not None:
             stop.after(own.max_seconds)
-        logging.set_verbosity(logging.ERROR)
+        logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of what we say in one line
         join_hosts(own, stop)
         from widenet_jax import train  # imports JAX: seconds, so only now
 
