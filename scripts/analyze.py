@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.commands import exit_code, positive
+from widenet_jax.arguments import exit_code_of, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--images", type=positive, default=4, help="images in the overlay")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, changes = parser.parse_known_args(arguments)
-    return exit_code(lambda: analyze(options, changes))
+    return exit_code_of(lambda: analyze(options, changes))
 
 
 def analyze(options: argparse.Namespace, changes: list[str]) -> None:

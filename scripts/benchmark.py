@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from widenet_jax.arguments import exit_code_of
 from widenet_jax.config_files import load_config, override
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -159,26 +160,23 @@ def input_pipeline(arguments: argparse.Namespace) -> Rows:
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 2 for a mistake, 3 where the device ran out of memory."""
     arguments, rest = parser().parse_known_args(argv)
-    try:
-        if arguments.benchmark in ("train_step", "checkpoint"):
-            of_configs = {"train_step": train_step, "checkpoint": checkpoint}
-            rows = of_configs[arguments.benchmark](arguments, rest)
-        elif rest:
-            raise BadInputError(f"there is no flag {rest[0]}; --help lists the flags")
-        else:
-            rows = {"dispatch": dispatch, "input": input_pipeline}[arguments.benchmark](arguments)
-    except BadInputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailedError as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 3
+    return exit_code_of(lambda: measure(arguments, rest))
+
+
+def measure(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Measures, prints and draws."""
+    if arguments.benchmark in ("train_step", "checkpoint"):
+        of_configs = {"train_step": train_step, "checkpoint": checkpoint}
+        rows = of_configs[arguments.benchmark](arguments, rest)
+    elif rest:
+        raise BadInputError(f"there is no flag {rest[0]}; --help lists the flags")
+    else:
+        rows = {"dispatch": dispatch, "input": input_pipeline}[arguments.benchmark](arguments)
     from widenet_jax.benchmark.report import draw, table
 
     print(json.dumps(rows) if arguments.json else table(rows))
     if arguments.picture:
         draw(arguments.benchmark, rows, arguments.picture)
-    return 0
 
 
 if __name__ == "__main__":  # worker processes import this file again

@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.commands import exit_code
+from widenet_jax.arguments import exit_code_of
 
 WORST, CONFUSED = 5, 5
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", help="a directory for tables and a picture")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options, changes = parser.parse_known_args(arguments)
-    return exit_code(lambda: evaluate(options, changes))
+    return exit_code_of(lambda: evaluate(options, changes))
 
 
 def evaluate(options: argparse.Namespace, changes: list[str]) -> None:

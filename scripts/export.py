@@ -12,8 +12,8 @@ import argparse
 import json
 import sys
 
+from widenet_jax.arguments import exit_code_of
 from widenet_jax.checkpoint.checkpoints import absolute
-from widenet_jax.commands import exit_code
 from widenet_jax.interop.exported import FORMATS, write_exported
 from widenet_jax.trained import read_model
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=list(FORMATS), default="safetensors")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: export(options))
+    return exit_code_of(lambda: export(options))
 
 
 def export(options: argparse.Namespace) -> None:

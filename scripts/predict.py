@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.commands import exit_code, positive
+from widenet_jax.arguments import exit_code_of, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--overlay", metavar="PNG", help="draw expert choices over the images")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: predict(options))
+    return exit_code_of(lambda: predict(options))
 
 
 def predict(options: argparse.Namespace) -> None:

@@ -36,7 +36,6 @@ MAY_IMPORT = {
     "finetune": set(),
     "interop": {"checkpoint", "sharding"},
     "trained": {"checkpoint", "config_files", "interop", "models", "param_paths"},
-    "commands": set(),
     "run_record": set(),
     "experiment": {"durations", "models", "moe", "optim", "sharding", "step", "tasks"},
     "evaluation": {"data", "experiment", "moe", "sharding", "stopping"},

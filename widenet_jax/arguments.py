@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from absl import logging
+
 from widenet_jax.errors import BadInputError, RunFailedError
 
 
@@ -29,13 +31,29 @@ class Parser(argparse.ArgumentParser):
         return [option.lstrip("-") for action in self._actions for option in action.option_strings]
 
 
-def exit_code_of(run: Callable[[], int]) -> int:
-    """What `run` returns; a BadInputError or RunFailedError is said in one line."""
+def positive(text: str) -> int:
+    """For argparse: a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def exit_code_of(run: Callable[[], int | None]) -> int:
+    """What `run` returns, 0 for nothing; what went wrong is said in one line on stderr.
+
+    2 for a BadInputError and for a file that cannot be read or written, 3 for a RunFailedError.
+    """
+    logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of what is said in one line
     try:
-        return run()
+        return run() or 0
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 3
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2

@@ -200,19 +200,26 @@ def train(experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop) -
 
         # Result
         watchdog.beat("writing the result")
-        result = {
-            "mode": "train",
-            "steps": total_steps,
-            **parameter_facts(experiment),
-            **result_metrics(metrics),
-            "params_sha256": params_sha256(state.params),
-        }
-        if main_host:
-            from widenet_jax.analysis.figures import draw_learning_curves  # a second to import
+        return write_result(workdir, experiment, state, metrics)
 
-            run_record.write_json(workdir / "result.json", result)
-            draw_learning_curves([workdir], workdir / "learning_curve.png")
-        return result
+
+def write_result(
+    workdir: epath.Path, experiment: Experiment, state: TrainState, metrics: dict[str, Any]
+) -> dict[str, Any]:
+    """result.json and the learning curve of a finished run; returns the former."""
+    result = {
+        "mode": "train",
+        "steps": experiment.total_steps,
+        **parameter_facts(experiment),
+        **result_metrics(metrics),
+        "params_sha256": params_sha256(state.params),
+    }
+    if jax.process_index() == 0:
+        from widenet_jax.analysis.figures import draw_learning_curves  # a second to import
+
+        run_record.write_json(workdir / "result.json", result)
+        draw_learning_curves([workdir], workdir / "learning_curve.png")
+    return result
 
 
 def prepare_workdir(experiment: Experiment, workdir: epath.Path, stack: ExitStack) -> None:
