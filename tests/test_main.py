@@ -129,6 +129,10 @@ EARLY = [
         (DIGITS, "--workdir=W", "--config.data.num_workers=-1"),
         "--config.data.num_workers=-1 is too small; give at least 0",
     ),
+    (
+        (DIGITS, "--workdir=W", "--config.sharding.fsdp=-2"),
+        "--config.sharding.fsdp=-2 is too small; give at least -1",
+    ),
 ]
 
 

@@ -35,7 +35,7 @@ def assert_same_training(workdir: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fsdp", "expert"), [(1, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
+    ("fsdp", "expert"), [(1, 1), (2, 2), pytest.param(-1, 2, marks=pytest.mark.slow)]
 )
 def test_eight_devices_train_as_one(single: Path, tmp_path: Path, fsdp: int, expert: int):
     """Meshes 8x1x1, 2x2x2 and 1x4x2 (data, fsdp, expert)."""

@@ -18,17 +18,18 @@ from widenet_jax.errors import BadInputError
 
 # What a field's value has to look like, by the type it has in the config file.
 WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
-# Every other whole number is a count of at least 1.
-MAY_BE_ZERO = (
-    "seed",
-    "data.num_workers",
-    "augment.pad_pixels",
-    "augment.randaugment_layers",
-    "model.moe.routing_groups",
-    "max_skipped_updates",
-    "watchdog.dump_after_seconds",
-    "watchdog.exit_after_seconds",
-)
+# The least that a whole number may be; any other is a count of at least 1.
+LEAST = {
+    "seed": 0,
+    "data.num_workers": 0,
+    "augment.pad_pixels": 0,
+    "augment.randaugment_layers": 0,
+    "model.moe.routing_groups": 0,
+    "max_skipped_updates": 0,
+    "watchdog.dump_after_seconds": 0,
+    "watchdog.exit_after_seconds": 0,
+    "sharding.fsdp": -1,  # all the devices there are
+}
 
 
 def override(config: ConfigDict, argv: Sequence[str], own: Iterable[str] = ()) -> None:
@@ -183,7 +184,7 @@ def check_numbers(config: ConfigDict) -> None:
     for name, value in fields_of(config):
         if isinstance(value, float) and not 0 <= value < math.inf:
             raise BadInputError(f"--config.{name}={value} must be a finite number, 0 or more")
-        least = 0 if name in MAY_BE_ZERO else 1
+        least = LEAST.get(name, 1)
         if name == "seed" and not 0 <= value < 2**32:
             raise BadInputError(f"--config.seed={value} must be between 0 and {2**32 - 1}")
         if type(value) is int and value < least:

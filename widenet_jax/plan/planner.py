@@ -177,6 +177,6 @@ def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
     return [
         *([{"model.remat": "block"}] if recompute else []),
         *({"optimizer.accumulation_steps": parts * n} for n in (enough, 2 * enough, 4 * enough)),
-        {"sharding.fsdp": 8},
+        *([{"sharding.fsdp": -1}] if config.sharding.fsdp != -1 else []),
         *({"batch_size": config.batch_size // n} for n in (enough, 2 * enough)),
     ]
