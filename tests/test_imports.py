@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "param_paths": set(),
     "losses": set(),
     "sharding": set(),
+    "markdown": set(),
     "mixup": set(),
     "stopping": set(),
     "watchdog": set(),
@@ -54,6 +55,10 @@ MAY_IMPORT = {
     "arguments": set(),
     "sweep": {"analysis", "arguments", "config_files", "metrics", "run_record", "stopping"},
     "launch": {"arguments", "config_files"},
+    "reproduce": {
+        *("analysis", "arguments", "config_files", "launch", "markdown", "metrics", "models"),
+        *("plan", "sweep", "trained"),
+    },
     "main": {"config_files", "train", "stopping"},
 }
 
