@@ -17,7 +17,7 @@ from widenet_jax.reproduce.experiments import EXPERIMENTS, Experiment, chosen
 from widenet_jax.reproduce.runs import Measured, carry_out, look_at
 from widenet_jax.reproduce.scales import SCALES, Run, Scale, runs_of, trial_of
 from widenet_jax.reproduce.tables import markdown, norms_markdown, rows_of
-from widenet_jax.sweep.command import handing_over
+from widenet_jax.sweep.command import add_launch_flags, check_launch_flags, handing_over
 from widenet_jax.sweep.directory import Directory, write_whole
 from widenet_jax.sweep.runner import FAILED
 from widenet_jax.sweep.trials import Trial
@@ -48,10 +48,7 @@ def parser() -> Parser:
     add("--seeds", type=positive, help=f"runs of each model (default: {counts})")
     add("--sizes", default="b,l,h", help="of the paper's rows, only these: b, or b,l")
     add("--workers", type=positive, default=1, help="runs at a time")
-    text = "hand each run to scripts/launch_tpu.py with these flags, as in "
-    text += "--launch='--tpu=v3-256 --zone=europe-west4-a'"
-    add("--launch", metavar="FLAGS", help=text)
-    add("--trial_workdir", default="", help="with --launch: gs://... for the runs' workdirs")
+    add_launch_flags(made)
     text = "list the runs; at --scale=paper with the plan's core-days for each and in total"
     add("--dry_run", action="store_true", help=text)
     add("--report", action="store_true", help="run nothing: tables and figures of what is finished")
@@ -107,8 +104,7 @@ def understand(argv: Sequence[str]) -> tuple[Any, list[str]]:
     options = made.parse_intermixed_args(own)
     if bad := next((flag for flag in flags if "=" not in flag), None):
         raise BadInputError(f"{bad}: write it as --config.FIELD=VALUE")
-    if bool(options.launch) != bool(options.trial_workdir):
-        raise BadInputError("--launch and --trial_workdir=gs://BUCKET/DIR go together")
+    check_launch_flags(options)
     return options, flags
 
 
