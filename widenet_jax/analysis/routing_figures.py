@@ -172,6 +172,6 @@ def plot_divergence(axis: Axes, curves: Mapping[str, np.ndarray], vector: str) -
     for number, (name, y) in enumerate(curves.items()):
         axis.plot(range(len(y)), y, "os^Dv"[number % 5] + "-", label=name)
     axis.set(xlabel="block", ylabel="y (eq. 9)", title=f"divergence of {vector}")
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.1 * max((y.max() for y in curves.values()), default=1.0) or 1.0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
