@@ -1,5 +1,8 @@
 """Which rows an experiment has."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from widenet_jax.errors import BadInputError
@@ -7,6 +10,7 @@ from widenet_jax.models.sizes import CIFAR10_ROWS, IMAGENET_ROWS
 from widenet_jax.reproduce.experiments import EXPERIMENTS, chosen
 
 SIZES = ("b", "l", "h")
+ROOT = Path(__file__).parents[2]
 
 
 def variants(name: str) -> set[str]:
@@ -27,6 +31,28 @@ def test_a_model_has_one_printed_number_in_all_tables_of_pretraining():
         for row in EXPERIMENTS[name].rows:
             numbers.setdefault(row.variant, set()).add(str(row.paper))
     assert max(map(len, numbers.values())) == 1
+
+
+@pytest.mark.parametrize("config", ["imagenet", "cifar10"])
+def test_printed_accuracies_are_those_of_the_configs_headers(config: str):
+    """Each config says what the paper got: its table was written from the paper as well."""
+    lines = (ROOT / "configs" / f"{config}.py").read_text().split('"""')[1].splitlines()
+    tables = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    header = next(line for line in tables if line[0] == "variant")
+    column = next(i for i, name in enumerate(header) if "top-1" in name)
+    said: dict[str, str] = {}
+    for cells in tables:
+        names = cells[0].split(" (")[0]
+        grouped = re.fullmatch(r"(\w+_)\{b,l,h\}(.*)", names)
+        names = [grouped[1] + size + grouped[2] for size in SIZES] if grouped else [names]
+        said |= dict(zip(names, cells[column].split(", "), strict=False))
+    experiments = [one for one in EXPERIMENTS.values() if one.finetuned == (config == "cifar10")]
+    compared = 0
+    for row in (row for one in experiments for row in one.rows if isinstance(row.paper, float)):
+        if "routing_groups" not in row.variant:
+            assert said[row.variant] == str(row.paper).replace("nan", "NaN"), row
+            compared += 1
+    assert compared == {"imagenet": 23, "cifar10": 6}[config]
 
 
 def test_names_and_sizes():

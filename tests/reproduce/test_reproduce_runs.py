@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,23 @@ def test_divergence_is_a_result_and_not_tried_again(tmp_path: Path):
             assert (of.mean, of.std, of.missing) == (50.0, None, [])
     first = [trial for run_, of in trials.items() if not run_.backbone for trial in of]
     assert [starts(directory, trial) for trial in first] == [1] * 6
+    carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
+    assert [starts(directory, trial) for trial in first] == [1, 2] * 3
+
+
+def test_nothing_starts_after_a_stop(tmp_path: Path):
+    """Ctrl-C while the last backbone ends by itself: what is finetuned from it waits."""
+    directory = Directory(tmp_path)
+    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [0])
+
+    def command(trial: Trial, workdir: str) -> list[str]:
+        if "vit_moe" not in trial.config:
+            os.kill(os.getpid(), signal.SIGINT)
+        return trial_program.command(trial, workdir)
+
+    measured, stopped = carry_out(trials, directory, workers=3, command=command)
+    assert stopped
+    assert [of.statuses for of in measured.values()][3:] == [["waiting"]] * 3
 
 
 def test_means_over_seeds(tmp_path: Path):

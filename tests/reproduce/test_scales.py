@@ -83,6 +83,9 @@ def test_a_trial_names_its_images_its_backbone_and_the_users_fields(tmp_path: Pa
         "--config.seed=2",
     ]
     assert "--config.data.path=gs://sets/tiny_imagenet" in first.arguments("w")
+    moved = Directory(tmp_path / "elsewhere")
+    again = trial_of(Run(scale.finetune, "vit_s", backbone), 2, moved, "gs://sets", flags)
+    assert again.name == trial.name and again.settings != trial.settings
     scratch = trial_of(Run(scale.pretrain, "vit_s"), 2, directory, "gs://sets", flags)
     assert len({trial.name, first.name, scratch.name}) == 3
     digits = trial_of(Run(SCALES["smoke"].pretrain, "vit_tiny"), 0, directory, "nowhere")

@@ -164,7 +164,7 @@ def test_another_sweep_in_the_same_directory(tmp_path: Path):
     directory.remember(
         expand(DIGITS, settings, ["--config.model.depth=2", "--config.data.num_workers=1"])
     )
-    with pytest.raises(BadInputError, match=r"holds this sweep with other flags"):
+    with pytest.raises(BadInputError, match=r"holds these runs with other flags"):
         directory.remember(expand(DIGITS, settings, ["--config.model.depth=1"]))
 
 

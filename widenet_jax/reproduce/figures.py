@@ -87,25 +87,32 @@ def draw_against(
 
 
 def divergences(
-    experiment: Experiment, scale: Scale, measured: Mapping[Run, Measured], vector: str
+    experiment: Experiment, scale: Scale, measured: Mapping[Run, Measured]
 ) -> dict[str, np.ndarray]:
-    """Label -> [L] eq. 9 of "gamma" or "beta", the mean over the seeds that are done, if any."""
+    """Label -> [seeds, L] eq. 9 of the experiment's vector, of the seeds that are done, if any.
+
+    Raises:
+      BadInputError: norms are shared, by a flag for all runs.
+    """
     curves = {}
     for row in experiment.rows:
         workdirs = measured[run_of(scale, experiment, row)].workdirs
-        found = [norm_divergence(open_trained(w).params)[vector].block for w in workdirs]
+        found = [norm_divergence(open_trained(w).params)[experiment.norms].block for w in workdirs]
         if found:
-            curves[row.label] = np.mean(found, axis=0)
+            curves[row.label] = np.stack(found)
     return curves
 
 
-def draw_norms(
-    experiment: Experiment, curves: Mapping[str, np.ndarray], vector: str, out: epath.Path
-) -> None:
-    """Figs. 4 and 5: a line a model."""
+def draw_norms(experiment: Experiment, curves: Mapping[str, np.ndarray], out: epath.Path) -> None:
+    """Figs. 4 and 5: a line a model, the mean over seeds; between the seeds' extremes a band."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
-    plot_divergence(axis, curves, vector)
+    plot_divergence(axis, {name: y.mean(axis=0) for name, y in curves.items()}, experiment.norms)
+    for line, y in zip(axis.lines, curves.values(), strict=True):
+        axis.fill_between(
+            range(y.shape[1]), y.min(axis=0), y.max(axis=0), color=line.get_color(), alpha=0.2
+        )
     axis.set(title=experiment.title)
-    axis.legend()
+    if curves:
+        axis.legend()
     save(figure, out)

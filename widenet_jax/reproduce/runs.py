@@ -15,7 +15,6 @@ from widenet_jax.sweep.runner import (
     DONE,
     FAILED,
     HANDED_OVER,
-    STOPPED,
     WAITING,
     Outcome,
     run_trials,
@@ -32,8 +31,8 @@ class Measured:
     Attributes:
       outcomes: one a seed; DIVERGED where numbers ceased to be finite.
       workdirs: of those that are done.
-      images_per_second: in training, the median over the lines of timing.jsonl and the seeds;
-        None before the first.
+      images_per_second: in training, the median over the lines of timing.jsonl and the seeds,
+        whatever else the machine did then; None before the first.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -45,6 +44,11 @@ class Measured:
         """Test accuracy in percent of every seed that ended: NaN where it diverged."""
         ended = [outcome for outcome in self.outcomes if outcome.status in (DONE, DIVERGED)]
         return [100 * outcome.result.get("test_accuracy", math.nan) for outcome in ended]
+
+    @property
+    def statuses(self) -> list[str]:
+        """One a seed."""
+        return [outcome.status for outcome in self.outcomes]
 
     @property
     def finite(self) -> list[float]:
@@ -70,7 +74,7 @@ class Measured:
     @property
     def missing(self) -> list[str]:
         """Why seeds are missing, one status each."""
-        return [o.status for o in self.outcomes if o.status not in (DONE, DIVERGED)]
+        return [status for status in self.statuses if status not in (DONE, DIVERGED)]
 
 
 def carry_out(
@@ -79,14 +83,16 @@ def carry_out(
     *,
     workers: int,
     command: Callable[[Trial, str], list[str]] = Trial.command,
+    retry: bool = False,
 ) -> tuple[dict[Run, Measured], bool]:
-    """Runs what is not finished, backbones first; a trial that diverged is not tried again.
+    """Runs what is not finished, backbones first.
 
     Args:
       trials: each run's, one a seed, backbones before what is finetuned from them.
       directory: of all of them.
       workers: how many run at a time.
       command: what starts a trial; by default a run on this machine.
+      retry: whether trials that diverged are run again; they go on from their last checkpoint.
 
     Returns:
       What every run gave, and whether a signal cut them short. A trial whose backbone is not done
@@ -98,11 +104,10 @@ def carry_out(
         stage = [of for run, of in trials.items() if bool(run.backbone) == finetuned]
         # A seed of every model before the next seed: a table is whole early.
         in_turn = [trial for seeds in zip(*stage, strict=True) for trial in seeds]
-        ready = [trial for trial in in_turn if startable(trial, directory)]
+        ready = [trial for trial in in_turn if startable(trial, directory, retry)]
         if ready and not stopped:
-            ran = run_trials(ready, directory, workers=workers, command=command)
+            ran, stopped = run_trials(ready, directory, workers=workers, command=command)
             outcomes |= {outcome.trial.name: outcome for outcome in ran}
-            stopped = any(outcome.status in (STOPPED, WAITING) for outcome in ran)
     measured = {
         run: gather([outcomes.get(t.name) or found(t, directory) for t in of], directory)
         for run, of in trials.items()
@@ -118,11 +123,11 @@ def look_at(trials: dict[Run, list[Trial]], directory: Directory) -> dict[Run, M
     }
 
 
-def startable(trial: Trial, directory: Directory) -> bool:
-    """Whether it has not diverged, and its backbone is there."""
+def startable(trial: Trial, directory: Directory, retry: bool) -> bool:
+    """Whether its backbone is there, and it has not diverged unless that is tried again."""
     backbone = trial.settings.get("init_from")
     ready = backbone is None or has_result(backbone)
-    return ready and not diverged(directory.workdir(trial))
+    return ready and (retry or not diverged(directory.workdir(trial)))
 
 
 def has_result(workdir: str) -> bool:

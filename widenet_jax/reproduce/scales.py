@@ -1,16 +1,17 @@
 """The paper's experiments at three scales: which runs they are, and how the runs depend.
 
-At every scale the models have the same shape: a deeper L and a still deeper H, half of L's blocks
-where the paper halves them, twice the width where it doubles it.
+At every scale L is deeper than B and H deeper than L, half of L's blocks stand where the paper
+halves them and twice the width where it doubles it. What differs is said in `Scale.about`.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from widenet_jax.models.sizes import SIZES, parse_variant
 from widenet_jax.reproduce.experiments import Experiment, Row
 from widenet_jax.sweep.directory import Directory
-from widenet_jax.sweep.trials import VARIANT, Trial, expand
+from widenet_jax.sweep.trials import VARIANT, Trial, expand, name_of
 
 # Options that are numbers of blocks, features or groups, and the size's field they are a share of.
 SHARE_OF = {"depth": "depth", "routing_groups": "depth", "mlp_dim": "mlp_dim"}
@@ -66,13 +67,16 @@ SCALES = {
         {"b": ("s", 4), "l": ("s", 8), "h": ("s", 12)},
         *(CIFAR10, TINY_IMAGENET, CIFAR10),
         seeds=3,
-        about="CIFAR-10 from scratch; Table 5 from Tiny-ImageNet",
+        about="CIFAR-10 from scratch, Table 5 from Tiny-ImageNet; 4, 8 and 12 blocks of width 128 "
+        "(every second one of ViT-MoE with experts, which are as wide as the dense layers); 8 "
+        "epochs of AdamW without mixup, RandAugment and dropout unless the command says otherwise",
     ),
     "smoke": Scale(
         {"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
         *(DIGITS, DIGITS, DIGITS),
         seeds=1,
-        about="8x8 digits, 12 epochs: shows that the command works, and nothing of the paper",
+        about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and nothing "
+        "of what the paper claims",
     ),
 }
 
@@ -144,9 +148,14 @@ def trial_of(
       BadInputError: a flag that the config does not take.
     """
     settings = {VARIANT: run.variant, "seed": seed}
-    if run.backbone:
-        backbone = trial_of(run.backbone, seed, directory, data_dir, flags)
-        settings["init_from"] = directory.workdir(backbone)
     data = [f"--config.data.path={data_dir}/{run.stage.data}"] if run.stage.data else []
     own = [f"--config.{flag}" for flag in run.stage.flags]
-    return expand(run.stage.config, [settings], [*data, *own, *flags])[0]
+    all_flags = [*data, *own, *flags]
+    if run.backbone is None:
+        return expand(run.stage.config, [settings], all_flags)[0]
+    backbone = trial_of(run.backbone, seed, directory, data_dir, flags)
+    from_backbone = settings | {"init_from": directory.workdir(backbone)}
+    (trial,) = expand(run.stage.config, [from_backbone], all_flags)
+    # Named without the directory, which may be moved, or called otherwise.
+    named = settings | {"from": backbone.name.rpartition("-")[2]}
+    return replace(trial, name=name_of(Path(run.stage.config).name, run.variant, named))

@@ -31,7 +31,7 @@ def parser() -> Parser:
     made = Parser(USAGE)
     add = made.add_argument
     add("--config", required=True, help="FILE.py or FILE.py:ARGUMENT")
-    add("--workdir", type=Path, help="the sweep's directory; runs/sweep_CONFIG by default")
+    add("--workdir", help="the sweep's directory; runs/sweep_CONFIG by default")
     text = "FIELD=VALUE,VALUE: every value with every value of the other --sweep; 'variant' is the "
     text += "config's argument. Semicolons part values that have commas. Without any --sweep or "
     text += "--zip: what the config's get_sweep or get_hyper says"
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     """
     options, flags = understand(argv)
     file = options.config.partition(":")[0]
-    workdir = options.workdir or Path("runs") / f"sweep_{Path(file).stem}"
+    workdir = options.workdir or f"runs/sweep_{Path(file).stem}"
     directory = Directory(workdir, options.trial_workdir)
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:

@@ -104,20 +104,24 @@ def run_trials(
     *,
     workers: int = 1,
     command: Callable[[Trial, str], list[str]] = Trial.command,
-) -> list[Outcome]:
-    """Runs what is not finished yet; returns every trial's outcome, in the order given.
+) -> tuple[list[Outcome], bool]:
+    """Runs what is not finished yet.
 
     Args:
       trials: as `expand` makes them; lists of several configs may be concatenated.
       directory: of the sweep.
       workers: how many run at a time.
       command: what starts a trial; by default a run on this machine.
+
+    Returns:
+      Every trial's outcome, in the order given; whether a signal cut them short.
     """
     directory.make()
     directory.remember(trials)
     listed = Listed(trials, directory)
-    Runner(listed, directory, workers=workers, command=command, total=len(trials)).run()
-    return listed.outcomes()
+    runner = Runner(listed, directory, workers=workers, command=command, total=len(trials))
+    stopped = runner.run()
+    return listed.outcomes(), stopped
 
 
 class Runner:
