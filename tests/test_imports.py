@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "param_paths": set(),
     "losses": set(),
     "sharding": set(),
+    "markdown": set(),
     "mixup": set(),
     "stopping": set(),
     "watchdog": set(),
@@ -48,12 +49,16 @@ MAY_IMPORT = {
         *("data", "evaluation", "experiment", "finetune", "losses", "metrics", "models", "moe"),
         *("sharding", "stopping", "tasks", "trained"),
     },
-    "plan": {"durations", "experiment", "models"},
-    "benchmark": {"checkpoint", "data", "experiment", "moe", "plan", "step"},
+    "plan": {"durations", "experiment", "markdown", "models"},
+    "benchmark": {"checkpoint", "data", "experiment", "markdown", "moe", "plan", "step"},
     "config_files": set(),
     "arguments": set(),
     "sweep": {"analysis", "arguments", "config_files", "metrics", "run_record", "stopping"},
     "launch": {"arguments", "config_files"},
+    "reproduce": {
+        *("analysis", "arguments", "config_files", "launch", "markdown", "metrics", "models"),
+        *("plan", "sweep", "trained"),
+    },
     "main": {"config_files", "train", "stopping"},
 }
 

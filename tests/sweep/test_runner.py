@@ -111,7 +111,7 @@ def test_a_trial_that_a_killed_sweep_left_running_is_waited_for(tmp_path: Path):
     """Its lock lives as long as its process: it is not started twice."""
     trials = trials_of([0], pause=0.3)
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, 'tests/sweep');"
+        "import sys; from pathlib import Path; sys.path[:0] = ['tests', 'tests/sweep'];"
         "import test_runner as t; t.run(t.trials_of([0], pause=0.3), Path(sys.argv[1]))"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as first:
@@ -164,7 +164,7 @@ def test_another_sweep_in_the_same_directory(tmp_path: Path):
     directory.remember(
         expand(DIGITS, settings, ["--config.model.depth=2", "--config.data.num_workers=1"])
     )
-    with pytest.raises(BadInputError, match=r"holds this sweep with other flags"):
+    with pytest.raises(BadInputError, match=r"holds these runs with other flags"):
         directory.remember(expand(DIGITS, settings, ["--config.model.depth=1"]))
 
 

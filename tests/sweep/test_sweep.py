@@ -45,7 +45,7 @@ def params_alone(workdir: Path, **changes: object) -> str:
 @pytest.mark.slow
 def test_a_sweep_killed_midway_and_resumed_equals_each_run_alone(tmp_path: Path):
     workdir = tmp_path / "sweep"
-    changes = SMALL | {"duration": "100 steps", "checkpoint.every": "5 steps"}
+    changes = SMALL | {"duration": "800 steps", "checkpoint.every": "100 steps"}
     axes = ("--sweep=optimizer.learning_rate=1e-3,3e-3", "--sweep=seed=0,1,2", "--workers=2")
     arguments = sweep_command(workdir, *axes, **changes)
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):

@@ -160,13 +160,18 @@ def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.P
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axis, vector in zip(figure.subplots(1, 2), ("gamma", "beta"), strict=True):
-        for number, (name, vectors) in enumerate(models.items()):
-            y = vectors[vector].block
-            axis.plot(range(len(y)), y, "os^Dv"[number % 5] + "-", label=name)
-        axis.set(xlabel="block", ylabel="y (eq. 9)", title=f"divergence of {vector}")
-        axis.set_ylim(bottom=0)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(alpha=0.3)
+        curves = {name: vectors[vector].block for name, vectors in models.items()}
+        plot_divergence(axis, curves, vector)
     # Below the panels: names are paths, and long ones would leave no room for the curves.
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center")
     save(figure, out)
+
+
+def plot_divergence(axis: Axes, curves: Mapping[str, np.ndarray], vector: str) -> None:
+    """Eq. 9 of one vector ("gamma" or "beta"), one value a block, a line a name."""
+    for number, (name, y) in enumerate(curves.items()):
+        axis.plot(range(len(y)), y, "os^Dv"[number % 5] + "-", label=name)
+    axis.set(xlabel="block", ylabel="y (eq. 9)", title=f"divergence of {vector}")
+    axis.set_ylim(0, 1.1 * max((y.max() for y in curves.values()), default=1.0) or 1.0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)

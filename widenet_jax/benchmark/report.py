@@ -6,6 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from widenet_jax.markdown import markdown_table
+
 # Of each benchmark: what names a row, what the bars show, and its label.
 PICTURES = {
     "train_step": (("config", "batch_size"), "images_per_second", "images/s"),
@@ -21,14 +23,7 @@ PICTURES = {
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table of rows with the same keys."""
-    cells = [list(rows[0])] + [[cell(value) for value in row.values()] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    lines = [
-        "| " + " | ".join(f"{text:<{w}}" for text, w in zip(row, widths, strict=True)) + " |"
-        for row in cells
-    ]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return "\n".join(lines)
+    return markdown_table([list(rows[0]), *([cell(v) for v in row.values()] for row in rows)])
 
 
 def cell(value: Any) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from widenet_jax.markdown import markdown_table
 from widenet_jax.models.sizes import IMAGENET_ROWS
 
 # Table 4 of the paper: core-days of TPUv3 for 300 epochs on ImageNet.
@@ -98,16 +99,10 @@ def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
         ]
         for facts in plans
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = [
-        "| " + " | ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     notes = [
         f"{facts['config']}: {advice_text(facts['advice'])}" for facts in plans if facts["advice"]
     ]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
+    return "\n".join([markdown_table(rows), *([""] if notes else []), *notes])
 
 
 def memory_cell(facts: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ def parser() -> Parser:
     made = Parser(USAGE)
     add = made.add_argument
     add("--config", required=True, help="FILE.py or FILE.py:ARGUMENT")
-    add("--workdir", type=Path, help="the sweep's directory; runs/sweep_CONFIG by default")
+    add("--workdir", help="the sweep's directory; runs/sweep_CONFIG by default")
     text = "FIELD=VALUE,VALUE: every value with every value of the other --sweep; 'variant' is the "
     text += "config's argument. Semicolons part values that have commas. Without any --sweep or "
     text += "--zip: what the config's get_sweep or get_hyper says"
@@ -46,13 +46,23 @@ def parser() -> Parser:
     add("--trials", type=int, help="of a search, in all")
     add("--prune", action="store_true", help="end hopeless trials of a search early (Hyperband)")
     add("--search_seed", type=int, default=0, help="another one searches elsewhere")
-    text = "hand each trial to scripts/launch_tpu.py with these flags, as in "
-    text += "--launch='--tpu=v3-8 --zone=europe-west4-a --backend=skypilot'"
-    add("--launch", metavar="FLAGS", help=text)
-    add("--trial_workdir", default="", help="with --launch: gs://... for the trials' workdirs")
+    add_launch_flags(made)
     add("--dry_run", action="store_true", help="print what would run")
     add("--json", action="store_true", help="print one JSON object")
     return made
+
+
+def add_launch_flags(made: Parser) -> None:
+    text = "hand each run to scripts/launch_tpu.py with these flags, as in "
+    text += "--launch='--tpu=v3-8 --zone=europe-west4-a --backend=skypilot'"
+    made.add_argument("--launch", metavar="FLAGS", help=text)
+    text = "with --launch: gs://... for the runs' workdirs"
+    made.add_argument("--trial_workdir", default="", help=text)
+
+
+def check_launch_flags(options: Any) -> None:
+    if bool(options.launch) != bool(options.trial_workdir):
+        raise BadInputError("--launch and --trial_workdir=gs://BUCKET/DIR go together")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     """
     options, flags = understand(argv)
     file = options.config.partition(":")[0]
-    workdir = options.workdir or Path("runs") / f"sweep_{Path(file).stem}"
+    workdir = options.workdir or f"runs/sweep_{Path(file).stem}"
     directory = Directory(workdir, options.trial_workdir)
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:
@@ -103,8 +113,7 @@ def understand(argv: Sequence[str]) -> tuple[Any, list[str]]:
         raise BadInputError("--dry_run lists a grid; what a search tries follows from its results")
     if not options.search and (options.trials is not None or options.prune):
         raise BadInputError("--trials and --prune belong to --search=random or --search=tpe")
-    if bool(options.launch) != bool(options.trial_workdir):
-        raise BadInputError("--launch and --trial_workdir=gs://BUCKET/DIR go together")
+    check_launch_flags(options)
     return options, rest
 
 

@@ -26,11 +26,11 @@ class Directory:
     trials: where the trials' workdirs are, if not in `path`.
     """
 
-    def __init__(self, path: Path, trials: str = ""):
+    def __init__(self, path: str | Path, trials: str = ""):
         self.path = Path(path)
-        if "://" in str(path):
+        if "://" in str(path):  # of a text: a Path has made "gs:/" of it
             raise BadInputError(
-                f"--workdir={path}: the sweep keeps its logs and results on this machine; give a "
+                f"--workdir={path}: logs and results are kept on this machine; give a "
                 "local directory (and --trial_workdir=gs://... with --launch)"
             )
         self.trials = trials.rstrip("/") or str(self.path)
@@ -94,17 +94,22 @@ class Directory:
         Raises:
           BadInputError: a trial of that name ran with other flags.
         """
+        trials = list(trials)
+        self.check_flags(trials)
+        known = {trial.name: as_json(trial) for trial in trials} | self.known()
+        write_whole(self.path / "sweep.json", json.dumps(known, indent=1, default=str) + "\n")
+
+    def check_flags(self, trials: Iterable[Trial]) -> None:
+        """Raises BadInputError where a trial of that name ran with other flags."""
         known = self.known()
         for trial in trials:
-            before = known.setdefault(trial.name, as_json(trial))
-            same = before["flags"] == list(trial.flags)
-            if not same and relevant(before["flags"]) != relevant(trial.flags):
-                there, here = (" ".join(f) or "none" for f in (before["flags"], trial.flags))
+            before = known.get(trial.name, as_json(trial))["flags"]
+            if before != list(trial.flags) and relevant(before) != relevant(trial.flags):
+                there, here = (" ".join(flags) or "none" for flags in (before, trial.flags))
                 raise BadInputError(
-                    f"--workdir={self.path} holds this sweep with other flags ({there} there, "
+                    f"--workdir={self.path} holds these runs with other flags ({there} there, "
                     f"{here} here); name a new --workdir, or repeat those to go on with it"
                 )
-        write_whole(self.path / "sweep.json", json.dumps(known, indent=1, default=str) + "\n")
 
     def known(self) -> dict[str, dict]:
         file = self.path / "sweep.json"

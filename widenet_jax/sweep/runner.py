@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from widenet_jax.errors import BadInputError
@@ -99,20 +98,30 @@ class Slot:
     look_again: float = 0.0  # when to ask whether it is hopeless
 
 
-def run_trials(trials: Sequence[Trial], workdir: str | Path, *, workers: int = 1) -> list[Outcome]:
-    """Runs what is not finished yet; returns every trial's outcome, in the order given.
+def run_trials(
+    trials: Sequence[Trial],
+    directory: Directory,
+    *,
+    workers: int = 1,
+    command: Callable[[Trial, str], list[str]] = Trial.command,
+) -> tuple[list[Outcome], bool]:
+    """Runs what is not finished yet.
 
     Args:
       trials: as `expand` makes them; lists of several configs may be concatenated.
-      workdir: the sweep's directory; each trial's workdir is in it, by its name.
+      directory: of the sweep.
       workers: how many run at a time.
+      command: what starts a trial; by default a run on this machine.
+
+    Returns:
+      Every trial's outcome, in the order given; whether a signal cut them short.
     """
-    directory = Directory(workdir)
     directory.make()
     directory.remember(trials)
     listed = Listed(trials, directory)
-    Runner(listed, directory, workers=workers, total=len(trials)).run()
-    return listed.outcomes()
+    runner = Runner(listed, directory, workers=workers, command=command, total=len(trials))
+    stopped = runner.run()
+    return listed.outcomes(), stopped
 
 
 class Runner:

@@ -1,7 +1,8 @@
 """Stands in for a training run: seconds of nothing instead of minutes of training.
 
 It takes main's arguments, writes metrics.jsonl and result.json as a run does, resumes from its own
-metrics, and answers SIGTERM as a run does: saved, exit code 143. Seed 13 fails.
+metrics, and answers SIGTERM as a run does: saved, exit code 143. Seed 13 fails; seed 14 meets
+numbers that are not finite.
 """
 
 import json
@@ -27,6 +28,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if values.get("seed") == "13":
         sys.exit("starting\nfailed: unlucky")
+    if values.get("seed") == "14":
+        (workdir / "failed").mkdir(exist_ok=True)
+        print("failed: the loss is not finite", file=sys.stderr)
+        sys.exit(3)
     rate = float(values.get("optimizer.learning_rate", 0.5))
     pause = float(values.get("optimizer.weight_decay", 0.0))  # seconds a step
     metrics = workdir / "metrics.jsonl"
