@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.sharding import constrain
 from widenet_jax.typing import Array
 
 
@@ -37,7 +39,9 @@ def mixup(
     _check(batch, alpha=alpha, group_size=group_size)
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise BadInputError(f"mixup: images are {images.dtype}; normalise them to float first")
-    weight = jax.random.beta(rng, alpha, alpha, (batch,), jnp.float32)
+    # Whole on every device: of a split draw, which rejects until all are accepted, the devices
+    # would have to agree on the end, round by round.
+    weight = constrain(jax.random.beta(rng, alpha, alpha, (batch,), jnp.float32), P())
 
     def mix(x: Array) -> Array:
         grouped = x.reshape(batch // group_size, group_size, *x.shape[1:])
