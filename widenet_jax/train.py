@@ -39,10 +39,10 @@ from widenet_jax.finetune import finetune_params, has_cls_row
 from widenet_jax.interop.pretrained import load_pretrained
 from widenet_jax.loop import Data, Loop
 from widenet_jax.metrics import JsonLines, MetricsWriter
-from widenet_jax.models.vit import count_parameters, count_unrolled
+from widenet_jax.models.vit import count_parameters, count_unrolled, dispatch_methods, dispatch_text
 from widenet_jax.progress import Progress
 from widenet_jax.replay import replay
-from widenet_jax.sharding import to_host
+from widenet_jax.sharding import platform, to_host
 from widenet_jax.step import TrainState
 from widenet_jax.stopping import Stop, StopRequestedError
 from widenet_jax.typing import PyTree
@@ -277,14 +277,20 @@ def parameter_facts(experiment: Experiment) -> dict[str, int]:
 
 
 def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
-    """What is about to run, in a table and two lines."""
+    """What is about to run, in a table and a few lines."""
     mesh, facts = experiment.mesh, parameter_facts(experiment)
     table = parameter_overview.get_parameter_overview(params, include_stats=False)
     places = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     begin = f"resuming after step {start_step:,}" if start_step else "starting"
-    return (
-        f"{table}\n{facts['params']:,} parameters, applied as {facts['params_unrolled']:,}; "
+    lines = [
+        table,
+        f"{facts['params']:,} parameters, applied as {facts['params_unrolled']:,}; "
         f"{mesh.size} {mesh.devices.flat[0].device_kind} devices ({places}), "
-        f"{jax.process_count()} hosts\n{begin}: {experiment.total_steps:,} steps of "
-        f"{experiment.config.batch_size} images"
-    )
+        f"{jax.process_count()} hosts",
+        f"{begin}: {experiment.total_steps:,} steps of {experiment.config.batch_size} images",
+    ]
+    shape = experiment.facts.image_shape
+    methods = dispatch_methods(experiment.config.model, shape, platform=platform())
+    if methods:
+        lines.insert(2, f"dispatch: {dispatch_text(methods)}")
+    return "\n".join(lines)

@@ -7,7 +7,12 @@ import pytest
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.sizes import parse_variant, vision_model
-from widenet_jax.models.vit import build_model, count_unrolled, parameter_shapes
+from widenet_jax.models.vit import (
+    build_model,
+    count_unrolled,
+    dispatch_methods,
+    parameter_shapes,
+)
 
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 
@@ -51,6 +56,17 @@ def test_vit_reads_its_cls_token():
     np.testing.assert_allclose(
         logits(model, params, IMAGES), logits(model, moved, swapped), atol=1e-5
     )
+
+
+def test_dispatch_is_said_for_training_and_evaluation():
+    """16 images of 196 tokens are a group of WideNet; in evaluation nothing is dropped."""
+    fields = vision_model(*parse_variant("widenet_b"))
+    image = (224, 224, 3)
+    methods = dispatch_methods(fields, image, platform="tpu")
+    assert methods == {"training": "gather", "evaluation": "ragged"}
+    fields["moe"]["images_per_group"] = 1
+    assert dispatch_methods(fields, image, platform="tpu")["training"] == "einsum"
+    assert dispatch_methods(vision_model(*parse_variant("vit_b")), image, platform="tpu") is None
 
 
 def test_dropout_only_in_training():

@@ -3,7 +3,8 @@
 import pytest
 
 from widenet_jax.models.sizes import parse_variant, vision_model
-from widenet_jax.plan.flops import forward_flops, num_tokens, train_flops
+from widenet_jax.models.vit import num_tokens
+from widenet_jax.plan.flops import forward_flops, train_flops
 
 IMAGE = (224, 224, 3)
 

@@ -6,7 +6,7 @@ FITS = {
     "config": "configs/imagenet.py:vit_l", "topology": "v3-256", "cores": 256, "devices": 256,
     "batch_size": 4096, "images_per_core": 16.0, "params": 305_376_232,
     "params_unrolled": 305_376_232, "gflops_per_image": 369.3, "limit_ms": 96.1,
-    "hbm_peak_gib": 6.76,
+    "dispatch": None, "hbm_peak_gib": 6.76,
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
     "step_ms": 220.0, "compiler_priced_share": 0.995, "collective_ms": 7.4,
     "collective_mb": 1225.4, "images_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
@@ -30,7 +30,9 @@ def test_one_plan():
     assert rows["step"].strip() == "220.0 ms, 99.5% of it priced by the compiler, 0.5% by roofline"
     assert rows["collectives, apart"].strip() == "7.4 ms for 1,225 MB a device"
     assert rows["the run"].strip() == "93,835 steps: 5.7 hours, 61.2 core-days"
-    assert "cost" not in rows
+    assert "cost" not in rows and "dispatch" not in rows
+    methods = {"training": "gather", "evaluation": "ragged"}
+    assert "gather in training, ragged in evaluation" in plan_rows(FITS | {"dispatch": methods})
     assert "1,234.50" in plan_rows(FITS | {"cost": 1234.5})
 
 

@@ -194,14 +194,18 @@ class Encoder(nn.Module):
         return Mlp(self.mlp_dim, self.dropout, self.ffn_output_gelu, self.dtype, name=name)
 
     def build_moe(self, name: str) -> nn.Module:
-        layer = {k: v for k, v in self.moe.items() if k not in ("blocks", "routing_groups")}
         return MoeLayer(
-            **layer,
+            **layer_fields(self.moe),
             dropout=self.dropout,
             output_gelu=self.ffn_output_gelu,
             dtype=self.dtype,
             name=name,
         )
+
+
+def layer_fields(moe: Mapping) -> dict:
+    """Of the section `config.model.moe` those that are the layer's; the rest are the encoder's."""
+    return {k: v for k, v in moe.items() if k not in ("blocks", "routing_groups")}
 
 
 def moe_block_indices(rule: str, depth: int) -> tuple[int, ...]:

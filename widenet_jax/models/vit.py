@@ -11,7 +11,8 @@ from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.embed import PatchEmbed, PositionEmbed
 from widenet_jax.layers.pool import POOLS
-from widenet_jax.models.encoder import Encoder
+from widenet_jax.models.encoder import Encoder, layer_fields
+from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.typing import Array, Aux
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -94,6 +95,33 @@ class VisionTransformer(nn.Module):
 
 
 MODELS = {"vision_transformer": VisionTransformer}
+
+
+def num_tokens(model: Mapping, image_shape: tuple[int, int, int]) -> int:
+    """T: patches, and a CLS token where there is one."""
+    height, width, _ = image_shape
+    patches = (height // model["patch_size"]) * (width // model["patch_size"])
+    return patches + (model["cls_token"] != "none")
+
+
+def dispatch_methods(
+    model: Mapping, image_shape: tuple[int, int, int], *, platform: str
+) -> dict[str, str] | None:
+    """What `config.model.moe.dispatch` comes to: {"training": "einsum", "evaluation": "ragged"};
+    None in a model without experts."""
+    if not model["moe"]:
+        return None
+    layer = MoeLayer(**layer_fields(model["moe"]))
+    tokens = layer.images_per_group * num_tokens(model, image_shape)
+    modes = {"training": True, "evaluation": False}
+    return {
+        mode: layer.method(tokens, train=train, platform=platform) for mode, train in modes.items()
+    }
+
+
+def dispatch_text(methods: Mapping[str, str]) -> str:
+    """ "einsum in training, ragged in evaluation"."""
+    return ", ".join(f"{method} in {mode}" for mode, method in methods.items())
 
 
 def build_model(model: Mapping, num_classes: int) -> nn.Module:

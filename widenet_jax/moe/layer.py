@@ -77,8 +77,7 @@ class MoeLayer(nn.Module):
         mask = jnp.ones((B, T), bool) if mask is None else mask
         grouped = constrain(x.reshape(B // g, g * T, D), BATCH)  # [B, T, D] -> [G, S, D]
         group_mask = mask.reshape(B // g, g * T)
-        limit = self.capacity_of(train)
-        C = max(1, min(limit(g * T), g * T))  # an expert never gets more than the whole group
+        limit, C = self.capacity_of(train), self.slots(g * T, train=train)
 
         aux = {}
         if routing is None:
@@ -98,7 +97,7 @@ class MoeLayer(nn.Module):
         experts = Experts(
             self.num_experts, self.mlp_dim, self.dropout, self.output_gelu, name="experts"
         )(D, train=train)
-        method = choose_dispatch(self.dispatch, platform=platform(), group_tokens=g * T, capacity=C)
+        method = self.method(g * T, train=train, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
         return FfnOutput(y=y, aux=aux, routing=routing)
@@ -134,6 +133,15 @@ class MoeLayer(nn.Module):
             num_selected_experts=self.num_selected_experts,
             noise_std=self.noise_std,
         )
+
+    def method(self, tokens: int, *, train: bool, platform: str) -> str:
+        """The dispatch method for groups of `tokens`."""
+        C = self.slots(tokens, train=train)
+        return choose_dispatch(self.dispatch, platform=platform, group_tokens=tokens, capacity=C)
+
+    def slots(self, tokens: int, *, train: bool) -> int:
+        """C, of every expert in a group of `tokens`: at least one, at most the whole group."""
+        return max(1, min(self.capacity_of(train)(tokens), tokens))
 
     def capacity_of(self, train: bool) -> partial:
         """A function from a group's number of real tokens to the slots an expert may fill."""

@@ -8,13 +8,7 @@ softmax, recomputation, the optimizer. A training step costs three times its for
 from collections.abc import Mapping
 
 from widenet_jax.models.encoder import moe_block_indices
-
-
-def num_tokens(model: Mapping, image_shape: tuple[int, int, int]) -> int:
-    """T: patches, and a CLS token where there is one."""
-    height, width, _ = image_shape
-    patches = (height // model["patch_size"]) * (width // model["patch_size"])
-    return patches + (model["cls_token"] != "none")
+from widenet_jax.models.vit import num_tokens
 
 
 def forward_flops(model: Mapping, image_shape: tuple[int, int, int], num_classes: int) -> int:

@@ -13,6 +13,7 @@ from widenet_jax.models.vit import (
     build_model,
     count_parameters,
     count_unrolled,
+    dispatch_methods,
     parameter_shapes,
 )
 from widenet_jax.plan.compile import CompiledStep, TpuCompiler
@@ -60,7 +61,8 @@ def plan_run(
 
     Returns:
       A plan whose `facts` are: config, topology, cores, devices, batch_size, images_per_core,
-      params, params_unrolled, gflops_per_image (training), limit_ms (a step at 100% MFU),
+      params, params_unrolled, gflops_per_image (training), dispatch ({"training": method,
+      "evaluation": method}; None without experts), limit_ms (a step at 100% MFU),
       hbm_peak_gib, hbm_limit_gib (of a device), fits, step_ms (without collectives),
       compiler_priced_share (of step_ms), collective_ms, collective_mb (sent by a device a step),
       images_per_second_per_core, mfu, steps, hours, core_days, cost, compile_seconds, advice. The
@@ -87,6 +89,7 @@ def plan_run(
         "params": count_parameters(shapes),
         "params_unrolled": count_unrolled(model, data.image_shape),
         "gflops_per_image": flops / 1e9,
+        "dispatch": dispatch_methods(config.model, data.image_shape, platform="tpu"),
         "limit_ms": 1e3 * flops * config.batch_size / peak_flops,
         "hbm_peak_gib": step.peak_bytes / GIB,
         "hbm_limit_gib": topology.chip.hbm_limit,

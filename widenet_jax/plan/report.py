@@ -5,6 +5,7 @@ from typing import Any
 
 from widenet_jax.markdown import markdown_table
 from widenet_jax.models.sizes import IMAGENET_ROWS
+from widenet_jax.models.vit import dispatch_text
 
 # Table 4 of the paper: core-days of TPUv3 for 300 epochs on ImageNet.
 PAPER_CORE_DAYS = {
@@ -31,6 +32,8 @@ def plan_rows(facts: Mapping[str, Any]) -> str:
         ("GFLOPs an image, training", f"{facts['gflops_per_image']:.1f}"),
         ("memory of a device", memory_text(facts)),
     ]
+    if facts["dispatch"]:
+        rows.insert(-1, ("dispatch", dispatch_text(facts["dispatch"])))
     if facts["step_ms"] is not None:
         share = facts["compiler_priced_share"]
         rows += [
