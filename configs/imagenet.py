@@ -103,10 +103,9 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     }
     config.evaluation = {"batch_size": 4096, "every": "10 epochs"}
     config.checkpoint = {"every": "5 epochs", "keep": 2}
-    # The data axis takes the other devices. A model that owns its blocks' feed-forwards spends
-    # a fifth of a step on LAMB where every device updates all of them: each updates its own part
-    # (-1: split over all devices). A shared one has too few parameters for that to pay.
-    config.sharding = {"fsdp": 1 if config.model.share_ffn else -1, "expert": 1}
+    # -1: all devices but those of `expert`. Were every device to update all of ViT-L's parameters,
+    # LAMB, bound by memory, would take a fifth of a step.
+    config.sharding = {"fsdp": -1, "expert": 1}
     config.watchdog = {"dump_after_seconds": 900, "exit_after_seconds": 0}  # 0: never
     config.tracking = {"tensorboard": True, "wandb_project": ""}
     return config

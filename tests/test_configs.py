@@ -65,14 +65,6 @@ def fields(section: ConfigDict, prefix: str = "") -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("variant", "fsdp"),
-    [("vit_b", -1), ("vit_moe_b", -1), ("vit_l,share=true", 1), ("widenet_l,moe=false", 1)],
-)
-def test_unshared_models_are_split_over_all_devices(variant: str, fsdp: int):
-    assert get_config("imagenet", variant).sharding.fsdp == fsdp
-
-
 def test_configs_have_the_same_fields():
     """So that an override that works for one works for all; a dense model has no moe section."""
     reference = fields(get_config("imagenet", "widenet_b"))

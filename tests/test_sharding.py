@@ -13,6 +13,7 @@ from widenet_jax.sharding import (
     BATCH,
     build_mesh,
     constrain,
+    gather_shared,
     global_batch,
     host_positions,
     param_spec,
@@ -53,12 +54,12 @@ def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
         # Nothing to split over.
         ("encoder/attention/query/kernel", (64, 64), 1, 1, P(None, None)),
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 1, P(None, None, None)),
-        # The largest axis over fsdp; of equals the first.
-        ("encoder/mlp/wi/kernel", (64, 256), 2, 1, P(None, "fsdp")),
+        # The first axis that divides over fsdp.
+        ("encoder/mlp/wi/kernel", (64, 256), 2, 1, P("fsdp", None)),
         ("encoder/mlp/wo/kernel", (256, 64), 2, 1, P("fsdp", None)),
         ("encoder/attention/query/kernel", (64, 64), 2, 1, P("fsdp", None)),
-        # The largest that divides.
         ("embed/kernel", (2, 2, 3, 1023), 2, 1, P("fsdp", None, None, None)),
+        ("embed/kernel", (2, 2, 3, 1024), 4, 1, P(None, None, None, "fsdp")),
         ("odd/kernel", (65, 1023), 2, 1, P(None, None)),
         # Small leaves stay whole: fewer than 4,096 numbers, or one axis.
         ("head/kernel", (64, 63), 2, 1, P(None, None)),
@@ -68,9 +69,9 @@ def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
         # Experts over expert, and what is left of them over fsdp.
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 2, P("expert", None, None)),
         ("encoder/moe/experts/wi/bias", (4, 128), 1, 2, P("expert", None)),
-        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
-        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 1, P(None, None, "fsdp")),
-        ("0/mu/encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
+        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", "fsdp", None)),
+        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 8, 1, P(None, "fsdp", None)),
+        ("0/mu/encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", "fsdp", None)),
         # Its name alone decides.
         ("encoder/moe/router/kernel", (64, 4), 1, 2, P(None, None)),
         ("encoder/my_experts/kernel", (4, 64), 1, 2, P(None, None)),
@@ -90,8 +91,34 @@ def test_moments_lie_where_their_parameters_do():
     placed = tree_shardings(state, mesh)
     for moments in placed["opt_state"][0].values():
         assert moments == placed["params"]
-    assert placed["params"]["moe"]["experts"]["wi"]["kernel"].spec == P("expert", None, "fsdp")
+    assert placed["params"]["moe"]["experts"]["wi"]["kernel"].spec == P("expert", "fsdp", None)
     assert placed["opt_state"][1].spec == P()
+
+
+def test_shared_parameters_are_gathered_and_their_gradients_need_not_be():
+    """In the products, once a step; what one block owns stays as it is stored."""
+    kernel = jnp.ones((4, 64, 64))
+    params = {
+        "encoder": {
+            "moe": {"experts": {"wi": {"kernel": kernel}}},
+            "block_01_mlp": {"wi": {"kernel": kernel[0]}},
+        },
+        "head": {"kernel": kernel[1]},
+    }
+    mesh = mesh_of(2, 2)
+    shardings = tree_shardings(params, mesh)
+    with jax.set_mesh(mesh):
+        split = jax.device_put(params, shardings)
+        whole = jax.jit(gather_shared, in_shardings=(shardings,))(split)
+        loss = lambda params: sum((x**2).sum() for x in jax.tree.leaves(gather_shared(params)))  # noqa: E731
+        gradient = jax.jit(jax.grad(loss), out_shardings=shardings)(split)
+    assert whole["encoder"]["moe"]["experts"]["wi"]["kernel"].sharding.spec == P("expert")
+    for path in (("encoder", "block_01_mlp", "wi", "kernel"), ("head", "kernel")):
+        leaf = whole
+        for key in path:
+            leaf = leaf[key]
+        assert leaf.sharding.spec[0] == "fsdp"
+    jax.tree.map(lambda g, p: np.testing.assert_array_equal(g, 2 * p), gradient, params)
 
 
 def test_experts_that_do_not_divide():

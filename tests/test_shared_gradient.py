@@ -1,10 +1,11 @@
-"""The gradient of weights that 24 blocks share, in bfloat16, against the blocks' one by one."""
+"""The gradient of weights that blocks share, as a step sums it, against float32 throughout."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from widenet_jax.layers import dense
 from widenet_jax.models.sizes import vision_model
 from widenet_jax.models.vit import build_model
 
@@ -22,15 +23,24 @@ def summed_apart(copies: dict, depth: int) -> dict:
     }
 
 
+def unrounded(spec: str, x: jax.Array, dy: jax.Array) -> jax.Array:
+    """`dense.kernel_gradient`, whose products leave the matrix unit in float32."""
+    of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
+    return jnp.einsum(f"{of_x},{of_y}->{of_kernel}", x, dy, preferred_element_type=jnp.float32)
+
+
 @pytest.mark.parametrize(
     ("size", "batch", "side"),
     [("s", 4, 64), pytest.param("l", 2, 224, marks=pytest.mark.slow)],
 )
-def test_sum_over_blocks_is_that_of_float32(size: str, batch: int, side: int):
-    """Adding up costs nothing: no error to speak of, and regressed on the reference the slope is 1.
+def test_sum_over_blocks_is_that_of_float32(
+    size: str, batch: int, side: int, monkeypatch: pytest.MonkeyPatch
+):
+    """What rounding each block's product costs: little, and regressed on the reference the slope
+    is 1.
 
     The same bfloat16 forward and backward pass, once with shared weights and once with a copy of
-    them for each block, so that only the adding up differs.
+    them for each block, whose gradients are not rounded and are added up in float64.
     """
     fields = vision_model("widenet", size, {"images_per_group": 1})
     fields |= {"dropout": 0.0}
@@ -54,6 +64,7 @@ def test_sum_over_blocks_is_that_of_float32(size: str, batch: int, side: int):
         return jax.jit(jax.grad(loss))(params)["encoder"]
 
     ours = gradient(shared, params)
+    monkeypatch.setattr(dense, "kernel_gradient", unrounded)
     reference = summed_apart(gradient(apart, unshare(params)), shared.depth)
     for path, exact in jax.tree_util.tree_leaves_with_path(reference):
         leaf = ours
@@ -67,5 +78,5 @@ def test_sum_over_blocks_is_that_of_float32(size: str, batch: int, side: int):
         slope = (got * exact).sum() / (exact * exact).sum()
         print(f"{name} {got.shape}: relative error {error:.2e}, slope - 1 {slope - 1:+.2e}")
         assert leaf.dtype == jnp.float32
-        assert error <= 1e-5, name
-        assert abs(slope - 1) <= 1e-6, name
+        assert error <= (3e-3 if name.endswith("['kernel']") else 1e-5), name
+        assert abs(slope - 1) <= 1e-4, name

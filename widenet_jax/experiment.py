@@ -22,7 +22,7 @@ from widenet_jax.errors import BadInputError, choose
 from widenet_jax.models.vit import build_model, parameter_shapes
 from widenet_jax.moe.layer import check_group
 from widenet_jax.optim.build import build_optimizer
-from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
+from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
 from widenet_jax.step import (
     Forward,
     Gradients,
@@ -222,6 +222,7 @@ def make_forward(model: Any) -> Forward:
     def forward(
         params: PyTree, images: Array, mask: Array | None, rngs: dict[str, Array] | None
     ) -> tuple[Array, dict]:
+        params = gather_shared(params)
         return model.apply({"params": params}, images, mask=mask, train=bool(rngs), rngs=rngs)
 
     return forward

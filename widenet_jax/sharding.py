@@ -6,6 +6,7 @@ compiler places the collectives, and the few constraints here tell it where.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -47,6 +48,31 @@ def constrain(x: Array, spec: P) -> Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
+def gather_shared(params: PyTree) -> PyTree:
+    """Parameters of which blocks share what they share: whole on every device, but for experts.
+
+    So that what `fsdp` splits is gathered once a step, and not by each block that uses it. The rest
+    is gathered where it is used, in the computation's dtype.
+    """
+
+    def leaf(path: tuple, x: Array) -> Array:
+        name = f"/{jax.tree_util.keystr(path, simple=True, separator='/')}/"
+        if not name.startswith("/encoder/") or "/block_" in name:
+            return x
+        return gather(P("expert") if "/experts/" in name else P(), x)
+
+    return jax.tree.map_with_path(leaf, params)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gather(spec: P, x: Array) -> Array:
+    """`constrain(x, spec)`, whose gradient may stay split, as the optimizer wants it."""
+    return constrain(x, spec)
+
+
+gather.defvjp(lambda spec, x: (constrain(x, spec), None), lambda spec, _, dx: (dx,))
+
+
 def platform() -> str:
     """What the current mesh, or without one the default device, is: "tpu", "gpu" or "cpu"."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -76,9 +102,9 @@ def device_index() -> Array | int:
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     """Where a parameter (or its optimizer moments) lives.
 
-    Stacked experts [E, ...] split over `expert`; then the largest remaining axis that divides
-    splits over `fsdp`. Small leaves (norms, biases) stay whole: moving them costs more than
-    keeping them.
+    Stacked experts [E, ...] split over `expert`; then the first remaining axis that divides splits
+    over `fsdp`: what is gathered along its last axis has to be transposed. Small leaves (norms,
+    biases) stay whole: moving them costs more than keeping them.
     """
     spec: list[str | None] = [None] * len(shape)
     if "/experts/" in f"/{path}/" and mesh.shape["expert"] > 1:
@@ -87,7 +113,7 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     if fsdp > 1 and len(shape) >= 2 and int(np.prod(shape)) >= 2**12:
         free = [a for a in range(len(shape)) if spec[a] is None and shape[a] % fsdp == 0]
         if free:
-            spec[max(free, key=lambda a: shape[a])] = "fsdp"
+            spec[free[0]] = "fsdp"
     return P(*spec)
 
 

@@ -1,4 +1,4 @@
-"""Linear maps: what `nn.Dense` computes, with the kernel's gradient kept in float32."""
+"""Linear maps: what `nn.Dense` computes; gradients of parameters add up in float32."""
 
 import flax.linen as nn
 import jax
@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.layers.dense import Dense, apply_kernel
+from widenet_jax.layers.dense import Dense, linear
+from widenet_jax.sharding import BATCH, build_mesh
 
 
 def test_equals_flax_and_has_its_parameters():
@@ -24,17 +25,42 @@ def test_equals_flax_and_has_its_parameters():
 
 
 @pytest.mark.parametrize(
-    ("spec", "x_shape", "kernel_shape"),
-    [("btd,df->btf", (2, 3, 8), (8, 5)), ("egci,eio->egco", (4, 2, 3, 8), (4, 8, 5))],
+    ("spec", "x_shape", "kernel_shape", "bias_shape"),
+    [
+        ("btd,df->btf", (2, 3, 8), (8, 5), (5,)),
+        ("egci,eio->egco", (4, 2, 3, 8), (4, 8, 5), (4, 5)),
+    ],
 )
-def test_gradient_of_a_kernel_is_not_rounded(spec: str, x_shape: tuple, kernel_shape: tuple):
-    """bfloat16 products, added up in float32: against the same products in float64."""
-    x = jax.random.normal(jax.random.key(0), x_shape, jnp.bfloat16)
-    kernel = jax.random.normal(jax.random.key(1), kernel_shape)
-    y, pull = jax.vjp(lambda x, kernel: apply_kernel(spec, x, kernel), x, kernel)
-    dy = jax.random.normal(jax.random.key(2), y.shape, jnp.bfloat16)
-    dx, d_kernel = pull(dy)
-    assert (y.dtype, dx.dtype, d_kernel.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+def test_gradients_of_one_product(spec: str, x_shape: tuple, kernel_shape: tuple, bias_shape):
+    """Against float64: the kernel's is rounded to bfloat16 once, the bias's not at all."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], x_shape, jnp.bfloat16)
+    kernel, bias = jax.random.normal(keys[1], kernel_shape), jax.random.normal(keys[2], bias_shape)
+    y, pull = jax.vjp(lambda *arguments: linear(spec, *arguments), x, kernel, bias)
+    dy = jax.random.normal(keys[3], y.shape, jnp.bfloat16)
+    dx, d_kernel, d_bias = pull(dy)
+    assert (y.dtype, dx.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    assert (d_kernel.dtype, d_bias.dtype) == (jnp.float32, jnp.float32)
     of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
     exact = np.einsum(f"{of_x},{of_y}->{of_kernel}", np.float64(x), np.float64(dy))
-    np.testing.assert_allclose(d_kernel, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(d_kernel, exact, rtol=2**-8, atol=1e-6)
+    axes = tuple(axis for axis, letter in enumerate(of_y) if letter in "btgc")
+    np.testing.assert_allclose(d_bias, np.float64(dy).sum(axes), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("fsdp", [1, -1])
+def test_devices_gradients_add_up_in_float32(fsdp: int):
+    """Each device rounds its own product; the sum over eight of them is not rounded again."""
+    mesh = build_mesh({"fsdp": fsdp, "expert": 1}, jax.devices())
+    x, dy = (jax.random.normal(jax.random.key(i), (8, 3, 16), jnp.bfloat16) for i in range(2))
+    kernel, bias = jnp.zeros((16, 16)), jnp.zeros(16)
+
+    def gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+        return jax.vjp(lambda kernel: linear("btd,df->btf", x, kernel, bias), kernel)[1](dy)[0]
+
+    with jax.set_mesh(mesh):
+        ours = jax.jit(gradient, in_shardings=(BATCH, BATCH))(x, dy)
+    of_device = np.einsum("btd,btf->bdf", np.float64(x), np.float64(dy))
+    rounded = jnp.asarray(of_device, jnp.bfloat16).astype(jnp.float32).sum(0)
+    np.testing.assert_allclose(ours, rounded, rtol=1e-5, atol=1e-5)
+    assert np.abs(ours - of_device.sum(0)).max() > 1e-3  # which shows that they were rounded

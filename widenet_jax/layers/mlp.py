@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
+from widenet_jax.layers.gelu import gelu
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 # Released code of WideNet: biases of both feed-forward layers start as N(0, 1e-6).
@@ -38,8 +39,8 @@ class Mlp(nn.Module):
         """`mask` and `routing` belong to the feed-forward contract; a dense layer needs neither."""
         del mask, routing
         h = Dense(self.mlp_dim, self.dtype, bias_init=BIAS_INIT, name="wi")(x)  # [B, T, F]
-        h = Dropout(self.dropout)(nn.gelu(h), train=train)
+        h = Dropout(self.dropout)(gelu(h), train=train)
         y = Dense(x.shape[-1], self.dtype, bias_init=BIAS_INIT, name="wo")(h)  # [B, T, D]
         if self.output_gelu:
-            y = nn.gelu(y)
+            y = gelu(y)
         return FfnOutput(y=Dropout(self.dropout)(y, train=train), aux={})

@@ -1,14 +1,16 @@
 """The experts: E feed-forward layers side by side, on buffers of slots or on sorted rows."""
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.layers.dense import apply_kernel
+from widenet_jax.layers.dense import linear
 from widenet_jax.layers.dropout import drop
+from widenet_jax.layers.gelu import gelu
 from widenet_jax.layers.mlp import BIAS_INIT
 from widenet_jax.typing import Array
 
@@ -35,11 +37,7 @@ class ExpertFfn:
     output_gelu: bool = flax.struct.field(pytree_node=False)
 
     def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
-        def dense(x: Array, kernel: Array, bias: Array) -> Array:
-            y = apply_kernel("egci,eio->egco", x, kernel)
-            return y + bias.astype(x.dtype)[:, None, None, :]
-
-        return self.feed_forward(dense, x)
+        return self.feed_forward(partial(linear, "egci,eio->egco"), x)
 
     def on_rows(self, x: Array, expert: Array, sizes: Array) -> Array:  # [N, D] -> [N, D]
         """Rows sorted by expert: `expert` [N] int32 and, of each, how many: `sizes` [E] int32.
@@ -57,9 +55,9 @@ class ExpertFfn:
     def feed_forward(self, dense: Callable[[Array, Array, Array], Array], x: Array) -> Array:
         """`dense(x, kernel, bias)` twice, GELU and dropout between: x of any layout."""
         keys = (None, None) if self.key is None else jax.random.split(self.key)
-        h = drop(nn.gelu(dense(x, self.wi, self.wi_bias)), keys[0], self.dropout)
+        h = drop(gelu(dense(x, self.wi, self.wi_bias)), keys[0], self.dropout)
         y = dense(h, self.wo, self.wo_bias)
-        return drop(nn.gelu(y) if self.output_gelu else y, keys[1], self.dropout)
+        return drop(gelu(y) if self.output_gelu else y, keys[1], self.dropout)
 
 
 class Experts(nn.Module):
