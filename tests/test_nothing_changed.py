@@ -18,16 +18,21 @@ ROOT = Path(__file__).parents[1]
 PLAIN = "eb0650c"  # einsum dispatch, flax's layers, gradients by JAX alone
 STEPS = 20
 
-# Runs in either checkout: only what both have. Arguments: variant, batch, image side, output.
+# Runs in either checkout: what both have, but for where a step's parts are and how they are put
+# together. Arguments: variant, batch, image side, steps, output.
 DRIVER = '''
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from configs.imagenet import get_config
 from widenet_jax.models.vit import build_model
 from widenet_jax.optim.build import build_optimizer
-from widenet_jax.step import TrainState, make_train_step
+from widenet_jax import step as steps_of
 from widenet_jax.tasks.classification import TASKS
-from widenet_jax.train import make_forward
+plain = not hasattr(steps_of, "make_gradients")
+if plain:
+    from widenet_jax.train import make_forward
+else:
+    from widenet_jax.experiment import make_forward
 
 variant, batch, side, steps, out = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
 config = get_config(variant)
@@ -40,7 +45,8 @@ model = build_model(config.model, classes)
 rng = np.random.default_rng(0)
 batches = [
     {"image": rng.integers(0, 256, (batch, side, side, 3), dtype=np.uint8),
-     "label": rng.integers(0, classes, batch, dtype=np.int32)} for _ in range(4)
+     "label": rng.integers(0, classes, batch, dtype=np.int32),
+     "bad": np.zeros(batch, bool)} for _ in range(4)
 ]
 shapes = jax.eval_shape(
     lambda: model.init(jax.random.key(0), jnp.zeros((1, side, side, 3)), train=False)["params"]
@@ -64,9 +70,16 @@ names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path
 saved = {f"gradient {n}": g for n, g in zip(names, jax.tree.leaves(grads))}
 tx, schedule = build_optimizer(config.optimizer, params_or_shapes=shapes, total_steps=steps,
                                batch_size=batch, num_examples=4 * batch)
-step = jax.jit(make_train_step(forward=forward, task=task, tx=tx, schedule=schedule, seed=0,
-                               accumulation_steps=1, group_size=batch))
-state = TrainState(step=jnp.int32(0), params=params, opt_state=tx.init(params))
+settings = dict(forward=forward, task=task, seed=0, accumulation_steps=1, group_size=batch)
+if plain:
+    step = steps_of.make_train_step(tx=tx, schedule=schedule, **settings)
+    state = steps_of.TrainState(step=jnp.int32(0), params=params, opt_state=tx.init(params))
+else:
+    gradients = steps_of.make_gradients(**settings)
+    step = steps_of.make_train_step(gradients=gradients, tx=tx, schedule=schedule,
+                                    max_skipped_updates=0)
+    state = steps_of.new_state(params, tx)
+step = jax.jit(step)
 losses = []
 for i in range(steps):
     state, metrics = step(state, batches[i % 4])

@@ -102,9 +102,9 @@ def device_index() -> Array | int:
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     """Where a parameter (or its optimizer moments) lives.
 
-    Stacked experts [E, ...] split over `expert`; then the first remaining axis that divides splits
-    over `fsdp`: what is gathered along its last axis has to be transposed. Small leaves (norms,
-    biases) stay whole: moving them costs more than keeping them.
+    Stacked experts [E, ...] split over `expert`; then the largest remaining axis that divides
+    splits over `fsdp`. Small leaves (norms, biases) stay whole: moving them costs more than
+    keeping them.
     """
     spec: list[str | None] = [None] * len(shape)
     if "/experts/" in f"/{path}/" and mesh.shape["expert"] > 1:
@@ -113,7 +113,7 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     if fsdp > 1 and len(shape) >= 2 and int(np.prod(shape)) >= 2**12:
         free = [a for a in range(len(shape)) if spec[a] is None and shape[a] % fsdp == 0]
         if free:
-            spec[free[0]] = "fsdp"
+            spec[max(free, key=lambda a: shape[a])] = "fsdp"
     return P(*spec)
 
 
