@@ -125,11 +125,11 @@ def test_an_unreadable_file_is_a_bad_example(folder, damage, found):
     [(errno.EACCES, BadExampleError), (errno.EIO, BadExampleError), (errno.EMFILE, BadInputError)],
 )
 def test_only_what_lies_with_the_file_is_a_bad_example(folder, monkeypatch, number, kind):
-    def refuse(path: Path) -> bytes:
-        raise OSError(number, os.strerror(number), str(path))
+    def refuse(path: str, *mode: str, **options: int) -> None:
+        raise OSError(number, os.strerror(number), path)
 
     source = sources.build_source({"source": "image_folder", "path": str(folder)}, "val")
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(sources, "open", refuse, raising=False)
     with pytest.raises(BadInputError, match=os.strerror(number)) as error:
         source[0]
     assert type(error.value) is kind

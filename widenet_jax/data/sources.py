@@ -131,7 +131,8 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            image = Path(self._path(index)).read_bytes()
+            with open(self._path(index), "rb", buffering=0) as file:
+                image = file.read()
         except OSError as error:
             raise self._unreadable(index, error) from None
         return {"image": image, "label": int(self._labels[index])}
