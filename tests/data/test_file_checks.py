@@ -74,6 +74,7 @@ BAD_FILES = {
     "PNG without its end": (PNG[:-12], "truncated PNG"),
     "PNG with a flipped byte": (flipped(PNG, len(PNG) // 2), "not a readable"),
     "PNG with a flipped size": (flipped(PNG, 19), "not a readable"),
+    "no rows": (bomb_jpeg(80, 0), "not a readable"),
     "bomb": (bomb_jpeg(60_000, 60_000), "declares 60000 x 60000 pixels, more than 178,956,970"),
     "PNG bomb": (bomb_png(1 << 20, 1 << 20), "declares 1048576 x 1048576 pixels"),
     "PNG line": (bomb_png(2_000_000, 1), "not a readable"),
@@ -87,6 +88,19 @@ def test_a_bad_file_is_named_on_one_line(name):
     with pytest.raises(BadExampleError, match=place) as error:
         images.decode(data, "train/cat/7")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_an_image_without_rows_is_a_bad_example_for_every_transform(kind):
+    data = bomb_jpeg(80, 0) if kind == "JPEG" else bomb_png(80, 0)
+    rng = np.random.default_rng(0)
+    for transform in (
+        lambda image: images.inception_crop(image, 8, 0.05, rng),
+        lambda image: images.squash(image, 8, smooth=True),
+        lambda image: images.central_crop(image, 8, 8),
+    ):
+        with pytest.raises(BadExampleError, match="not a readable"):
+            transform(images.EncodedImage(data, "x"))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -115,8 +129,8 @@ def test_bytes_after_the_end_are_harmless(data):
 
 
 def test_the_largest_size_passes():
-    assert file_checks.file_problem(bomb_png(file_checks.MAX_PIXELS, 1)) is None
-    assert "declares" in file_checks.file_problem(bomb_png(file_checks.MAX_PIXELS + 1, 1))
+    assert file_checks.examine(bomb_png(file_checks.MAX_PIXELS, 1)).problem is None
+    assert "declares" in file_checks.examine(bomb_png(file_checks.MAX_PIXELS + 1, 1)).problem
 
 
 def test_most_damage_of_a_disk_block_is_found():
@@ -125,5 +139,5 @@ def test_most_damage_of_a_disk_block_is_found():
     found = 0
     for _ in range(50):
         at = int(rng.integers(1000, len(photo) - 5000))
-        found += file_checks.file_problem(overwritten(photo, at, rng.bytes(4096))) is not None
+        found += file_checks.examine(overwritten(photo, at, rng.bytes(4096))).problem is not None
     assert found >= 45

@@ -74,6 +74,63 @@ def test_sixteen_bits_keep_the_upper_eight():
     np.testing.assert_array_equal(decoded, np.stack([wide >> 8] * 3, axis=-1))
 
 
+GREY, CMYK = {"mode": "L"}, {"mode": "CMYK"}
+SAMPLINGS = {
+    name: {"sampling": getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{name}")}
+    for name in ("411", "420", "422", "440", "444")
+}
+WHOLE = {"progressive": {"progressive": True}, "restarts": {"restart_marker_blocks": 2}}
+
+
+def jpeg(mode: str = "RGB", sampling: int | None = None, **options) -> bytes:
+    """Noise, so that no two rows are alike: 70 x 51 pixels, no multiple of any block's size."""
+    noise = np.random.default_rng(0).integers(0, 256, (70, 51, 3), dtype=np.uint8)
+    if sampling is None:
+        return encoded_image(Image.fromarray(noise).convert(mode), "JPEG", **options)
+    choice = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
+    return cv2.imencode(".jpg", noise, choice)[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [*SAMPLINGS.values(), GREY, CMYK, *WHOLE.values()],
+    ids=[*SAMPLINGS, "grey", "CMYK", *WHOLE],
+)
+def test_a_slice_of_a_file_is_that_of_its_pixels(options, capfd):
+    data = jpeg(**options)
+    whole, image = images.decode(data, "x"), images.EncodedImage(data, "x")
+    assert image.shape == whole.shape == (70, 51, 3)
+    for bottom in range(1, 71):
+        window = slice(bottom // 2, bottom), slice(3, 40)
+        np.testing.assert_array_equal(image[window], whole[window])
+    assert capfd.readouterr() == ("", "")  # libjpeg would complain there
+
+
+def test_rows_below_the_slice_are_not_decoded(monkeypatch):
+    decoded_rows = []
+
+    def decode(data):
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        decoded_rows.append(len(pixels))
+        return pixels
+
+    monkeypatch.setattr(images, "_decode", decode)
+    image = images.EncodedImage(jpeg(), "x")
+    for bottom in (20, 67):  # the latter in the last row of blocks
+        image[10:bottom, 10:20]
+    for data in (encoded(picture(), "PNG"), *(jpeg(**options) for options in WHOLE.values())):
+        images.EncodedImage(data, "x")[10:20, 10:20]
+    assert decoded_rows == [22, 69, 40, 70, 70]
+
+
+def test_where_data_are_missing_a_slice_is_still_that_of_the_whole():
+    data = jpeg()
+    data = data[: len(data) // 2] + data[-2:]  # libjpeg fills the rest with grey
+    whole, image = images.decode(data, "x"), images.EncodedImage(data, "x")
+    for bottom in range(1, 71, 7):
+        np.testing.assert_array_equal(image[:bottom, :], whole[:bottom])
+
+
 @pytest.mark.parametrize(
     ("code", "kind"), [(cv2.Error.StsAssert, BadExampleError), (cv2.Error.StsNoMem, cv2.error)]
 )

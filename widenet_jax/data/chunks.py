@@ -6,7 +6,7 @@ in a resumed run the same.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,27 +27,31 @@ COMPLAINTS = "complaints"
 Batch = dict[str, np.ndarray]
 Chunk = dict[str, Any]
 Complaints = list[tuple[int, str]]
+Transform = Callable[[images.Image], np.ndarray]
 
 
-def read_image(source: Source, record: int) -> tuple[np.ndarray, int]:
-    """(uint8 [H, W, C], label) of one record.
+def read_image(source: Source, record: int) -> tuple[images.Image, int]:
+    """(uint8 [H, W, C] or a file that transforms will decode, label) of one record.
 
     Raises:
-      BadExampleError: it cannot be read or decoded.
+      BadExampleError: it cannot be read.
     """
     example = source[record]
     image = example["image"]
     if isinstance(image, bytes):
-        image = images.decode(image, source.describe(record))
+        image = images.EncodedImage(image, source.describe(record))
     return image, example["label"]
 
 
-def read_next_good(source: Source, record: int, complaints: Complaints) -> tuple[np.ndarray, int]:
-    """As `read_image`, of the first record of record, record + 1, ... (mod N) that can be read.
+def read_next_good(
+    source: Source, record: int, transform: Transform, complaints: Complaints
+) -> tuple[np.ndarray, int]:
+    """(transform(image), label) of the first of record, record + 1, ... (mod N) that can be read.
 
     Args:
       source: the images.
       record: where to begin.
+      transform: which decodes; called for each record that is tried.
       complaints: what was wrong with the records passed over is added to it.
 
     Raises:
@@ -57,7 +61,8 @@ def read_next_good(source: Source, record: int, complaints: Complaints) -> tuple
     for candidate in range(record, record + attempts):
         candidate %= len(source)
         try:
-            return read_image(source, candidate)
+            image, label = read_image(source, candidate)
+            return transform(image), label
         except BadExampleError as error:
             complaints.append((candidate, str(error)))
     raise BadInputError(
@@ -111,28 +116,35 @@ class TrainChunks(Chunks):
         )
         bad = np.zeros(len(records), bool)
         complaints: Complaints = []
-        pictures, labels = [], []
+        labels = np.zeros(len(records), np.int32)
+        pictures = None
         for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
-            image, label, bad[i] = self._read(record, complaints)
-            # A stand-in is augmented as what it stands for: the neighbour's own picture is another.
-            rng = sampler.augmentation_rng(seed=self.seed, epoch=epoch, record=record)
-            pictures.append(self.transform(image, rng))
-            labels.append(label)
+            before = len(complaints)
+            picture, labels[i] = self._read(epoch, record, complaints)
+            bad[i] = len(complaints) > before
+            if pictures is None:
+                pictures = np.empty((len(records), *picture.shape), np.uint8)
+            pictures[i] = picture
         return {
-            "image": np.stack(pictures),
-            "label": np.asarray(labels, np.int32),
+            "image": pictures,
+            "label": labels,
             "record": records,
             "bad": bad,
             COMPLAINTS: complaints,
         }
 
-    def _read(self, record: int, complaints: Complaints) -> tuple[np.ndarray, int, bool]:
-        """(image, label, whether they are a stand-in's)."""
-        if not self.skip:
-            return *read_image(self.source, record), False
-        before = len(complaints)
-        image, label = read_next_good(self.source, record, complaints)
-        return image, label, len(complaints) > before
+    def _read(self, epoch: int, record: int, complaints: Complaints) -> tuple[np.ndarray, int]:
+        """(picture, label) of the record, or where it is bad and may be skipped of a stand-in."""
+
+        def transform(image: images.Image) -> np.ndarray:
+            # A stand-in is augmented as what it stands for: the neighbour's own picture is another.
+            rng = sampler.augmentation_rng(seed=self.seed, epoch=epoch, record=record)
+            return self.transform(image, rng)
+
+        if self.skip:
+            return read_next_good(self.source, record, transform, complaints)
+        image, label = read_image(self.source, record)
+        return transform(image), label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,19 +157,25 @@ class EvalChunks(Chunks):
         bad = np.zeros(len(records), bool)
         complaints: Complaints = []
         labels = np.zeros(len(records), np.int32)
-        pictures: list[np.ndarray | None] = [None] * len(records)
+        pictures = None
         for i in np.flatnonzero(inside).tolist():
             try:
                 image, label = read_image(self.source, int(records[i]))
+                picture = self.transform(image)
             except BadExampleError as error:
                 if not self.skip:
                     raise
                 bad[i] = True
                 complaints.append((int(records[i]), str(error)))
                 continue
-            pictures[i], labels[i] = self.transform(image), label
+            if pictures is None:
+                pictures = np.zeros((len(records), *picture.shape), np.uint8)
+            pictures[i], labels[i] = picture, label
+        if pictures is None:
+            shape = shape_of_images(self.source, self.transform, skip=self.skip)
+            pictures = np.zeros((len(records), *shape), np.uint8)
         return {
-            "image": np.stack(self._filled_up(pictures)),
+            "image": pictures,
             "label": labels,
             "record": np.where(inside, records, -1),
             "mask": inside & ~bad,
@@ -165,20 +183,14 @@ class EvalChunks(Chunks):
             COMPLAINTS: complaints,
         }
 
-    def _filled_up(self, pictures: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        """The pictures, zeros for those that are None."""
-        shape = next((picture.shape for picture in pictures if picture is not None), None)
-        shape = shape or shape_of_images(self.source, self.transform, skip=self.skip)
-        blank = np.zeros(shape, np.uint8)
-        return [blank if picture is None else picture for picture in pictures]
-
 
 def shape_of_images(
     source: Source, transform: EvalTransform, *, skip: bool
 ) -> tuple[int, int, int]:
     """(height, width, channels) of every image of a batch, from the source's first (readable)."""
-    image, _ = read_next_good(source, 0, []) if skip else read_image(source, 0)
-    return transform(image).shape
+    if skip:
+        return read_next_good(source, 0, transform, [])[0].shape
+    return transform(read_image(source, 0)[0]).shape
 
 
 def put_together(chunks: Sequence[Chunk]) -> Chunk:

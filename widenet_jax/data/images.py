@@ -1,5 +1,7 @@
 """Image files to pixels, and the crops: uint8 [H, W, C] in and out, C = 1 or 3 (RGB).
 
+What crops or resizes takes an `EncodedImage` too, and decodes it.
+
 NumPy and OpenCV only, so that worker processes stay light. OpenCV drops a trailing axis of one
 channel; `_channels_back` restores it.
 """
@@ -9,42 +11,74 @@ import math
 import cv2
 import numpy as np
 
-from widenet_jax.data.file_checks import file_problem
+from widenet_jax.data.file_checks import examine, first_rows
 from widenet_jax.errors import BadExampleError
 
 # Parallelism is one image a worker; OpenCV's own threads would fight over the same cores.
 cv2.setNumThreads(0)
 
-# 8-bit BGR, without turning the photo as its EXIF says: labels and reference numbers belong to the
+# 8-bit RGB, without turning the photo as its EXIF says: labels and reference numbers belong to the
 # stored pixels. The two flags combine; IMREAD_UNCHANGED (-1) would swallow any other flag, and keep
 # alpha and 16 bits.
-_DECODE_FLAGS = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+_DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 ASPECT_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 100
 
 
-def decode(data: bytes, where: str) -> np.ndarray:
-    """Decodes a JPEG or PNG file to uint8 [H, W, 3] RGB, whatever its channels and bits.
+class EncodedImage:
+    """A JPEG or PNG file, decoded to uint8 RGB when it is sliced, and no further than that needs.
 
-    Grey becomes RGB, CMYK is converted, transparency is dropped, 16 bits keep the upper 8.
+    Its pixels are the same however it is sliced. Grey becomes RGB, CMYK is converted, transparency
+    is dropped, 16 bits keep the upper 8.
 
-    Args:
-      data: the file's bytes.
-      where: what to call the image in an error, e.g. its path.
-
-    Raises:
-      BadExampleError: the file is cut short, too large or no JPEG or PNG. Damage in the middle of a
-        JPEG is mostly, not always, found: see `file_problem`.
+    Attributes:
+      shape: (height, width, 3).
     """
-    problem = file_problem(data)
-    image = None if problem else _decode(data)
-    if image is None:
-        raise BadExampleError(
-            f"{where}: {problem or 'not a readable JPEG or PNG image'} ({len(data):,} bytes); "
-            "replace or remove it"
-        )
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+    def __init__(self, data: bytes, where: str):
+        """Looks at the file and decodes nothing.
+
+        Args:
+          data: the file's bytes.
+          where: what to call the image in an error, e.g. its path.
+
+        Raises:
+          BadExampleError: the file is cut short, too large or no JPEG or PNG. Damage in the middle
+            of a JPEG is mostly, not always, found: see `examine`.
+        """
+        self._data, self._where, self._facts = data, where, examine(data)
+        if self._facts.problem:
+            raise self._bad(self._facts.problem)
+        self.shape = (self._facts.height, self._facts.width, 3)
+
+    def __getitem__(self, window: tuple[slice, slice]) -> np.ndarray:
+        """image[top:bottom, left:right] as of an array, with bounds inside of it.
+
+        Raises:
+          BadExampleError: the file cannot be decoded.
+        """
+        bottom = window[0].stop
+        upper = self._data if bottom is None else first_rows(self._data, self._facts, bottom)
+        image = _decode(upper)
+        if image is None and upper is not self._data:
+            # The data end too early, where only the whole file's decoder fills up with grey.
+            image = _decode(self._data)
+        if image is None:
+            raise self._bad("not a readable JPEG or PNG image")
+        return image[window]
+
+    def _bad(self, problem: str) -> BadExampleError:
+        size = f"{len(self._data):,} bytes"
+        return BadExampleError(f"{self._where}: {problem} ({size}); replace or remove it")
+
+
+Image = np.ndarray | EncodedImage
+
+
+def decode(data: bytes, where: str) -> np.ndarray:
+    """The whole of an `EncodedImage`."""
+    return EncodedImage(data, where)[:, :]
 
 
 def _decode(data: bytes) -> np.ndarray | None:
@@ -104,7 +138,7 @@ def random_window(
 
 
 def inception_crop(
-    image: np.ndarray, size: int, area_min: float, rng: np.random.Generator
+    image: Image, size: int, area_min: float, rng: np.random.Generator
 ) -> np.ndarray:
     """A random window of the image, resized to uint8 [size, size, C]."""
     top, left, height, width = random_window(*image.shape[:2], area_min, rng)
@@ -124,13 +158,14 @@ def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return _channels_back(cv2.flip(image, 1)) if rng.integers(2) else image
 
 
-def squash(image: np.ndarray, size: int, *, smooth: bool) -> np.ndarray:
+def squash(image: Image, size: int, *, smooth: bool) -> np.ndarray:
     """The whole image at [size, size, C], whatever its aspect ratio."""
-    return resize(image, size, size, smooth=smooth)
+    return resize(image[:, :], size, size, smooth=smooth)
 
 
-def central_crop(image: np.ndarray, size: int, short_side: int) -> np.ndarray:
+def central_crop(image: Image, size: int, short_side: int) -> np.ndarray:
     """Resizes the shorter side to `short_side`, then cuts [size, size, C] from the centre."""
+    image = image[:, :]
     height, width = image.shape[:2]
     scale = short_side / min(height, width)
     scaled = resize(image, round(height * scale), round(width * scale), smooth=True)

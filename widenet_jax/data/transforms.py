@@ -40,8 +40,8 @@ class TrainTransform:
     randaugment_magnitude: float
     randaugment_before_crop: bool
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """uint8 [H, W, C] to uint8 [image_size, image_size, C]."""
+    def __call__(self, image: images.Image, rng: np.random.Generator) -> np.ndarray:
+        """uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
         if self.randaugment_before_crop:
             image = self._rand_augment(images.squash(image, self.image_size, smooth=False), rng)
         image = self._crop(image, rng)
@@ -49,7 +49,7 @@ class TrainTransform:
             image = images.random_flip(image, rng)
         return image if self.randaugment_before_crop else self._rand_augment(image, rng)
 
-    def _crop(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _crop(self, image: images.Image, rng: np.random.Generator) -> np.ndarray:
         if self.crop == "inception":
             return images.inception_crop(image, self.image_size, self.crop_area_min, rng)
         image = images.squash(image, self.image_size, smooth=False)
@@ -78,8 +78,8 @@ class EvalTransform:
     crop: str
     resize: int
 
-    def __call__(self, image: np.ndarray) -> np.ndarray:
-        """uint8 [H, W, C] to uint8 [image_size, image_size, C]."""
+    def __call__(self, image: images.Image) -> np.ndarray:
+        """uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
         if self.crop == "central":
             return images.central_crop(image, self.image_size, self.resize)
         return images.squash(image, self.image_size, smooth=True)
