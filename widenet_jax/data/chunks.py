@@ -34,7 +34,7 @@ def read_image(source: Source, record: int) -> tuple[images.Image, int]:
     """(uint8 [H, W, C] or a file that transforms will decode, label) of one record.
 
     Raises:
-      BadExampleError: it cannot be read.
+      BadExampleError: it cannot be read; a transform raises it if it cannot be decoded.
     """
     example = source[record]
     image = example["image"]
@@ -117,6 +117,8 @@ class TrainChunks(Chunks):
         bad = np.zeros(len(records), bool)
         complaints: Complaints = []
         labels = np.zeros(len(records), np.int32)
+        # Written where they belong: a list to stack would be so much memory that the allocator
+        # gives it back after every chunk, to fault it in anew.
         pictures = None
         for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
             before = len(complaints)

@@ -62,7 +62,7 @@ class EncodedImage:
         upper = self._data if bottom is None else first_rows(self._data, self._facts, bottom)
         image = _decode(upper)
         if image is None and upper is not self._data:
-            # The data end too early, where only the whole file's decoder fills up with grey.
+            # Data are missing: libjpeg fills up with grey, but only where it meets the file's end.
             image = _decode(self._data)
         if image is None:
             raise self._bad("not a readable JPEG or PNG image")
@@ -77,7 +77,7 @@ Image = np.ndarray | EncodedImage
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-    """The whole of an `EncodedImage`."""
+    """The whole of an `EncodedImage`: uint8 [H, W, 3]. Raises as that does."""
     return EncodedImage(data, where)[:, :]
 
 
