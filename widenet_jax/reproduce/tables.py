@@ -171,9 +171,10 @@ def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> lis
         counts = ", ".join(f"{len(of)} {verdict}" for verdict, of in pairs.items() if of)
         lines.append(f"Of {total} pairs of rows that the paper orders: {counts}.")
     for one, other in pairs[OTHER]:
+        printed = f" (paper: {number(one['paper'])}, {number(other['paper'])})"
         lines.append(
-            f"The other way round: {said(one)} against {said(other)} "
-            f"(paper: {number(one['paper'])}, {number(other['paper'])})."
+            f"The other way round: {said(one)} against {said(other)}"
+            f"{'' if one['paper'] is None else printed}."
         )
     if pairs[CLOSE]:
         close = "; ".join(f"{said(one)} against {said(other)}" for one, other in pairs[CLOSE])
