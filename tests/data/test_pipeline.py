@@ -11,24 +11,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 
 from widenet_jax.data import pipeline, sampler, sources
 from widenet_jax.data.transforms import build_transforms
 from widenet_jax.errors import BadExampleError, BadInputError
-
-AUGMENT = {
-    "crop": "inception",
-    "crop_area_min": 0.3,
-    "pad_pixels": 1,
-    "flip": True,
-    "randaugment_layers": 2,
-    "randaugment_magnitude": 15,
-    "randaugment_before_crop": False,
-    "eval_crop": "squash",
-    "eval_crop_fraction": 1.0,
-}
-TRAIN, EVAL = build_transforms(AUGMENT, 8)
-PLAIN = build_transforms({**AUGMENT, "crop": "none", "flip": False, "randaugment_layers": 0}, 8)[0]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 # what the garbage collector finalises in that moment (iterators of other tests) cannot import.
 import tensorflow_datasets  # noqa: F401
 from array_record.python import array_record_module
+from image_sources import refused
 
 from widenet_jax.data import records, sources
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -29,14 +30,6 @@ def write_shard(path: Path, contents: list[bytes]) -> None:
     for content in contents:
         writer.write(content)
     writer.close()
-
-
-def refused(data: dict, split: str) -> str:
-    with pytest.raises(BadInputError) as error:
-        sources.build_source(data, split)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
 
 
 # --- Packed sets ----------------------------------------------------------------------------------

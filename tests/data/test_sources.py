@@ -7,6 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from image_sources import refused
 
 from widenet_jax.data import images, sources
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -15,14 +16,6 @@ from widenet_jax.errors import BadExampleError, BadInputError
 def png(value: int) -> bytes:
     """A 4x5 image of one grey level."""
     return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
-
-
-def refused(data: dict, split: str) -> str:
-    with pytest.raises(BadInputError) as error:
-        sources.build_source(data, split)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
 
 
 def test_unknown_source_gets_a_suggestion():
