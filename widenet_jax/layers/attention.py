@@ -34,7 +34,9 @@ def _attend_forward(query: Array, key: Array, value: Array, mask: Array | None) 
     if mask is not None:
         # Finite, so that a softmax over nothing (an image that is all padding) is not NaN.
         scores = jnp.where(mask[:, None, :, None], scores, jnp.finfo(scores.dtype).min)
-    log_sum = jax.nn.logsumexp(scores.astype(jnp.float32), axis=2, keepdims=True)
+    largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
+    total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
+    log_sum = jnp.log(total) + largest
     out = jnp.einsum("bnkq,bknh->bqnh", _weights(scores, log_sum).astype(value.dtype), value)
     return out, (query, key, value, scores, log_sum, out)
 

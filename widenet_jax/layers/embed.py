@@ -4,11 +4,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.layers.dense import linear
 from widenet_jax.typing import Array
 
 
 class PatchEmbed(nn.Module):
-    """One linear map per non-overlapping patch, as a strided convolution (ViT, eq. 1).
+    """One linear map per non-overlapping patch (ViT, eq. 1).
 
     Attributes:
       patch_size: side of a patch in pixels; must divide the image's sides.
@@ -23,21 +24,34 @@ class PatchEmbed(nn.Module):
     @nn.compact
     def __call__(self, images: Array) -> Array:  # [B, height, width, channels] -> [B, T, D]
         P = self.patch_size
-        if images.shape[1] % P or images.shape[2] % P:
+        B, height, width, channels = images.shape
+        if height % P or width % P:
             raise BadInputError(
                 f"config.model.patch_size={P} must divide the image size "
-                f"{images.shape[1]}x{images.shape[2]} (config.data.image_size)"
+                f"{height}x{width} (config.data.image_size)"
             )
-        x = nn.Conv(
-            self.embed_dim,
-            (P, P),
-            strides=(P, P),
-            padding="VALID",
-            kernel_init=nn.initializers.glorot_uniform(),
-            dtype=self.dtype,
-            name="projection",
-        )(images)
-        return x.reshape(x.shape[0], -1, self.embed_dim)  # [B, h, w, D] -> [B, T, D]
+        # Channels outermost, as a TPU keeps images: [B, h, P, w, P, C] -> [B, T, C P P].
+        x = images.astype(self.dtype).reshape(B, height // P, P, width // P, P, channels)
+        x = x.transpose(0, 1, 3, 5, 2, 4).reshape(B, -1, channels * P * P)
+        return Projection(P, channels, self.embed_dim, name="projection")(x)
+
+
+class Projection(nn.Module):
+    """Patches [B, T, C P P] -> [B, T, D], by a kernel [P, P, C, D] such as a convolution has.
+
+    A product and no strided convolution: on a TPU that one waits for the images to be transposed.
+    """
+
+    patch_size: int
+    channels: int
+    embed_dim: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        P, C, D = self.patch_size, self.channels, self.embed_dim
+        kernel = self.param("kernel", nn.initializers.glorot_uniform(), (P, P, C, D))
+        bias = self.param("bias", nn.initializers.zeros, (D,))
+        return linear("btd,df->btf", x, kernel.transpose(2, 0, 1, 3).reshape(-1, D), bias)
 
 
 class PositionEmbed(nn.Module):
