@@ -84,11 +84,12 @@ def test_fewer_images_at_once_where_they_do_not_fit():
 
 def test_what_would_cut_routing_groups_is_passed_over():
     """Groups are 16 images: neither parts nor smaller batches are possible on 256 cores."""
-    double = Double(2.0)
-    facts = plan_run("w", load_config("configs/imagenet.py:widenet_l"), DATA, double).facts
-    assert facts["advice"]["flags"] is None
-    tried = ["--config.model.remat=block", "--config.sharding.fsdp=-1"]
-    assert facts["advice"]["tried"] == tried
+    config = load_config("configs/imagenet.py:widenet_l")
+    for fsdp, splitting in ((1, ["--config.sharding.fsdp=-1"]), (-1, [])):
+        config.sharding.fsdp = fsdp
+        facts = plan_run("w", config, DATA, Double(2.0)).facts
+        assert facts["advice"]["flags"] is None
+        assert facts["advice"]["tried"] == ["--config.model.remat=block", *splitting]
 
 
 def test_a_program_that_leaves_no_room_for_its_data_does_not_fit():
