@@ -12,6 +12,7 @@ from runs import command, finish, metrics_of, small_config, start, start_two, wa
 
 from widenet_jax import train
 from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.experiment import DataFacts, build_experiment
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +168,19 @@ def test_contradictions_are_named(tmp_path: Path, changes: dict, message: str):
     with pytest.raises(BadInputError) as caught:
         train.run(small_config(**changes), str(tmp_path / "run"))
     assert message in str(caught.value)
+
+
+def test_the_opening_lines_say_where_a_run_starts():
+    """And that 1,437 images are less than a batch of 2,048: 8 epochs are then 6 steps."""
+    changes = {"init_from": "runs/first", "batch_size": 2048, "duration": "8 epochs"}
+    facts = DataFacts(num_examples=1437, class_names=("0", "1"), image_shape=(8, 8, 1))
+    told = []
+    for config in (small_config(**changes), small_config()):
+        experiment = build_experiment(config, facts, jax.devices()[:1])
+        shapes = experiment.state.params
+        told += [train.describe(experiment, shapes, step) for step in (0, 5)]
+    assert "starting from runs/first with a new head: 6 steps of 2048 images" in told[0]
+    assert "resuming after step 5: 6 steps" in told[1]
+    assert "starting: 20 steps of 64 images" in told[2]
+    less = "all 1,437 training images are less than one batch"
+    assert [less in text for text in told] == [True, True, False, False]

@@ -281,16 +281,26 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
     mesh, facts = experiment.mesh, parameter_facts(experiment)
     table = parameter_overview.get_parameter_overview(params, include_stats=False)
     places = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    begin = f"resuming after step {start_step:,}" if start_step else "starting"
+    config, num_examples = experiment.config, experiment.facts.num_examples
+    begin = "starting"
+    if start_step:
+        begin = f"resuming after step {start_step:,}"
+    elif config.init_from:
+        begin = f"starting from {config.init_from} with a new head"
     lines = [
         table,
         f"{facts['params']:,} parameters, applied as {facts['params_unrolled']:,}; "
         f"{mesh.size} {mesh.devices.flat[0].device_kind} devices ({places}), "
         f"{jax.process_count()} hosts",
-        f"{begin}: {experiment.total_steps:,} steps of {experiment.config.batch_size} images",
+        f"{begin}: {experiment.total_steps:,} steps of {config.batch_size} images",
     ]
+    if num_examples < config.batch_size:
+        lines.append(
+            f"all {num_examples:,} training images are less than one batch: an epoch is no whole "
+            "step; config.batch_size and config.duration say how much is trained"
+        )
     shape = experiment.facts.image_shape
-    methods = dispatch_methods(experiment.config.model, shape, platform=platform())
+    methods = dispatch_methods(config.model, shape, platform=platform())
     if methods:
         lines.insert(2, f"dispatch: {dispatch_text(methods)}")
     return "\n".join(lines)
