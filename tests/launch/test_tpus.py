@@ -31,6 +31,17 @@ def test_no_names(text: str):
         parse_tpu(text)
 
 
+@pytest.mark.parametrize("text", ["v2-4", "v3-255", "v3-48", "v4-12", "v5p-4", "v5e-12", "v6e-6"])
+def test_sizes_that_are_not_made(text: str):
+    with pytest.raises(BadInputError, match=f"tpu={text}: sizes of"):
+        parse_tpu(text)
+
+
+@pytest.mark.parametrize("text", ["v4-1536", "v5p-24", "v5e-1", "v6e-4"])
+def test_sizes_that_are(text: str):
+    assert parse_tpu(text).name == text
+
+
 @pytest.mark.parametrize(
     ("config", "name"),
     [

@@ -25,7 +25,7 @@ def coloured(picture: Path, colour: str) -> np.ndarray:
 def row(label: str, variant: str, mean: float, params: int = 7, paper=None, same_as=None) -> dict:
     return {
         "label": label, "variant": variant, "mean": mean, "std": None, "accuracies": [mean],
-        "params": params, "paper": paper, "same_as": same_as,
+        "params": params, "paper": paper, "same_as": same_as, "training_accuracy": None,
     }  # fmt: skip
 
 
@@ -47,12 +47,12 @@ def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path):
 
 def test_accuracy_against_experts_falls_where_parameters_grow(tmp_path: Path):
     rows = [
-        row("E = 4", "vit_moe_s", 50.0, params=10**6),
-        row("E = 16", "vit_moe_s,experts=16", 30.0, params=10**7),
+        row("E = 4", "vit_moe_s", 50.0, params=10**6) | {"training_accuracy": 10.0},
+        row("E = 16", "vit_moe_s,experts=16", 30.0, params=10**7) | {"training_accuracy": 20.0},
         row("E = 8", "vit_moe_s,experts=8", 40.0, params=4 * 10**6),
     ]
     draw_against(FIGURE_2, SMALL, rows, tmp_path / "fig2.png")
-    for colour, falls in (("C0", True), ("C1", False)):
+    for colour, falls in (("C0", True), ("C1", False), ("C2", False)):
         line = coloured(tmp_path / "fig2.png", colour)
         line = line[(line[:, 1] > 80) & (line[:, 1] < 640)]  # between the axes' names
         ends = [line[line[:, 1] == end(line[:, 1]), 0].mean() for end in (np.min, np.max)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trial_program
 
-from widenet_jax.reproduce.experiments import FIGURE_4, TABLE_5
+from widenet_jax.reproduce.experiments import FIGURE_2, FIGURE_4, TABLE_5
 from widenet_jax.reproduce.runs import Measured, carry_out, look_at
 from widenet_jax.reproduce.scales import SCALES, runs_of, trial_of
 from widenet_jax.sweep.directory import Directory
@@ -112,3 +112,20 @@ def test_speed_is_the_median_of_what_the_runs_logged(tmp_path: Path):
         (Path(directory.workdir(trial)) / "timing.jsonl").write_text("\n".join(lines) + "\n")
     measured = list(look_at(trials, directory).values())
     assert [of.images_per_second for of in measured] == [20.0, None]
+
+
+def test_training_accuracy_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path):
+    """Seeds of 30 % (the mean of steps 95 and 100) and of 50 %: 40 %. Evaluations do not count."""
+    directory = Directory(tmp_path)
+    trials = trials_of(FIGURE_2, directory, [0, 1])
+    run(trials, directory)
+    seeds = (
+        [(50, "train", 0.9), (90, "train", 0.9), (95, "train", 0.2), (95, "eval", 1.0),
+         (100, "train", 0.4)],
+        [(100, "train", 0.5), (100, "eval", 1.0)],
+    )  # fmt: skip
+    for trial, seed in zip(next(iter(trials.values())), seeds, strict=True):
+        lines = [json.dumps({"step": s, "split": of, "accuracy": a}) for s, of, a in seed]
+        (Path(directory.workdir(trial)) / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    measured = list(look_at(trials, directory).values())
+    assert [of.training_accuracy for of in measured] == [pytest.approx(40.0), None, None]

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from widenet_jax.errors import BadInputError, choose
+from widenet_jax.plan.topology import CHIPS
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,21 @@ def parse_tpu(text: str) -> Tpu:
     """ "v3-256" or "v5e-16"; "v5litepod-16" is the same as the latter.
 
     Raises:
-      BadInputError: no such TPU.
+      BadInputError: no such TPU, or a size that is not made.
     """
     found = re.fullmatch(r"(v\w+?)-([1-9]\d*)", text.replace("v5litepod-", "v5e-"))
     if not found:
         raise BadInputError(f"--tpu={text}: write generation and size, as in v3-256 or v5e-16")
     generation, size = found.groups()
     family = choose(FAMILIES, generation, field="tpu")
+    chip = CHIPS[generation]
+    number = int(size)
+    if chip.dimensions == 3:
+        made, sizes = number % 8 == 0, "multiples of 8 cores, whole hosts of four chips"
+    else:
+        smallest = 8 if chip.name_counts == "cores" else 1
+        made = number >= smallest and number & (number - 1) == 0
+        sizes = f"powers of two of at least {smallest} {chip.name_counts}"
+    if not made:
+        raise BadInputError(f"--tpu={text}: sizes of {generation} are {sizes}")
     return Tpu(f"{generation}-{size}", f"{family.accelerator}-{size}", family)

@@ -27,8 +27,8 @@ def _forward(x: Array) -> tuple[Array, Array]:
 def _backward(x: Array, dy: Array) -> tuple[Array]:
     z, inner = _inner(x)
     t = jnp.tanh(inner)
-    steepness = 3 * inner - (2 * SLOPE) * z  # z times the derivative of `inner`
-    slope = (0.5 + 0.5 * t) * (1 + steepness * (1 - t))
+    steepness = 1.5 * inner - SLOPE * z  # half of z times the derivative of `inner`
+    slope = (1 + t) * (0.5 + steepness * (1 - t))
     return ((dy.astype(jnp.float32) * slope).astype(x.dtype),)
 
 

@@ -54,7 +54,10 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
 def draw_against(
     experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: epath.Path
 ) -> None:
-    """Figs. 2 and 3: our test accuracy (left axis), and parameters (right) where they differ."""
+    """Figs. 2 and 3: our accuracy on test and training images, and parameters where they differ.
+
+    Training images are augmented and mixed, so that fewer of them are recognised (as in Fig. 2).
+    """
     name, number = AXES[experiment.name]
     rows = [row for row in rows if not row["same_as"]]
     models = [load_config(f"{scale.pretrain.config}:{row['variant']}").model for row in rows]
@@ -71,10 +74,17 @@ def draw_against(
         yerr=[row["std"] or 0.0 for _, row in ended],
         ls="-",
         color="C0",
+        label="test",
         **MARK,
     )
+    learnt = [
+        (x, row["training_accuracy"]) for x, row in ended if row["training_accuracy"] is not None
+    ]
+    if learnt:
+        accuracy.plot(*zip(*learnt, strict=True), "x:", color="C2", label="training, augmented")
+        accuracy.legend()
     accuracy.set(xlabel=name, title=experiment.title)
-    accuracy.set_ylabel("test accuracy %, ours", color="C0")
+    accuracy.set_ylabel("accuracy %, ours", color="C0")
     accuracy.set_xticks([x for x, _ in points])
     accuracy.grid(alpha=0.3)
     sized = [(x, row["params"] / 1e6) for x, row in ended if row["params"] is not None]

@@ -33,11 +33,14 @@ class Measured:
       workdirs: of those that are done.
       images_per_second: in training, the median over the lines of timing.jsonl and the seeds,
         whatever else the machine did then; None before the first.
+      training_accuracy: percent of the augmented, mixed training images, over the last tenth of the
+        steps and the seeds that are done; None before the first.
     """
 
     outcomes: tuple[Outcome, ...]
     workdirs: tuple[str, ...]
     images_per_second: float | None
+    training_accuracy: float | None = None
 
     @property
     def accuracies(self) -> list[float]:
@@ -160,9 +163,25 @@ def gather(outcomes: Sequence[Outcome], directory: Directory) -> Measured:
     ]
     done = [directory.workdir(one.trial) for one in outcomes if one.status == DONE]
     rates = [rate for workdir in done for rate in rates_of(workdir)]
-    return Measured(tuple(outcomes), tuple(done), statistics.median(rates) if rates else None)
+    learnt = [
+        accuracy for workdir in done if (accuracy := last_training_accuracy(workdir)) is not None
+    ]
+    return Measured(
+        tuple(outcomes),
+        tuple(done),
+        statistics.median(rates) if rates else None,
+        statistics.fmean(learnt) if learnt else None,
+    )
 
 
 def rates_of(workdir: str) -> list[float]:
     lines: list[dict[str, Any]] = JsonLines(epath.Path(workdir) / "timing.jsonl").read()
     return [line["images_per_second"] for line in lines]
+
+
+def last_training_accuracy(workdir: str) -> float | None:
+    """Percent, the mean of the lines of metrics.jsonl in the last tenth of the steps."""
+    lines: list[dict[str, Any]] = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
+    lines = [line for line in lines if line["split"] == "train"]
+    last = [line["accuracy"] for line in lines if line["step"] > 0.9 * lines[-1]["step"]]
+    return 100 * statistics.fmean(last) if last else None

@@ -32,7 +32,7 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """A dict a row: label, size, variant (at this scale), params, paper and paper_millions (as
     printed), accuracies (percent, one a seed that ended), mean, std, statuses (one a seed),
-    images_per_second, and for Table 4 paper_core_days.
+    training_accuracy (percent), images_per_second, and for Table 4 paper_core_days.
 
     `same_as` is the label of an earlier row that this scale makes the same run, else None.
     """
@@ -52,6 +52,7 @@ def rows_of(
             "accuracies": of.accuracies,
             "mean": of.mean,
             "std": of.std,
+            "training_accuracy": of.training_accuracy,
             "images_per_second": of.images_per_second,
             "statuses": of.statuses,
         }
