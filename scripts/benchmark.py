@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widenet_jax.arguments import exit_code_of
+from widenet_jax.arguments import exit_code_of, positive
 from widenet_jax.config_files import load_config, override
 from widenet_jax.errors import BadInputError
 
@@ -44,21 +44,21 @@ def parser() -> argparse.ArgumentParser:
         sub = kinds.add_parser(name, help=text, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
         sub.add_argument("--picture", type=Path, help="draw the table into this PNG file")
-        sub.add_argument("--rounds", type=int, default=5, help="the median of which counts")
+        sub.add_argument("--rounds", type=positive, default=5, help="the median of which counts")
         return sub
 
     def numbers(sub: argparse.ArgumentParser, **defaults: Sequence[int]) -> None:
         for name, default in defaults.items():
-            sub.add_argument(f"--{name}", type=int, nargs="+", default=list(default))
+            sub.add_argument(f"--{name}", type=positive, nargs="+", default=list(default))
 
     def configs(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
-        sub.add_argument("--num_examples", type=int, help="of an image set that is not known")
-        sub.add_argument("--num_classes", type=int, help="likewise")
+        sub.add_argument("--num_examples", type=positive, help="of an image set that is not known")
+        sub.add_argument("--num_classes", type=positive, help="likewise")
 
     step = kind("train_step", "images/s, MFU, memory and compile time of training")
     configs(step)
-    step.add_argument("--steps", type=int, default=10, help="in a row a round")
+    step.add_argument("--steps", type=positive, default=10, help="in a row a round")
 
     checkpoint = kind("checkpoint", "what saving and restoring take, and how much is written")
     configs(checkpoint)
@@ -73,10 +73,10 @@ def parser() -> argparse.ArgumentParser:
     images = kind("input", "images/s of reading and augmenting JPEGs, beside tf.data")
     images.add_argument("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
     images.add_argument("--split", default="train")
-    images.add_argument("--image_size", type=int, default=224)
-    images.add_argument("--batch_size", type=int, default=64)
+    images.add_argument("--image_size", type=positive, default=224)
+    images.add_argument("--batch_size", type=positive, default=64)
     images.add_argument("--seconds", type=float, default=5.0, help="a turn")
-    numbers(images, workers=[0, 2])
+    images.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="0 for threads")
     return own
 
 

@@ -134,5 +134,6 @@ def test_gradients_and_twenty_losses(
     drift = np.abs(after["losses"] / before["losses"] - 1)
     print(f"{variant}: worst leaf {worst} {errors[worst]:.1e}; losses {before['losses'][0]:.4f} to "
           f"{before['losses'][-1]:.4f}, largest relative difference {drift.max():.1e}")  # fmt: skip
-    assert errors[worst] <= 1e-3
+    # NaN fails both.
+    assert all(error <= 1e-3 for error in errors.values())
     assert drift.max() <= 1e-3

@@ -4,9 +4,10 @@ Needs only facts about the data, no data: so a plan for a TPU nobody has, a benc
 run are the same program.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -125,6 +126,8 @@ def build_experiment(
         accumulation_steps=config.optimizer.accumulation_steps,
         group_size=group_size(config),
     )
+    # Backward passes that are written out are traced here, outside the forward pass.
+    gradients = in_precision_of(model)(gradients)
 
     init = partial(init_state, model=model, tx=tx, image_shape=facts.image_shape, seed=config.seed)
     shapes = jax.eval_shape(init)
@@ -219,6 +222,7 @@ def check_batch(config: ConfigDict, mesh: Mesh) -> None:
 def make_forward(model: Any) -> Forward:
     """(params, images, mask, rngs) -> (logits, aux); training where there are rngs."""
 
+    @in_precision_of(model)
     def forward(
         params: PyTree, images: Array, mask: Array | None, rngs: dict[str, Array] | None
     ) -> tuple[Array, dict]:
@@ -226,6 +230,28 @@ def make_forward(model: Any) -> Forward:
         return model.apply({"params": params}, images, mask=mask, train=bool(rngs), rngs=rngs)
 
     return forward
+
+
+def in_precision_of(model: Any) -> Callable[[Callable], Callable]:
+    """Decorates what traces `model`: with dtype "float32" every product multiplies all of float32.
+
+    By default TPUs and recent GPUs do so in fewer bits. Products of bfloat16 are left as they are.
+    """
+    precision = (
+        partial(jax.default_matmul_precision, "highest")
+        if model.dtype == "float32"
+        else contextlib.nullcontext
+    )
+
+    def decorate(function: Callable) -> Callable:
+        @wraps(function)
+        def traced(*args: Any) -> Any:
+            with precision():
+                return function(*args)
+
+        return traced
+
+    return decorate
 
 
 def init_state(

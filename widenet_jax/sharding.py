@@ -29,13 +29,13 @@ def build_mesh(sharding: Mapping, devices: Sequence[jax.Device]) -> Mesh:
     Raises:
       BadInputError: the sizes do not multiply to the number of devices.
     """
-    fsdp, expert = int(sharding["fsdp"]), int(sharding["expert"])
-    if fsdp == -1 and expert > 0:
-        fsdp = max(len(devices) // expert, 1)
+    asked, expert = int(sharding["fsdp"]), int(sharding["expert"])
+    fsdp = max(len(devices) // max(expert, 1), 1) if asked == -1 else asked
     if fsdp < 1 or expert < 1 or len(devices) % (fsdp * expert):
+        product = "" if asked == -1 else f"config.sharding.fsdp={asked} times "
         raise BadInputError(
-            f"config.sharding.fsdp={fsdp} times config.sharding.expert={expert} must divide the "
-            f"number of devices, {len(devices)}"
+            f"{product}config.sharding.expert={expert} must divide the number of devices, "
+            f"{len(devices)}"
         )
     shape = (len(devices) // (fsdp * expert), fsdp, expert)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)

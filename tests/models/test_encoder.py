@@ -167,6 +167,7 @@ STACKS = {
     "routing groups": WIDENET | {"moe": MOE | {"routing_groups": 2}},
     "every second block": {"moe": MOE | {"blocks": "every_2"}},
     "the last block": {"moe": MOE | {"blocks": "last_1"}},
+    "all of the last blocks": {"moe": MOE | {"blocks": "last_4"}},
     "post-norm": {"norm_position": "post"},
 }
 

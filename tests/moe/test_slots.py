@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.moe.slots import assign_slots, capacity_limit
+from widenet_jax.moe.slots import CAPACITY_RULES, assign_slots, capacity_limit
 from widenet_jax.typing import Routing
 
 
@@ -24,6 +24,16 @@ def test_capacity(rule: str, tokens: int, slots: int):
     numbers = {"rule": rule, "capacity_factor": 1.2, "num_selected": 2, "num_experts": 4}
     assert capacity_limit(tokens, **numbers) == slots
     assert capacity_limit(jnp.array([tokens]), **numbers).tolist() == [slots]
+
+
+@pytest.mark.parametrize("factor", [333.333, 999.999])
+def test_no_number_in_between_leaves_int32(factor: float):
+    """Of 4112 tokens: 4112 * 333333 * 2 alone would be more than 2**31."""
+    numbers = {"capacity_factor": factor, "num_selected": 2, "num_experts": 4}
+    for rule in CAPACITY_RULES:
+        slots = capacity_limit(4112, rule=rule, **numbers)
+        assert slots > 4112
+        assert capacity_limit(jnp.array([4112]), rule=rule, **numbers).tolist() == [slots]
 
 
 def test_unknown_rule():

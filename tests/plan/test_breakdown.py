@@ -22,7 +22,7 @@ BACKWARD = "jit(train_step)/transpose(jvp(VisionTransformer))"
         (f"{FORWARD}/encoder/block_03/block_03_norm_ffn/reduce_sum", "norms"),
         (f"{FORWARD}/encoder/norm_out/mul", "norms"),
         (f"{FORWARD}/encoder/block_11/block_11_mlp/wo/dot_general", "feed-forward"),
-        (f"{FORWARD}/embed/projection/conv_general_dilated", "embedding"),
+        (f"{FORWARD}/embed/projection/dot_general", "embedding"),
         (f"{FORWARD}/head/dot_general", "head"),
         (f"{FORWARD}/encoder/block_03/add", "rest of the model"),
         (f"{FORWARD}/convert_element_type", "rest of the model"),

@@ -18,6 +18,10 @@ def attend(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
     inside the products that use them, and nothing of the scores' size is stored in float32. Scores
     lie as [B, N, Tk, Tq]: summing over the last but one axis is what a TPU does cheaply.
 
+    The gradients of one query's scores add up to 0, but in bfloat16 only nearly, and what is left
+    would reach the query's gradient times what all keys have in common, which may be most of them.
+    So keys count from their mean there, which without rounding changes nothing.
+
     Args:
       query: [B, Tq, N, H], already scaled by 1/sqrt(H).
       key: [B, Tk, N, H]; value: the same.
@@ -32,7 +36,8 @@ def attend(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
 def _attend_forward(query: Array, key: Array, value: Array, mask: Array | None) -> tuple:
     scores = jnp.einsum("bknh,bqnh->bnkq", key, query)
     if mask is not None:
-        # Finite, so that a softmax over nothing (an image that is all padding) is not NaN.
+        # Finite, so that a softmax over nothing (an image that is all padding) is not NaN. What
+        # such an image gets means nothing.
         scores = jnp.where(mask[:, None, :, None], scores, jnp.finfo(scores.dtype).min)
     largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
     total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
@@ -50,7 +55,9 @@ def _attend_backward(saved: tuple, d_out: Array) -> tuple:
     along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, Tq, N]
     d_scores = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
     d_scores = d_scores.astype(query.dtype)
-    d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, key)
+    distinct = key.astype(jnp.float32)
+    distinct = (distinct - distinct.mean(axis=1, keepdims=True)).astype(key.dtype)
+    d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, distinct)
     d_key = jnp.einsum("bnkq,bqnh->bknh", d_scores, query)
     return d_query, d_key, d_value, None
 

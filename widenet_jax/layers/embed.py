@@ -75,4 +75,5 @@ class PositionEmbed(nn.Module):
         position = self.param(
             "position_embedding", nn.initializers.normal(0.02), (1, x.shape[1], D)
         )
-        return x + position.astype(x.dtype)
+        # Spread before it is rounded, so that its gradient is added up over images in float32.
+        return x + jnp.broadcast_to(position, x.shape).astype(x.dtype)

@@ -156,6 +156,8 @@ class Encoder(nn.Module):
         moe = self.moe
         if moe and moe["routing_groups"]:
             moe = {**moe, "routing_groups": period * moe["routing_groups"] // self.depth}
+        if moe and len(self.moe_layout()[0]) == self.depth:
+            moe = {**moe, "blocks": "all"}  # "last_N" counts the blocks of the whole
         changes = {"unroll": True, "remat": "none", "last_norm": False, "name": None}
         return self.clone(depth=period, moe=moe, parent=None, **changes)
 

@@ -30,7 +30,8 @@ class VisionTransformer(nn.Module):
       pool: "token" (the CLS token) or "mean".
       representation: a tanh layer D -> D before the classifier (pretraining).
       dropout: after the embedding and wherever `Encoder` drops.
-      dtype: "float32" or "bfloat16" of the computation; parameters and logits are float32.
+      dtype: "float32" or "bfloat16" of the computation; parameters and logits are float32. With
+        "float32" nothing is multiplied in fewer bits (`experiment.in_precision_of`).
       The rest: see `Encoder`.
     """
 

@@ -42,13 +42,19 @@ class ExpertFfn:
     def on_rows(self, x: Array, expert: Array, sizes: Array) -> Array:  # [N, D] -> [N, D]
         """Rows sorted by expert: `expert` [N] int32 and, of each, how many: `sizes` [E] int32.
 
-        Rows past the last expert's (expert E) come out as anything.
+        Rows past the last expert's (expert E) are nobody's: what goes in plays no part, what comes
+        out means nothing.
         """
-        of_expert = jax.nn.one_hot(expert, sizes.shape[0], dtype=x.dtype)  # [N, E]
+        of_expert = jax.nn.one_hot(expert, sizes.shape[0])  # [N, E]
+        owned = (expert < sizes.shape[0])[:, None]
 
         def dense(x: Array, kernel: Array, bias: Array) -> Array:
-            y = jax.lax.ragged_dot(x, kernel.astype(x.dtype), sizes)
-            return y + of_expert @ bias.astype(x.dtype)  # a product: its gradient scatters nothing
+            # A ragged product may leave anything in rows that are nobody's, forwards and backwards:
+            # even NaN, which times 0 would still be NaN in the bias's gradient.
+            y = jax.lax.ragged_dot(jnp.where(owned, x, 0), kernel.astype(x.dtype), sizes)
+            # The bias as a product, because its gradient then scatters nothing; in float32, because
+            # that gradient is a sum over rows.
+            return jnp.where(owned, y, 0) + (of_expert @ bias).astype(x.dtype)
 
         return self.feed_forward(dense, x)
 

@@ -13,15 +13,28 @@ import jax.numpy as jnp
 from widenet_jax.errors import choose
 from widenet_jax.typing import Array, Routing
 
-# Slots an expert may fill for n tokens (an int or an int array). Exact integer arithmetic on the
-# capacity factor as a fraction: in floating point 1.2 * 2 * 10 / 4 may come out as 7, not 6.
+
+def floor_times(n: Array | int, ratio: Fraction) -> Array | int:
+    """floor(n * ratio), exactly: in floating point 1.2 * 2 * 10 / 4 may come out as 7, not 6.
+
+    The ratio's whole part goes apart, so that no number in between leaves int32.
+    """
+    whole, rest = divmod(ratio.numerator, ratio.denominator)
+    return n * whole + n * rest // ratio.denominator
+
+
+def ceil_times(n: Array | int, ratio: Fraction) -> Array | int:
+    return -floor_times(-n, ratio)
+
+
+# Slots an expert may fill for n tokens (an int or an int array), C being a fraction.
 CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
     # The buffers of all experts together hold C*K*N*L tokens; each has its E-th part, rounded up.
-    "paper": lambda n, C, K, E: -(-(n * C.numerator * K) // (C.denominator * E)),
+    "paper": lambda n, C, K, E: ceil_times(n, C * K / E),
     # The text to the letter, B = CKNL for every expert: nothing is ever dropped.
-    "literal": lambda n, C, K, E: -(-(n * C.numerator * K) // C.denominator),
+    "literal": lambda n, C, K, E: ceil_times(n, C * K),
     # Released code: int(C*K*n/E) slots, but slots count from 1 and the last is refused.
-    "authors_code": lambda n, C, K, E: (n * C.numerator * K) // (C.denominator * E) - 1,
+    "authors_code": lambda n, C, K, E: floor_times(n, C * K / E) - 1,
 }
 
 

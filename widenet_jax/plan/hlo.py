@@ -20,7 +20,9 @@ BITS = {
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(calls|to_apply|condition|body)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)"
+)
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -43,7 +45,8 @@ class Instruction:
       opcode: "fusion", "all-reduce", ...
       arrays: (dtype, dimensions) of what it makes; several for a tuple.
       operands: names.
-      called: computation by role: calls, to_apply, condition, body, branch_0, ...
+      called: computation by role: calls, to_apply, condition, body, branch_0, ...; a conditional
+        on a truth value calls true_computation and false_computation.
       cycles: the compiler's estimate; None where it gives none.
       op_name: scopes and primitive, such as "jit(train_step)/jvp(Model)/encoder/add".
       is_root: whether it is its computation's result.

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from widenet_jax.plan.hlo import Computation, Instruction, Module, array_bytes
 from widenet_jax.plan.topology import Topology
@@ -90,14 +91,14 @@ def executed(
     for instruction in computation:
         called = instruction.called
         if instruction.opcode == "while":
-            times = trips * (trip_count(module.computations[called["condition"]]) or 1)
+            counted = trip_count(module.computations[called["condition"]])
+            times = trips * (1 if counted is None else counted)
             yield from executed(module, called["condition"], times)
             yield from executed(module, called["body"], times)
         elif instruction.opcode == "call":
             yield from executed(module, called["to_apply"], trips)
         elif instruction.opcode == "conditional":
-            branches = [n for role, n in called.items() if role.startswith("branch_")]
-            yield from executed(module, max(branches, key=lambda n: _cycles(module, n)), trips)
+            yield from executed(module, max(called.values(), key=partial(_cycles, module)), trips)
         else:
             yield instruction, computation, trips
 
@@ -236,4 +237,4 @@ def group_size(instruction: Instruction, topology: Topology) -> int:
 
 
 def _cycles(module: Module, name: str) -> int:
-    return sum(i.cycles or 0 for i in module.computations[name])
+    return sum((i.cycles or 0) * times for i, _, times in executed(module, name, 1))

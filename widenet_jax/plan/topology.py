@@ -151,7 +151,10 @@ def parse_topology(text: str) -> Topology:
         )
     chip = CHIPS[generation]
     if match[3]:
-        return Topology(text, generation, tuple(int(n) for n in match[3].split("x")))
+        shape = tuple(int(n) for n in match[3].split("x"))
+        if 0 in shape:
+            raise BadInputError(f"--topology={text}: give at least one chip along each dimension")
+        return Topology(text, generation, shape)
     per_chip = chip.cores if chip.name_counts == "cores" else 1
     chips, rest = divmod(int(match[2]), per_chip)
     smallest = 1 if chip.name_counts == "chips" else 4
