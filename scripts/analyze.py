@@ -16,23 +16,24 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import exit_code_of, positive
+from widenet_jax.arguments import Parser, exit_code_of, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="a run, or an exported directory")
-    parser.add_argument(
+    return exit_code_of(lambda: analyze(*parser().parse_known_args(arguments)))
+
+
+def parser() -> Parser:
+    own = Parser(__doc__)
+    own.add_argument("--workdir", required=True, help="a run, or an exported directory")
+    own.add_argument(
         "--compare", action="append", default=[], help="another one, for the divergence; repeatable"
     )
-    parser.add_argument("--out", required=True, help="a directory")
-    parser.add_argument("--images", type=positive, default=4, help="images in the overlay")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options, changes = parser.parse_known_args(arguments)
-    return exit_code_of(lambda: analyze(options, changes))
+    own.add_argument("--out", required=True, help="a directory")
+    own.add_argument("--images", type=positive, default=4, help="images in the overlay")
+    own.add_argument("--json", action="store_true", help="print one JSON object")
+    return own
 
 
 def analyze(options: argparse.Namespace, changes: list[str]) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widenet_jax.arguments import exit_code_of, positive
+from widenet_jax.arguments import Parser, exit_code_of, positive
 from widenet_jax.config_files import load_config, override
 from widenet_jax.errors import BadInputError
 
@@ -32,26 +32,22 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 
-def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def parser() -> Parser:
+    own = Parser(__doc__)
     kinds = own.add_subparsers(dest="benchmark", required=True)
 
-    def kind(name: str, text: str) -> argparse.ArgumentParser:
-        sub = kinds.add_parser(name, help=text, allow_abbrev=False)
+    def kind(name: str, text: str) -> Parser:
+        sub = kinds.add_parser(name, help=text)
         sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
         sub.add_argument("--picture", type=Path, help="draw the table into this PNG file")
         sub.add_argument("--rounds", type=positive, default=5, help="the median of which counts")
         return sub
 
-    def numbers(sub: argparse.ArgumentParser, **defaults: Sequence[int]) -> None:
+    def numbers(sub: Parser, **defaults: Sequence[int]) -> None:
         for name, default in defaults.items():
             sub.add_argument(f"--{name}", type=positive, nargs="+", default=list(default))
 
-    def configs(sub: argparse.ArgumentParser) -> None:
+    def configs(sub: Parser) -> None:
         sub.add_argument("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
         sub.add_argument("--num_examples", type=positive, help="of an image set that is not known")
         sub.add_argument("--num_classes", type=positive, help="likewise")
@@ -159,8 +155,7 @@ def input_pipeline(arguments: argparse.Namespace) -> Rows:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 2 for a mistake, 3 where the device ran out of memory."""
-    arguments, rest = parser().parse_known_args(argv)
-    return exit_code_of(lambda: measure(arguments, rest))
+    return exit_code_of(lambda: measure(*parser().parse_known_args(argv)))
 
 
 def measure(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -14,21 +14,22 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import exit_code_of
+from widenet_jax.arguments import Parser, exit_code_of
 
 WORST, CONFUSED = 5, 5
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="a run, or an exported directory")
-    parser.add_argument("--out", help="a directory for tables and a picture")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options, changes = parser.parse_known_args(arguments)
-    return exit_code_of(lambda: evaluate(options, changes))
+    return exit_code_of(lambda: evaluate(*parser().parse_known_args(arguments)))
+
+
+def parser() -> Parser:
+    own = Parser(__doc__)
+    own.add_argument("--workdir", required=True, help="a run, or an exported directory")
+    own.add_argument("--out", help="a directory for tables and a picture")
+    own.add_argument("--json", action="store_true", help="print one JSON object")
+    return own
 
 
 def evaluate(options: argparse.Namespace, changes: list[str]) -> None:

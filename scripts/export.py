@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import exit_code_of
+from widenet_jax.arguments import Parser, exit_code_of
 from widenet_jax.checkpoint.checkpoints import absolute
 from widenet_jax.interop.exported import FORMATS, write_exported
 from widenet_jax.trained import read_model
@@ -20,15 +20,16 @@ from widenet_jax.trained import read_model
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="a run, or an exported directory")
-    parser.add_argument("--out", required=True, help="a new directory")
-    parser.add_argument("--format", choices=list(FORMATS), default="safetensors")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    return exit_code_of(lambda: export(options))
+    return exit_code_of(lambda: export(parser().parse_args(arguments)))
+
+
+def parser() -> Parser:
+    own = Parser(__doc__)
+    own.add_argument("--workdir", required=True, help="a run, or an exported directory")
+    own.add_argument("--out", required=True, help="a new directory")
+    own.add_argument("--format", choices=list(FORMATS), default="safetensors")
+    own.add_argument("--json", action="store_true", help="print one JSON object")
+    return own
 
 
 def export(options: argparse.Namespace) -> None:

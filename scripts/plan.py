@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from widenet_jax.arguments import Parser, exit_code_of, positive
 from widenet_jax.config_files import load_config, override
 from widenet_jax.errors import BadInputError
 
@@ -25,12 +26,8 @@ PAPER_CONFIG = "configs/imagenet.py"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "widenet_jax" / "plan"
 
 
-def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def parser() -> Parser:
+    own = Parser(__doc__)
     what = own.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE[:VARIANT]", help="plan one run")
     what.add_argument("--compare", metavar="FILE[:VARIANT]", nargs="+", help="tabulate several")
@@ -41,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--breakdown", action="store_true", help="also where the time goes")
     own.add_argument("--dump_hlo", metavar="PATH", help="write the optimised HLO (one run)")
     own.add_argument("--price_per_core_hour", type=float, help="in any currency")
-    own.add_argument("--num_examples", type=int, help="of an image set that is not known")
-    own.add_argument("--num_classes", type=int, help="likewise")
+    own.add_argument("--num_examples", type=positive, help="of an image set that is not known")
+    own.add_argument("--num_classes", type=positive, help="likewise")
     own.add_argument("--no_cache", action="store_true", help=f"compile again; not from {CACHE}")
     return own
 
@@ -55,12 +52,12 @@ def read_config(text: str, overrides: Sequence[str]) -> ConfigDict:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 2 for a mistake in the command line or a config."""
-    arguments, overrides = parser().parse_known_args(argv)
-    try:
+
+    def run() -> int:
+        arguments, overrides = parser().parse_known_args(argv)
         return counts(arguments) if arguments.counts else plan(arguments, overrides)
-    except BadInputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+
+    return exit_code_of(run)
 
 
 def counts(arguments: argparse.Namespace) -> int:

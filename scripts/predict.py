@@ -11,21 +11,22 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import exit_code_of, positive
+from widenet_jax.arguments import Parser, exit_code_of, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="JPEG or PNG files")
-    parser.add_argument("--workdir", required=True, help="a run, or an exported directory")
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes to name")
-    parser.add_argument("--overlay", metavar="PNG", help="draw expert choices over the images")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    return exit_code_of(lambda: predict(options))
+    return exit_code_of(lambda: predict(parser().parse_args(arguments)))
+
+
+def parser() -> Parser:
+    own = Parser(__doc__)
+    own.add_argument("images", nargs="+", metavar="IMAGE", help="JPEG or PNG files")
+    own.add_argument("--workdir", required=True, help="a run, or an exported directory")
+    own.add_argument("--top", type=positive, default=5, metavar="N", help="classes to name")
+    own.add_argument("--overlay", metavar="PNG", help="draw expert choices over the images")
+    own.add_argument("--json", action="store_true", help="print one JSON object")
+    return own
 
 
 def predict(options: argparse.Namespace) -> None:

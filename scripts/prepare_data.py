@@ -25,6 +25,7 @@ import cv2
 import numpy as np
 import tqdm
 
+from widenet_jax.arguments import Parser, exit_code_of, positive
 from widenet_jax.config_files import load_config, override
 from widenet_jax.data import archives, convert, images, preview, records
 from widenet_jax.errors import BadInputError
@@ -32,28 +33,23 @@ from widenet_jax.errors import BadInputError
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.command != "preview":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        if options.command == "preview":
-            _preview(options, rest)
-        else:
-            _convert(options)
-    except BadInputError as error:
-        print(f"prepare_data: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code_of(lambda: _run(*_parser().parse_known_args(arguments)))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    if options.command == "preview":
+        _preview(options, rest)
+    elif rest:
+        raise BadInputError(f"there is no flag {rest[0]}; --help lists the flags")
+    else:
+        _convert(options)
+
+
+def _parser() -> Parser:
+    parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def converter(name: str, help_text: str, **takes: bool) -> argparse.ArgumentParser:
+    def converter(name: str, help_text: str, **takes: bool) -> Parser:
         command = commands.add_parser(name, help=help_text, description=help_text)
         if takes.get("splits"):
             command.add_argument(
@@ -90,10 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--config", metavar="FILE[:ARGUMENT]", help="draw this config's images")
     what.add_argument("--operations", metavar="IMAGE", help="draw every operation on this photo")
     view.add_argument("--out", required=True, help="PNG file to write")
-    view.add_argument("--num", type=int, default=6, help="images (rows)")
-    view.add_argument("--draws", type=int, default=6, help="augmentations of each")
+    view.add_argument("--num", type=positive, default=6, help="images (rows)")
+    view.add_argument("--draws", type=positive, default=6, help="augmentations of each")
     view.add_argument("--magnitude", type=float, default=15.0, help="for --operations")
-    view.add_argument("--size", type=int, default=224, help="for --operations")
+    view.add_argument("--size", type=positive, default=224, help="for --operations")
     view.add_argument("--seed", type=int, default=0)
     return parser
 

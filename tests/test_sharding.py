@@ -48,6 +48,15 @@ def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
     )
 
 
+@pytest.mark.parametrize("expert", [3, 16, 0, -1])
+def test_fsdp_that_takes_the_rest_is_not_to_blame(expert: int):
+    with pytest.raises(BadInputError) as caught:
+        mesh_of(-1, expert)
+    assert str(caught.value) == (
+        f"config.sharding.expert={expert} must divide the number of devices, 8"
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "shape", "fsdp", "expert", "spec"),
     [

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import logging
 
@@ -14,14 +14,13 @@ class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are BadInputError, and whose options are never guessed at.
 
     `parse_known_args` leaves what it does not know, as `--config.FIELD=VALUE`, in its order.
+    Subcommands' parsers (`add_subparsers`) are such, too. To be used inside `exit_code_of`.
     """
 
-    def __init__(self, description: str):
-        super().__init__(
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+    def __init__(self, description: str = "", **options: Any):
+        options |= {"allow_abbrev": False}
+        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(description=description, **options)
 
     def error(self, message: str) -> NoReturn:
         raise BadInputError(f"{message} (--help lists the flags)")

@@ -181,6 +181,7 @@ def test_the_other_commands(capsys: pytest.CaptureFixture):
         (["input", "--path=/nowhere"], "/nowhere: no such directory"),
         (["input", "--path=/nowhere", "--wrong=1"], "no flag --wrong=1"),
         (["dispatch", "--images", "3", "--images_per_group", "2"], "must divide --images"),
+        (["dispatch", "--images_per_group", "0"], "'0' must be a whole number of at least 1"),
         (["dispatch", "--method", "einsun", "--images", "1"], "config.model.moe.dispatch='einsun'"),
         (["train_step", "--config", "configs/none.py"], "no Python file"),
     ],

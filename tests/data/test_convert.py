@@ -41,7 +41,7 @@ def fails(capsys, *arguments: object) -> str:
     """The one line on standard error of a command that must exit with 2."""
     assert run(*arguments) == 2
     # A progress bar redraws one line; only what follows the last one is the message.
-    lines = [line for line in capsys.readouterr().err.splitlines() if "prepare_data:" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
     assert len(lines) == 1
     return lines[0]
 

@@ -73,6 +73,30 @@ def test_gradient_written_out_is_that_of_the_formula(masked: bool):
     )
 
 
+def test_what_all_keys_have_in_common_does_not_spoil_the_gradient_in_bfloat16():
+    """Keys and values of unit noise around a mean of 10: each gradient to 5% of its own norm.
+
+    The gradients of a query's scores add up to nearly 0; times a mean key of 10 each, what is left
+    would be more than the query's whole gradient. JAX's own, in bfloat16, is 3% off.
+    """
+    shape = (2, 64, 2, 32)
+    keys = jax.random.split(jax.random.key(0), 6)
+    noise = [jax.random.normal(k, shape) for k in keys[:4]]
+    mean_key, mean_value = (10 * jax.random.normal(k, (1, 1, *shape[2:])) for k in keys[4:])
+    inputs = (0.05 * noise[0], noise[1] + mean_key, noise[2] + mean_value)
+    inputs = [x.astype(jnp.bfloat16) for x in inputs]
+    d_out = noise[3].astype(jnp.bfloat16)
+
+    def gradients(function, dtype) -> list:
+        _, pull = jax.vjp(lambda *x: function(*x, None), *(x.astype(dtype) for x in inputs))
+        return pull(d_out.astype(dtype))
+
+    exact = gradients(plain_attend, jnp.float32)
+    for ours, right in zip(gradients(attend, jnp.bfloat16), exact, strict=True):
+        error = np.linalg.norm(np.float32(ours) - right) / np.linalg.norm(right)
+        assert error < 0.05
+
+
 def test_an_image_that_is_all_padding_is_finite():
     x = jnp.ones((1, T, N, 4))
     out, pull = jax.vjp(lambda x: attend(x, x, x, jnp.zeros((1, T), bool)), x)

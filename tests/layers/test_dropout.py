@@ -16,6 +16,17 @@ def centred(seed: int, rate: float = 0.1) -> np.ndarray:
     return (keep - (1 - rate)) / np.sqrt(rate * (1 - rate))
 
 
+def test_bfloat16_is_scaled_by_what_keeps_the_mean():
+    """1 / 0.9 = 1.1111, not 1 / bfloat16(0.9) = 1.1130; over many values rounding averages out."""
+    x = 1 + jnp.arange(2**14) / 2**14
+    rounded = x.astype(jnp.bfloat16)
+    dropped = Dropout(0.1).apply({}, rounded, train=True, rngs={"dropout": jax.random.key(0)})
+    kept = np.float64(dropped) != 0
+    assert dropped.dtype == jnp.bfloat16
+    ratio = np.float64(dropped)[kept].sum() / np.float64(rounded)[kept].sum()
+    assert ratio == pytest.approx(1 / 0.9, rel=3e-4)
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_rate_of_the_whole_of_rows_and_of_columns(rate: float):
     """Means are normal with variance 1/n: 5 sigma for the whole, 6 for the worst of thousands."""

@@ -50,3 +50,18 @@ def test_positions_are_added_after_the_cls_token(cls_token: str, rows: int):
     tokens = jnp.concatenate([first[cls_token], x], axis=1)
     np.testing.assert_allclose(y, tokens + params["position_embedding"], rtol=1e-6)
     assert y.shape == (2, rows, 3)
+
+
+@pytest.mark.parametrize("cls_token", ["none", "learned", "zero"])
+def test_the_gradient_of_positions_is_added_up_in_float32(cls_token: str):
+    """Over 1000 images in bfloat16: to 1e-6, where bfloat16's own sum would be off by 1e-2."""
+    tokens = jax.random.normal(jax.random.key(0), (1000, 3, 4)).astype(jnp.bfloat16)
+    layer = PositionEmbed(cls_token)
+    params = layer.init(jax.random.key(1), tokens)["params"]
+    y, pull = jax.vjp(lambda p: layer.apply({"params": p}, tokens), params)
+    dy = jax.random.normal(jax.random.key(2), y.shape).astype(jnp.bfloat16)
+    expected = np.float64(dy).sum(axis=0)
+    (found,) = pull(dy)
+    np.testing.assert_allclose(found["position_embedding"][0], expected, rtol=1e-5, atol=1e-4)
+    if cls_token == "learned":
+        np.testing.assert_allclose(found["cls_token"][0, 0], expected[0], rtol=1e-5, atol=1e-4)

@@ -103,6 +103,44 @@ def test_ragged_without_drops_is_dropless():
     np.testing.assert_allclose(out.y, alone, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_what_a_ragged_product_leaves_in_rows_that_are_nobodys_plays_no_part(dtype, monkeypatch):
+    """A kernel may leave anything there, in its result and in its gradient: here NaN."""
+    ragged_dot = jax.lax.ragged_dot
+
+    def owned(x: jax.Array, sizes: jax.Array) -> jax.Array:
+        return (jnp.arange(x.shape[0]) < sizes.sum())[:, None]
+
+    @jax.custom_vjp
+    def spoilt(x, kernel, sizes):
+        return jnp.where(owned(x, sizes), ragged_dot(x, kernel, sizes), jnp.nan)
+
+    def backward(saved, dy):
+        _, pull = jax.vjp(lambda x, kernel: ragged_dot(x, kernel, saved[2]), *saved[:2])
+        dx, d_kernel = pull(dy)
+        return jnp.where(owned(dx, saved[2]), dx, jnp.nan), d_kernel, None
+
+    spoilt.defvjp(lambda *inputs: (spoilt(*inputs), inputs), backward)
+    x = jax.random.normal(jax.random.key(0), (4, 6, 3))
+    fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "images_per_group": 2}
+    fields |= {"capacity_factor": 0.6, "capacity_factor_eval": 0.6, "dispatch": "ragged"}
+    layer = MoeLayer(**fields, dtype=dtype)
+    params = layer.init(jax.random.key(1), x, train=True)
+
+    def gradients() -> tuple:
+        def loss(params: dict, x: jax.Array):
+            out = layer.apply(params, x, train=True)
+            return (out.y.astype(jnp.float32) ** 2).sum(), out.aux["dropped"]
+
+        (_, dropped), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+        assert dropped > 0
+        return grads
+
+    clean = gradients()
+    monkeypatch.setattr(jax.lax, "ragged_dot", spoilt)
+    jax.tree.map(np.testing.assert_array_equal, gradients(), clean)
+
+
 def test_devices_draw_their_own_dropout():
     """Rows sorted on each of eight devices: equal images come out with different masks."""
     moe = MoeLayer(

@@ -95,6 +95,7 @@ def test_a_branch_counts_its_loops_and_a_loop_may_not_run():
             f"true_computation=%once, false_computation=%loop_{n}"
         )
         found = {key: price.ms for key, price in prices(entry, body + loops + once).items()}
+        found.pop("less", None)  # the loop's comparison: next to nothing
         assert found == pytest.approx({name: ms})
 
 

@@ -62,6 +62,7 @@ def test_the_clocks_agree_with_the_peaks():
         ("v5e-12", "v5e:4x4"),
         ("tpu", "write it as in v3-256"),
         ("v3:", "write it as in v3-256"),
+        ("v3:0x4", "at least one chip"),
     ],
 )
 def test_mistakes_are_named_with_what_there_is(name: str, says: str):
