@@ -27,8 +27,10 @@ import tqdm
 
 from widenet_jax.arguments import Parser, exit_code_of, positive
 from widenet_jax.config_files import load_config, override
-from widenet_jax.data import archives, convert, images, preview, records
+from widenet_jax.data import archives, convert, file_checks, images, preview, records
 from widenet_jax.errors import BadInputError
+
+MOST_NAMED = 5  # damaged images
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -116,15 +118,24 @@ def _convert(options: argparse.Namespace) -> None:
             label_column=options.label_column,
         )
     origin = getattr(options, "input", None) or getattr(options, "split", None) or options.name
+    damaged: list[str] = []
     manifest = records.write_set(
         options.out,
-        {name: _with_progress(name, found) for name in found.splits},
+        {name: _watched(name, found, damaged) for name in found.splits},
         class_names=found.class_names,
         provenance={"converter": options.command, "input": origin},
         overwrite=options.overwrite,
     )
     counts = ", ".join(f"{name} {entry['count']:,}" for name, entry in manifest["splits"].items())
     print(f"{options.out}: {counts} images, {len(found.class_names)} classes")
+    if damaged:
+        more = "" if len(damaged) <= MOST_NAMED else f" and {len(damaged) - MOST_NAMED:,} more"
+        print(
+            f"warning: packed as they are, but cannot be read: {'; '.join(damaged[:MOST_NAMED])}"
+            f"{more}. Training stops at such an image, or replaces it with "
+            "--config.data.on_bad_example=skip",
+            file=sys.stderr,
+        )
 
 
 def _report_tfds(builder: Any) -> None:
@@ -139,8 +150,15 @@ def _report_tfds(builder: Any) -> None:
     print(f"{builder.data_dir}: {counts} images")
 
 
-def _with_progress(split: str, found: convert.Converted) -> Iterator[tuple[int, bytes]]:
-    yield from tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
+def _watched(
+    split: str, found: convert.Converted, damaged: list[str]
+) -> Iterator[tuple[int, bytes]]:
+    """The examples of a split, with a progress bar; `damaged` gets a line for each broken file."""
+    examples = tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
+    for number, (label, image) in enumerate(examples):
+        if problem := file_checks.examine(image).problem:
+            damaged.append(f"image {number:,} of {split}: {problem}")
+        yield label, image
 
 
 def _split_files(options: list[str]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Eight host devices for every test, compiled programs shared, slow tests only with --slow."""
+"""Eight host devices for every test, quick compiling, programs shared, slow tests with --slow."""
 
 import atexit
 import os
@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# Most of a test's time is compiling, half of that optimising machine code that runs for a moment.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 "
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 # Many tests run the same program, some in processes of their own: each is compiled once.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers take over the main process's directory

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def command(workdir: Path, *extra: str, **changes: object) -> list[str]:
 
 
 def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
+    env = os.environ | {"XLA_FLAGS": flags}
     return subprocess.Popen(
         arguments, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -51,6 +51,14 @@ def test_each_run_has_its_colour(tmp_path: Path):
     assert len(pixels_of(tmp_path / "one.png", ORANGE)) == 0
 
 
+def test_a_single_point_is_seen(tmp_path: Path):
+    run = write_run(tmp_path / "run", [0.5])
+    draw_learning_curves([run], tmp_path / "curve.png", names=["one"], splits=["train"])
+    found = pixels_of(tmp_path / "curve.png", BLUE)
+    width = cv2.imread(str(tmp_path / "curve.png")).shape[1]
+    assert 5 < (found[:, 1] < width // 2).sum() < 100  # a dot; the legend stands on the right
+
+
 def test_a_run_that_is_still_writing_and_one_without_records(tmp_path: Path):
     run = write_run(tmp_path / "run", [0.1, 0.9])
     with (run / "metrics.jsonl").open("a") as file:

@@ -74,6 +74,19 @@ def test_image_folder(tmp_path):
     assert read_back(tmp_path / "out", "val")[1] == [(0, photo(3)), (1, photo(4))]
 
 
+def test_damaged_files_are_packed_and_named(tmp_path, capsys):
+    """Seven of nine are cut short; five are named."""
+    (tmp_path / "in/train/cat").mkdir(parents=True)
+    for number in range(9):
+        data = photo(number) if number < 2 else photo(number)[:-2]
+        (tmp_path / f"in/train/cat/{number}.jpg").write_bytes(data)
+    assert run("image_folder", "--input", tmp_path / "in", "--out", tmp_path / "out") == 0
+    said = capsys.readouterr().err
+    assert "cannot be read: image 2 of train: truncated JPEG (no end-of-image marker); " in said
+    assert "image 6 of train" in said and "image 7" not in said and "and 2 more" in said
+    assert read_back(tmp_path / "out", "train")[1][2] == (0, photo(2)[:-2])
+
+
 def test_image_folder_with_other_classes_in_one_split(tmp_path, capsys):
     for place in ("train/cat", "train/dog", "val/cat"):
         (tmp_path / place).mkdir(parents=True)

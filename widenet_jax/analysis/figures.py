@@ -30,8 +30,9 @@ def draw_learning_curves(
         # Ten colours tell runs apart; more runs go through a continuous range.
         colour = f"C{index}" if len(labels) <= 10 else colormaps["viridis"](index / len(labels))
         for split in splits:
-            style = STYLES[split]
             rows = [r for r in records if r["split"] == split]
+            # A line of one point would not be seen.
+            style = STYLES["eval" if len(rows) == 1 else split]
             steps = [r["step"] for r in rows]
             which = ("test" if split == "eval" else "train") if len(splits) > 1 or not label else ""
             name = f"{label} {which}".strip()

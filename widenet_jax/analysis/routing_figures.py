@@ -19,6 +19,7 @@ from widenet_jax.trained import Trained
 # Ten that stay apart also for the colour-blind where they are few; more experts repeat them paler.
 COLOURS = [f"C{i}" for i in (0, 1, 2, 3, 4, 6, 8, 9, 5, 7)]
 TINT = 0.55  # of an expert's colour over a patch
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
 PANELS_A_ROW = 6
 
 
@@ -95,7 +96,7 @@ def draw_overlay(
     *,
     titles: Sequence[str],
 ) -> None:
-    """Every picture, then for each block its patches in the colour of their first expert.
+    """Every picture, then for each block, in grey, its patches tinted by their first expert.
 
     A dot is the second choice; a cross marks patches whose first choice was dropped.
 
@@ -136,12 +137,13 @@ def draw_block(
     dropped = patch_grid(trained, routing.dropped[position, 0])
     P = trained.model.patch_size
     tint = colours[experts[..., 0]].repeat(P, axis=0).repeat(P, axis=1)
-    axis.imshow((1 - TINT) * as_rgb(picture) / 255 + TINT * tint)
+    grey = as_rgb(picture) @ np.array(LUMINANCE) / 255  # colours are the experts' alone
+    axis.imshow((1 - TINT) * grey[..., None] + TINT * tint)
     y, x = (np.indices(experts.shape[:2]) + 0.5) * P - 0.5
     dot = 900 / experts.shape[0] ** 2  # points^2: a fifth of a patch wide in a panel of 2 inches
     if experts.shape[-1] > 1:
         second = colours[experts[..., 1].ravel()]
-        axis.scatter(x.ravel(), y.ravel(), s=dot, c=second, linewidths=0)
+        axis.scatter(x.ravel(), y.ravel(), s=dot, c=second, linewidths=0.3, edgecolors="white")
     lost = dropped[..., 0]
     axis.scatter(x[lost], y[lost], s=2 * dot, c="black", marker="x", linewidths=0.8)
 
