@@ -82,7 +82,7 @@ def draw_against(
     ]
     if learnt:
         accuracy.plot(*zip(*learnt, strict=True), "x:", color="C2", label="training, augmented")
-        accuracy.legend()
+        figure.legend(loc="outside lower center", ncols=2)
     accuracy.set(xlabel=name, title=experiment.title)
     accuracy.set_ylabel("accuracy %, ours", color="C0")
     accuracy.set_xticks([x for x, _ in points])
