@@ -16,6 +16,7 @@ Exit codes: 0 done, 2 bad input (one line on stderr).
 
 import argparse
 import glob
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,7 @@ def _parser() -> Parser:
             command.add_argument("--input", required=True)
         command.add_argument("--out", required=name != "tfds", help="directory to write")
         command.add_argument("--overwrite", action="store_true", help="replace a set that is there")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
         return command
 
     converter("image_folder", "folders INPUT/SPLIT/CLASS/*.jpg", input=True)
@@ -104,7 +106,7 @@ def _convert(options: argparse.Namespace) -> None:
     elif options.command == "tfds":
         builder = convert.prepare_tfds(options.name, options.data_dir)
         if not options.out:
-            _report_tfds(builder)
+            _report(options, *_tfds_counts(builder))
             return
         found = convert.read_tfds(builder)
     elif options.command == "tar":
@@ -126,8 +128,8 @@ def _convert(options: argparse.Namespace) -> None:
         provenance={"converter": options.command, "input": origin},
         overwrite=options.overwrite,
     )
-    counts = ", ".join(f"{name} {entry['count']:,}" for name, entry in manifest["splits"].items())
-    print(f"{options.out}: {counts} images, {len(found.class_names)} classes")
+    counts = {name: entry["count"] for name, entry in manifest["splits"].items()}
+    _report(options, options.out, counts, classes=len(found.class_names), damaged=damaged)
     if damaged:
         more = "" if len(damaged) <= MOST_NAMED else f" and {len(damaged) - MOST_NAMED:,} more"
         print(
@@ -138,16 +140,25 @@ def _convert(options: argparse.Namespace) -> None:
         )
 
 
-def _report_tfds(builder: Any) -> None:
-    """Says where the prepared set is; refuses one that training could not read."""
+def _report(options: argparse.Namespace, place: str, counts: dict[str, int], **more: Any) -> None:
+    """Says what is there now: a line, or one JSON object with all damaged images."""
+    if options.json:
+        print(json.dumps({"path": place, "images": counts, **more}))
+    else:
+        classes = f", {more['classes']} classes" if "classes" in more else ""
+        images = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        print(f"{place}: {images} images{classes}")
+
+
+def _tfds_counts(builder: Any) -> tuple[str, dict[str, int]]:
+    """Where the prepared set is, and images a split; refuses one that training could not read."""
     stored = builder.info.file_format.value
     if stored != "array_record":
         raise BadInputError(
             f"tfds {builder.name}: already prepared as {stored} in {builder.data_dir}, which "
             "training cannot read; pass --out DIR to pack it"
         )
-    counts = ", ".join(f"{k} {v.num_examples:,}" for k, v in builder.info.splits.items())
-    print(f"{builder.data_dir}: {counts} images")
+    return str(builder.data_dir), {k: v.num_examples for k, v in builder.info.splits.items()}
 
 
 def _watched(

@@ -85,6 +85,10 @@ def test_damaged_files_are_packed_and_named(tmp_path, capsys):
     assert "cannot be read: image 2 of train: truncated JPEG (no end-of-image marker); " in said
     assert "image 6 of train" in said and "image 7" not in said and "and 2 more" in said
     assert read_back(tmp_path / "out", "train")[1][2] == (0, photo(2)[:-2])
+    again = ["--input", tmp_path / "in", "--out", tmp_path / "out", "--overwrite", "--json"]
+    assert run("image_folder", *again) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["images"] == {"train": 9} and said["classes"] == 1 and len(said["damaged"]) == 7
 
 
 def test_image_folder_with_other_classes_in_one_split(tmp_path, capsys):
