@@ -76,6 +76,20 @@ def test_divergence_is_a_result_and_not_tried_again(tmp_path: Path):
     assert [starts(directory, trial) for trial in first] == [1, 2] * 3
 
 
+def test_what_was_handed_over_is_handed_over_again_when_asked(tmp_path: Path):
+    """Of two seeds one has its result: only the other runs again."""
+    directory = Directory(tmp_path)
+    trials = dict(list(trials_of(FIGURE_4, directory, [0, 1]).items())[:1])
+    (of,) = trials.values()
+    run(dict.fromkeys(trials, of[:1]), directory)
+    directory.handed_over(of[1]).touch()
+    measured, _ = run(trials, directory)
+    assert [found.statuses for found in measured.values()] == [["done", "handed over"]]
+    measured, _ = carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
+    assert [found.statuses for found in measured.values()] == [["done", "done"]]
+    assert [starts(directory, trial) for trial in of] == [1, 1]
+
+
 def test_nothing_starts_after_a_stop(tmp_path: Path):
     """Ctrl-C while the last backbone ends by itself: what is finetuned from it waits."""
     directory = Directory(tmp_path)

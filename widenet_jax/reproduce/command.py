@@ -52,7 +52,9 @@ def parser() -> Parser:
     add("--seeds", type=positive, help=f"runs of each model (default: {counts})")
     add("--sizes", default=",".join(SIZES), help="of the paper's rows, run only these: b, or b,l")
     add("--workers", type=positive, default=1, help="runs at a time")
-    add("--retry", action="store_true", help="run again what diverged, from its last checkpoint")
+    text = "run again what diverged, from its last checkpoint; with --launch: hand over again what "
+    text += "was handed over and has no result, as after a launch that failed"
+    add("--retry", action="store_true", help=text)
     add_launch_flags(made)
     text = "list the runs; at --scale=paper with the plan's core-days for each and in total"
     add("--dry_run", action="store_true", help=text)

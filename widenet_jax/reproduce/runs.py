@@ -95,7 +95,8 @@ def carry_out(
       directory: of all of them.
       workers: how many run at a time.
       command: what starts a trial; by default a run on this machine.
-      retry: whether trials that diverged are run again; they go on from their last checkpoint.
+      retry: whether trials that diverged, or were handed over and have no result, are run again;
+        they go on from their last checkpoint.
 
     Returns:
       What every run gave, and whether a signal cut them short. A trial whose backbone is not done
@@ -108,6 +109,9 @@ def carry_out(
         # A seed of every model before the next seed: a table is whole early.
         in_turn = [trial for seeds in zip(*stage, strict=True) for trial in seeds]
         ready = [trial for trial in in_turn if startable(trial, directory, retry)]
+        if retry:
+            for trial in ready:
+                directory.handed_over(trial).unlink(missing_ok=True)
         if ready and not stopped:
             ran, stopped = run_trials(ready, directory, workers=workers, command=command)
             outcomes |= {outcome.trial.name: outcome for outcome in ran}

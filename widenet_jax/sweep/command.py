@@ -54,7 +54,10 @@ def parser() -> Parser:
 
 def add_launch_flags(made: Parser) -> None:
     text = "hand each run to scripts/launch_tpu.py with these flags, as in "
-    text += "--launch='--tpu=v3-8 --zone=europe-west4-a --backend=skypilot'"
+    text += (
+        "--launch='--tpu=v3-8 --zone=europe-west4-a --backend=skypilot'; once: to hand one over "
+    )
+    text += "again, delete logs/TRIAL.handed_over in the sweep's directory"
     made.add_argument("--launch", metavar="FLAGS", help=text)
     text = "with --launch: gs://... for the runs' workdirs"
     made.add_argument("--trial_workdir", default="", help=text)
