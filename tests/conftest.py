@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of a test's time is compiling, half of that optimising machine code that runs for a moment.
+# Most of a test's time is compiling: the optimisation of machine code that runs for a moment.
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 "
+    "--xla_force_host_platform_device_count=8 --xla_cpu_use_fusion_emitters=false "
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 

@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "config_files": set(),
     "arguments": set(),
     "sweep": {"analysis", "arguments", "config_files", "metrics", "run_record", "stopping"},
-    "launch": {"arguments", "config_files"},
+    "launch": {"arguments", "config_files", "plan"},
     "reproduce": {
         *("analysis", "arguments", "config_files", "launch", "markdown", "metrics", "models"),
         *("plan", "sweep", "trained"),
