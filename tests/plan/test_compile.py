@@ -25,7 +25,8 @@ needs_libtpu = pytest.mark.skipif(
 
 
 @needs_libtpu
-def test_a_small_step_for_eight_tpu_cores(tmp_path: Path):
+def test_a_small_step_for_eight_tpu_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XLA_FLAGS")  # libtpu reads them and ends at one it does not know
     config = load_config("configs/digits.py:widenet_tiny")
     data, notes = data_facts(config), []
     compiler = TpuCompiler(parse_topology("v3-8"), cache=tmp_path, note=notes.append)

@@ -75,7 +75,8 @@ def test_random_search_proposes_the_same_whether_or_not_it_was_interrupted(tmp_p
 
 
 def test_tpe_finds_better_ones_than_its_random_start(tmp_path: Path):
-    found = rates(run(search(tmp_path, sampler="tpe", count=14), workers=4))
+    # One at a time: otherwise what is proposed depends on which of several ends first.
+    found = rates(run(search(tmp_path, sampler="tpe", count=14), workers=1))
     assert sum(found[-5:]) / 5 > 2 * sum(found[:5]) / 5
 
 
