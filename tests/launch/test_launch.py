@@ -16,7 +16,7 @@ ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
     "--workdir=gs://bucket/a run", "--name=mine", "--skip_plan", "--poll_seconds=0.02",
 )  # fmt: skip
-HARD = 'it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must leave alone
+HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must leave alone
 START = [
     "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
     "ssh 0 cat",
@@ -226,6 +226,8 @@ def test_no_gcloud_no_sky_no_xpk(tmp_path: Path, backend: str):
         (["--name=Mine_1"], "lower-case letters"),
         (["--config=configs/none.py"], "git does not track configs/none.py"),
         (["--config.sed=1"], "did you mean --config.seed?"),
+        (["--config.data.path=photos"], "--config.data.path=gs://BUCKET/DIR"),
+        (["--config.init_from=runs/a"], "config.init_from=runs/a is relative"),
         (["--backend=gke"], "--backend=gke needs --cluster"),
         (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk has no such TPU"),
         (["--backend=gke", "--cluster=c", "--spot"], "node pool"),
@@ -291,7 +293,8 @@ def test_the_dry_run_in_the_docs_is_what_it_prints(tmp_path: Path, tpu: str):
     cloud = Cloud(tmp_path / "cloud")
     done = cloud.launch(
         "--config=configs/imagenet.py:widenet_b", f"--tpu={tpu}", "--zone=europe-west4-a",
-        "--workdir=gs://BUCKET/widenet_b", "--skip_plan", "--dry_run",
+        "--workdir=gs://BUCKET/widenet_b", "--config.data.path=gs://BUCKET/imagenet", "--skip_plan",
+        "--dry_run",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert cloud.calls() == []

@@ -9,7 +9,7 @@ from widenet_jax.config_files import load_config, override
 from widenet_jax.errors import BadInputError
 from widenet_jax.launch.cloud_tpu import CloudTpu
 from widenet_jax.launch.handover import Gke, SkyPilot
-from widenet_jax.launch.job import Job, check_config, check_name, default_name
+from widenet_jax.launch.job import Job, check_config, check_name, check_places, default_name
 from widenet_jax.launch.plan_line import check_fits, plan_line, plan_of
 from widenet_jax.launch.tools import Tools
 from widenet_jax.launch.tpus import parse_tpu
@@ -91,7 +91,9 @@ def job_of(options: Any, flags: Sequence[str], own: Sequence[str]) -> Job:
     """Checks everything that can be known before anything is made."""
     tpu = parse_tpu(options.tpu)
     config = check_config(options.config)
-    override(load_config(options.config), ["launch", *flags], own)
+    fields = load_config(options.config)
+    override(fields, ["launch", *flags], own)
+    check_places(fields)
     if not options.workdir.startswith("gs://"):
         raise BadInputError(
             f"--workdir={options.workdir}: give a gs:// directory, which all workers share and "

@@ -8,6 +8,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from widenet_jax.errors import BadInputError
 from widenet_jax.launch.tpus import Tpu
 
@@ -126,6 +128,16 @@ def check_config(config: str, root: Path = ROOT) -> str:
             f"--config={config}: git does not track {path}, so it would not be copied; git add it"
         )
     return inside + colon + argument
+
+
+def check_places(config: ConfigDict) -> None:
+    """Raises BadInputError where the config reads from a directory of this machine."""
+    for field, place in (("data.path", config.data.path), ("init_from", config.init_from)):
+        if place and not place.startswith(("gs://", "/")):
+            raise BadInputError(
+                f"config.{field}={place} is relative, and the TPU's workers get the code alone; "
+                f"give --config.{field}=gs://BUCKET/DIR, or where it lies on every worker as /DIR"
+            )
 
 
 def stage(job: Job, into: Path, root: Path = ROOT) -> list[Path]:
