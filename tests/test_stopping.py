@@ -263,3 +263,12 @@ def test_it_is_a_number_of_seconds():
     )
     assert done.returncode == 2
     assert "--max_seconds=soon" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_leaving_writes_what_was_printed_and_runs_nothing_more():
+    program = (
+        "import atexit; from widenet_jax.stopping import leave; "
+        "atexit.register(print, 'late'); print('said', end=''); leave(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said", "")

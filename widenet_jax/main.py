@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config_files import check_flag_names, load_config, override, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.stopping import EXIT_CODE, Stop, end_process
+from widenet_jax.stopping import EXIT_CODE, Stop, end_process, leave
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 GOODBYE_SECONDS = 10.0
@@ -189,4 +189,5 @@ def end(line: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    if code := main(sys.argv):
+        leave(code)
