@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import Parser, exit_code_of, positive
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,9 +37,9 @@ def parser() -> Parser:
 
 
 def analyze(options: argparse.Namespace, changes: list[str]) -> None:
-    from widenet_jax.analysis.report import analyze_model
     from widenet_jax.checkpoint.checkpoints import absolute
-    from widenet_jax.trained import open_trained
+    from widenet_jax.tools.analysis.report import analyze_model
+    from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir, changes)
     others = [open_trained(place) for place in options.compare]

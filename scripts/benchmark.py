@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widenet_jax.arguments import Parser, exit_code_of, positive
-from widenet_jax.config_files import load_config, override
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.config.files import load_config, override
 from widenet_jax.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def read_configs(
     configs = [load_config(name) for name in arguments.config]
     for config in configs:
         override(config, ["benchmark.py", *overrides])
-    from widenet_jax.plan.facts import data_facts
+    from widenet_jax.tools.plan.facts import data_facts
 
     known = {key: getattr(arguments, key) for key in ("num_examples", "num_classes")}
     facts = [data_facts(config, **known) for config in configs]
@@ -94,7 +94,7 @@ def train_step(arguments: argparse.Namespace, overrides: Sequence[str]) -> Rows:
     configs = read_configs(arguments, overrides)
     import jax
 
-    from widenet_jax.benchmark.train_step import train_step_row
+    from widenet_jax.tools.benchmark.train_step import train_step_row
 
     sizes = {"rounds": arguments.rounds, "steps": arguments.steps}
     return [train_step_row(*config, jax.devices(), **sizes) for config in configs]
@@ -106,8 +106,8 @@ def checkpoint(arguments: argparse.Namespace, overrides: Sequence[str]) -> Rows:
         raise BadInputError(f"--out={arguments.out} exists; give a new directory")
     import jax
 
-    from widenet_jax.benchmark.checkpoint import checkpoint_row
     from widenet_jax.checkpoint.checkpoints import absolute
+    from widenet_jax.tools.benchmark.checkpoint import checkpoint_row
 
     return [
         checkpoint_row(
@@ -121,8 +121,8 @@ def checkpoint(arguments: argparse.Namespace, overrides: Sequence[str]) -> Rows:
 
 
 def dispatch(arguments: argparse.Namespace) -> Rows:
-    from widenet_jax.benchmark.dispatch import dispatch_row, sizes
     from widenet_jax.moe.dispatch import DISPATCHERS
+    from widenet_jax.tools.benchmark.dispatch import dispatch_row, sizes
 
     names = ("images", "tokens", "images_per_group", "experts", "selected", "embed_dim", "mlp_dim")
     choices = {name: getattr(arguments, name) for name in names}
@@ -140,7 +140,7 @@ def dispatch(arguments: argparse.Namespace) -> Rows:
 
 
 def input_pipeline(arguments: argparse.Namespace) -> Rows:
-    from widenet_jax.benchmark.input_pipeline import input_rows
+    from widenet_jax.tools.benchmark.input_pipeline import input_rows
 
     return input_rows(
         arguments.path,
@@ -167,7 +167,7 @@ def measure(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise BadInputError(f"there is no flag {rest[0]}; --help lists the flags")
     else:
         rows = {"dispatch": dispatch, "input": input_pipeline}[arguments.benchmark](arguments)
-    from widenet_jax.benchmark.report import draw, table
+    from widenet_jax.tools.benchmark.report import draw, table
 
     print(json.dumps(rows) if arguments.json else table(rows))
     if arguments.picture:

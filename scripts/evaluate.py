@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import Parser, exit_code_of
+from widenet_jax.cli.parser import Parser, exit_code_of
 
 WORST, CONFUSED = 5, 5
 
@@ -33,10 +33,10 @@ def parser() -> Parser:
 
 
 def evaluate(options: argparse.Namespace, changes: list[str]) -> None:
-    from widenet_jax.analysis.accuracy import as_json, confusion_csv, measure_accuracy
-    from widenet_jax.analysis.figures import draw_confusion
     from widenet_jax.checkpoint.checkpoints import absolute
-    from widenet_jax.trained import open_trained
+    from widenet_jax.tools.analysis.accuracy import as_json, confusion_csv, measure_accuracy
+    from widenet_jax.tools.analysis.figures import draw_confusion
+    from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir, changes)
     accuracy = measure_accuracy(trained)

@@ -12,10 +12,10 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import Parser, exit_code_of
 from widenet_jax.checkpoint.checkpoints import absolute
-from widenet_jax.interop.exported import FORMATS, write_exported
-from widenet_jax.trained import read_model
+from widenet_jax.cli.parser import Parser, exit_code_of
+from widenet_jax.weights.exported import FORMATS, write_exported
+from widenet_jax.weights.trained import read_model
 
 
 def main(arguments: list[str] | None = None) -> int:

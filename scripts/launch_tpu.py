@@ -4,8 +4,8 @@
 import sys
 from functools import partial
 
-from widenet_jax.arguments import exit_code_of
-from widenet_jax.launch.command import main
+from widenet_jax.cli.parser import exit_code_of
+from widenet_jax.tools.launch.command import main
 
 if __name__ == "__main__":
     sys.exit(exit_code_of(partial(main, sys.argv[1:])))

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from widenet_jax.arguments import Parser, exit_code_of, positive
-from widenet_jax.config_files import load_config, override
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.config.files import load_config, override
 from widenet_jax.errors import BadInputError
 
 PAPER_CONFIG = "configs/imagenet.py"
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def counts(arguments: argparse.Namespace) -> int:
-    from widenet_jax.plan.counts import count_rows, counts_table
+    from widenet_jax.tools.plan.counts import count_rows, counts_table
 
     rows = count_rows()
     print(json.dumps(rows, indent=1) if arguments.json else counts_table(rows))
@@ -69,23 +69,23 @@ def counts(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from widenet_jax.plan.topology import parse_topology
+    from widenet_jax.tools.plan.topology import parse_topology
 
     topology = parse_topology(arguments.topology)
     names = arguments.compare or [arguments.config]
     if arguments.paper:
-        from widenet_jax.plan.report import PAPER_VARIANTS
+        from widenet_jax.tools.plan.report import PAPER_VARIANTS
 
         names = [f"{PAPER_CONFIG}:{variant}" for variant in PAPER_VARIANTS]
     if len(names) > 1 and arguments.dump_hlo:
         raise BadInputError("--dump_hlo writes one program; give one --config")
     configs = [read_config(name, overrides) for name in names]  # mistakes before JAX is imported
 
-    from widenet_jax.plan.breakdown import breakdown
-    from widenet_jax.plan.compile import TpuCompiler
-    from widenet_jax.plan.facts import data_facts
-    from widenet_jax.plan.planner import plan_run
-    from widenet_jax.plan.report import breakdown_table, comparison, plan_rows
+    from widenet_jax.tools.plan.breakdown import breakdown
+    from widenet_jax.tools.plan.compile import TpuCompiler
+    from widenet_jax.tools.plan.facts import data_facts
+    from widenet_jax.tools.plan.planner import plan_run
+    from widenet_jax.tools.plan.report import breakdown_table, comparison, plan_rows
 
     compiler = TpuCompiler(
         topology,

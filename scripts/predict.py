@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from widenet_jax.arguments import Parser, exit_code_of, positive
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,10 +30,10 @@ def parser() -> Parser:
 
 
 def predict(options: argparse.Namespace) -> None:
-    from widenet_jax.analysis.prediction import best, classifier, read_picture
-    from widenet_jax.analysis.routing import image_router
-    from widenet_jax.analysis.routing_figures import draw_overlay
-    from widenet_jax.trained import open_trained
+    from widenet_jax.tools.analysis.prediction import best, classifier, read_picture
+    from widenet_jax.tools.analysis.routing import image_router
+    from widenet_jax.tools.analysis.routing_figures import draw_overlay
+    from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir)
     route = image_router(trained) if options.overlay else None

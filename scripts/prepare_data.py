@@ -26,9 +26,11 @@ import cv2
 import numpy as np
 import tqdm
 
-from widenet_jax.arguments import Parser, exit_code_of, positive
-from widenet_jax.config_files import load_config, override
-from widenet_jax.data import archives, convert, file_checks, images, preview, records
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.config.files import load_config, override
+from widenet_jax.data import records
+from widenet_jax.data.images import file_checks, files
+from widenet_jax.data.prepare import archives, convert, preview
 from widenet_jax.errors import BadInputError
 
 MOST_NAMED = 5  # damaged images
@@ -194,7 +196,7 @@ def _preview(options: argparse.Namespace, fields: list[str]) -> None:
             photo = Path(options.operations).read_bytes()
         except OSError as error:
             raise BadInputError(f"{options.operations}: {error.strerror}") from None
-        image = images.decode(photo, options.operations)
+        image = files.decode(photo, options.operations)
         picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
     else:
         config = load_config(options.config)

@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of a small finished WideNet on the digits; only to be read."""
     import jax
-    from runs import small_config
+    from small_runs import small_config
 
     from widenet_jax import train
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from widenet_jax.data import sources
-from widenet_jax.data.transforms import build_transforms
+from widenet_jax.data.images import sources
+from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.errors import BadInputError
 
 AUGMENT = {

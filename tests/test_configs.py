@@ -8,7 +8,7 @@ import jax
 import pytest
 from ml_collections import ConfigDict
 
-from widenet_jax.durations import to_steps
+from widenet_jax.config.durations import to_steps
 from widenet_jax.experiment import check_batch
 from widenet_jax.models.sizes import CIFAR10_ROWS, IMAGENET_ROWS
 from widenet_jax.models.vit import build_model, parameter_shapes

@@ -5,7 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from runs import small_config
+from small_runs import small_config
 
 from widenet_jax.experiment import (
     DataFacts,

@@ -11,55 +11,34 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "widenet_jax"
 LEAVES = {"typing", "errors"}  # what everything may import
 
-# unit -> what else of the package it may import. A unit is a module or a folder.
+# unit -> what else of the package it may import. A unit is a module or a folder at the root.
 MAY_IMPORT = {
     "errors": set(),
     "typing": set(),
-    "durations": set(),
-    "param_paths": set(),
-    "losses": set(),
+    "param_names": set(),
     "sharding": set(),
-    "markdown": set(),
-    "mixup": {"sharding"},
-    "stopping": set(),
-    "watchdog": set(),
-    "agreement": set(),
+    "config": set(),
     "layers": {"sharding"},
     "moe": {"layers", "sharding"},
     "models": {"layers", "moe"},
     "data": set(),
-    "optim": {"durations", "param_paths"},
-    "tasks": {"losses", "mixup"},
+    "optim": {"config", "param_names"},
+    "tasks": {"sharding"},
     "step": set(),
-    "metrics": set(),
-    "progress": set(),
-    "checkpoint": {"param_paths", "step"},
-    "finetune": set(),
-    "interop": {"checkpoint", "sharding"},
-    "trained": {"checkpoint", "config_files", "interop", "models", "param_paths"},
-    "run_record": set(),
-    "experiment": {"durations", "models", "moe", "optim", "sharding", "step", "tasks"},
-    "evaluation": {"data", "experiment", "moe", "sharding", "stopping"},
-    "replay": {"checkpoint", "data", "experiment", "param_paths", "sharding"},
+    "checkpoint": {"param_names", "step"},
+    "run": {"checkpoint", "data", "experiment", "param_names", "sharding"},
+    "weights": {"checkpoint", "config", "models", "param_names", "sharding"},
+    "experiment": {"config", "models", "moe", "optim", "sharding", "step", "tasks"},
+    "evaluation": {"data", "experiment", "moe", "run", "sharding"},
     "loop": {
-        *("checkpoint", "data", "evaluation", "experiment", "metrics", "moe", "replay"),
-        *("progress", "sharding", "step", "stopping", "watchdog"),
+        *("checkpoint", "data", "evaluation", "experiment", "moe", "run", "sharding", "step"),
     },
-    "analysis": {
-        *("data", "evaluation", "experiment", "finetune", "losses", "metrics", "models", "moe"),
-        *("sharding", "stopping", "tasks", "trained"),
+    "tools": {
+        *("checkpoint", "cli", "config", "data", "evaluation", "experiment", "models", "moe"),
+        *("run", "sharding", "step", "tasks", "weights"),
     },
-    "plan": {"durations", "experiment", "markdown", "models"},
-    "benchmark": {"checkpoint", "data", "experiment", "markdown", "moe", "plan", "step"},
-    "config_files": set(),
-    "arguments": set(),
-    "sweep": {"analysis", "arguments", "config_files", "metrics", "run_record", "stopping"},
-    "launch": {"arguments", "config_files", "plan"},
-    "reproduce": {
-        *("analysis", "arguments", "config_files", "launch", "markdown", "metrics", "models"),
-        *("plan", "sweep", "trained"),
-    },
-    "main": {"config_files", "train", "stopping"},
+    "cli": {"config", "tools", "weights"},
+    "main": {"config", "run", "train"},
 }
 
 

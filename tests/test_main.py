@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from widenet_jax.config_files import load_config
+from widenet_jax.config.files import load_config
 from widenet_jax.main import main, parse_flags, report
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import pytest
 from checkpoint.test_series import everything_in, flip
-from runs import (
+from small_runs import (
     assert_same_end,
     command,
     commands_of_two,

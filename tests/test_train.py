@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from runs import command, finish, metrics_of, small_config, start, start_two, wait_until
+from small_runs import command, finish, metrics_of, small_config, start, start_two, wait_until
 
 from widenet_jax import train
 from widenet_jax.errors import BadInputError, RunFailedError

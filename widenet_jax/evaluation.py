@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from widenet_jax.data.images.sources import Source
 from widenet_jax.data.pipeline import EvalTransform, eval_batches
-from widenet_jax.data.sources import Source
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
 from widenet_jax.moe.balance import summarize
+from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import global_batch, host_positions
-from widenet_jax.stopping import Stop
 from widenet_jax.typing import Array, PyTree
 
 

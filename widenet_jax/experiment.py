@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from widenet_jax.durations import to_steps
+from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.models.vit import build_model, parameter_shapes
 from widenet_jax.moe.layer import check_group

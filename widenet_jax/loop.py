@@ -11,19 +11,19 @@ from etils import epath
 
 from widenet_jax.checkpoint.checkpoints import Checkpoints
 from widenet_jax.checkpoint.series import all_finite
+from widenet_jax.data.images.sources import Source
 from widenet_jax.data.pipeline import EvalTransform, TrainTransform, train_batches
-from widenet_jax.data.sources import Source
 from widenet_jax.errors import RunFailedError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import DataFacts, Experiment, max_skipped_updates
-from widenet_jax.metrics import MetricsWriter
 from widenet_jax.moe.balance import summarize
-from widenet_jax.progress import Progress
-from widenet_jax.replay import records_of_step
+from widenet_jax.run.metrics import MetricsWriter
+from widenet_jax.run.progress import Progress
+from widenet_jax.run.replay import records_of_step
+from widenet_jax.run.stopping import Stop, StopRequestedError
+from widenet_jax.run.watchdog import Watchdog
 from widenet_jax.sharding import global_batch, host_positions
 from widenet_jax.step import TrainState
-from widenet_jax.stopping import Stop, StopRequestedError
-from widenet_jax.watchdog import Watchdog
 
 ADVICE = (
     "--config.on_nonfinite=skip goes on without such updates; in a new --workdir a lower "

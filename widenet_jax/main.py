@@ -14,9 +14,9 @@ from typing import Any
 from absl import flags, logging
 from ml_collections import ConfigDict
 
-from widenet_jax.config_files import check_flag_names, load_config, override, stored_config
+from widenet_jax.config.files import check_flag_names, load_config, override, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.stopping import EXIT_CODE, Stop, end_process, leave
+from widenet_jax.run.stopping import EXIT_CODE, Stop, end_process, leave
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 GOODBYE_SECONDS = 10.0

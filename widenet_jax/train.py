@@ -19,8 +19,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from widenet_jax import run_record
-from widenet_jax.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.checkpoint.checkpoints import (
     BEST,
     LAST,
@@ -30,23 +28,25 @@ from widenet_jax.checkpoint.checkpoints import (
 )
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
+from widenet_jax.data.images.sources import build_source
 from widenet_jax.data.pipeline import build_transforms, image_shape
-from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.evaluation import evaluate, result_metrics
 from widenet_jax.experiment import DataFacts, Experiment, build_experiment
-from widenet_jax.finetune import finetune_params, has_cls_row
-from widenet_jax.interop.pretrained import load_pretrained
 from widenet_jax.loop import Data, Loop
-from widenet_jax.metrics import JsonLines, MetricsWriter
 from widenet_jax.models.vit import count_parameters, count_unrolled, dispatch_methods, dispatch_text
-from widenet_jax.progress import Progress
-from widenet_jax.replay import replay
+from widenet_jax.run import workdir as run_record
+from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
+from widenet_jax.run.metrics import JsonLines, MetricsWriter
+from widenet_jax.run.progress import Progress
+from widenet_jax.run.replay import replay
+from widenet_jax.run.stopping import Stop, StopRequestedError
+from widenet_jax.run.watchdog import Watchdog
 from widenet_jax.sharding import platform, to_host
 from widenet_jax.step import TrainState
-from widenet_jax.stopping import Stop, StopRequestedError
 from widenet_jax.typing import PyTree
-from widenet_jax.watchdog import Watchdog
+from widenet_jax.weights.finetune import finetune_params, has_cls_row
+from widenet_jax.weights.pretrained import load_pretrained
 
 
 def run(
@@ -215,7 +215,7 @@ def write_result(
         "params_sha256": params_sha256(state.params),
     }
     if jax.process_index() == 0:
-        from widenet_jax.analysis.figures import draw_learning_curves  # a second to import
+        from widenet_jax.tools.analysis.figures import draw_learning_curves  # a second to import
 
         run_record.write_json(workdir / "result.json", result)
         draw_learning_curves([workdir], workdir / "learning_curve.png")

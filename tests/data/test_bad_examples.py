@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from image_sources import EVAL, PLAIN, TRAIN
 
-from widenet_jax.data import pipeline, records, sampler, sources
+from widenet_jax.data import pipeline, records, sampler
 from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW
+from widenet_jax.data.images import sources
 from widenet_jax.errors import BadExampleError, BadInputError
 
 NUM_IMAGES, BATCH = 90, 70  # batches of two chunks, that end within an epoch

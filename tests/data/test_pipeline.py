@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 
-from widenet_jax.data import pipeline, sampler, sources
-from widenet_jax.data.transforms import build_transforms
+from widenet_jax.data import pipeline, sampler
+from widenet_jax.data.images import sources
+from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.errors import BadExampleError, BadInputError
 
 
@@ -177,8 +178,9 @@ def test_workers_outlast_sigterm_and_leave_at_close(digits):
 ORPHANS = """
 import multiprocessing, sys, time
 import numpy as np
-from widenet_jax.data import pipeline, sources
-from widenet_jax.data.transforms import build_transforms
+from widenet_jax.data import pipeline
+from widenet_jax.data.images import sources
+from widenet_jax.data.images.transforms import build_transforms
 
 def main():
     source = sources.build_source({"source": "digits"}, "train")
@@ -257,7 +259,8 @@ def test_impossible_settings_are_named(digits, field):
     "WIDENET_DATA_DIR" not in os.environ, reason="set WIDENET_DATA_DIR to check real photos"
 )
 def test_real_photos(tmp_path):
-    from widenet_jax.data import archives, records
+    from widenet_jax.data import records
+    from widenet_jax.data.prepare import archives
 
     tar = Path(os.environ["WIDENET_DATA_DIR"]) / "imagenet_sample" / "imagenet_sample_1000.tar"
     found = archives.read_tar({"train": [str(tar)]})

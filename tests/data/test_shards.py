@@ -16,7 +16,8 @@ import tensorflow_datasets  # noqa: F401
 from array_record.python import array_record_module
 from image_sources import refused
 
-from widenet_jax.data import records, sources
+from widenet_jax.data import records
+from widenet_jax.data.images import sources
 from widenet_jax.errors import BadExampleError, BadInputError
 
 
@@ -73,7 +74,7 @@ def test_packed_set_survives_pickling_and_forking(packed):
     # Opened here, first read in the child; in a process of its own, for one with JAX must not fork.
     code = f"""
 import os
-from widenet_jax.data.sources import ArrayRecord
+from widenet_jax.data.images.sources import ArrayRecord
 source = ArrayRecord({str(packed)!r}, "train")
 if os.fork() == 0:
     os._exit(0 if [source[i]["label"] for i in range(4)] == [0, 1, 2, 0] else 1)

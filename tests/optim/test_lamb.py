@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from widenet_jax.optim.lamb import lamb, scale_by_trust_ratio, trust_ratio
-from widenet_jax.param_paths import is_norm_or_bias, map_with_path, matches
+from widenet_jax.param_names import is_norm_or_bias, map_with_path, matches
 
 L, E, D, F, N = 2, 3, 4, 6, 2
 H = D // N

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.mixup import mixup
 from widenet_jax.tasks.classification import Classification, to_unit_range
+from widenet_jax.tasks.mixup import mixup
 from widenet_jax.typing import Array
 
 RNGS = {"mixup": jax.random.key(3)}

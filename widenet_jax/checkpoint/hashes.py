@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from widenet_jax.param_paths import path_names
+from widenet_jax.param_names import path_names
 from widenet_jax.typing import PyTree
 
 

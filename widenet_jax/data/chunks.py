@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data import images, sampler
-from widenet_jax.data.sources import Source
-from widenet_jax.data.transforms import EvalTransform, TrainTransform
+from widenet_jax.data import sampler
+from widenet_jax.data.images import files
+from widenet_jax.data.images.sources import Source
+from widenet_jax.data.images.transforms import EvalTransform, TrainTransform
 from widenet_jax.errors import BadExampleError, BadInputError
 
 # Multiple of small batch sizes; at 224 pixels a chunk is 9.6 MB.
@@ -27,10 +28,10 @@ COMPLAINTS = "complaints"
 Batch = dict[str, np.ndarray]
 Chunk = dict[str, Any]
 Complaints = list[tuple[int, str]]
-Transform = Callable[[images.Image], np.ndarray]
+Transform = Callable[[files.Image], np.ndarray]
 
 
-def read_image(source: Source, record: int) -> tuple[images.Image, int]:
+def read_image(source: Source, record: int) -> tuple[files.Image, int]:
     """(uint8 [H, W, C] or a file that transforms will decode, label) of one record.
 
     Raises:
@@ -39,7 +40,7 @@ def read_image(source: Source, record: int) -> tuple[images.Image, int]:
     example = source[record]
     image = example["image"]
     if isinstance(image, bytes):
-        image = images.EncodedImage(image, source.describe(record))
+        image = files.EncodedImage(image, source.describe(record))
     return image, example["label"]
 
 
@@ -138,7 +139,7 @@ class TrainChunks(Chunks):
     def _read(self, epoch: int, record: int, complaints: Complaints) -> tuple[np.ndarray, int]:
         """(picture, label) of the record, or where it is bad and may be skipped of a stand-in."""
 
-        def transform(image: images.Image) -> np.ndarray:
+        def transform(image: files.Image) -> np.ndarray:
             # A stand-in is augmented as what it stands for: the neighbour's own picture is another.
             rng = sampler.augmentation_rng(seed=self.seed, epoch=epoch, record=record)
             return self.transform(image, rng)

@@ -27,8 +27,8 @@ from widenet_jax.data.chunks import (
     read_image,
     shape_of_images,
 )
-from widenet_jax.data.sources import Source
-from widenet_jax.data.transforms import EvalTransform, TrainTransform, build_transforms
+from widenet_jax.data.images.sources import Source
+from widenet_jax.data.images.transforms import EvalTransform, TrainTransform, build_transforms
 from widenet_jax.errors import BadInputError, choose
 
 __all__ = ["Batches", "EvalTransform", "TrainTransform", "build_transforms", "eval_batches",

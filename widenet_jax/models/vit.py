@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.embed import PatchEmbed, PositionEmbed
+from widenet_jax.layers.embeddings import PatchEmbed, PositionEmbed
 from widenet_jax.layers.pool import POOLS
-from widenet_jax.models.encoder import Encoder, layer_fields
+from widenet_jax.models.blocks import Encoder, layer_fields
 from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.typing import Array, Aux
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import optax
 
-from widenet_jax.durations import to_steps
+from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.optim.lamb import decay_mask, lamb
 from widenet_jax.optim.schedules import DECAYS, build_schedule
-from widenet_jax.param_paths import (
+from widenet_jax.param_names import (
     PathPredicate,
     is_norm_or_bias,
     map_with_path,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.param_paths import PathPredicate, map_with_path, matches, trust_ratio_unit_axes
+from widenet_jax.param_names import PathPredicate, map_with_path, matches, trust_ratio_unit_axes
 from widenet_jax.typing import Array, PyTree
 
 nothing = matches("")  # the predicate that excludes no path

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.losses import smooth_labels, softmax_cross_entropy
-from widenet_jax.mixup import mixup
+from widenet_jax.tasks.losses import smooth_labels, softmax_cross_entropy
+from widenet_jax.tasks.mixup import mixup
 from widenet_jax.typing import Array, Aux
 
 # (images, mask, rngs) -> (logits, aux); rngs None: evaluation.

@@ -1,0 +1,144 @@
+"""The scripts that use a trained model, as they are called: what they print, write and refuse."""
+
+import csv
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import cv2
+import numpy as np
+import pytest
+
+from widenet_jax.data.images.sources import Digits
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, *arguments: object) -> int:
+    return script(name).main([str(a) for a in arguments])
+
+
+def refused(capsys, name: str, *arguments: object) -> str:
+    """The one line of a command that ends with exit code 2."""
+    assert run(name, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.fixture(scope="module")
+def exported(digits_run, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "model"
+    assert run("export", f"--workdir={digits_run}", f"--out={out}", "--json") == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def digit_files(tmp_path_factory) -> list[Path]:
+    """Two test images as files."""
+    folder, source = tmp_path_factory.mktemp("digits"), Digits("test")
+    for i in range(2):
+        cv2.imwrite(str(folder / f"{i}.png"), source[i]["image"])
+    return [folder / f"{i}.png" for i in range(2)]
+
+
+def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run("evaluate", f"--workdir={exported}", f"--out={out}", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    result = json.loads((digits_run / "result.json").read_text())
+    assert printed["top_1"] == result["test_accuracy"]
+    assert json.loads((out / "evaluation.json").read_text()) == printed
+    table = list(csv.reader((out / "confusion.csv").open()))
+    assert sum(int(n) for row in table[1:] for n in row[1:]) == 360
+    assert cv2.imread(str(out / "confusion.png")).shape[0] > 100
+
+
+def test_evaluate_for_people_on_another_split(digits_run, capsys):
+    assert run("evaluate", f"--workdir={digits_run}", "--config.data.eval_split=train") == 0
+    out = capsys.readouterr().out
+    assert "images             1,437" in out and "hardest classes" in out
+
+
+def test_predict_and_draw(exported, digit_files, tmp_path, capsys):
+    overlay = tmp_path / "experts.png"
+    files = [str(path) for path in digit_files]
+    flags = (f"--workdir={exported}", "--top=3", f"--overlay={overlay}", "--json")
+    assert run("predict", *files, *flags) == 0
+    answers = json.loads(capsys.readouterr().out)["images"]
+    assert [a["image"] for a in answers] == files
+    for answer in answers:
+        shares = [row["probability"] for row in answer["top"]]
+        assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
+    assert np.ptp(cv2.imread(str(overlay))) > 100
+
+
+def test_predict_one_or_many_says_the_same(digits_run, digit_files, capsys):
+    """All ten classes add up to 1, and a second image changes nothing for the first."""
+    said = []
+    for files in (digit_files[:1], digit_files):
+        assert run("predict", *files, f"--workdir={digits_run}", "--top=10", "--json") == 0
+        said.append(json.loads(capsys.readouterr().out)["images"][0]["top"])
+    assert said[0] == said[1]
+    assert sum(row["probability"] for row in said[0]) == pytest.approx(1, abs=1e-5)
+    assert run("predict", digit_files[0], f"--workdir={digits_run}", "--top=1") == 0
+    assert said[0][0]["class"] in capsys.readouterr().out
+
+
+def test_analyze(exported, digits_run, tmp_path, capsys):
+    """A model against itself: two lines of the same numbers."""
+    out = tmp_path / "analysis"
+    flags = (f"--workdir={exported}", f"--compare={digits_run}", f"--out={out}", "--images=2")
+    assert run("analyze", *flags) == 0
+    assert "tokens an expert would see in each block if even: 2,880" in capsys.readouterr().out
+    names = {"norm_divergence.png", "expert_usage.png", "expert_overlay.png", "analysis.json"}
+    assert {path.name for path in out.iterdir()} == names
+    facts = json.loads((out / "analysis.json").read_text())
+    ours, theirs = facts["norm_divergence"].values()
+    assert ours == theirs and len(ours["gamma"]["block"]) == 2 and min(ours["beta"]["block"]) > 0
+
+
+def test_mistakes_are_one_line(exported, digits_run, digit_files, tmp_path, capsys):
+    there = f"--workdir={exported}"
+    assert "no finished checkpoint there" in refused(
+        capsys, "evaluate", f"--workdir={tmp_path / 'gone'}"
+    )
+    assert "did you mean --config.data.path" in refused(
+        capsys, "evaluate", there, "--config.data.pth=x"
+    )
+    assert "gone.jpg: No such file" in refused(capsys, "predict", there, tmp_path / "gone.jpg")
+    (tmp_path / "text.jpg").write_text("no picture")
+    assert "text.jpg: neither a JPEG nor a PNG file" in refused(
+        capsys, "predict", there, tmp_path / "text.jpg"
+    )
+    assert "is not empty" in refused(capsys, "export", there, f"--out={exported}")
+    assert "no finished checkpoint" in refused(
+        capsys, "analyze", there, f"--out={tmp_path / 'a'}", f"--compare={tmp_path}"
+    )
+    assert "gone/o.png: No such file" in refused(
+        capsys, "predict", there, digit_files[0], f"--overlay={tmp_path / 'gone' / 'o.png'}"
+    )
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many"])
+def test_counts_are_positive(exported, count: str, capsys):
+    said = refused(capsys, "predict", "x.jpg", f"--workdir={exported}", f"--top={count}")
+    assert f"'{count}' must be a whole number of at least 1" in said
+
+
+def test_no_whole_checkpoint_is_exit_code_3(digits_run, tmp_path, capsys):
+    """A copy of the run whose parameters are cut short."""
+    shutil.copytree(digits_run, tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoints").rglob("manifest.json"):
+        file.write_text("{}")
+    assert run("export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'e'}") == 3
+    assert capsys.readouterr().err.startswith("failed: no checkpoint in")

@@ -1,0 +1,50 @@
+"""Durations in steps, examples and epochs."""
+
+import pytest
+
+from widenet_jax.config.durations import to_steps
+from widenet_jax.errors import BadInputError
+
+SIZES = {"field": "config.duration", "batch_size": 4096, "num_examples": 1_281_167}
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("100 steps", 100),
+        ("1 step", 1),
+        ("100steps", 100),
+        ("93_835 steps", 93_835),
+        ("300 epochs", 93_835),  # 300 * 1281167 / 4096 = 93835.47...
+        ("1.5 epochs", 469),  # 469.17...
+        (f"{4096 * 7} examples", 7),
+        (f"{4096 * 7 + 2048} examples", 8),  # half rounds up
+        (f"{4096 * 6 + 2048} examples", 7),
+        ("1e6 examples", 244),  # 244.14...
+        ("1 example", 1),  # set, so never nothing
+    ],
+)
+def test_values(text: str, steps: int):
+    got = to_steps(text, **SIZES)
+    assert got == steps
+    assert type(got) is int
+
+
+def test_zero_only_where_allowed():
+    assert to_steps("0 epochs", **SIZES, may_be_zero=True) == 0
+    with pytest.raises(BadInputError, match="give more than 0"):
+        to_steps("0 epochs", **SIZES)
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "300", "epochs", "-1 steps", "nan steps", "inf epochs", "3 weeks", "1 2 steps", 300]
+)
+def test_what_is_no_duration(bad: object):
+    with pytest.raises(BadInputError, match=r"--config\.duration='10 epochs'"):
+        to_steps(bad, **SIZES)
+
+
+def test_longer_than_the_run():
+    assert to_steps("30 epochs", **SIZES, total_steps=9384) == 9384
+    with pytest.raises(BadInputError, match="9384 steps, longer than the run of 9383"):
+        to_steps("30 epochs", **SIZES, total_steps=9383)

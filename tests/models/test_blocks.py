@@ -1,0 +1,217 @@
+"""The sharing loop: whose parameters there are, and that sharing means what it says."""
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.layers.attention import MultiHeadAttention
+from widenet_jax.layers.mlp import Mlp
+from widenet_jax.models.blocks import Encoder, moe_block_indices
+
+DEPTH, D, T = 3, 8, 5
+MOE = {
+    "blocks": "all",
+    "routing_groups": 0,
+    "mlp_dim": 12,
+    "num_experts": 3,
+    "num_selected_experts": 2,
+    "capacity_factor": 1.2,
+    "capacity_factor_eval": 2.0,
+    "images_per_group": 2,
+    "load_balance_weight": 0.01,
+}
+X = jax.random.normal(jax.random.key(7), (4, T, D))
+
+
+def encoder(**changes) -> Encoder:
+    return Encoder(**({"depth": DEPTH, "num_heads": 2, "mlp_dim": 12} | changes))
+
+
+def init(model: Encoder, x: jax.Array = X) -> dict:
+    return model.init(jax.random.key(0), x, train=False)["params"]
+
+
+WIDENET = {"share_attention": True, "share_ffn": True, "moe": MOE}
+
+
+def test_widenet_owns_its_norms_and_shares_the_rest():
+    names = set(init(encoder(**WIDENET)))
+    norms = {f"block_0{i}_norm_{kind}" for i in range(3) for kind in ("attention", "ffn")}
+    assert names == norms | {"attention", "moe", "norm_out"}
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("ffn", [False, True])
+@pytest.mark.parametrize("norms", [False, True])
+def test_three_switches(attention: bool, ffn: bool, norms: bool):
+    model = encoder(share_attention=attention, share_ffn=ffn, share_norms=norms)
+
+    def expected(shared: bool, *kinds: str) -> set[str]:
+        if shared:
+            return set(kinds)
+        return {f"block_0{i}_{kind}" for i in range(3) for kind in kinds}
+
+    names = expected(attention, "attention") | expected(ffn, "mlp")
+    names |= expected(norms, "norm_attention", "norm_ffn") | {"norm_out"}
+    assert set(init(model)) == names
+
+
+def unshare(params: dict) -> dict:
+    """The same weights, a copy for each block."""
+    shared = {k: v for k, v in params.items() if k in ("attention", "moe")}
+    rest = {k: v for k, v in params.items() if k not in shared}
+    return rest | {f"block_0{i}_{k}": v for i in range(DEPTH) for k, v in shared.items()}
+
+
+def test_the_gradient_of_a_shared_part_is_the_sum_over_blocks():
+    """WideNet against an unshared copy with equal weights: same output, gradients summed."""
+    shared, apart = encoder(**WIDENET), encoder(moe=MOE)
+    params = init(shared)
+
+    def loss(model: Encoder, params: dict) -> jax.Array:
+        y, aux = model.apply({"params": params}, X, train=True)
+        return (y**2).sum() + aux["loss"].sum()
+
+    value, grads = jax.value_and_grad(lambda p: loss(shared, p))(params)
+    copy_value, copies = jax.value_and_grad(lambda p: loss(apart, p))(unshare(params))
+    np.testing.assert_allclose(value, copy_value, rtol=1e-6)
+    for part in ("attention", "moe"):
+        summed = jax.tree.map(lambda *g: sum(g), *(copies[f"block_0{i}_{part}"] for i in range(3)))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), grads[part], summed
+        )
+    router = flax.traverse_util.flatten_dict(grads, sep="/")["moe/router/kernel"]
+    assert np.abs(router).max() > 0
+
+
+@pytest.mark.parametrize(("groups", "operations"), [(0, 3), (3, 3), (1, 1)])
+def test_routing_groups_route_once(groups: int, operations: int):
+    """T = G routing operations enter the loss; a group's blocks follow its first."""
+    model = encoder(**(WIDENET | {"moe": MOE | {"routing_groups": groups}}))
+    params = init(encoder(**WIDENET))
+    y, aux = model.apply({"params": params}, X, train=True)
+    assert aux["loss"].shape == (operations,)
+    assert aux["load"].shape == (operations, 3)
+    own, _ = encoder(**WIDENET).apply({"params": params}, X, train=True)
+    assert bool((y == own).all()) == (operations == 3)
+
+
+def test_post_norm_normalises_what_leaves_a_block():
+    """Every output vector has mean 0 and variance 1 (scale 1, bias 0), and no last norm exists."""
+    model = encoder(norm_position="post")
+    params = init(model)
+    assert "norm_out" not in params
+    y, _ = model.apply({"params": params}, X, train=False)
+    np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(y.var(-1), 1, rtol=1e-3)
+
+
+def test_pre_norm_by_parts():
+    """One block written out with the modules' own parameters (eqs. 6 and 7)."""
+    model = encoder(depth=1)
+    params = init(model)
+    bound = model.bind({"params": params})
+
+    def norm(name: str, x: jax.Array) -> jax.Array:
+        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        scaled = (x - mean) / jnp.sqrt(var + 1e-6)
+        return scaled * params[name]["scale"] + params[name]["bias"]
+
+    attention = MultiHeadAttention(2).bind({"params": params["block_00_attention"]})
+    mlp = Mlp(12).bind({"params": params["block_00_mlp"]})
+    x = X + attention(norm("block_00_norm_attention", X), train=False)
+    x = x + mlp(norm("block_00_norm_ffn", x), train=False).y
+    y, _ = bound(X, train=False)
+    np.testing.assert_allclose(y, norm("norm_out", x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_padding_is_seen_by_nobody(norm_position: str):
+    """Other values in masked tokens change nothing for the real ones."""
+    model = encoder(**WIDENET, norm_position=norm_position)
+    params = init(model)
+    mask = jnp.arange(T) < 3
+    mask = jnp.broadcast_to(mask, (4, T))
+    noisy = jnp.where(mask[..., None], X, 100.0)
+    clean, clean_aux = model.apply({"params": params}, X, mask=mask, train=True)
+    other, other_aux = model.apply({"params": params}, noisy, mask=mask, train=True)
+    np.testing.assert_allclose(clean[:, :3], other[:, :3], atol=1e-5)
+    np.testing.assert_allclose(clean_aux["loss"], other_aux["loss"], rtol=1e-5)
+    np.testing.assert_array_equal(clean_aux["load"].sum(-1), 2 * 4 * 3)  # K * images * tokens
+
+
+def test_bfloat16_keeps_parameters_and_router_in_float32():
+    model = encoder(**WIDENET, dtype=jnp.bfloat16)
+    params = init(model)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
+    y, aux = model.apply({"params": params}, X.astype(jnp.bfloat16), train=True)
+    assert y.dtype == jnp.bfloat16
+    assert aux["load_balance_loss"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("rule", "blocks"),
+    [("all", (0, 1, 2, 3, 4, 5)), ("every_3", (2, 5)), ("every_1", (0, 1, 2, 3, 4, 5)),
+     ("last_2", (4, 5)), ("last", (5,))],
+)  # fmt: skip
+def test_which_blocks_have_experts(rule: str, blocks: tuple):
+    assert moe_block_indices(rule, 6) == blocks
+
+
+STACKS = {
+    "dense": {},
+    "widenet": WIDENET,
+    "routing groups": WIDENET | {"moe": MOE | {"routing_groups": 2}},
+    "every second block": {"moe": MOE | {"blocks": "every_2"}},
+    "the last block": {"moe": MOE | {"blocks": "last_1"}},
+    "all of the last blocks": {"moe": MOE | {"blocks": "last_4"}},
+    "post-norm": {"norm_position": "post"},
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"unroll": False, "remat": "block"},
+        pytest.param({"unroll": False}, marks=pytest.mark.slow),
+        pytest.param({"remat": "block"}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("stack", STACKS)
+def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
+    """Parameters, output, statistics and gradients are those of blocks run as they stand."""
+    plain, other = encoder(depth=4, **STACKS[stack]), encoder(depth=4, **STACKS[stack], **how)
+    params = init(plain)
+    assert jax.tree.structure(init(other)) == jax.tree.structure(params)
+
+    def run(model: Encoder) -> tuple:
+        def loss(params: dict):
+            y, aux = model.apply({"params": params}, X, train=True)
+            return (y**2).sum() + (aux["loss"].sum() if aux else 0), (y, aux)
+
+        (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+        return out, grads
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), run(plain), run(other)
+    )
+
+
+def test_every_block_of_a_loop_drops_and_routes_by_its_own_random_numbers():
+    """Two blocks of equal weights, attention and norms idle: their dropout masks differ."""
+    model = encoder(depth=2, share_ffn=True, share_norms=True, dropout=0.5, unroll=False)
+    rngs = {"dropout": jax.random.key(3)}
+    params = jax.tree.map(jnp.zeros_like, init(model))
+    params["mlp"]["wo"]["bias"] = jnp.ones(D)
+    params["norm_out"]["scale"] = jnp.ones(D)
+    y, _ = model.clone(last_norm=False).apply({"params": params}, 0 * X, train=True, rngs=rngs)
+    # Each block adds 0 or 2: equal masks would never add up to 2.
+    assert set(np.unique(y)) == {0, 2, 4}
+
+
+def test_unknown_remat():
+    with pytest.raises(BadInputError, match="none"):
+        init(encoder(remat="all"))

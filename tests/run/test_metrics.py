@@ -1,0 +1,230 @@
+"""Records on disk byte for byte, and what TensorBoard reads back."""
+
+import builtins
+import json
+import struct
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from etils import epath
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.run.metrics import JsonLines, MetricsWriter, rounded, scalars
+
+NO_TRACKING = {"tensorboard": False, "wandb_project": ""}
+
+
+def json_lines(directory: Path, *, in_parts: bool) -> JsonLines:
+    """In a file, or in parts as on an object store; a local directory stands in for one."""
+    lines = JsonLines(epath.Path(directory / "metrics.jsonl"))
+    if in_parts:
+        lines.parts = epath.Path(directory / "metrics.jsonl.parts")
+    return lines
+
+
+def write_steps(lines: JsonLines, first: int, last: int, *, flush_every: int = 2) -> None:
+    for step in range(first, last + 1):
+        lines.write({"step": step, "loss": 1 / step})
+        if step % flush_every == 0:
+            lines.flush()
+    lines.flush()
+
+
+def contents(directory: Path) -> bytes:
+    """Of every file, one after the other."""
+    return b"".join(p.read_bytes() for p in sorted(directory.rglob("*.jsonl")) if p.is_file())
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path, in_parts: bool):
+    for name in ("unbroken", "resumed"):
+        (tmp_path / name).mkdir()
+    write_steps(json_lines(tmp_path / "unbroken", in_parts=in_parts), 1, 9)
+    lines = json_lines(tmp_path / "resumed", in_parts=in_parts)
+    write_steps(lines, 1, 7)
+
+    again = json_lines(tmp_path / "resumed", in_parts=in_parts)
+    again.resume(5)
+    assert [r["step"] for r in again.read()] == [1, 2, 3, 4, 5]
+    write_steps(again, 6, 9)
+
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "unbroken")
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_two_parts_of_one_step_are_both_kept(tmp_path: Path):
+    lines = json_lines(tmp_path, in_parts=True)
+    for split in ("train", "eval"):
+        lines.write({"step": 4, "split": split})
+        lines.flush()
+    assert [r["split"] for r in lines.read()] == ["train", "eval"]
+
+
+def test_only_gs_paths_write_parts(tmp_path: Path):
+    assert JsonLines(tmp_path / "metrics.jsonl").parts is None
+    assert JsonLines("gs://bucket/run/metrics.jsonl").parts == epath.Path(
+        "gs://bucket/run/metrics.jsonl.parts"
+    )
+
+
+@pytest.mark.parametrize("rest", ['{"step": 3, "lo', '{"step": 3}', "\x00\x00", "[3]\n", "{}\n"])
+def test_half_a_line_and_what_is_no_record_go(tmp_path: Path, rest: str):
+    """A killed run may leave them; a whole last line without its end counts as half."""
+    lines = json_lines(tmp_path, in_parts=False)
+    write_steps(lines, 1, 3)
+    before = lines.path.read_text()
+    lines.path.write_text(before + rest)
+    lines.resume(3)
+    assert lines.path.read_text() == before
+
+
+def test_a_file_is_readable_while_a_line_is_being_written(tmp_path: Path):
+    lines = json_lines(tmp_path, in_parts=False)
+    lines.path.write_text('{"step": 1}\n{"st')
+    assert lines.read() == [{"step": 1}]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_parts_wait_for_flush_and_a_file_does_not(tmp_path: Path, in_parts: bool):
+    lines = json_lines(tmp_path, in_parts=in_parts)
+    lines.write({"step": 1})
+    assert lines.read() == ([] if in_parts else [{"step": 1}])
+    lines.flush()
+    lines.flush()
+    assert lines.read() == [{"step": 1}]
+    assert len(lines.files()) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.float32(0.1), "0.1"),  # 0.10000000149 as a double
+        (1 / 3, "0.3333333"),
+        (12345678.9, "12345680.0"),
+        (np.float32(1.2345678e-9), "1.234568e-09"),
+        (np.int32(123456789), "123456789"),  # a count is exact
+        (7, "7"),
+        (np.array([[1 / 3, 2.0]]), "[[0.3333333, 2.0]]"),
+        (np.array([3, 4]), "[3, 4]"),
+        (ml_dtypes.bfloat16(0.5), "0.5"),
+    ],
+)
+def test_numbers_keep_seven_digits(value: object, text: str):
+    assert json.dumps(rounded(value)) == text
+
+
+def test_rounding_is_half_of_the_seventh_digit_and_done_once():
+    for value in np.random.default_rng(0).uniform(1, 2, 200).astype(np.float32):
+        assert abs(rounded(value) - float(value)) <= 0.5000001e-6
+        assert rounded(rounded(value)) == rounded(value)
+
+
+def test_scalars_are_flat():
+    record = {"step": 3, "split": "train", "loss": 2, "load": [[0.25, 0.75]]}
+    assert scalars(record) == {"train/loss": 2.0, "train/load/0/0": 0.25, "train/load/0/1": 0.75}
+
+
+def writer(workdir: Path, *, main_host: bool = True, **tracking: object) -> MetricsWriter:
+    return MetricsWriter(
+        epath.Path(workdir), tracking=NO_TRACKING | tracking, config={}, main_host=main_host
+    )
+
+
+def test_times_stay_out_of_the_metrics(tmp_path: Path):
+    out = writer(tmp_path)
+    out.write(1, "train", {"loss": np.float32(0.1), "drop_rate": np.array([0.5])})
+    out.write_timing(1, {"images_per_second": 12.34567})
+    out.flush()
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    assert metrics == '{"step": 1, "split": "train", "loss": 0.1, "drop_rate": [0.5]}\n'
+    assert (tmp_path / "timing.jsonl").read_text() == '{"step": 1, "images_per_second": 12.346}\n'
+
+
+def test_only_the_first_host_writes(tmp_path: Path):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    out = writer(workdir, main_host=False, tensorboard=True, wandb_project="x")
+    out.resume(0)
+    out.write(1, "train", {"loss": 1.0})
+    out.write_timing(1, {"images_per_second": 1.0})
+    out.flush()
+    assert list(workdir.iterdir()) == []
+
+
+def tensorboard_events(directory: Path) -> list:
+    """TensorFlow's record format: length (8 bytes), its checksum (4), data, its checksum (4)."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    events = []
+    for path in sorted(directory.glob("events.*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            events.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return events
+
+
+def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
+    out = writer(tmp_path, tensorboard=True)
+    out.resume(4)
+    out.write(5, "train", {"loss": 0.5, "load": [0.25, 0.75]})
+    out.write(5, "eval", {"loss": 2.0})
+    out.close()
+    events = tensorboard_events(tmp_path / "tensorboard")
+    found = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
+    assert found == {
+        ("train/loss", 5): 0.5,
+        ("train/load/0", 5): 0.25,
+        ("train/load/1", 5): 0.75,
+        ("eval/loss", 5): 2.0,
+    }
+    starts = [e.step for e in events if e.HasField("session_log") and e.session_log.status == 1]
+    assert starts == [5]  # TensorBoard hides earlier events from this step on
+
+
+def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without the package, whether or not this machine has it."""
+    real = builtins.__import__
+
+    def without_wandb(name: str, *args: object, **kwargs: object) -> object:
+        if name == "wandb":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_wandb)
+    with pytest.raises(BadInputError) as caught:
+        writer(tmp_path, wandb_project="widenet")
+    text = str(caught.value)
+    assert "pip install -e '.[wandb]'" in text and "\n" not in text
+
+
+def test_a_split_of_the_last_step_is_written_once_more(tmp_path: Path):
+    """An evaluation that was cut off, or not followed by a checkpoint, comes again."""
+    lines = JsonLines(epath.Path(tmp_path / "m.jsonl"))
+    for step, split in ((4, "eval"), (5, "train"), (5, "eval"), (6, "train")):
+        lines.write({"step": step, "split": split})
+    lines.resume(5, again=("eval",))
+    assert [(r["step"], r["split"]) for r in lines.read()] == [(4, "eval"), (5, "train")]
+
+
+def test_damaged_lines_are_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """A bad byte in the middle is said and kept; half a line at the end is only dropped."""
+    path = epath.Path(tmp_path / "m.jsonl")
+    whole = [b'{"step": %d}\n' % step for step in range(1, 5)]
+    damaged = b'{"st\xffp": 2}\n'
+    path.write_bytes(whole[0] + damaged + whole[2] + whole[3] + b'{"step": 5')
+    JsonLines(path).resume(3)
+    assert path.read_bytes() == whole[0] + whole[2]
+    assert (tmp_path / "m.jsonl.damaged").read_bytes() == damaged
+    assert (
+        capsys.readouterr().err == f"warning: {path} has 1 damaged lines; now in m.jsonl.damaged\n"
+    )
+
+
+def test_what_is_not_finite_is_still_json(tmp_path: Path):
+    lines = JsonLines(epath.Path(tmp_path / "m.jsonl"))
+    lines.write({"step": 1, "loss": float("nan"), "load": [0.5, float("inf")]})
+    assert (tmp_path / "m.jsonl").read_text() == '{"step": 1, "loss": null, "load": [0.5, null]}\n'

@@ -1,0 +1,118 @@
+"""The progress line."""
+
+import pytest
+
+from widenet_jax.run.progress import Progress, duration_text
+
+
+class Clock:
+    """Stands in for the time module: seconds pass when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("widenet_jax.run.progress.time", made)
+    return made
+
+
+def test_progress_line(clock: Clock, capsys: pytest.CaptureFixture):
+    """Step 11 comes 10 s after step 1: one step of 32 images a second, 1,189 steps left."""
+    progress = Progress(total_steps=1200, start_step=0, batch_size=32, quiet=False)
+    clock.now += 50  # compiling
+    for step in range(1, 12):
+        progress.advance(step, lambda: 0.12345)
+        clock.now += 1
+    assert capsys.readouterr().err == (
+        "step 11/1,200 (1%), 32 images/s, 19m49s left, loss 0.1235\n"
+    )
+
+
+def test_evaluating_does_not_slow_the_rate(clock: Clock):
+    progress = Progress(total_steps=9, start_step=0, batch_size=10, quiet=True)
+    progress.advance(1, float)
+    with progress.pause():
+        clock.now += 1000
+    clock.now += 2
+    progress.advance(2, float)
+    assert progress.images_per_second() == 5.0
+
+
+def test_the_loss_is_read_only_to_be_shown(clock: Clock):
+    """Reading it waits for the device."""
+    reads = []
+    progress = Progress(total_steps=100, start_step=40, batch_size=1, quiet=False)
+    for step in range(41, 61):  # a second each: one line is due at 10 s
+        progress.advance(step, lambda s=step: reads.append(s) or 0.0)
+        clock.now += 1
+    assert reads == [51]
+
+
+def test_a_quiet_host_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture):
+    progress = Progress(total_steps=2, start_step=0, batch_size=1, quiet=True)
+    for step in (1, 2):
+        progress.advance(step, float)
+        clock.now += 100
+    progress.note("hello")
+    progress.close()
+    assert capsys.readouterr() == ("", "")
+
+
+class Terminal:
+    """A stderr that says it is a terminal, and keeps what it is sent."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress(total_steps=4, start_step=1, batch_size=8, quiet=False)
+    for step in (2, 3, 4):
+        progress.advance(step, lambda: 0.5)
+    progress.note("a line of its own")
+    progress.close()
+    last = terminal.text.rstrip("\n").split("\r")[-1]
+    assert "100%" in last and "4/4" in last and "loss 0.5000" in last
+    assert "a line of its own\n" in terminal.text
+
+
+def test_a_quiet_host_draws_no_bar(monkeypatch: pytest.MonkeyPatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress(total_steps=1, start_step=0, batch_size=8, quiet=True)
+    progress.advance(1, lambda: 0.5)
+    progress.close()
+    assert terminal.text == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0m00s"), (65, "1m05s"), (3599.9, "59m59s"), (3600, "1h00m"), (9e4, "25h00m")],
+)
+def test_duration_text(seconds: float, text: str):
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_an_unknown_duration(seconds: float):
+    assert duration_text(seconds) == "?"

@@ -1,0 +1,100 @@
+"""A loss that is not finite: where, with what, and the same again."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from etils import epath
+from small_runs import metrics_of, small_config
+
+from widenet_jax import train
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.main import main, report_replay
+from widenet_jax.run.workdir import write_run
+
+WILD = {
+    "optimizer.learning_rate": 1e30,
+    "optimizer.name": "sgd",
+    "optimizer.warmup": "0 steps",
+    "duration": "6 steps",
+    "evaluation.every": "6 steps",
+}
+
+
+def run(workdir: Path, mode: str = "train", **changes: object) -> dict:
+    config = small_config(**WILD, **changes)
+    return train.run(config, str(workdir), mode=mode, devices=jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A workdir, and the message that its run ended with."""
+    workdir = tmp_path_factory.mktemp("runs") / "failed"
+    with pytest.raises(RunFailedError) as caught:
+        run(workdir)
+    return workdir, str(caught.value)
+
+
+def test_step_batch_and_command_are_named(failed: tuple[Path, str]):
+    """The first update at a rate of 1e30 spoils what the second step computes."""
+    workdir, message = failed
+    assert message.startswith("the loss is nan at step 2, in the batch of training images ")
+    assert f"python -m widenet_jax.main --mode=replay --workdir={workdir}." in message
+    assert "\n" not in message
+    assert not (workdir / "checkpoints").exists()  # nothing bad was kept as the newest
+
+
+def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture):
+    """The same numbers as the run met; the images are those that it named."""
+    workdir, message = failed
+    before = sorted(p.name for p in workdir.iterdir())
+    found = run(workdir, mode="replay")
+    assert found["step"] == 2
+    assert found["loss"] == "nan"
+    json.loads(json.dumps(found, allow_nan=False))
+    assert "head/kernel" in found["not_finite"]["gradients"]
+    assert len(found["batch"]) == len(found["not_finite"]["images"]) == 64
+    for place, record in zip(
+        found["batch"], message.split("images ")[1].split(", ...")[0].split(", "), strict=False
+    ):
+        assert place.endswith(f" {record}")
+    assert sorted(p.name for p in workdir.iterdir()) == before
+    lines = report_replay(found).splitlines()
+    assert lines[0].startswith("step 2: loss nan, gradient norm ")
+    assert len(lines) == 4 + len(found["not_finite"]["gradients"]) + 64 + 64
+
+
+def test_a_state_that_cannot_be_kept_does_not_hide_the_trouble(tmp_path: Path):
+    """There is no way to make the directory."""
+    config = small_config(**WILD)
+    write_run(epath.Path(tmp_path / "run"), config, ("0",), main_host=True)
+    (tmp_path / "run" / "failed").symlink_to("/dev/null/nowhere")
+    with pytest.raises(
+        RunFailedError, match=r"the loss is nan at step 2, .* could not be kept for"
+    ):
+        run(tmp_path / "run")
+
+
+def test_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture):
+    config = small_config(**WILD)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config.to_dict()))
+    with pytest.raises(BadInputError, match="no step of this run was kept for a replay"):
+        run(tmp_path / "run", mode="replay")
+    assert main(["main", "--mode=replay", f"--workdir={tmp_path}/none"]) == 2
+    assert "no run there" in capsys.readouterr().err
+
+
+def test_skipped_up_to_the_cap(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Every step from the second on is bad: two are skipped, the third ends the run."""
+    with pytest.raises(
+        RunFailedError, match=r"at step 4, one more than config\.max_skipped_updates=2"
+    ):
+        run(tmp_path / "run", on_nonfinite="skip", max_skipped_updates=2)
+    notes = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+    assert notes == [
+        "the loss is nan at step 2: update skipped, 1 of at most 2",
+        "the loss is nan at step 3: update skipped, 2 of at most 2",
+    ]
+    assert [r["skipped_updates"] for r in metrics_of(tmp_path / "run")] == [0, 1, 2]

@@ -1,0 +1,219 @@
+"""Which workdirs are refused, what may change between two starts, and what a run leaves behind."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from etils import epath
+from ml_collections import ConfigDict
+
+from configs import digits
+from widenet_jax.errors import BadInputError
+from widenet_jax.run.workdir import (
+    check_workdir,
+    environment,
+    flatten,
+    git_state,
+    locked,
+    write_run,
+)
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> epath.Path:
+    """Of a run of configs/digits.py."""
+    made = epath.Path(tmp_path / "run")
+    write_run(made, digits.get_config(), ("zero", "one"), main_host=True)
+    return made
+
+
+def changed_config(**changes: object) -> ConfigDict:
+    config = digits.get_config()
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def test_flatten():
+    assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {
+        "a.b.c": 1,
+        "a.d": [2],
+        "e": None,
+    }
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_the_same_config_goes_on(workdir: epath.Path, mode: str):
+    check_workdir(workdir, digits.get_config(), mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sharding.fsdp", 2),
+        ("sharding.expert", 4),
+        ("data.path", "elsewhere"),
+        ("data.num_workers", 3),
+        ("data.prefetch", 9),
+        ("checkpoint.keep", 7),
+        ("tracking.wandb_project", "digits"),
+        ("watchdog.dump_after_seconds", 5),
+        ("on_nonfinite", "skip"),
+        ("max_skipped_updates", 3),
+        ("data.on_bad_example", "skip"),
+        ("data.max_bad_fraction", 0.5),
+    ],
+)
+def test_what_no_number_depends_on_may_change(workdir: epath.Path, field: str, value: object):
+    check_workdir(workdir, changed_config(**{field: value}), mode="train")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("seed", 1, "seed: 0 there, 1 here"),
+        ("data.image_size", 16, "data.image_size: 8 there, 16 here"),
+        ("optimizer.b1", 0.5, "optimizer.b1: 0.9 there, 0.5 here"),
+        ("duration", "9 epochs", "duration: '100 epochs' there, '9 epochs' here"),
+        ("model.moe.num_experts", 2, "model.moe.num_experts: 4 there, 2 here"),
+    ],
+)
+def test_another_config_is_refused_by_what_differs(
+    workdir: epath.Path, field: str, value: object, told: str
+):
+    before = {p.name: p.read_text() for p in workdir.iterdir()}
+    with pytest.raises(BadInputError) as caught:
+        check_workdir(workdir, changed_config(**{field: value}), mode="train")
+    assert str(caught.value) == (
+        f"--workdir={workdir} holds a run of another config ({told}); name a new --workdir, or "
+        "repeat that run's config to go on with it"
+    )
+    assert {p.name: p.read_text() for p in workdir.iterdir()} == before
+
+
+def test_a_model_without_experts_is_another(workdir: epath.Path):
+    """The first four differences are told."""
+    with pytest.raises(BadInputError) as caught:
+        check_workdir(workdir, digits.get_config("vit_tiny"), mode="train")
+    text = str(caught.value)
+    assert text.count(" there, ") == 4 and "; and more)" in text and "\n" not in text
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(BadInputError, match="is not empty and holds no run of this program"):
+        check_workdir(epath.Path(tmp_path), digits.get_config(), mode="train")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_new_directory_is_for_training_alone(tmp_path: Path, exists: bool):
+    workdir = epath.Path(tmp_path / "new")
+    if exists:
+        workdir.mkdir()
+    check_workdir(workdir, digits.get_config(), mode="train")
+    with pytest.raises(BadInputError, match="no run there"):
+        check_workdir(workdir, digits.get_config(), mode="eval")
+
+
+def test_what_a_run_leaves(workdir: epath.Path):
+    stored = json.loads((workdir / "config.json").read_text())
+    assert flatten(stored) == flatten(digits.get_config().to_dict())
+    assert json.loads((workdir / "class_names.json").read_text()) == ["zero", "one"]
+    [found] = json.loads((workdir / "environment.json").read_text())
+    assert found["devices"] == ["cpu"] * 8
+    assert found["processes"] == 1
+    assert found["packages"]["jax"].count(".") >= 2
+
+
+def test_the_config_of_the_first_start_stays(workdir: epath.Path):
+    """A resumed run on another mesh is still the run it was; its machine is noted anew."""
+    before = (workdir / "config.json").read_text()
+    write_run(workdir, changed_config(**{"sharding.fsdp": 2}), ("zero", "one"), main_host=True)
+    assert (workdir / "config.json").read_text() == before
+    assert len(json.loads((workdir / "environment.json").read_text())) == 2
+
+
+def test_a_start_cut_off_after_its_first_file_goes_on(workdir: epath.Path):
+    """The first file written is the one that marks a workdir."""
+    first = min(workdir.iterdir(), key=lambda path: Path(path).stat().st_mtime_ns)
+    for path in workdir.iterdir():
+        if path != first:
+            path.unlink()
+    check_workdir(workdir, digits.get_config(), mode="train")
+
+
+def test_only_the_first_host_writes(tmp_path: Path):
+    write_run(epath.Path(tmp_path / "run"), digits.get_config(), (), main_host=False)
+    assert not (tmp_path / "run").exists()
+
+
+def git(directory: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=x", "-c", "user.email=x@example.com")
+    command = ["git", "-C", str(directory), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_git_state(tmp_path: Path):
+    git(tmp_path, "init")
+    (tmp_path / "code.py").write_text("x = 1\n")
+    git(tmp_path, "add", "code.py")
+    git(tmp_path, "commit", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert git_state(tmp_path) == {"commit": commit, "changed": False}
+    (tmp_path / "code.py").write_text("x = 2\n")
+    assert git_state(tmp_path) == {"commit": commit, "changed": True}
+
+
+def test_outside_a_checkout(tmp_path: Path):
+    assert git_state(tmp_path) is None
+
+
+def test_a_package_that_is_not_installed_is_noted_as_such(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("widenet_jax.run.workdir.PACKAGES", ("jax", "no-such-package"))
+    assert environment()["packages"]["no-such-package"] is None
+
+
+def test_one_start_at_a_time(tmp_path: Path):
+    """The lock goes with the first; another workdir has its own."""
+    with locked(epath.Path(tmp_path / "run")):
+        with (
+            pytest.raises(BadInputError, match="another process is training there"),
+            locked(epath.Path(tmp_path / "run")),
+        ):
+            pass
+        with locked(epath.Path(tmp_path / "other")):
+            pass
+    with locked(epath.Path(tmp_path / "run")):
+        pass
+
+
+def test_a_start_that_was_cut_off_may_begin_again(tmp_path: Path):
+    """Killed while config.json was being written: nothing else is there."""
+    for name in ("config.json.tmp", ".lock"):
+        (tmp_path / name).write_text("{")
+    check_workdir(epath.Path(tmp_path), digits.get_config(), mode="train")
+
+
+def test_a_workdir_that_is_a_file(tmp_path: Path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(BadInputError, match="is a file; name a directory"):
+        check_workdir(epath.Path(tmp_path / "run"), digits.get_config(), mode="train")
+
+
+@pytest.mark.parametrize("text", ['{"seed": 0,', "[]", "3"])
+def test_a_damaged_config_is_not_overwritten(workdir: epath.Path, text: str):
+    (workdir / "config.json").write_text(text)
+    with pytest.raises(BadInputError, match=r"config\.json is no JSON object"):
+        check_workdir(workdir, digits.get_config(), mode="train")
+    assert (workdir / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ["{", "3"])
+def test_a_damaged_log_of_starts_is_put_aside(
+    workdir: epath.Path, capsys: pytest.CaptureFixture, text: str
+):
+    (workdir / "environment.json").write_text(text)
+    write_run(workdir, digits.get_config(), ("zero", "one"), main_host=True)
+    assert len(json.loads((workdir / "environment.json").read_text())) == 1
+    assert (workdir / "environment.json.damaged").read_text() == text
+    assert "environment.json is damaged; now environment.json.damaged" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Expert usage by hand, and of a run against its own metrics and a loop over tokens."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from small_runs import metrics_of
+
+from widenet_jax.data.pipeline import read_image
+from widenet_jax.tasks.classification import to_unit_range
+from widenet_jax.tools.analysis.expert_usage import ExpertUsage, as_json, entropy, measure_usage
+from widenet_jax.tools.analysis.over_source import open_source
+from widenet_jax.tools.analysis.routing import token_routing
+from widenet_jax.weights.trained import open_trained
+
+
+def usage_of(first: np.ndarray) -> ExpertUsage:
+    """From first choices [L, tokens] of 2 experts, K = 1, all tokens of one class of two."""
+    L = len(first)
+    one_hot = np.eye(2)[first]  # [L, tokens, E]
+    sent = np.stack([one_hot.sum(axis=1), np.zeros((L, 2))], axis=1)
+    return ExpertUsage(
+        blocks=tuple(range(L)),
+        class_names=("seen", "unseen"),
+        sent=sent,
+        kept=sent.sum(axis=1),
+        load=one_hot.mean(axis=1),
+        importance=one_hot.mean(axis=1),
+        drop_rate=np.zeros(L),
+        router_entropy=np.zeros(L),
+        together=np.einsum("ane,bnf->abef", one_hot, one_hot),
+    )
+
+
+BY_HAND = usage_of(
+    np.array([
+        [0, 0, 1, 1],
+        [1, 1, 0, 0],  # always the other one
+        [0, 1, 0, 1],  # has nothing to do with the first
+        [0, 0, 0, 0],  # always the same
+        [0, 0, 1, 0],
+    ])
+)  # fmt: skip
+
+
+def test_agreement_by_hand():
+    """Of 4 tokens blocks 0 and 1 agree on none, 0 and 2 on two, 0 and 4 on three."""
+    np.testing.assert_allclose(BY_HAND.agreement[0], [1, 0, 1 / 2, 1 / 2, 3 / 4])
+    # Blocks 0 and 4 choose expert 0 with 1/2 and 3/4: 1/2 * 3/4 + 1/2 * 1/4.
+    assert BY_HAND.chance[0, 4] == pytest.approx(1 / 2)
+    assert BY_HAND.chance[3, 4] == pytest.approx(3 / 4)
+
+
+def test_mutual_information_by_hand():
+    """Block 1 says all of block 0 without ever agreeing; 2 says nothing; 3 has nothing to say.
+
+    Blocks 0 and 4: entropies log 2 and h = H(1/4); jointly (0,0), (0,0), (1,1), (1,0), entropy
+    1.5 log 2. Information log 2 + h - 1.5 log 2 = h - 0.5 log 2; the smaller entropy is h.
+    """
+    h = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    expected = [1, 1, 0, 0, (h - 0.5 * np.log(2)) / h]
+    np.testing.assert_allclose(BY_HAND.mutual_information[0], expected, atol=1e-12)
+
+
+def test_shares_by_class_and_even_tokens():
+    """4 pairs over 2 experts are 2 each; of a class without images no share is made up."""
+    assert BY_HAND.even_tokens == 2.0
+    np.testing.assert_array_equal(BY_HAND.by_class[4], [[0.75, 0.25], [0, 0]])
+    np.testing.assert_allclose(BY_HAND.load_entropy[:4], [np.log(2)] * 3 + [0])
+
+
+def test_entropy_of_nothing_is_nothing():
+    np.testing.assert_allclose(entropy(np.array([[1.0, 0.0], [0.5, 0.5]])), [0, np.log(2)])
+
+
+@pytest.fixture(scope="module")
+def trained(digits_run):
+    return open_trained(str(digits_run))
+
+
+@pytest.fixture(scope="module")
+def usage(trained) -> ExpertUsage:
+    return measure_usage(trained)
+
+
+def test_the_runs_own_statistics_come_out_again(usage, digits_run):
+    last = metrics_of(digits_run, "eval")[-1]
+    np.testing.assert_allclose(usage.load, last["load"], atol=1e-6)
+    np.testing.assert_allclose(usage.importance, last["importance"], atol=1e-5)
+    np.testing.assert_allclose(usage.drop_rate, last["drop_rate"], atol=1e-6)
+    np.testing.assert_allclose(usage.router_entropy, last["router_entropy"], atol=1e-5)
+    assert usage.drop_rate.max() > 0
+
+
+def test_against_a_loop_over_tokens(usage, trained):
+    """T = N_I N_p K / E = 360 * 16 * 2 / 4; classes and blocks token by token."""
+    assert usage.even_tokens == 360 * 16 * 2 / 4
+    source, transform = open_source(trained)
+    examples = [read_image(source, i) for i in range(len(source))]
+    images = to_unit_range(np.stack([transform(image) for image, _ in examples]))
+    route = jax.jit(lambda x: token_routing(trained.model, trained.params, x)[1].expert_index)
+    chosen = np.asarray(route(images))
+    sent, same = np.zeros((2, 10, 4)), 0
+    for image, (_, label) in enumerate(examples):
+        for token in range(16):
+            for block in range(2):
+                for expert in chosen[block, image, token]:
+                    sent[block, label, expert] += 1
+            same += chosen[0, image, token, 0] == chosen[1, image, token, 0]
+    np.testing.assert_array_equal(usage.sent, sent)
+    assert usage.agreement[0, 1] == pytest.approx(same / (360 * 16))
+
+
+def test_it_is_all_json(usage):
+    facts = json.loads(json.dumps(as_json(usage)))
+    assert facts["blocks"] == [0, 1] and facts["tokens_if_even"] == 2880
+    assert np.sum(facts["tokens"][0]) == 360 * 16 * 2

@@ -1,0 +1,199 @@
+"""Benchmarks at sizes that take no time: what they report, not how fast this machine is."""
+
+import itertools
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import cv2
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from widenet_jax.config.files import import_file, load_config
+from widenet_jax.errors import RunFailedError
+from widenet_jax.tools.benchmark import dispatch, input_pipeline, peaks, report, train_step
+from widenet_jax.tools.benchmark.checkpoint import checkpoint_row, directory_bytes
+from widenet_jax.tools.benchmark.timing import median_seconds
+from widenet_jax.tools.plan.facts import data_facts
+from widenet_jax.tools.plan.flops import train_flops
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_median_of_rounds_without_the_first_call():
+    pauses = iter([0.5, *[0.01] * 3, *[0.05] * 3, *[0.02] * 3])
+    seconds = median_seconds(lambda: time.sleep(next(pauses)), rounds=3, calls=3)
+    assert seconds == pytest.approx(0.02, abs=0.01)
+
+
+def test_peaks():
+    assert peaks.peak_flops("NVIDIA H200") == 989e12
+    assert peaks.peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peaks.peak_flops("NVIDIA L40S") == 362e12
+    assert peaks.peak_flops("TPU v3") == 61.5e12
+    assert peaks.peak_flops("TPU v5 lite") == 197e12
+    assert peaks.peak_flops("cpu") is None
+
+
+def test_a_training_step_is_timed(monkeypatch: pytest.MonkeyPatch):
+    config = load_config("configs/digits.py:widenet_tiny")
+    data = data_facts(config)
+    monkeypatch.setattr(train_step, "median_seconds", lambda call, **_: (call(), 0.5)[1])
+    monkeypatch.setattr(train_step, "peak_flops", lambda kind: 1e9)
+    row = train_step.train_step_row("d", config, data, jax.devices()[:2], rounds=1, steps=1)
+    assert row["images_per_second"] == 64 / 0.5
+    assert row["mfu"] == pytest.approx(128 * train_flops(config.model, (8, 8, 1), 10) / 2e9)
+    assert row["memory_gib"] * 2**30 > 3 * 4 * 53_066  # parameters and two moments
+    assert row["devices"] == 2 and row["compile_seconds"] > 0
+
+
+def test_a_checkpoint_is_measured(tmp_path: Path):
+    """53,066 parameters and two moments of 4 bytes, and little else; noise hardly compresses."""
+    config = load_config("configs/digits.py:widenet_tiny")
+    args = ("d", config, data_facts(config), jax.devices()[:1])
+    row = checkpoint_row(*args, workdir=epath.Path(tmp_path), rounds=2)
+    assert row["state_mb"] == pytest.approx(3 * 4 * 53_066 / 1e6, rel=1e-3)
+    assert row["disk_mb"] == directory_bytes(epath.Path(tmp_path / "checkpoints" / "2")) / 1e6
+    assert 0.8 < row["disk_mb"] / row["state_mb"] < 1.2
+    assert 0 < row["blocking_ms"] / 1e3 < row["save_s"]
+    assert 0 < row["verify_s"] < row["restore_s"]
+
+
+def test_out_of_memory_says_what_to_try(monkeypatch: pytest.MonkeyPatch):
+    config = load_config("configs/digits.py:widenet_tiny")
+
+    def fail(call, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(train_step, "median_seconds", fail)
+    with pytest.raises(RunFailedError, match=r"batch 64 does not fit.*--config\.batch_size=32"):
+        train_step.train_step_row(
+            "d", config, data_facts(config), jax.devices()[:2], rounds=1, steps=1
+        )
+
+
+def test_sizes_that_make_sense():
+    choices = {"images": [4], "tokens": [8], "images_per_group": [1, 3, 4], "experts": [1, 4],
+               "selected": [2], "embed_dim": [8], "mlp_dim": [16]}  # fmt: skip
+    found = [(s.images_per_group, s.experts) for s in dispatch.sizes(**choices)]
+    assert found == [(1, 4), (4, 4)]
+
+
+def test_a_dispatch_method_is_timed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "median_seconds", lambda call, **_: (call(), 0.001)[1])
+    size = dispatch.LayerSize(4, 8, 2, 4, 2, 16, 32)
+    row = dispatch.dispatch_row("einsum", size, dtype="float32", rounds=1)
+    assert row["ms"] == 1.0
+    # 32 tokens, 2 experts each, two matrices of 16 x 32: forward and twice that backward.
+    assert row["tflops"] * 1e12 * 0.001 == pytest.approx(3 * (32 * 2 * 2 * 2 * 16 * 32))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "train" / "noise"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        picture = cv2.resize(rng.integers(0, 255, (8, 10, 3), np.uint8), (50, 40))
+        cv2.imwrite(str(folder / f"{i}.jpg"), picture)
+    return tmp_path
+
+
+def test_a_turn_over_whole_batches(monkeypatch: pytest.MonkeyPatch):
+    """Batches of 8 by a clock that steps a quarter of a second whenever it is read."""
+    clock = itertools.count(0.0, 0.25)
+    monkeypatch.setattr(input_pipeline.time, "perf_counter", lambda: next(clock))
+    cpu = iter([10.0, 10.28])
+    monkeypatch.setattr(input_pipeline, "cpu_seconds", lambda: next(cpu))
+    rate, cpu_ms = input_pipeline.one_turn(itertools.repeat(None), 8, seconds=2.0)
+    # Read at 0.25, 0.5, ... 1.75; done at 2.0: seven batches in two seconds, 0.28 s of processor.
+    assert rate == pytest.approx(7 * 8 / 2.0)
+    assert cpu_ms == pytest.approx(280 / 56)
+
+
+def test_processor_time_counts_workers():
+    before = input_pipeline.cpu_seconds()
+    worker = multiprocessing.get_context("spawn").Process(target=sum, args=(range(10**9),))
+    worker.start()
+    try:
+        deadline = time.monotonic() + 30
+        while (grown := input_pipeline.cpu_seconds() - before) < 0.3:
+            assert time.monotonic() < deadline, f"only {grown:.2f} s were seen"
+            time.sleep(0.05)
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None)
+    argv = ["input", f"--path={photos}", "--image_size=16", "--batch_size=2", "--seconds=0.01"]
+    argv += ["--rounds=1", "--workers", "0", f"--picture={photos}/input.png"]
+    assert command()([*argv, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["operations"], row["pipeline"]) for row in rows] == [
+        ("decode, crop, flip", "ours, threads"),
+        ("and RandAugment", "ours, threads"),
+    ]
+    assert all(row["images_per_second"] > 0 and row["of_tf_data"] is None for row in rows)
+    assert cv2.imread(f"{photos}/input.png").shape[1] > 500
+
+
+def test_the_quotient_is_of_turns_in_the_same_round(photos: Path, monkeypatch):
+    """Rounds (ours, theirs): (10, 20), (90, 100), (80, 200). Quotients 0.5, 0.9 and 0.4.
+
+    Their median is 0.5; the quotient of the medians would be 80 / 100.
+    """
+    rates = iter([10.0, 20.0, 90.0, 100.0, 80.0, 200.0] * 2)
+    monkeypatch.setattr(input_pipeline, "one_turn", lambda *_: (next(rates), 1.0))
+    turn = input_pipeline.nullcontext
+    monkeypatch.setattr(
+        input_pipeline, "pipelines", lambda *_: {"ours": turn, input_pipeline.TF_DATA: turn}
+    )
+    rows = input_pipeline.input_rows(
+        str(photos), "train", image_size=8, batch_size=2, workers=[0], rounds=3, seconds=0
+    )
+    assert rows[0]["images_per_second"] == 80.0 and rows[0]["of_tf_data"] == 0.5
+    assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_tf_data"] == 1.0
+
+
+def command():
+    return import_file(str(ROOT / "scripts/benchmark.py")).main
+
+
+def test_the_other_commands(capsys: pytest.CaptureFixture):
+    argv = ["dispatch", "--images", "2", "--tokens", "4", "--images_per_group", "1", "2"]
+    argv += ["--embed_dim", "8", "--mlp_dim", "8", "--rounds", "1", "--dtype", "float32"]
+    assert command()([*argv, "--method", "einsum"]) == 0
+    assert capsys.readouterr().out.count("| einsum |") == 2
+    config = str(ROOT / "configs/digits.py:vit_tiny,depth=1")
+    argv = ["train_step", "--config", config, "--rounds=1", "--steps=1"]
+    assert command()([*argv, "--config.batch_size=32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["input", "--path=/nowhere"], "/nowhere: no such directory"),
+        (["input", "--path=/nowhere", "--wrong=1"], "no flag --wrong=1"),
+        (["dispatch", "--images", "3", "--images_per_group", "2"], "must divide --images"),
+        (["dispatch", "--images_per_group", "0"], "'0' must be a whole number of at least 1"),
+        (["dispatch", "--method", "einsun", "--images", "1"], "config.model.moe.dispatch='einsun'"),
+        (["train_step", "--config", "configs/none.py"], "no Python file"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(capsys, argv: list[str], says: str):
+    assert command()(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+
+
+def test_tables():
+    rows = [{"name": "a", "ms": 1234.5, "share": None}, {"name": "b", "ms": 0.01234, "share": 2}]
+    lines = report.table(rows).splitlines()
+    assert [c.strip() for c in lines[2].split("|")[1:-1]] == ["a", "1,234", "-"]
+    assert [c.strip() for c in lines[3].split("|")[1:-1]] == ["b", "0.0123", "2"]

@@ -1,0 +1,56 @@
+"""The pipeline measured against computes what ours does; only where TensorFlow is installed."""
+
+import numpy as np
+import pytest
+
+from widenet_jax.data.images import randaugment
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: an optional extra")
+
+from widenet_jax.tools.benchmark import tf_pipeline  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def photo() -> np.ndarray:
+    """Smooth shapes and some noise, 224 x 224."""
+    y, x = np.mgrid[:224, :224]
+    waves = [np.sin(x / 17) * np.cos(y / 29), np.sin((x + y) / 23), np.cos(x / 11)]
+    noise = np.random.default_rng(0).normal(0, 6, (224, 224, 3))
+    return np.clip(128 + 90 * np.stack(waves, -1) + noise, 0, 255).astype(np.uint8)
+
+
+def test_the_same_operations():
+    assert tf_pipeline.OPERATIONS.keys() == randaugment.OPERATIONS.keys()
+
+
+@pytest.mark.parametrize("name", [n for n in randaugment.OPERATIONS if n != "Cutout"])
+def test_an_operation_computes_the_same(name: str, photo: np.ndarray):
+    """To one grey level, but for a few pixels where a rounding falls the other way.
+
+    What has a direction is drawn until both went the same way.
+    """
+    theirs = tf_pipeline.OPERATIONS[name](tf.constant(photo), 9.0).numpy().astype(int)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        ours = randaugment.OPERATIONS[name](photo, 9.0, rng).astype(int)
+        if (np.abs(ours - theirs) <= 1).mean() > 0.97:
+            return
+    raise AssertionError(f"{name}: {(np.abs(ours - theirs) <= 1).mean():.3f} of the pixels agree")
+
+
+def test_cutout_covers_as_much(photo: np.ndarray):
+    """Squares of 2 * 36 pixels where they lie inside; edges cut some."""
+    whole = (tf_pipeline.cutout(tf.constant(photo), 9.0).numpy() == 128).all(-1)
+    assert 36 * 36 <= whole.sum() <= 73 * 73
+
+
+def test_batches_of_jpegs(photo: np.ndarray, tmp_path):
+    files = [str(tmp_path / f"{i}.jpg") for i in range(3)]
+    for file in files:
+        tf.io.write_file(file, tf.io.encode_jpeg(photo[:200]))
+    batches = tf_pipeline.batches(
+        files, image_size=64, batch_size=2, randaugment_layers=1, randaugment_magnitude=9.0
+    )
+    first, second = next(batches).numpy(), next(batches).numpy()
+    assert first.shape == (2, 64, 64, 3) and first.dtype == np.uint8
+    assert (first != second).any()

@@ -1,0 +1,27 @@
+"""The line that a launch opens with."""
+
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.launch.plan_line import check_fits, plan_line, plan_of
+
+
+def test_a_plan_as_a_line():
+    plan = {"fits": True, "hours": 12.96, "core_days": 81.4, "more": 1}
+    assert plan_line(plan) == "plan: fits, 13 h, 81.4 core-days"
+    assert plan_line({"fits": False, "hours": None}) == "plan: does not fit"
+    assert plan_line("libtpu is missing") == "no plan: libtpu is missing"
+
+
+def test_what_does_not_fit_is_not_launched():
+    check_fits({"fits": True}, "v3-8")
+    check_fits("nobody knows", "v3-8")
+    with pytest.raises(BadInputError, match=r"--tpu=v3-8: the run does not fit"):
+        check_fits({"fits": False}, "v3-8")
+
+
+def test_why_there_is_no_plan():
+    said = plan_of("configs/no_such_file.py", "v3-8", [])
+    assert isinstance(said, str)
+    assert "\n" not in said
+    assert plan_of("configs/digits.py", "v3-8", [], timeout=0.01) == "plan.py took more than 0.01 s"

@@ -1,0 +1,105 @@
+"""The command `scripts/plan.py`: what it prints, and how it answers mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.config.files import import_file
+from widenet_jax.tools.plan import compile as planning
+from widenet_jax.tools.plan import counts, report
+from widenet_jax.tools.plan.compile import CompiledStep
+from widenet_jax.tools.plan.topology import Topology
+
+ROOT = Path(__file__).parents[3]
+HLO = """HloModule m
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %a = f32[8]{0} negate(%x), metadata={op_name="jit(train_step)/add"}, \
+backend_config={"estimated_cycles":"940000"}
+}
+"""
+KEYS = {
+    "params", "params_unrolled", "step_ms", "compiler_priced_share", "hbm_peak_gib",
+    "hbm_limit_gib", "fits", "images_per_second_per_core", "mfu", "core_days", "collective_ms",
+}  # fmt: skip
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch):
+    """`main` of the command, with a compiler that answers at once: one millisecond a step."""
+
+    class Double:
+        def __init__(self, topology: Topology, **options):
+            self.topology = topology
+
+        def compile(self, name, config, data) -> CompiledStep:
+            return CompiledStep(HLO, True, 2.0**30, 1.0)
+
+    monkeypatch.setattr(planning, "TpuCompiler", Double)
+    monkeypatch.chdir(ROOT)
+    return import_file("scripts/plan.py").main
+
+
+def test_json_has_the_promised_keys(plan, capsys: pytest.CaptureFixture):
+    assert plan(["--config=configs/digits.py:widenet_tiny", "--topology=v3-8", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts.keys() >= KEYS
+    assert facts["step_ms"] == pytest.approx(1.0) and facts["hbm_peak_gib"] == 1.0
+    assert facts["images_per_second_per_core"] == pytest.approx(64 / 8 / 1e-3)
+
+
+def test_fields_of_the_config_money_hlo_and_breakdown(
+    plan, capsys: pytest.CaptureFixture, tmp_path: Path
+):
+    argv = ["--config=configs/digits.py:widenet_tiny", "--topology=v3-8", "--breakdown"]
+    argv += ["--config.batch_size=128", "--price_per_core_hour=10", f"--dump_hlo={tmp_path}/x.hlo"]
+    assert plan(argv) == 0
+    out = capsys.readouterr().out
+    assert "batch 128, 16 images a core" in out
+    # 100 epochs of 1,437 digits in batches of 128: 1,123 steps of 1 ms on 8 cores.
+    assert f"{1123 * 1e-3 / 3600 * 8 * 10:,.2f}" in out
+    assert "optimizer" in out.splitlines()[-1] and "100.0%" in out.splitlines()[-1]
+    assert (tmp_path / "x.hlo").read_text() == HLO
+
+
+def test_several_and_the_papers(plan, capsys: pytest.CaptureFixture, monkeypatch):
+    argv = ["--compare", "configs/digits.py:vit_tiny", "configs/digits.py:widenet_tiny"]
+    assert plan([*argv, "--topology=v3-8", "--json"]) == 0
+    assert [facts["params"] for facts in json.loads(capsys.readouterr().out)] == [77_898, 53_066]
+    monkeypatch.setattr(report, "PAPER_VARIANTS", ("vit_b", "widenet_l,depth=12"))
+    assert plan(["--paper"]) == 0
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert header.split("|")[-2].strip() == "paper"
+    assert [row.split("|")[-2].strip() for row in rows] == ["-", "70"]
+
+
+def test_the_papers_models_are_all_there_once():
+    assert len(report.PAPER_VARIANTS) == len(set(report.PAPER_VARIANTS)) == 19
+    assert report.PAPER_CORE_DAYS.keys() <= set(report.PAPER_VARIANTS)
+
+
+def test_counts_need_no_compiler(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    rows = [{"model": "ViT-B"}]
+    monkeypatch.setattr(counts, "count_rows", lambda: rows)
+    assert import_file(str(ROOT / "scripts/plan.py")).main(["--counts", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--config=configs/digits.py", "--topology=v9-8"], "no TPU v9"),
+        (["--config=configs/digits.py:nothing"], "no model is named 'nothing'"),
+        (["--config=configs/digits.py", "--config.batch_sice=64"], "did you mean"),
+        (["--config=configs/digits.py", "--breakdwn"], "no flag --breakdwn"),
+        (["--compare", "configs/digits.py", "configs/digits.py", "--dump_hlo=x"], "one --config"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(plan, capsys, argv: list[str], says: str):
+    assert plan(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ") and says in captured.err
+    assert captured.err.count("\n") == 1

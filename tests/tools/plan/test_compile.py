@@ -1,0 +1,117 @@
+"""A step compiled for TPUs that are not there; the compiler itself where it is installed."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from widenet_jax.config.files import load_config
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.plan import compile as planning
+from widenet_jax.tools.plan.compile import CompiledStep, TpuCompiler, needed_bytes, peak_bytes
+from widenet_jax.tools.plan.facts import data_facts
+from widenet_jax.tools.plan.hlo import parse
+from widenet_jax.tools.plan.pricing import price_module
+from widenet_jax.tools.plan.topology import Topology, parse_topology
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="the TPU compiler is not installed: pip install libtpu==0.0.51",
+)
+
+
+@needs_libtpu
+def test_a_small_step_for_eight_tpu_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XLA_FLAGS")  # libtpu reads them and ends at one it does not know
+    config = load_config("configs/digits.py:widenet_tiny")
+    data, notes = data_facts(config), []
+    compiler = TpuCompiler(parse_topology("v3-8"), cache=tmp_path, note=notes.append)
+    step = compiler.compile("digits", config, data)
+    assert notes == ["digits: compiling for v3-8"]
+    assert step.fits
+    # Parameters and two moments, float32, are the least it can hold.
+    assert 3 * 4 * 53_066 < step.peak_bytes < 2**30
+
+    prices = price_module(parse(step.hlo), compiler.topology)
+    scopes = "\n".join(price.instruction.op_name for price in prices)
+    for scope in ("attention", "router", "dispatch", "experts"):
+        assert f"/{scope}/" in scopes
+    assert sum(price.compiler_ms for price in prices) > sum(price.roofline_ms for price in prices)
+    # Gradients of all parameters are summed over the cores: at least their bytes travel.
+    assert sum(price.collective_bytes for price in prices) > 4 * 53_066
+
+    # Once more, without the compiler: from the cache, and the same.
+    assert compiler.compile("digits", config, data) == step
+    assert len(notes) == 1
+
+
+@needs_libtpu
+def test_the_compiler_names_what_it_needs():
+    """192 GiB in and as much out of one v3 core."""
+    devices = planning.tpu_devices(parse_topology("v3-8"))
+    place = jax.sharding.SingleDeviceSharding(devices[0])
+    shape = jax.ShapeDtypeStruct((48, 2**30), jax.numpy.float32)
+    lowered = jax.jit(lambda x: x + 1, in_shardings=place, out_shardings=place).lower(shape)
+    step = planning.compile_lowered(lowered)
+    assert not step.fits and step.hlo == ""
+    assert step.peak_bytes == pytest.approx(2 * 192 * 2**30, rel=0.01)
+
+
+@needs_libtpu
+def test_a_slice_that_is_not_made():
+    with pytest.raises(BadInputError, match="knows no v3:3x5"):
+        TpuCompiler(parse_topology("v3:3x5"))
+
+
+@needs_libtpu
+def test_a_batch_that_does_not_divide_is_named():
+    config = load_config("configs/digits.py:widenet_tiny")
+    config.batch_size = 60
+    with pytest.raises(BadInputError, match=r"config\.batch_size=60 must be a multiple"):
+        TpuCompiler(parse_topology("v3-8")).compile("x", config, data_facts(config))
+
+
+def test_without_the_compiler_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInputError, match=r"pip install libtpu==0\.0\.51"):
+        TpuCompiler(parse_topology("v3-8"))
+
+
+def test_memory_a_step_needs():
+    """10 in, 8 out of which 6 take over an argument's place, 3 beside, a program of 1."""
+    memory = SimpleNamespace(
+        argument_size_in_bytes=10,
+        output_size_in_bytes=8,
+        alias_size_in_bytes=6,
+        temp_size_in_bytes=3,
+        generated_code_size_in_bytes=1,
+    )
+    assert peak_bytes(memory) == 16
+
+
+def test_messages_of_the_compiler():
+    message = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+        "required for HLO temporaries (17.80G) exceeds available HBM (15.48G). HLO module: jit_f."
+    )
+    assert needed_bytes(message) == 17.8 * 2**30
+    with pytest.raises(BadInputError, match="cannot compile this step: INTERNAL: no"):
+        needed_bytes("INTERNAL:\n no")
+
+
+@needs_libtpu
+def test_what_is_stored_is_whole_and_private_to_its_program(tmp_path: Path):
+    step = CompiledStep("HloModule m", True, 5.0, 1.0)
+    planning.store(tmp_path / "deep" / "a.json.gz", step)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a.json.gz"]
+    stored = json.loads(gzip.decompress((tmp_path / "deep" / "a.json.gz").read_bytes()))
+    assert CompiledStep(**stored) == step
+
+    programs = [SimpleNamespace(as_text=lambda text=text: text) for text in ("f", "g")]
+    slices = [parse_topology("v3-8"), Topology("other", "v4", (2, 2, 1))]
+    prints = {planning.fingerprint(p, s) for p in programs for s in slices}
+    assert len(prints) == 4

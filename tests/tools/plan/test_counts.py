@@ -1,0 +1,19 @@
+"""Counts as the command prints them."""
+
+from widenet_jax.tools.plan.counts import count_variant, counts_table
+
+
+def test_counts_a_variant_shared_and_unrolled():
+    shared, unrolled = count_variant("vit_b,share=true", num_classes=10, representation=False)
+    plain, same = count_variant("vit_b", num_classes=10, representation=False)
+    assert plain == same == unrolled == 85_806_346  # Table 5
+    assert shared < plain / 8
+
+
+def test_the_table_marks_what_is_not_printed_and_what_slipped():
+    row = {"table": "Table 5", "model": "ViT-L", "variant": "vit_l", "params": 303_311_882,
+           "params_unrolled": 303_311_882, "printed": 305, "note": "a slip"}  # fmt: skip
+    lines = counts_table([row, row | {"printed": None}]).splitlines()
+    assert lines[1].split()[3:6] == ["305M", "303,311,882", "303,311,882"]
+    assert lines[1].endswith("(a slip)")
+    assert lines[2].split()[3] == "-"

@@ -1,0 +1,30 @@
+"""Sizes of image sets that are not here."""
+
+import pytest
+
+from widenet_jax.config.files import load_config
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.plan.facts import data_facts
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        ("configs/imagenet.py:widenet_h", (1_281_167, 1000, (224, 224, 3))),
+        ("configs/imagenet.py:vit_b,source=tfds", (1_281_167, 1000, (224, 224, 3))),
+        ("configs/cifar10.py", (50_000, 10, (224, 224, 3))),
+        ("configs/digits.py", (1_437, 10, (8, 8, 1))),
+    ],
+)
+def test_sets_that_the_configs_name(config: str, numbers: tuple):
+    facts = data_facts(load_config(config))
+    assert (facts.num_examples, len(facts.class_names), facts.image_shape) == numbers
+
+
+def test_other_sets_need_two_numbers():
+    config = load_config("configs/imagenet.py:vit_b")
+    config.data.path = "/data/flowers"
+    with pytest.raises(BadInputError, match=r"'flowers'.*--num_examples=N --num_classes=N"):
+        data_facts(config, num_examples=7, num_classes=None)
+    facts = data_facts(config, num_examples=1020, num_classes=102)
+    assert (facts.num_examples, len(facts.class_names)) == (1020, 102)

@@ -1,0 +1,211 @@
+"""scripts/reproduce.py as a user calls it."""
+
+import json
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from tools import trial_program
+
+from widenet_jax.cli.parser import exit_code_of
+from widenet_jax.tools.launch import plan_line
+from widenet_jax.tools.reproduce.command import launching, main
+from widenet_jax.tools.reproduce.experiments import chosen
+from widenet_jax.tools.reproduce.scales import SCALES, runs_of, trial_of
+from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.trials import Trial
+
+SMOKE = ("--scale=smoke",)
+TINY = ("duration=2 steps", "optimizer.warmup=1 step", "evaluation.every=2 steps")
+
+
+def call(*arguments: str) -> int:
+    return exit_code_of(partial(main, arguments))
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Programs of no time instead of training."""
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["table2"], "no experiment 'table2'; there are table1"),
+        (["table4", "--sizes=b"], "table4 has no such row"),
+        (["fig3", "--scale=big"], "--scale"),
+        (["fig3", "--seeds=0"], "at least 1"),
+        (["fig3", "--config.optimizer.learning_rat=1"], "learning_rat"),
+        (["fig3", "--config.seed"], "--config.FIELD=VALUE"),
+        (["fig3", "--scale=small", "--data_dir=nowhere"], "there is no nowhere/cifar10"),
+        (["fig3", "--launch=--tpu=v3-8"], "--trial_workdir"),
+        (["fig3", "--wide"], "--wide"),
+        (["fig3", "--report"], "there is nothing to report"),
+        (["fig3", "--scale=paper", "--launch=--zone=z", "--trial_workdir=/t"], "--data_dir=data"),
+        ([], "experiments"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], says: str, tmp_path: Path, capsys):
+    assert call(*arguments, f"--workdir={tmp_path / 'w'}") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert says in err
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_dry_run_lists_every_run_once(tmp_path: Path, capsys):
+    flags = ["table1", "table5", "--sizes=b", "--scale=small", "--dry_run"]
+    assert call(*flags, f"--workdir={tmp_path}", "--config.duration=2 epochs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[-1] == "27 runs of 9 models, 0 of them done"
+    )  # 3 from scratch, 3 backbones, 3 finetuned; 3 seeds
+    commands = [shlex.split(line) for line in lines if "widenet_jax.main" in line]
+    assert len(commands) == 27
+    assert all(
+        line[0] == sys.executable and "--config.duration=2 epochs" in line for line in commands
+    )
+    assert len({tuple(line) for line in commands}) == 27
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_papers_scale_is_listed_with_core_days_and_their_sum(as_json, monkeypatch, capsys):
+    """11.5 + 30 core-days; of the third the plan says nothing, and that is said."""
+    plans = {
+        "configs/imagenet.py:vit_b": {"fits": True, "hours": 1.0, "core_days": 11.5},
+        "configs/imagenet.py:widenet_b": {"fits": True, "hours": 2.0, "core_days": 30.0},
+    }
+    asked = []
+
+    class Planned:
+        def __init__(self, command: list[str]):
+            asked.append((command[2].removeprefix("--config="), command[3]))
+            found = plans.get(asked[-1][0])
+            self.stdout, self.stderr = json.dumps(found) if found else "", "no compiler"
+
+    monkeypatch.setattr(plan_line.subprocess, "run", lambda command, **_: Planned(command))
+    flags = ["table1", "--sizes=b", "--scale=paper", "--dry_run"]
+    assert call(*flags, *(["--json"] if as_json else [])) == 0
+    printed = capsys.readouterr().out
+    assert sorted(asked) == [
+        (f"configs/imagenet.py:{name}_b", "--topology=v3-256")
+        for name in ("vit", "vit_moe", "widenet")
+    ]
+    if as_json:
+        runs = json.loads(printed)["runs"]
+        assert [run["plan"] for run in runs if run["config"] in plans] == list(plans.values())
+    else:
+        assert "v3-256, plan: fits, 1 h, 11.5 core-days" in printed
+        assert "v3-256, no plan: no compiler" in printed
+        assert printed.endswith(
+            "3 runs of 3 models, 0 of them done: 42 core-days of TPUv3, without 1 of the models\n"
+        )
+
+
+def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_path: Path, capsys):
+    arguments = ("table1", "table3", "fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=2")
+    assert call(*arguments, "--workers=2") == 0
+    printed = capsys.readouterr()
+    assert "50.00 ± 0.00 (2 seeds)" in printed.out
+    for name in ("table1", "table3", "fig3"):
+        assert (tmp_path / f"{name}.md").read_text() in printed.out
+        assert cv2.imread(str(tmp_path / f"{name}.png")).size
+        facts = json.loads((tmp_path / f"{name}.json").read_text())
+        assert {len(row["accuracies"]) for row in facts["rows"]} == {2}
+    starts = {path: path.read_text() for path in tmp_path.glob("*/starts")}
+    assert len(starts) == 2 * 15 and set(starts.values()) == {"x"}
+    assert call(*arguments, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["experiments"]) == 3
+    assert {path: path.read_text() for path in tmp_path.glob("*/starts")} == starts
+
+
+def test_a_report_runs_nothing(stand_in, tmp_path: Path, capsys):
+    (tmp_path / "logs").mkdir()
+    assert call("table3", "--sizes=b", *SMOKE, f"--workdir={tmp_path}", "--report") == 0
+    assert capsys.readouterr().out.count("1 waiting") == 4
+    assert not list(tmp_path.glob("*/starts"))
+
+
+def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):
+    arguments = ["fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=14"]  # the last one is seed 13
+    assert call(*arguments, "--workers=4") == 3
+    out = capsys.readouterr().out
+    assert "50.00 ± 0.00 (13 seeds); 1 failed" in out
+
+
+def test_one_workdir_holds_one_experiment(stand_in, tmp_path: Path, capsys):
+    """Other fields, images or scales are refused, also where only a report is asked for."""
+    made = ("fig3", *SMOKE, f"--workdir={tmp_path}", "--config.optimizer.learning_rate=0.25")
+    assert call(*made) == 0
+    before = (tmp_path / "fig3.md").read_text()
+    capsys.readouterr()
+    for other in (
+        (*made[:-1], "--config.optimizer.learning_rate=0.5", "--report"),
+        (*made[:-1], "--config.optimizer.learning_rate=0.5"),
+        (*made, "--data_dir=elsewhere"),
+        ("fig3", "--scale=small", *made[2:]),
+    ):
+        assert call(*other) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert (tmp_path / "fig3.md").read_text() == before
+    assert "25.00 (1 seed)" in before and "--config.optimizer.learning_rate=0.25" in before
+
+
+def test_other_rows_stay_in_the_table(stand_in, tmp_path: Path, capsys):
+    for sizes in ("b", "l"):
+        assert call("table1", *SMOKE, f"--workdir={tmp_path}", f"--sizes={sizes}") == 0
+    text = (tmp_path / "table1.md").read_text()
+    assert all(name in text for name in ("| WideNet-B", "| WideNet-L"))
+    assert "| WideNet-H" not in text
+
+
+def test_each_stage_is_launched_on_its_slice():
+    """Pretraining on 256 cores, finetuning on 32, unless the flags name a slice."""
+    for launch, slices in (
+        ("--zone=z", ["--tpu=v3-256"] * 3 + ["--tpu=v3-32"] * 3),
+        ("--zone=z --tpu=v4-8", ["--tpu=v4-8"] * 6),
+    ):
+        command = launching(launch, SCALES["paper"])
+        trials = [
+            trial_of(run, 0, Directory("w", "/t"), "gs://b/d")
+            for run in runs_of(SCALES["paper"], chosen(["table5"], ["b"]))
+        ]
+        words = [command(trial, f"/t/{trial.name}") for trial in trials]
+        assert [[w for w in line if w.startswith("--tpu")] for line in words] == [
+            [s] for s in slices
+        ]
+        assert all("scripts/launch_tpu.py" in line[1] for line in words)
+
+
+def test_norms_of_real_runs(tmp_path: Path, capsys):
+    """Two steps of ViT and WideNet on the digits: gamma began at 1 in every block, and two updates
+    of at most 3e-3 an entry have moved blocks apart by less than 4 times as much.
+    """
+    fields = [f"--config.{field}" for field in (*TINY, "checkpoint.every=2 steps")]
+    assert call("fig4", *SMOKE, f"--workdir={tmp_path}", "--workers=2", *fields) == 0
+    facts = json.loads((tmp_path / "fig4.json").read_text())
+    found = np.array(list(facts["divergence"].values()))  # [models, seeds, blocks]
+    assert found.shape == (2, 1, 3) and found.min() > 0 and found.max() < 12e-3
+    assert "Here WideNet-B's mean is" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_everything_at_the_scale_of_minutes(tmp_path: Path, capsys):
+    assert call("all", *SMOKE, f"--workdir={tmp_path}", "--workers=2") == 0
+    out = capsys.readouterr().out
+    for name in ("table1", "table3", "table4", "table5", "fig2", "fig3", "fig4", "fig5"):
+        assert (tmp_path / f"{name}.md").read_text() in out
+        assert cv2.imread(str(tmp_path / f"{name}.png")).size
+    accuracies = [
+        accuracy
+        for name in ("table1", "table3", "table4", "table5", "fig2", "fig3")
+        for row in json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        for accuracy in row["accuracies"]
+    ]
+    assert len(accuracies) == 37 and min(accuracies) > 15  # ten classes

@@ -1,0 +1,92 @@
+"""The paper's models at other scales, and how their runs depend on each other."""
+
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.config.files import load_config
+from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, FIGURE_3, TABLE_1, TABLE_4, TABLE_5
+from widenet_jax.tools.reproduce.scales import SCALES, Run, runs_of, trial_of, variant_at
+from widenet_jax.tools.sweep.directory import Directory
+
+
+@pytest.mark.parametrize(
+    ("paper", "small"),
+    [
+        ("vit_b", "vit_s"),
+        ("widenet_b,share_norms=true", "widenet_s,share_norms=true"),
+        # L is 8 blocks deep: half of them is 4, what a model of size S has anyway.
+        ("widenet_l", "widenet_s,depth=8"),
+        ("widenet_l,depth=12", "widenet_s"),
+        # Twice as wide as 4096, and as 256.
+        ("vit_l,share=true,mlp_dim=8192", "vit_s,depth=8,share=true,mlp_dim=512"),
+        ("widenet_h,moe=false", "widenet_s,depth=12,moe=false"),
+        ("vit_moe_b,experts=4", "vit_moe_s"),
+        ("vit_moe_b,experts=16", "vit_moe_s,experts=16"),
+        # 12, 6 and 3 groups of 12 blocks are 4, 2 and 1 of 4; so are 2, rounded down but not to 0.
+        ("widenet_b,routing_groups=12", "widenet_s"),
+        ("widenet_b,routing_groups=6", "widenet_s,routing_groups=2"),
+        ("widenet_b,routing_groups=3", "widenet_s,routing_groups=1"),
+        ("widenet_b,routing_groups=2", "widenet_s,routing_groups=1"),
+    ],
+)
+def test_models_keep_their_shape(paper: str, small: str):
+    assert variant_at(SCALES["small"], paper) == small
+
+
+def test_at_the_papers_scale_models_are_the_papers():
+    same = {"widenet_b,routing_groups=12": "widenet_b", "vit_moe_b,experts=4": "vit_moe_b"}
+    for experiment in EXPERIMENTS.values():
+        for row in experiment.rows:
+            found = variant_at(SCALES["paper"], row.variant)
+            assert found == same.get(row.variant, row.variant)
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
+def test_every_run_has_a_config(scale):
+    for run in runs_of(scale, EXPERIMENTS.values()):
+        model = load_config(f"{run.stage.config}:{run.variant}").model
+        assert not (
+            model.moe and model.moe.routing_groups and model.depth % model.moe.routing_groups
+        )
+
+
+def test_runs_are_shared_and_backbones_come_first():
+    scale = SCALES["paper"]
+    alone = [len(runs_of(scale, [one])) for one in (TABLE_1, TABLE_4, FIGURE_3)]
+    assert alone == [7, 5, 4]
+    # ViT-L and WideNet-L are in Table 1 already, and so is WideNet-B.
+    assert len(runs_of(scale, [TABLE_1, TABLE_4, FIGURE_3])) == 7 + 3 + 3
+    runs = runs_of(scale, [TABLE_5])
+    assert len(runs) == 12 and all(run.backbone is None for run in runs[:6])
+    assert [run.backbone for run in runs[6:]] == runs[:6]
+    # Pretraining is Table 1's; at small scale Table 5 starts from Tiny-ImageNet instead.
+    assert runs_of(scale, [TABLE_1, TABLE_5]) == [
+        *runs_of(scale, [TABLE_1]),
+        *(run for run in runs if run.backbone),
+    ]
+    assert len(runs_of(SCALES["small"], [TABLE_1, TABLE_5])) == 7 + 6 + 6
+
+
+def test_a_trial_names_its_images_its_backbone_and_the_users_fields(tmp_path: Path):
+    scale, directory = SCALES["small"], Directory(tmp_path)
+    flags = ["--config.batch_size=32"]
+    backbone = Run(scale.backbone, "vit_s")
+    trial = trial_of(Run(scale.finetune, "vit_s", backbone), 2, directory, "gs://sets", flags)
+    first = trial_of(backbone, 2, directory, "gs://sets", flags)
+    assert trial.arguments("w") == [
+        "--config=configs/cifar10.py:vit_s",
+        "--workdir=w",
+        "--config.data.path=gs://sets/cifar10",
+        "--config.batch_size=32",
+        f"--config.init_from={tmp_path}/{first.name}",
+        "--config.seed=2",
+    ]
+    assert "--config.data.path=gs://sets/tiny_imagenet" in first.arguments("w")
+    moved = Directory(tmp_path / "elsewhere")
+    again = trial_of(Run(scale.finetune, "vit_s", backbone), 2, moved, "gs://sets", flags)
+    assert again.name == trial.name and again.settings != trial.settings
+    scratch = trial_of(Run(scale.pretrain, "vit_s"), 2, directory, "gs://sets", flags)
+    assert len({trial.name, first.name, scratch.name}) == 3
+    digits = trial_of(Run(SCALES["smoke"].pretrain, "vit_tiny"), 0, directory, "nowhere")
+    assert not any("nowhere" in argument for argument in digits.arguments("w"))

@@ -1,0 +1,178 @@
+"""The runner on programs that stand in for training; tests/sweep/test_sweep.py has real runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tools import trial_program
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.sweep.axes import product, sweep
+from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.runner import Listed, Outcome, Runner
+from widenet_jax.tools.sweep.trials import Trial, expand
+
+DIGITS = "configs/digits.py"
+
+
+def trials_of(seeds: Sequence[int], pause: float = 0.0) -> list[Trial]:
+    return expand(DIGITS, sweep("seed", seeds), [f"--config.optimizer.weight_decay={pause}"])
+
+
+def run(
+    trials: list[Trial], path: Path, *, workers: int = 2, only: int | None = None
+) -> tuple[list[Outcome], bool]:
+    directory = Directory(path)
+    directory.make()
+    directory.remember(trials)
+    source = Listed(trials, directory, only)
+    stopped = Runner(source, directory, workers=workers, command=trial_program.command).run()
+    return source.outcomes(), stopped
+
+
+def starts(path: Path, trial: Trial) -> int:
+    file = path / trial.name / "starts"
+    return len(file.read_text()) if file.exists() else 0
+
+
+def test_a_failed_trial_is_told_and_does_not_stop_the_rest(tmp_path: Path):
+    trials = trials_of([0, 13, 2])
+    outcomes, stopped = run(trials, tmp_path, workers=1)
+    assert [outcome.status for outcome in outcomes] == ["done", "failed", "done"]
+    assert (outcomes[1].exit_code, outcomes[1].message) == (1, "failed: unlucky")
+    assert outcomes[0].result["test_accuracy"] == 0.5
+    assert not stopped
+
+
+def test_finished_trials_are_not_started_again_and_failed_ones_are(tmp_path: Path):
+    trials = trials_of([0, 13])
+    run(trials, tmp_path)
+    longer = trials_of([1, 13, 0])
+    outcomes, _ = run(longer, tmp_path)
+    assert [outcome.status for outcome in outcomes] == ["done", "failed", "done"]
+    assert [starts(tmp_path, trial) for trial in longer] == [1, 2, 1]
+
+
+def test_as_many_at_a_time_as_there_are_workers(tmp_path: Path):
+    trials = trials_of(range(4), pause=0.1)
+    most = 0
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(0.02):
+            begun = sum(starts(tmp_path, trial) for trial in trials)
+            done = sum((tmp_path / trial.name / "result.json").exists() for trial in trials)
+            most = max(most, begun - done)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    run(trials, tmp_path, workers=2)
+    ended.set()
+    watcher.join()
+    assert most == 2
+
+
+def test_index_runs_one_and_finds_what_others_did(tmp_path: Path):
+    trials = trials_of([0, 1, 2])
+    run(trials, tmp_path, only=1)
+    outcomes, _ = run(trials, tmp_path, only=0)
+    assert [outcome.status for outcome in outcomes] == ["done", "done", "waiting"]
+
+
+def test_sigterm_is_passed_on_and_the_next_call_goes_on(tmp_path: Path):
+    trials = trials_of([0, 1, 2], pause=0.3)
+    metrics = tmp_path / trials[0].name / "metrics.jsonl"
+
+    def stop_after_a_step() -> None:
+        while not metrics.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_after_a_step).start()
+    outcomes, stopped = run(trials, tmp_path)
+    assert stopped
+    assert [outcome.status for outcome in outcomes] == ["stopped", "stopped", "waiting"]
+    saved = len(metrics.read_text().splitlines())
+    outcomes, stopped = run(trials, tmp_path)
+    assert [outcome.status for outcome in outcomes] == ["done"] * 3
+    assert len(metrics.read_text().splitlines()) == trial_program.STEPS > saved
+    assert [starts(tmp_path, trial) for trial in trials] == [2, 2, 1]
+
+
+def test_a_trial_that_a_killed_sweep_left_running_is_waited_for(tmp_path: Path):
+    """Its lock lives as long as its process: it is not started twice."""
+    trials = trials_of([0], pause=0.3)
+    code = (
+        "import sys; from pathlib import Path; sys.path[:0] = ['tests', 'tests/sweep'];"
+        "import test_runner as t; t.run(t.trials_of([0], pause=0.3), Path(sys.argv[1]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as first:
+        while not starts(tmp_path, trials[0]):
+            assert first.poll() is None
+            time.sleep(0.02)
+        first.kill()
+    assert not (tmp_path / trials[0].name / "result.json").exists()
+    outcomes, _ = run(trials, tmp_path)
+    assert outcomes[0].status == "done"
+    assert starts(tmp_path, trials[0]) == 1
+
+
+def test_a_stop_while_waiting_for_such_a_trial(tmp_path: Path):
+    trials = trials_of([0])
+    directory = Directory(tmp_path)
+    directory.make()
+    with directory.lock(trials[0]):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        outcomes, stopped = run(trials, tmp_path)
+    assert stopped
+    assert outcomes[0].status == "waiting"
+
+
+def test_what_was_handed_to_a_scheduler_is_not_handed_over_again(tmp_path: Path):
+    trials = trials_of([0])
+    directory = Directory(tmp_path)
+    directory.make()
+    handed = tmp_path / "handed"
+
+    def hand_over(trial: Trial, workdir: str) -> list[str]:
+        return ["bash", "-c", f"echo x >> {handed}"]
+
+    for _ in range(2):
+        source = Listed(trials, directory)
+        Runner(source, directory, workers=1, command=hand_over).run()
+        assert source.outcomes()[0].status == "handed over"
+    assert handed.read_text() == "x\n"
+    workdir = tmp_path / trials[0].name
+    workdir.mkdir()
+    (workdir / "result.json").write_text(json.dumps({"test_accuracy": 0.7}))
+    assert run(trials, tmp_path)[0][0].result == {"test_accuracy": 0.7}
+
+
+def test_another_sweep_in_the_same_directory(tmp_path: Path):
+    settings = product([sweep("seed", [0])])
+    directory = Directory(tmp_path)
+    directory.make()
+    directory.remember(expand(DIGITS, settings, ["--config.model.depth=2"]))
+    directory.remember(
+        expand(DIGITS, settings, ["--config.model.depth=2", "--config.data.num_workers=1"])
+    )
+    with pytest.raises(BadInputError, match=r"holds these runs with other flags"):
+        directory.remember(expand(DIGITS, settings, ["--config.model.depth=1"]))
+
+
+def test_where_a_sweep_can_be(tmp_path: Path):
+    with pytest.raises(BadInputError, match="local directory"):
+        Directory("gs://bucket/sweep")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match="Not a directory"):
+        Directory(tmp_path / "file").make()
+    with pytest.raises(BadInputError, match="--workers=0"):
+        Runner(Listed([], Directory(tmp_path)), Directory(tmp_path), workers=0)

@@ -1,0 +1,133 @@
+"""Search by Optuna on programs that stand in for training: the better, the higher the rate."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tools import trial_program
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.runner import Outcome, Runner
+from widenet_jax.tools.sweep.search import Range, parse_space
+
+optuna = pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
+from widenet_jax.tools.sweep.search import Search  # noqa: E402
+
+DIGITS = "configs/digits.py"
+RATE = "optimizer.learning_rate=log:1e-3:1"
+
+
+def search(path: Path, *space: str, pause: float = 0.0, **changes) -> Search:
+    options = {"sampler": "random", "count": 4, "prune": False, "seed": 0} | changes
+    flags = [f"--config.optimizer.weight_decay={pause}"]
+    return Search(DIGITS, space or (RATE,), flags, Directory(path), **options)
+
+
+def run(source: Search, workers: int = 2) -> list[Outcome]:
+    Runner(source, source.directory, workers=workers, command=trial_program.command).run()
+    return source.outcomes()
+
+
+def rates(outcomes: list[Outcome]) -> list[float]:
+    return [outcome.trial.settings["optimizer.learning_rate"] for outcome in outcomes]
+
+
+def test_spaces():
+    space = ["config.optimizer.learning_rate=log:1e-4:1", "model.depth=int:1:3", "seed=1,2"]
+    assert parse_space([*space, "model.dropout=float:0:0.5"]) == {
+        "optimizer.learning_rate": Range("log", 1e-4, 1.0),
+        "model.depth": Range("int", 1, 3),
+        "seed": ("1", "2"),
+        "model.dropout": Range("float", 0.0, 0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["seed"], "FIELD=log:LOW:HIGH"),
+        (["seed=int:1"], "two numbers, as in int:1:8"),
+        (["a=log:x:1"], "two numbers, as in log:0.1:1"),
+        (["a=log:0:1"], "above 0"),
+        (["a=float:1:1"], "below the second"),
+        (["a=float:0:inf"], "below the second"),
+        (["a=1,2", "config.a=3,4"], "a has a space already"),
+    ],
+)
+def test_spaces_that_are_none(texts: list[str], words: str):
+    with pytest.raises(BadInputError, match=words):
+        parse_space(texts)
+
+
+def test_random_search_proposes_the_same_whether_or_not_it_was_interrupted(tmp_path: Path):
+    whole = run(search(tmp_path / "whole"))
+    assert [outcome.status for outcome in whole] == ["done"] * 4
+    run(search(tmp_path / "parts", count=2))
+    parts = run(search(tmp_path / "parts"))
+    assert rates(parts) == rates(whole)
+    assert len(set(rates(whole))) == 4
+    assert [o.result["test_accuracy"] for o in whole] == rates(whole)
+    assert rates(run(search(tmp_path / "other", seed=1, count=1))) != rates(whole)[:1]
+
+
+def test_tpe_finds_better_ones_than_its_random_start(tmp_path: Path):
+    # One at a time: otherwise what is proposed depends on which of several ends first.
+    found = rates(run(search(tmp_path, sampler="tpe", count=14), workers=1))
+    assert sum(found[-5:]) / 5 > 2 * sum(found[:5]) / 5
+
+
+def test_hopeless_trials_are_stopped_and_recorded(tmp_path: Path):
+    """One at a time: the first is whole; worse ones end at one of their first evaluations."""
+    source = search(tmp_path, sampler="random", count=8, prune=True, pause=0.35)
+    outcomes = run(source, workers=4)
+    pruned = [outcome for outcome in outcomes if outcome.status == "pruned"]
+    done = [outcome for outcome in outcomes if outcome.status == "done"]
+    assert pruned
+    assert len(done) + len(pruned) == 8
+    assert max(rates(outcomes)) in rates(done)
+    for outcome in pruned:
+        assert len(source.directory.evaluations(outcome.trial)) < trial_program.STEPS
+    states = [trial.state.name for trial in source.study.get_trials()]
+    assert states.count("PRUNED") == len(pruned)
+    again = run(search(tmp_path, sampler="random", count=8, prune=True, pause=0.35))
+    assert [outcome.status for outcome in again] == [outcome.status for outcome in outcomes]
+
+
+def test_a_stopped_search_goes_on_with_what_was_running(tmp_path: Path):
+    def stop_once_it_runs() -> None:
+        while not list(tmp_path.glob("*/metrics.jsonl")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_once_it_runs).start()
+    stopped = run(search(tmp_path, prune=True, pause=0.3), workers=1)
+    assert [outcome.status for outcome in stopped] == ["stopped"]
+    whole = run(search(tmp_path, prune=False, pause=0.3, count=1))
+    assert [outcome.status for outcome in whole] == ["done"]
+    assert rates(whole) == rates(stopped)
+    assert len((tmp_path / whole[0].trial.name / "starts").read_text()) == 2
+
+
+def test_a_failed_trial_is_told_to_optuna(tmp_path: Path):
+    outcomes = run(search(tmp_path, "seed=13,13", count=2))
+    assert [outcome.status for outcome in outcomes] == ["failed"] * 2
+    again = run(search(tmp_path, "seed=13,13", count=2))
+    assert [(o.exit_code, o.message) for o in again] == [(1, "failed: unlucky")] * 2
+
+
+def test_the_space_is_checked_before_anything_runs(tmp_path: Path):
+    with pytest.raises(BadInputError, match="did you mean"):
+        search(tmp_path, "model.dept=1,2")
+    with pytest.raises(BadInputError, match="wants a whole number"):
+        search(tmp_path, "model.depth=1,x")
+    assert not (tmp_path / "optuna.db").exists()
+
+
+def test_another_space_in_the_same_directory(tmp_path: Path):
+    search(tmp_path)
+    with pytest.raises(BadInputError, match="holds a search with another space"):
+        search(tmp_path, "optimizer.learning_rate=log:1e-3:2")

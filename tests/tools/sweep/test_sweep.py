@@ -1,0 +1,177 @@
+"""scripts/sweep.py as a user calls it; the runs are real where a test says so."""
+
+import csv
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from small_runs import OVERRIDES, ROOT, command, finish, last_step, start
+
+from widenet_jax.cli.parser import exit_code_of
+from widenet_jax.tools.sweep.command import handing_over, main
+from widenet_jax.tools.sweep.trials import expand
+
+PATIENCE_SECONDS = 900  # for a whole sweep on a busy machine
+DIGITS = "--config=configs/digits.py"
+SMALL = {"model.depth": 1, "model.embed_dim": 16}
+
+
+def call(*arguments: str) -> int:
+    return exit_code_of(partial(main, arguments))
+
+
+def sweep_command(workdir: Path, *extra: str, **changes: object) -> list[str]:
+    flags = [f"--config.{name}={value}" for name, value in (OVERRIDES | changes).items()]
+    program = [sys.executable, "scripts/sweep.py", DIGITS, f"--workdir={workdir}"]
+    return [*program, *flags, *extra]
+
+
+def rows_of(workdir: Path) -> list[dict]:
+    return list(csv.DictReader((workdir / "results.csv").open()))
+
+
+def params_alone(workdir: Path, **changes: object) -> str:
+    finish(start(command(workdir, **changes)))
+    return json.loads((workdir / "result.json").read_text())["params_sha256"]
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_midway_and_resumed_equals_each_run_alone(tmp_path: Path):
+    workdir = tmp_path / "sweep"
+    changes = SMALL | {"duration": "800 steps", "checkpoint.every": "100 steps"}
+    axes = ("--sweep=optimizer.learning_rate=1e-3,3e-3", "--sweep=seed=0,1,2", "--workers=2")
+    arguments = sweep_command(workdir, *axes, **changes)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        process = start(arguments)
+        until = time.monotonic() + PATIENCE_SECONDS
+        finished = len(list(workdir.glob("*/result.json")))
+        while (
+            not any(
+                last_step(path) and not (path / "result.json").exists()
+                for path in workdir.glob("*-seed_*")
+            )
+            or len(list(workdir.glob("*/result.json"))) == finished
+        ):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_SECONDS) == code
+    assert start(arguments).wait(PATIENCE_SECONDS) == 0
+    assert (workdir / "sweep.png").exists() and (workdir / "learning_curves.png").exists()
+    rows = rows_of(workdir)
+    assert len(rows) == 6
+    for row in rows:
+        swept = {name: row[name] for name in ("optimizer.learning_rate", "seed")}
+        alone = tmp_path / "-".join(swept.values())
+        assert row["params_sha256"] == params_alone(alone, **changes | swept)
+
+
+@pytest.mark.slow
+def test_a_real_search_with_pruning(tmp_path: Path):
+    pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
+    changes = SMALL | {"duration": "90 steps", "evaluation.every": "10 steps"}
+    space = "--space=optimizer.learning_rate=log:1e-4:3e-2"
+    search = ("--search=tpe", "--trials=10", "--prune", "--workers=2", space)
+    assert start(sweep_command(tmp_path, *search, **changes)).wait(PATIENCE_SECONDS) == 0
+    statuses = [row["status"] for row in rows_of(tmp_path)]
+    assert len(statuses) == 10
+    assert set(statuses) == {"done", "pruned"}
+
+
+def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
+    """Real ones: only the run itself notices that there is no such optimizer."""
+    flags = ("--sweep=optimizer.name=none,nothing", f"--workdir={tmp_path}", "--workers=2")
+    assert call(DIGITS, *flags) == 3
+    out = capsys.readouterr().out
+    assert "exit code 2: error: config.optimizer.name='none' is unknown" in out
+    assert {row["exit_code"] for row in rows_of(tmp_path)} == {"2"}
+
+
+def test_the_dry_run_lists_the_commands(tmp_path: Path, capsys):
+    flags = ("--sweep=seed=0,1", "--zip=model.depth=1,2", "--zip=optimizer.weight_decay=0.1,0.2")
+    assert (
+        call(DIGITS, *flags, f"--workdir={tmp_path}", "--dry_run", "--config.duration=1 steps") == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "4 trials, 0 of them done"
+    words = shlex.split(lines[3])
+    assert words[1:5] == ["-m", "widenet_jax.main", DIGITS, words[4]]
+    assert words[5:] == [
+        "--config.duration=1 steps", "--config.model.depth=2",
+        "--config.optimizer.weight_decay=0.2", "--config.seed=0",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_one_object(tmp_path: Path, capsys):
+    assert call(DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--dry_run", "--json") == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert [trial["settings"] for trial in trials] == [{"seed": 0}, {"seed": 1}]
+    for trial in trials:
+        workdir = tmp_path / trial["trial"]
+        workdir.mkdir()
+        accuracy = {"test_accuracy": 0.5 + trial["index"] / 4, "params_sha256": "x"}
+        (workdir / "result.json").write_text(json.dumps(accuracy))
+    assert call(DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [trial["seed"] for trial in found["trials"]] == [1, 0]
+    assert found["over_seeds"] == [{"seeds": 2, "mean": 0.625, "std": pytest.approx(0.1767767)}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "write get_sweep(sweep) in configs/digits.py"),
+        (["--sweep=sed=1"], "did you mean --config.seed?"),
+        (["--sweep=seed=0", "--sweep=seed=1"], "swept twice"),
+        (["--sweep=seed=0,1", "--index=2"], "trials go from 0 to 1"),
+        (["--sweep=seed=0", "--config.sed=1"], "did you mean --config.seed?"),
+        (["--sweep=seed=0", "--sed=1"], "'--sed=1' is no flag"),
+        (["--sweep=seed=0", "--workers=x"], "invalid int value"),
+        (["--sweep=seed=0", "--trials=3"], "--trials and --prune belong to --search"),
+        (["--search=tpe", "--trials=3"], "--search and --space go together"),
+        (["--search=tpe", "--space=seed=0,1"], "--search needs --trials=N"),
+        (["--search=tpe", "--space=seed=0,1", "--trials=3", "--index=1"], "goes without"),
+        (["--search=tpe", "--space=seed=0,1", "--trials=3", "--dry_run"], "lists a grid"),
+        (["--sweep=seed=0", "--launch=--tpu=v3-8"], "--launch and --trial_workdir"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys, flags: list[str], words: str
+):
+    assert call(DIGITS, f"--workdir={tmp_path / 'sweep'}", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_each_trial_is_handed_to_the_launcher():
+    (trial,) = expand("configs/digits.py", [{"seed": 1}])
+    hand_over = handing_over("--tpu=v3-8 --zone=europe-west4-a --backend=skypilot")
+    _, script, *flags = hand_over(trial, "gs://bucket/sweep/seed_1")
+    assert script == str(ROOT / "scripts" / "launch_tpu.py")
+    assert flags == [
+        f"--name=sweep-{trial.name[-8:]}", "--tpu=v3-8", "--zone=europe-west4-a",
+        "--backend=skypilot", DIGITS, "--workdir=gs://bucket/sweep/seed_1", "--config.seed=1",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("gcsfs") is not None, reason="gcsfs is installed")
+def test_workdirs_on_gs_need_gcsfs(tmp_path: Path, capsys):
+    flags = ("--sweep=seed=0", f"--workdir={tmp_path}", "--launch=--tpu=v3-8")
+    assert call(DIGITS, *flags, "--trial_workdir=gs://bucket/sweep") == 2
+    assert "needs the gcsfs package" in capsys.readouterr().err
+
+
+def test_help():
+    script = [sys.executable, "scripts/sweep.py", "--help"]
+    text = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--sweep optimizer.learning_rate=1e-3,3e-3" in text

@@ -1,0 +1,120 @@
+"""From settings to trials: names, checked values, sweeps that a config asks for."""
+
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.sweep.axes import product, sweep
+from widenet_jax.tools.sweep.trials import expand, settings_of_config
+
+DIGITS = "configs/digits.py"
+# As V-MoE's configs write it.
+GET_HYPER = """
+def get_hyper(hyper):
+  # Adjust this to train with multiple seed or adjust other hyperparameters.
+  return hyper.product([
+      hyper.chainit([
+          hyper.product([
+              hyper.fixed('config.optimizer.name', 'sgd', length=1),
+              hyper.sweep('config.optimizer.learning_rate', [0.03, 0.01]),
+          ]),
+          hyper.zipit([
+              hyper.sweep('config.optimizer.weight_decay', [0.1, 0.2]),
+              hyper.sweep('config.model.depth', [1, 2]),
+          ]),
+      ]),
+      hyper.sweep('config.seed', range(2)),
+  ])
+"""
+
+
+def config_with(tmp_path: Path, text: str) -> str:
+    (tmp_path / "mine.py").write_text(Path(DIGITS).read_text() + text)
+    return str(tmp_path / "mine.py")
+
+
+def test_a_get_hyper_as_v_moe_writes_them(tmp_path: Path):
+    config = config_with(tmp_path, GET_HYPER)
+    trials = expand(config, settings_of_config(config))
+    assert [trial.settings for trial in trials[::2]] == [
+        {"optimizer.learning_rate": 0.03, "optimizer.name": "sgd", "seed": 0},
+        {"optimizer.learning_rate": 0.01, "optimizer.name": "sgd", "seed": 0},
+        {"model.depth": 1, "optimizer.weight_decay": 0.1, "seed": 0},
+        {"model.depth": 2, "optimizer.weight_decay": 0.2, "seed": 0},
+    ]
+    assert len(trials) == 8
+    assert trials[7].arguments("w") == [
+        f"--config={config}", "--workdir=w", "--config.model.depth=2",
+        "--config.optimizer.weight_decay=0.2", "--config.seed=1",
+    ]  # fmt: skip
+
+
+def test_a_get_sweep(tmp_path: Path):
+    config = config_with(tmp_path, "\ndef get_sweep(sweep): return sweep.sweep('seed', range(3))")
+    assert settings_of_config(config) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "write get_sweep"),
+        ("\ndef get_hyper(hyper): return 3", "get_hyper: TypeError"),
+        ("\ndef get_hyper(hyper): return hyper.cube([])", "no attribute 'cube'"),
+        ("\ndef get_sweep(s): return s.product([s.sweep('a', [1])] * 2)", "swept twice"),
+    ],
+)
+def test_a_config_that_asks_for_no_sweep(tmp_path: Path, text: str, words: str):
+    with pytest.raises(BadInputError, match=words):
+        settings_of_config(config_with(tmp_path, text))
+
+
+def test_names_follow_from_the_settings_alone():
+    axes = [sweep("optimizer.learning_rate", ["1e-3", "3e-3"]), sweep("seed", [0, 1])]
+    names = [trial.name for trial in expand(DIGITS, product(axes))]
+    assert names[0].startswith("learning_rate_0.001-seed_0-")
+    turned = [trial.name for trial in expand(DIGITS, product(axes[::-1]))]
+    assert sorted(names) == sorted(turned)
+    longer = product([sweep("seed", range(5)), sweep("optimizer.learning_rate", [3e-3, 0.001])])
+    assert set(names) < {trial.name for trial in expand(DIGITS, longer)}
+    assert names[0] == expand(DIGITS, product(axes), ["--config.model.depth=1"])[0].name
+
+
+def test_the_same_settings_spelt_twice_are_one_trial():
+    assert len(expand(DIGITS, sweep("optimizer.learning_rate", ["1e-3", "0.001", 0.001]))) == 1
+
+
+def test_an_axis_over_variants():
+    trials = expand(DIGITS, sweep("variant", ["vit_tiny", "widenet_tiny,share_norms=true"]))
+    assert [trial.config for trial in trials] == [
+        "configs/digits.py:vit_tiny", "configs/digits.py:widenet_tiny,share_norms=true",
+    ]  # fmt: skip
+    assert trials[0].settings == {"variant": "vit_tiny"}
+    assert trials[1].name.startswith("variant_widenet_tiny_share_norms_true-")
+    assert trials[1].arguments("w") == [
+        "--config=configs/digits.py:widenet_tiny,share_norms=true", "--workdir=w",
+    ]  # fmt: skip
+
+
+def test_values_of_every_type_arrive():
+    (trial,) = expand(DIGITS, [{"augment.flip": True, "duration": "5 steps", "model.depth": "2"}])
+    assert trial.settings == {"augment.flip": True, "duration": "5 steps", "model.depth": 2}
+    assert trial.arguments("w")[2:] == [
+        "--config.augment.flip=true", "--config.duration=5 steps", "--config.model.depth=2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "flags", "words"),
+    [
+        (DIGITS, {"sed": 1}, [], "did you mean --config.seed"),
+        (DIGITS, {"seed": "x"}, [], "wants a whole number"),
+        (DIGITS, {"variant": "vit_huge"}, [], "vit_huge"),
+        (f"{DIGITS}:vit_tiny", {"variant": "vit_tiny"}, [], "the variant is swept as well"),
+        (DIGITS, {"seed": 1}, ["--config.seed=2"], "is set, and swept as well"),
+        ("configs/none.py", {}, [], "there is no Python file"),
+    ],
+)
+def test_mistakes(config: str, settings: dict, flags: list[str], words: str):
+    with pytest.raises(BadInputError, match=words):
+        expand(config, [settings], flags)

@@ -1,0 +1,32 @@
+"""Our ViT of the size of `reference_vit`, applied to imported parameters."""
+
+import jax
+import numpy as np
+from weights import reference_vit as reference
+
+from widenet_jax.models.sizes import vision_model
+from widenet_jax.models.vit import build_model
+
+
+def our_vit(params: dict, **changes: object):
+    """A model that takes what the parameters have: a CLS token or not, `pre_logits` or not."""
+    cls = "cls_token" in params["position"]
+    fields = vision_model("vit", "tiny", {}) | {
+        "depth": reference.L,
+        "embed_dim": reference.D,
+        "num_heads": reference.N,
+        "mlp_dim": reference.F,
+        "patch_size": reference.P,
+        "cls_token": "learned" if cls else "none",
+        "pool": "token" if cls else "mean",
+        "representation": "representation" in params,
+        "dtype": "float32",
+    }
+    return build_model(fields | changes, len(params["head"]["bias"]))
+
+
+def our_logits(params: dict, images: np.ndarray) -> np.ndarray:
+    model = our_vit(params)
+    return np.asarray(
+        jax.jit(lambda p, x: model.apply({"params": p}, x, train=False)[0])(params, images)
+    )

@@ -1,0 +1,84 @@
+"""Flat files: what is written comes back, nothing runs on reading, damage is one line."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from etils import epath
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.weights.arrays import read_arrays, write_arrays
+
+SUFFIXES = (".npz", ".safetensors")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_there_and_back(suffix: str, tmp_path):
+    """Also a transposed view, whose numbers lie in memory in another order."""
+    view = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    path = epath.Path(tmp_path / f"weights{suffix}")
+    write_arrays(path, {"encoder/kernel": view, "bias": np.float32([1.5])})
+    found = read_arrays(path)
+    assert sorted(found) == ["bias", "encoder/kernel"]
+    np.testing.assert_array_equal(found["encoder/kernel"], [[0, 3], [1, 4], [2, 5]])
+    np.testing.assert_array_equal(found["bias"], [1.5])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_other_floats_become_float32(suffix: str, dtype: type, tmp_path):
+    path = epath.Path(tmp_path / f"weights{suffix}")
+    write_arrays(path, {"w": np.array([1.5, -2.25], dtype)})
+    found = read_arrays(path)["w"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, [1.5, -2.25])
+
+
+def test_integers_stay(tmp_path):
+    path = epath.Path(tmp_path / "a.npz")
+    write_arrays(path, {"step": np.int64(7)})
+    assert read_arrays(path)["step"].dtype == np.int64
+
+
+class Intruder:
+    """Would leave a file behind if it were unpickled."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_a_file_of_objects_is_refused_and_runs_nothing(tmp_path):
+    trace = tmp_path / "trace"
+    objects = np.empty(1, object)
+    objects[0] = Intruder(str(trace))
+    np.savez(tmp_path / "evil.npz", w=objects)
+    np.load(tmp_path / "evil.npz", allow_pickle=True)["w"]
+    trace.unlink()  # so it is a file that does something, read carelessly
+    with pytest.raises(BadInputError, match="cannot be read as npz"):
+        read_arrays(epath.Path(tmp_path / "evil.npz"))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_cut_short_is_one_line(suffix: str, tmp_path):
+    path = epath.Path(tmp_path / f"weights{suffix}")
+    write_arrays(path, {"w": np.ones(1000, np.float32)})
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(BadInputError, match=f"weights{suffix}: cannot be read as") as caught:
+        read_arrays(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_such_file(suffix: str, tmp_path):
+    with pytest.raises(BadInputError, match="No such file"):
+        read_arrays(epath.Path(tmp_path / f"weights{suffix}"))
+
+
+def test_integers_of_safetensors_are_no_weights(tmp_path):
+    path = epath.Path(tmp_path / "a.safetensors")
+    write_arrays(path, {"w": np.int32([1])})
+    with pytest.raises(BadInputError, match="type of w='I32' is unknown"):
+        read_arrays(path)

@@ -1,0 +1,110 @@
+"""What finetuning takes over, what it leaves, and positions resized by hand."""
+
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.weights.finetune import finetune_params, resize_positions
+
+
+def positions(grid: list) -> np.ndarray:
+    """Rows of a grid of numbers -> [1, T, 1]."""
+    return np.asarray(grid, np.float32).reshape(1, -1, 1)
+
+
+def test_bilinear_by_hand():
+    """2x2 to 4x4: new centres lie at -1/4, 1/4, 3/4, 5/4 of the old; outside is the border."""
+    resized = resize_positions(positions([[0, 4], [8, 12]]), 16, cls_token=False)
+    np.testing.assert_allclose(
+        resized.reshape(4, 4), [[0, 1, 3, 4], [2, 3, 5, 6], [6, 7, 9, 10], [8, 9, 11, 12]]
+    )
+
+
+def test_shrinking_by_hand():
+    """4x4 to 2x2: each new centre lies between four old ones."""
+    grid = np.arange(16).reshape(4, 4)
+    resized = resize_positions(positions(grid), 4, cls_token=False)
+    np.testing.assert_allclose(resized.reshape(2, 2), [[2.5, 4.5], [10.5, 12.5]])
+
+
+@pytest.mark.parametrize("side", [1, 5, 7, 14])
+def test_a_constant_stays_constant(side: int):
+    constant = np.full((1, 49, 600), 1.5, np.float32)  # more channels than an image may have
+    resized = resize_positions(constant, side * side, cls_token=False)
+    np.testing.assert_array_equal(resized, np.full((1, side * side, 600), 1.5, np.float32))
+
+
+def test_channels_do_not_mix():
+    grid = np.random.default_rng(0).normal(size=(1, 9, 5)).astype(np.float32)
+    whole = resize_positions(grid, 16, cls_token=False)
+    for d in range(5):
+        alone = resize_positions(grid[..., d : d + 1], 16, cls_token=False)
+        np.testing.assert_array_equal(whole[..., d : d + 1], alone)
+
+
+def test_the_cls_row_is_kept():
+    position = np.concatenate([positions([99]), positions([[0, 4], [8, 12]])], axis=1)
+    resized = resize_positions(position, 17, cls_token=True)
+    assert resized.shape == (1, 17, 1)
+    assert resized[0, 0, 0] == 99
+    without = resize_positions(position[:, 1:], 16, cls_token=False)
+    np.testing.assert_array_equal(resized[:, 1:], without)
+
+
+@pytest.mark.parametrize(("old", "new", "named"), [(5, 16, 5), (4, 6, 6)])
+def test_a_grid_that_is_not_square(old: int, new: int, named: int):
+    with pytest.raises(BadInputError, match=f"positions of {named} patches are no square grid"):
+        resize_positions(np.zeros((1, old, 3), np.float32), new, cls_token=False)
+
+
+def params(value: float, *, tokens: int = 4, classes: int = 3, embed_dim: int = 2) -> dict:
+    full = lambda *shape: np.full(shape, value, np.float32)  # noqa: E731
+    return {
+        "embed": {"kernel": full(3, embed_dim)},
+        "encoder": {"norm": {"scale": full(embed_dim)}},
+        "head": {"kernel": full(embed_dim, classes)},
+        "position": {"position_embedding": full(1, tokens, embed_dim)},
+    }
+
+
+TO_PRETRAINED = MappingProxyType({"cls_token": False, "source": "runs/pretrained"})
+
+
+def test_the_backbone_comes_and_the_head_stays():
+    pretrained = params(1.0, classes=7) | {"representation": {"kernel": np.ones((2, 2))}}
+    new = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
+    expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
+    assert new.keys() == expected.keys()  # no representation
+    for section, leaves in expected.items():
+        np.testing.assert_equal(new[section], leaves)
+
+
+def test_positions_of_the_same_grid_are_not_touched():
+    """Nor need the grid be square then."""
+    fresh, pretrained = params(0.0, tokens=6), params(1.0, tokens=6)
+    new = finetune_params(fresh, pretrained, **TO_PRETRAINED)
+    np.testing.assert_equal(new["position"], pretrained["position"])
+
+
+def test_another_width_names_the_first_parameter():
+    with pytest.raises(BadInputError) as caught:
+        finetune_params(params(0.0), params(1.0, embed_dim=5), **TO_PRETRAINED)
+    assert str(caught.value) == (
+        "config.init_from=runs/pretrained holds another model: embed/kernel is [3, 5] there and "
+        "[3, 2] here; finetune with the config.model it was trained with"
+    )
+
+
+@pytest.mark.parametrize("extra_here", [True, False])
+def test_another_tree_names_the_first_parameter(extra_here: bool):
+    fresh, pretrained = params(0.0), params(1.0)
+    (fresh if extra_here else pretrained)["encoder"] |= {
+        "block_01": {"scale": np.ones(2)},
+        "block_02": {"scale": np.ones(2)},
+    }
+    with pytest.raises(BadInputError) as caught:
+        finetune_params(fresh, pretrained, **TO_PRETRAINED)
+    text = str(caught.value)
+    assert "encoder/block_01/scale is in only one of the two" in text and "\n" not in text

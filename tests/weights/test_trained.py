@@ -1,0 +1,45 @@
+"""A trained model from a run or an export: the config with its changes, and what does not fit."""
+
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.weights.trained import open_trained, result_at
+
+
+def test_the_config_takes_changes(digits_run):
+    trained = open_trained(str(digits_run), ["--config.data.eval_split=train"])
+    assert trained.config.data.eval_split == "train"
+    assert trained.image_shape == (8, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--config.data.eval_spit=train", "did you mean --config.data.eval_split"),
+        ("--workdri=x", "there is no flag --workdri"),
+        ("--config.model.moe.mlp_dim=32",
+         r"encoder/moe/experts/wi/bias is \[4, 64\] there, and its config asks for \[4, 32\]"),
+        ("--config.model.share_norms=true", r"block_00_norm_attention/bias is \[32\] there, and "
+         "its config asks for none"),
+        ("--config.data.image_size=16", r"position_embedding is \[1, 16, 32\] there"),
+    ],
+)  # fmt: skip
+def test_changes_that_cannot_be(digits_run, change: str, message: str):
+    with pytest.raises(BadInputError, match=message):
+        open_trained(str(digits_run), [change])
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_no_model_there(tmp_path, exists: bool):
+    place = tmp_path if exists else tmp_path / "gone"
+    with pytest.raises(BadInputError, match="no finished checkpoint there; give the workdir"):
+        open_trained(str(place))
+
+
+def test_a_result_of_another_step_is_not_this_models(tmp_path):
+    """The run went on after its result, or never came to one."""
+    path = tmp_path / "result.json"
+    assert result_at(path, 20) == {}
+    path.write_text('{"steps": 20, "test_accuracy": 0.5}')
+    assert result_at(path, 20)["test_accuracy"] == 0.5
+    assert result_at(path, 10) == {}

@@ -1,0 +1,90 @@
+"""Pictures of what the model is fed: a grid of augmented images, a sheet of all operations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+from widenet_jax.data import sampler
+from widenet_jax.data.images import files
+from widenet_jax.data.images.randaugment import OPERATIONS
+from widenet_jax.data.images.sources import build_source
+from widenet_jax.data.images.transforms import build_transforms
+from widenet_jax.data.pipeline import read_image
+
+SHEET_COLUMNS = 6
+_CAPTION_HEIGHT = 18
+
+
+def augmentation_grid(
+    config: Mapping[str, Any], *, num_images: int, num_draws: int, seed: int
+) -> np.ndarray:
+    """One row an image: as evaluated, then `num_draws` augmentations as epochs 0, 1, ... draw them.
+
+    Args:
+      config: reads `data` and `augment`.
+      num_images: rows, spread over the training split.
+      num_draws: augmentations of each.
+      seed: as the run's.
+
+    Returns:
+      uint8 [height, width, 3] RGB.
+    """
+    data = config["data"]
+    source = build_source(data, data["train_split"])
+    train, evaluation = build_transforms(config["augment"], data["image_size"])
+    chosen = np.linspace(0, len(source) - 1, min(num_images, len(source))).astype(int)
+    rows = []
+    for record in chosen.tolist():
+        image, label = read_image(source, record)
+        name = source.class_names[label]
+        tiles = [evaluation(image)]
+        for epoch in range(num_draws):
+            rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
+            tiles.append(train(image, rng))
+        captions = [name] + [f"epoch {epoch}" for epoch in range(num_draws)]
+        rows.append(_row(tiles, captions))
+    return np.concatenate(rows)
+
+
+def operations_sheet(image: np.ndarray, magnitude: float, size: int, seed: int = 0) -> np.ndarray:
+    """The image and every RandAugment operation on it: uint8 [height, width, 3] RGB.
+
+    Args:
+      image: uint8 [H, W, C].
+      magnitude: M, on RandAugment's scale of ten.
+      size: side the image is squashed to first.
+      seed: draws directions and places.
+    """
+    rng = np.random.default_rng(seed)
+    image = files.squash(image, size, smooth=True)
+    tiles = [image] + [operation(image, magnitude, rng) for operation in OPERATIONS.values()]
+    captions = ["original", *OPERATIONS]
+    tiles += [np.full_like(image, 255)] * (-len(tiles) % SHEET_COLUMNS)
+    captions += [""] * (len(tiles) - len(captions))
+    return np.concatenate(
+        [
+            _row(tiles[first : first + SHEET_COLUMNS], captions[first : first + SHEET_COLUMNS])
+            for first in range(0, len(tiles), SHEET_COLUMNS)
+        ]
+    )
+
+
+def _row(tiles: Sequence[np.ndarray], captions: Sequence[str]) -> np.ndarray:
+    return np.concatenate(
+        [_captioned(tile, caption) for tile, caption in zip(tiles, captions, strict=True)], axis=1
+    )
+
+
+def _captioned(image: np.ndarray, caption: str) -> np.ndarray:
+    """The image, enlarged if tiny, with a line of text above: uint8 [H, W, 3]."""
+    if image.shape[2] == 1:
+        image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
+    enlarge = max(1, 112 // image.shape[1])
+    image = image.repeat(enlarge, axis=0).repeat(enlarge, axis=1)
+    band = np.full((_CAPTION_HEIGHT, image.shape[1], 3), 255, np.uint8)
+    cv2.putText(band, caption, (3, 13), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
+    return cv2.copyMakeBorder(
+        np.concatenate([band, image]), 0, 2, 0, 2, cv2.BORDER_CONSTANT, value=(255, 255, 255)
+    )

@@ -1,0 +1,81 @@
+"""Dispatch methods against each other: one mixture-of-experts layer, forward and backward."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.moe.layer import MoeLayer
+from widenet_jax.tools.benchmark.timing import median_seconds
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """Sizes of a layer and what it is given.
+
+    Attributes:
+      images: B; `tokens`: T of each; `images_per_group`: routed together.
+      experts: E; `selected`: K.
+      embed_dim: D; `mlp_dim`: F.
+    """
+
+    images: int
+    tokens: int
+    images_per_group: int
+    experts: int
+    selected: int
+    embed_dim: int
+    mlp_dim: int
+
+
+def sizes(**choices: Sequence[int]) -> Iterator[LayerSize]:
+    """Every combination of the choices that makes sense: whole groups, K <= E."""
+    for values in itertools.product(*choices.values()):
+        size = LayerSize(**dict(zip(choices, values, strict=True)))
+        if size.images % size.images_per_group == 0 and size.selected <= size.experts:
+            yield size
+
+
+def dispatch_row(method: str, size: LayerSize, *, dtype: str, rounds: int) -> dict[str, Any]:
+    """{method, sizes..., dtype, ms, tflops}: the layer with `method` of `moe.dispatch.DISPATCHERS`.
+
+    `tflops` are the experts' useful 1e12 FLOP/s: K experts a token, forward and backward, nothing
+    for padding or dispatch.
+
+    Raises:
+      BadInputError: an unknown method.
+    """
+    layer = MoeLayer(
+        mlp_dim=size.mlp_dim,
+        num_experts=size.experts,
+        num_selected_experts=size.selected,
+        capacity_factor=1.2,
+        capacity_factor_eval=2.0,
+        images_per_group=size.images_per_group,
+        noise_std=1.0,
+        load_balance_weight=0.01,
+        dispatch=method,
+        dtype=jnp.dtype(dtype),
+    )
+    x = jax.random.normal(jax.random.key(0), (size.images, size.tokens, size.embed_dim), dtype)
+    rngs = {"router": jax.random.key(1)}
+    params = jax.jit(lambda: layer.init({"params": jax.random.key(2)} | rngs, x, train=True))()
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        output = layer.apply(params, x, train=True, rngs=rngs)
+        return jnp.square(output.y.astype(jnp.float32)).mean() + output.aux["loss"]
+
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    seconds = median_seconds(lambda: gradients(params, x), rounds=rounds)
+    tokens = size.images * size.tokens
+    flops = 3 * 4 * tokens * size.selected * size.embed_dim * size.mlp_dim
+    return {
+        "method": method,
+        **size.__dict__,
+        "dtype": dtype,
+        "ms": 1e3 * seconds,
+        "tflops": flops / seconds / 1e12,
+    }

@@ -1,0 +1,54 @@
+"""What a launch opens with: whether the run fits on that TPU, how long it takes, what it costs."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.launch.job import ROOT
+
+TIMEOUT_SECONDS = 1800  # compiling for a large TPU takes minutes
+
+Plan = dict[str, Any]
+
+
+def plan_of(
+    config: str, tpu: str, flags: Sequence[str], *, timeout: float = TIMEOUT_SECONDS
+) -> Plan | str:
+    """The JSON object of scripts/plan.py, or why there is none.
+
+    What is read of it: `fits` (bool), `hours` and `core_days` (numbers, or None where unknown).
+    """
+    command = [sys.executable, str(ROOT / "scripts" / "plan.py"), f"--config={config}"]
+    command += [f"--topology={tpu}", "--json", *flags]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return f"plan.py took more than {timeout:g} s"
+    try:
+        return json.loads(found.stdout)
+    except ValueError:
+        said = [line.strip() for line in found.stderr.splitlines() if line.strip()]
+        return said[-1] if said else f"plan.py ended with exit code {found.returncode}"
+
+
+def plan_line(plan: Plan | str) -> str:
+    """ "plan: fits, 13 h, 81 core-days", or "no plan: why"."""
+    if isinstance(plan, str):
+        return f"no plan: {plan}"
+    parts = ["fits" if plan["fits"] else "does not fit"]
+    for key, unit in (("hours", "h"), ("core_days", "core-days")):
+        if plan.get(key) is not None:
+            parts.append(f"{plan[key]:.3g} {unit}")
+    return f"plan: {', '.join(parts)}"
+
+
+def check_fits(plan: Plan | str, tpu: str) -> None:
+    """Raises BadInputError where the plan says that the run does not fit."""
+    if not isinstance(plan, str) and not plan["fits"]:
+        raise BadInputError(
+            f"--tpu={tpu}: the run does not fit; scripts/plan.py says what to change, --skip_plan "
+            "launches it anyway"
+        )

@@ -1,0 +1,192 @@
+"""A training step, compiled on any machine for TPUs that are not there.
+
+The `libtpu` wheel holds the compiler; no TPU and no data set is needed. What comes back is what the
+TPU itself would run: its memory and its optimised HLO.
+"""
+
+import gzip
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from ml_collections import ConfigDict
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import DataFacts, Experiment, build_experiment, train_batch_shapes
+from widenet_jax.tools.plan.topology import Topology
+
+# libtpu looks for a TPU host's metadata and for a lock of its own: neither is needed to compile.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+_OUT_OF_MEMORY = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM")
+SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A step as the compiler left it.
+
+    Attributes:
+      hlo: optimised HLO; '' where it did not fit.
+      fits: whether it fits the device's memory.
+      peak_bytes: of a device's memory at the worst moment, the program itself included.
+      seconds: the compiler took.
+    """
+
+    hlo: str
+    fits: bool
+    peak_bytes: float
+    seconds: float
+
+
+class TpuCompiler:
+    """Compiles steps for one slice, and remembers them.
+
+    Args:
+      topology: the slice.
+      cache: a directory of steps compiled before; None for none.
+      note: told what takes long.
+
+    Raises:
+      BadInputError: libtpu is missing, or does not know the slice.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        cache: Path | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ):
+        self.topology = topology
+        self._devices = tpu_devices(topology)
+        self._cache = cache
+        self._note = note
+
+    def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
+        """The training step of `config`, which the notes call `name`.
+
+        Raises:
+          BadInputError: the config does not fit itself, the data or the slice.
+        """
+        lowered = lower_step(build_experiment(config, data, self._devices))
+        place = None
+        if self._cache:
+            place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
+            if place.is_file():
+                return CompiledStep(**json.loads(gzip.decompress(place.read_bytes())))
+        self._note(f"{name}: compiling for {self.topology.name}")
+        step = compile_lowered(lowered)
+        if place:
+            store(place, step)
+        return step
+
+
+def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
+    """Devices to compile for. JAX itself runs on the CPU.
+
+    Raises:
+      BadInputError: libtpu is not installed, or does not know the topology.
+    """
+    if not importlib.util.find_spec("libtpu"):
+        raise BadInputError(
+            "planning needs the TPU compiler, which is not installed here: "
+            "pip install libtpu==0.0.51"
+        )
+    os.environ.update(ENVIRONMENT, TPU_ACCELERATOR_TYPE=topology.accelerator_type)
+    jax.config.update("jax_platforms", "cpu")
+    kind = {"chip_config_name": topology.chip.config} if topology.chip.config else {}
+    try:
+        description = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology.layout, **kind
+        )
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        raise BadInputError(
+            f"--topology={topology.name}: the TPU compiler knows no {topology.layout} "
+            f"({' '.join(str(error).split())[:200]})"
+        ) from None
+    return description.devices
+
+
+def lower_step(experiment: Experiment) -> Any:
+    """A run's training step, traced and lowered."""
+    with jax.set_mesh(experiment.mesh):
+        return experiment.train_step.lower(experiment.state, train_batch_shapes(experiment))
+
+
+def compile_lowered(lowered: Any) -> CompiledStep:
+    """Minutes, for a large model.
+
+    Raises:
+      BadInputError: the compiler refuses for another reason than memory.
+    """
+    start = time.perf_counter()
+    # JAX's own cache of programs stores what it cannot read back where there is no TPU.
+    threshold = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, threshold)
+    jax.config.update(threshold, math.inf)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return CompiledStep("", False, needed_bytes(str(error)), time.perf_counter() - start)
+    finally:
+        jax.config.update(threshold, before)
+    seconds = time.perf_counter() - start
+    return CompiledStep(compiled.as_text(), True, peak_bytes(compiled.memory_analysis()), seconds)
+
+
+def store(place: Path, step: CompiledStep) -> None:
+    """Writes a step whole or not at all: other plans may be reading."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = place.with_suffix(f".{os.getpid()}")
+    unfinished.write_bytes(gzip.compress(json.dumps(asdict(step)).encode(), compresslevel=1))
+    unfinished.replace(place)
+
+
+def fingerprint(lowered: Any, topology: Topology) -> str:
+    """Of everything that decides what is stored: program, slice, compiler, and what is kept."""
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
+    kept = CompiledStep.__dataclass_fields__
+    text = "\n".join([lowered.as_text(), topology.layout, topology.chip.config, *versions, *kept])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def peak_bytes(memory: Any) -> float:
+    """Arguments, results that do not take over an argument's place, temporaries, the program."""
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+
+
+def needed_bytes(message: str) -> float:
+    """What the compiler says it would need where there is not as much.
+
+    Raises:
+      BadInputError: the message is about something else.
+    """
+    match = _OUT_OF_MEMORY.search(message)
+    if not match:
+        raise BadInputError(
+            f"the TPU compiler cannot compile this step: {' '.join(message.split())[:300]}"
+        )
+    return float(match[1]) * SCALE[match[2]]
