@@ -1,9 +1,9 @@
-# Sourced by the other scripts: a virtual environment at .venv with the package and its
-# requirements, made once and renewed when requirements.txt or pyproject.toml change.
+# Sourced by the other scripts. Creates a virtual environment at .venv with the package and its
+# requirements, and installs again when requirements.txt or pyproject.toml change.
 #
-#   PYTHON=python3.12 VENV=.venv-3.12 scripts/test.sh     another interpreter, another place
+#   PYTHON=python3.12 VENV=.venv-3.12 scripts/test.sh     choose interpreter and directory
 #
-# After it, $python is the environment's interpreter.
+# Sets $python to the interpreter of the environment.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=${VENV:-.venv}
 python=$VENV/bin/python

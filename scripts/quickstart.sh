@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains WideNet-Tiny on real handwritten digits, on this machine, with all set-up of its own.
+# Trains WideNet-Tiny on real handwritten digits on this machine. Installs what it needs first.
 #
 #   scripts/quickstart.sh [--workdir=DIR] [--config.FIELD=VALUE ...]
 #
-# The same command again goes on where a stopped run was, or reports the finished one.
+# Run it again to resume a stopped run, or to report a finished one.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 install ""

@@ -1,11 +1,6 @@
-#!/usr/bin/env python3
-"""Runs a config many times, with other settings each time; --help shows how."""
+"""Runs widenet_jax/cli/sweep.py; --help shows how."""
 
-import sys
-from functools import partial
-
-from widenet_jax.cli.parser import exit_code_of
-from widenet_jax.tools.sweep.command import main
+from widenet_jax.cli.sweep import main
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(partial(main, sys.argv[1:])))
+    raise SystemExit(main())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests, with all set-up of its own. Arguments go to pytest: --slow, -k NAME, tests/moe ...
+# Installs what the tests need and runs them. Arguments go to pytest: --slow, -k NAME, tests/moe ...
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 install "[test]"

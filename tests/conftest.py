@@ -1,7 +1,8 @@
-"""Eight host devices for every test, quick compiling, programs shared, slow tests with --slow."""
+"""Test settings: eight CPU devices, fast compilation, a shared compilation cache, --slow."""
 
 import atexit
 import os
+import signal
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -9,22 +10,26 @@ from pathlib import Path
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of a test's time is compiling: the optimisation of machine code that runs for a moment.
+# Compilation takes most of a test's time, so skip expensive optimisations of the machine code.
 FLAGS = [
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
 ]
-if version("jaxlib").startswith("0.10."):  # later ones end at a flag they do not know
+if version("jaxlib").startswith("0.10."):  # later releases exit at this unknown flag
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join(FLAGS)
 
-# Many tests run the same program, some in processes of their own: each is compiled once.
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers take over the main process's directory
+# Many tests run the same program, some in separate processes: the cache compiles it only once.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the main process's directory
     _compiled = tempfile.TemporaryDirectory(prefix="widenet_jax_compiled_")
     atexit.register(_compiled.cleanup)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+
+# In a shell's background job SIGINT is ignored; the runs that tests interrupt would inherit this.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,14 +46,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of a small finished WideNet on the digits; only to be read."""
+    """Trains a small WideNet on the digits; tests must not change its workdir."""
     import jax
     from small_runs import small_config
 
     from widenet_jax import train
 
     workdir = tmp_path_factory.mktemp("digits") / "run"
-    # So tight in evaluation, too, that tokens are dropped there.
+    # Evaluation also has so little capacity that tokens are dropped.
     config = small_config(**{"model.moe.capacity_factor_eval": 1.0})
     train.run(config, str(workdir), devices=jax.devices()[:1])
     return workdir

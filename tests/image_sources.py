@@ -1,9 +1,9 @@
-"""What several tests of the data say of sources and transforms."""
+"""Helpers that several tests of sources and transforms share."""
 
 import pytest
 
-from widenet_jax.data.images import sources
 from widenet_jax.data.images.transforms import build_transforms
+from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
 
 AUGMENT = {
@@ -22,9 +22,9 @@ PLAIN = build_transforms({**AUGMENT, "crop": "none", "flip": False, "randaugment
 
 
 def refused(data: dict, split: str) -> str:
-    """The one line that `build_source` answers with."""
+    """Returns the one-line error of `build_source`."""
     with pytest.raises(BadInputError) as error:
-        sources.build_source(data, split)
+        build_source(data, split)
     message = str(error.value)
     assert "\n" not in message
     return message

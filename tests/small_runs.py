@@ -1,4 +1,4 @@
-"""Small runs on the embedded digits, in this process or in processes of their own."""
+"""Small runs on the embedded digits, in this process or in separate processes."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 from configs import digits
 
 ROOT = Path(__file__).parents[1]
-# 20 steps of 64 digits; capacity so tight that tokens are dropped; 16 routing groups of 4 images,
-# two for each of 8 devices.
+# 20 steps of 64 digits. The capacity is so small that tokens are dropped. 16 routing groups of 4
+# images are two groups for each of 8 devices.
 OVERRIDES = {
     "duration": "20 steps",
     "log_every_steps": 1,
@@ -28,7 +28,7 @@ OVERRIDES = {
     "model.depth": 2,
     "model.embed_dim": 32,
     "model.moe.capacity_factor": 1.0,
-    "model.moe.images_per_group": 4,
+    "model.moe.examples_per_group": 4,
     "augment.mixup_alpha": 0.5,
     "augment.mixup_group_size": 4,
     "evaluation.batch_size": 384,
@@ -40,19 +40,21 @@ PATIENCE_SECONDS = 240
 
 
 def small_config(**changes: object) -> ConfigDict:
+    """Returns the config of a small run with `changes`."""
     config = digits.get_config()
     config.update_from_flattened_dict(OVERRIDES | changes)
     return config
 
 
 def command(workdir: Path, *extra: str, **changes: object) -> list[str]:
-    """The command line of a small run, with `changes` to its config and `extra` flags."""
+    """Returns the command line of a small run with `changes` to its config and `extra` flags."""
     flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | changes).items()]
     program = [sys.executable, "-m", "widenet_jax.main", "--config=configs/digits.py"]
     return [*program, f"--workdir={workdir}", *flags, *extra]
 
 
 def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
+    """Starts a command with the given number of CPU devices."""
     flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     env = os.environ | {"XLA_FLAGS": flags}
     return subprocess.Popen(
@@ -61,30 +63,35 @@ def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, code: int = 0) -> str:
-    """Waits for the end; returns what it wrote to stderr."""
+    """Waits for the process to end with exit code `code`; returns its stderr."""
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code, errors
     return errors
 
 
-def commands_of_two(workdir: Path, *extra: str, **changes: object) -> list[list[str]]:
-    """The same command for two processes that find each other."""
+def free_port() -> int:
+    """Returns a port of this machine that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=2", *extra]
+        return probe.getsockname()[1]
+
+
+def commands_of_two(workdir: Path, *extra: str, **changes: object) -> list[list[str]]:
+    """Returns the commands of two processes that make up one run."""
+    coordinator = f"--coordinator=localhost:{free_port()}"
+    flags = ["--distributed", coordinator, "--num_processes=2", *extra]
     return [command(workdir, *flags, f"--process_id={i}", **changes) for i in range(2)]
 
 
 def start_two(workdir: Path, *extra: str, **changes: object) -> list[subprocess.Popen]:
-    """Two processes of two devices each."""
+    """Starts two processes with two devices each that make up one run."""
     return [
         start(arguments, devices=2) for arguments in commands_of_two(workdir, *extra, **changes)
     ]
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen) -> None:
-    """Returns once `condition()` holds; the process must be running until then."""
+    """Waits until `condition()` holds; the process must be running until then."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -98,18 +105,20 @@ def metrics_of(workdir: Path, split: str = "train") -> list[dict]:
 
 
 def last_step(workdir: Path) -> int:
-    """Of the committed checkpoints; 0 where there is none."""
+    """Returns the step of the newest committed checkpoint, 0 if there is none."""
     directory = workdir / "checkpoints"
     names = [p.name for p in directory.iterdir()] if directory.exists() else []
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def final_state(workdir: Path) -> dict[str, bytes]:
-    """Every array of the last checkpoint, by path, read without this package."""
+    """Returns the arrays of the newest checkpoint by path, read without this package."""
     step = last_step(workdir)
     found = {"step": str(step).encode()}
     with closing(ocp.StandardCheckpointer()) as reader:
-        for item in ("params", "opt_state"):
+        for item in ("params", "opt_state", "carry"):
+            if not (workdir / "checkpoints" / str(step) / item).exists():
+                continue  # most tasks have no carry
             tree = reader.restore(workdir / "checkpoints" / str(step) / item)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 found[item + jax.tree_util.keystr(path)] = np.asarray(leaf).tobytes()
@@ -117,7 +126,7 @@ def final_state(workdir: Path) -> dict[str, bytes]:
 
 
 def assert_same_end(ours: Path, theirs: Path) -> None:
-    """Metrics, result, parameters and optimizer state, byte for byte."""
+    """Asserts that metrics, result, parameters and optimizer state agree byte for byte."""
     for name in ("metrics.jsonl", "result.json"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
     assert final_state(ours) == final_state(theirs)

@@ -1,4 +1,4 @@
-"""Every config: it builds, every field is read, and names are typed right."""
+"""Every config builds, every field of it is read, and every name is spelt correctly."""
 
 import ast
 import importlib
@@ -9,24 +9,27 @@ import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
-from widenet_jax.experiment import check_batch
-from widenet_jax.models.sizes import CIFAR10_ROWS, IMAGENET_ROWS
-from widenet_jax.models.vit import build_model, parameter_shapes
+from widenet_jax.experiment import build_task, check_batch, input_spec
+from widenet_jax.models.build import build_model
+from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.optim.build import build_optimizer
+from widenet_jax.paper import FINETUNING, PRETRAINING
+from widenet_jax.sharding import build_mesh
+from widenet_jax.tools.plan.facts import data_facts
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {
-    "digits": ["", "vit_tiny", "vit_moe_tiny,moe_blocks=last_1", "widenet_tiny,share_norms=true"],
+    "digits": ["", "vit_tiny", "vit_moe_tiny,ffn_blocks=last_1", "widenet_tiny,share_norms=true"],
     "tiny_imagenet": ["", "vit_s", "widenet_s,preset=authors_code"],
-    "cifar10": ["", "widenet_s", "vit_s", *(variant for _, _, variant, _ in CIFAR10_ROWS)],
+    "cifar10": ["", "widenet_s", "vit_s", *(row.variant for row in FINETUNING)],
     "imagenet": [
         "widenet_b",
         "vit_moe_b,experts=8",
         "widenet_b,routing_groups=3",
-        "widenet_b,images_per_group=1",
+        "widenet_b,examples_per_group=1",
         "widenet_b,preset=authors_code",
-        "vit_moe_b,moe_blocks=last_2",
-        *(variant for _, _, variant, _ in IMAGENET_ROWS),
+        "vit_moe_b,ffn_blocks=last_2",
+        *(row.variant for row in PRETRAINING),
     ],
 }
 CASES = [(name, variant) for name, variants in CONFIGS.items() for variant in variants]
@@ -38,7 +41,7 @@ def get_config(name: str, variant: str) -> ConfigDict:
 
 
 def test_every_config_is_here():
-    assert {path.stem for path in (ROOT / "configs").glob("*.py")} == set(CONFIGS)
+    assert {path.stem for path in (ROOT / "configs").glob("*.py")} == {*CONFIGS, "defaults"}
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)
@@ -48,13 +51,11 @@ def test_builds(name: str, variant: str):
     total = to_steps(config.duration, field="config.duration", **sizes)
     for section in (config.evaluation, config.checkpoint):
         assert to_steps(section.every, field="every", **sizes) <= total
-    model = build_model(config.model, 10)
-    side, channels = config.data.image_size, 1 if config.data.source == "digits" else 3
-    shapes = parameter_shapes(model, (side, side, channels))
+    task = build_task(config, data_facts(config, num_classes=10))
+    model = build_model(config.model, **task.model_fields)
+    shapes = parameter_shapes(model, input_spec(task))
     build_optimizer(config.optimizer, params_or_shapes=shapes, total_steps=total, **sizes)
-    check_batch(
-        config, jax.make_mesh((1, 1, 1), ("data", "fsdp", "expert"), devices=jax.devices()[:1])
-    )
+    check_batch(config, model, task, build_mesh({"fsdp": 1, "expert": 1}, jax.devices()[:1]))
 
 
 def fields(section: ConfigDict, prefix: str = "") -> set[str]:
@@ -66,14 +67,14 @@ def fields(section: ConfigDict, prefix: str = "") -> set[str]:
 
 
 def test_configs_have_the_same_fields():
-    """So that an override that works for one works for all; a dense model has no moe section."""
+    """An override that works for one must work for all; only dense models have no moe section."""
     reference = fields(get_config("imagenet", "widenet_b"))
     for name in CONFIGS:
         assert fields(get_config(name, "")) == reference, name
 
 
 def test_every_field_is_read():
-    """Each field's own name is an attribute, a key or a constructor's field in the package's code.
+    """Each field's name is an attribute, a key, a constructor's field or a name in a table.
 
     Docstrings, comments, the configs and the sizes do not count.
     """
@@ -92,6 +93,8 @@ def names_in_code(tree: ast.AST) -> set[str]:
             names.add(node.attr)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
+            if isinstance(node.value, ast.Dict):  # a table such as LOSSES
+                names |= {c.value for c in node.value.keys if isinstance(c, ast.Constant)}
         elif isinstance(node, ast.Subscript | ast.Call):
             inner = [node.slice] if isinstance(node, ast.Subscript) else node.args
             names |= {c.value for c in inner if isinstance(c, ast.Constant)}
@@ -99,7 +102,7 @@ def names_in_code(tree: ast.AST) -> set[str]:
 
 
 def test_authors_code_differs_where_the_released_code_does():
-    """PAPER: second GELU, zero CLS token, capacity less one, linear decay to 1e-5, squashing."""
+    """Second GELU, zero CLS token, capacity minus one, linear decay to 1e-5, squashing."""
     paper = get_config("imagenet", "widenet_b").to_dict()
     code = get_config("imagenet", "widenet_b,preset=authors_code").to_dict()
 
@@ -113,9 +116,9 @@ def test_authors_code_differs_where_the_released_code_does():
 
     paper, code = flat(paper), flat(code)
     assert {key: code[key] for key in paper if paper[key] != code[key]} == {
-        "model.ffn_output_gelu": True,
+        "model.ffn_output_activation": True,
         "model.cls_token": "zero",
-        "model.moe.capacity": "authors_code",
+        "model.moe.capacity_rule": "authors_code",
         "model.moe.capacity_factor_eval": 1.2,
         "augment.randaugment_before_crop": True,
         "augment.eval_crop": "squash",

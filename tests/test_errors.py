@@ -1,8 +1,8 @@
-"""Choosing by name: what is there, and the nearest to what is not."""
+"""Shared checks: choices by name, with the nearest valid one, and sizes of groups."""
 
 import pytest
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError, check_group, choose
 
 TABLE = {"lamb": 1, "sgd": 2, "adamw": 3}
 
@@ -25,3 +25,31 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str):
 def test_even_a_name_like_no_other_is_answered(name: object):
     with pytest.raises(BadInputError, match="choose one of lamb, sgd, adamw"):
         choose(TABLE, name, field="x")
+
+
+@pytest.mark.parametrize(
+    ("batch", "group", "sizes"),
+    [
+        (12, 5, "3 or 4 or 6, or a batch of 15,"),
+        (12, 24, "4 or 6 or 12, or a batch of 24,"),
+        (12, 0, "1 or 2 or 3, or a batch of 12,"),
+        (10**15, 17, "10 or 16 or 20, or a batch of 1000000000000005,"),
+        (10**15 + 37, 16, "1, or a batch of 1000000000000048,"),  # a prime
+    ],
+)
+def test_groups_that_do_not_fill_a_batch(batch: int, group: int, sizes: str):
+    """The message suggests valid sizes, and is fast for any batch size."""
+    with pytest.raises(BadInputError) as caught:
+        check_group(batch, group, field="config.group")
+    assert str(caught.value) == (
+        f"config.group={group} must be at least 1 and divide the batch of {batch} examples; "
+        f"{sizes} would do"
+    )
+
+
+def test_a_group_of_at_least_two():
+    check_group(12, 2, field="config.group", smallest=2)
+    with pytest.raises(BadInputError, match="2 or 3 or 4, or a batch of 12, would do"):
+        check_group(12, 1, field="config.group", smallest=2)
+    with pytest.raises(BadInputError, match="no other size, or a batch of 2, would do"):
+        check_group(1, 1, field="config.group", smallest=2)

@@ -1,6 +1,6 @@
-"""The command line: what people mistype is answered in one line, and results are for programs too.
+"""The command line: mistakes are reported in one line, and programs can read the results.
 
-`main` keeps no state between calls, so that these run in one process.
+`main` keeps no state between calls, so the tests run in one process.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from widenet_jax.cli.parser import exit_code_of
 from widenet_jax.config.files import load_config
 from widenet_jax.main import main, parse_flags, report
 
@@ -40,7 +41,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture, *arguments: str) -> str:
-    """The one line that `main` answers with, exit code 2 and nothing on stdout."""
+    """Runs `main`, which must exit with 2 and print nothing on stdout; returns its one line."""
     assert main(["main", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -48,21 +49,27 @@ def refused(capsys: pytest.CaptureFixture, *arguments: str) -> str:
     return err.removeprefix("error: ").rstrip("\n")
 
 
-# Mistakes that are answered before JAX is imported.
+# Mistakes that are reported before JAX is imported.
 EARLY = [
     ((), "--config is missing, as in python -m widenet_jax.main --config=configs/digits.py"),
     ((DIGITS,), "--workdir is missing, as in"),
     ((DIGITS, "--workdir="), "--workdir is missing, as in"),
-    ((DIGITS, "--workdir"), "Missing value for flag --workdir"),
+    ((DIGITS, "--workdir"), "argument --workdir: expected one argument"),
     ((DIGITS, "--workdir=W", "--bogus=1"), "there is no flag --bogus; --help lists the flags"),
     ((DIGITS, "--wrkdir=W", "--workdir=W"), "no flag --wrkdir; did you mean --workdir?"),
     ((DIGITS, "--wrkdir=W"), "no flag --wrkdir; did you mean --workdir?"),
     ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
-    ((DIGITS, "--workdir=W", "--mode=test"), "value should be one of <train|eval|replay>"),
-    ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id=first"),
-    ((DIGITS, "--workdir=W", "--max_seconds=nan"), "--max_seconds=nan must be a number of seconds"),
-    ((DIGITS, "--workdir=W", "--max_seconds=inf"), "--max_seconds=inf must be a number of seconds"),
-    ((DIGITS, "--workdir=W", "--max_seconds=-1"), "--max_seconds=-1"),
+    ((DIGITS, "--workdir=W", "--mode=test"), "argument --mode: invalid choice: 'test'"),
+    ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id: invalid int value: 'first'"),
+    (
+        (DIGITS, "--workdir=W", "--max_seconds=nan"),
+        "--max_seconds: 'nan' must be a number of seconds",
+    ),
+    (
+        (DIGITS, "--workdir=W", "--max_seconds=inf"),
+        "--max_seconds: 'inf' must be a number of seconds",
+    ),
+    ((DIGITS, "--workdir=W", "--max_seconds=-1"), "--max_seconds: '-1' must be a number of"),
     (
         (DIGITS, "--workdir=W", "--process_id=1"),
         "--process_id also needs --coordinator, --num_processes; on a TPU pod give none of them",
@@ -74,9 +81,9 @@ EARLY = [
     (("--config=pyproject.toml", "--workdir=W"), "no Python file 'pyproject.toml'"),
     # The variant and its options.
     (("--config=configs/imagenet.py:widenet_z", "--workdir=W"), "no model is named 'widenet_z'"),
-    (("--config=configs/imagenet.py:vit_b,experts=x", "--workdir=W"), "option experts='x' wants"),
+    (("--config=configs/imagenet.py:vit_b,experts=x", "--workdir=W"), "option experts='x' needs"),
     (("--config=configs/imagenet.py:vit_b,foo=1", "--workdir=W"), "vit_b has no option 'foo'"),
-    # The fields: the nearest one is named.
+    # The fields: the message names the nearest one.
     (
         (DIGITS, "--workdir=W", "--config.lerning_rate=1"),
         "--config.lerning_rate: the config has no such field; "
@@ -88,39 +95,45 @@ EARLY = [
     ),
     ((DIGITS, "--workdir=W", "--config.model.depth.x=1"), "did you mean --config.model.depth?"),
     (
-        ("--config=configs/digits.py:vit_tiny", "--workdir=W", "--config.model.moe.blocks=all"),
-        "--config.model.moe.blocks: config.model.moe is empty in this config; set it in the config "
-        "file, or choose a variant that has it",
+        ("--config=configs/digits.py:vit_tiny", "--workdir=W", "--config.model.moe.num_experts=8"),
+        "--config.model.moe.num_experts: config.model.moe is empty in this config; set it in the "
+        "config file, or choose a variant that has it",
     ),
     # Their values.
     (
         (DIGITS, "--workdir=W", "--config.batch_size=abc"),
-        "--config.batch_size=abc: this field wants a whole number, such as 64",
+        "--config.batch_size=abc: this field needs a whole number, such as 64",
     ),
     (
         (DIGITS, "--workdir=W", "--config.batch_size", "64.5"),
-        "--config.batch_size=64.5: this field wants a whole number, such as 64",
+        "--config.batch_size=64.5: this field needs a whole number, such as 64",
     ),
     (
         (DIGITS, "--workdir=W", "--config.optimizer.learning_rate=fast"),
-        "--config.optimizer.learning_rate=fast: this field wants a number, such as 0.003",
+        "--config.optimizer.learning_rate=fast: this field needs a number, such as 0.003",
     ),
     (
         (DIGITS, "--workdir=W", "--config.augment.flip=up"),
-        "--config.augment.flip=up: this field wants true or false, such as False",
+        "--config.augment.flip=up: this field needs true or false, such as False",
     ),
     (
         (DIGITS, "--workdir=W", "--config.data=cifar10"),
         "--config.data=cifar10: this is a section; set one of its fields, as in --config.data.",
     ),
-    ((DIGITS, "--workdir=W", "--config.batch_size"), "Missing value for flag --config.batch_size"),
+    (
+        (DIGITS, "--workdir=W", "--config.batch_size"),
+        "--config.batch_size has no value; write --config.batch_size=VALUE",
+    ),
     (
         (DIGITS, "--workdir=W", "--config.optimizer.learning_rate=nan"),
         "--config.optimizer.learning_rate=nan must be a finite number",
     ),
     ((DIGITS, "--workdir=W", "--config.optimizer.eps=inf"), "eps=inf must be a finite number"),
-    ((DIGITS, "--workdir=W", "--config.model.moe.noise_std=-1"), "noise_std=-1.0 must be a finite"),
-    ((DIGITS, "--workdir=W", "--config.seed=-1"), "--config.seed=-1 must be between 0 and"),
+    (
+        (DIGITS, "--workdir=W", "--config.model.moe.router.noise_std=-1"),
+        "noise_std=-1.0 must be a finite",
+    ),
+    ((DIGITS, "--workdir=W", "--config.seed=-1"), "--config.seed=-1 is too small; give at least 0"),
     (
         (DIGITS, "--workdir=W", "--config.batch_size=0"),
         "--config.batch_size=0 is too small; give at least 1",
@@ -144,7 +157,7 @@ def test_mistakes_on_the_command_line(
 
 
 def test_they_are_answered_without_importing_jax():
-    """Seconds, on a cold start; main itself costs a tenth of one."""
+    """Importing JAX takes seconds on a cold start; main itself takes a tenth of a second."""
     code = (
         "import json, sys\n"
         "from widenet_jax.main import main\n"
@@ -169,7 +182,7 @@ def test_they_are_answered_without_importing_jax():
         ),
         (("--config.task.name=segmentation",), "(--config.task.name=classification?)"),
         (("--config.task.label_smoothing=2",), "config.task.label_smoothing=2.0 must be in [0, 1)"),
-        (("--config.duration=soon",), "config.duration='soon' is no duration"),
+        (("--config.duration=soon",), "config.duration='soon' is not a duration"),
         (("--config.data.source=array_record", "--config.data.path=/no/where"), "/no/where"),
         (("--config.batch_size=62",), "config.batch_size=62 must be a multiple of 8"),
         (("--config.sharding.fsdp=3",), "must divide the number of devices, 8"),
@@ -179,7 +192,7 @@ def test_they_are_answered_without_importing_jax():
 def test_mistakes_that_need_jax(
     capsys: pytest.CaptureFixture, tmp_path: Path, flags: tuple[str, ...], told: str
 ):
-    """They leave no workdir behind either."""
+    """They must not leave a workdir behind either."""
     workdir = tmp_path / "run"
     assert told in refused(capsys, *SMALL_VIT, f"--workdir={workdir}", *flags)
     assert not workdir.exists()
@@ -232,10 +245,10 @@ def test_one_call_leaves_nothing_to_the_next():
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help(capsys: pytest.CaptureFixture, flag: str):
-    assert main(["main", flag]) == 0
+    assert exit_code_of(lambda: main(["main", flag])) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    for name in ("--config", "--workdir", "--mode", "--[no]json", "--coordinator"):
+    for name in ("--config", "--workdir", "--mode", "--json", "--coordinator"):
         assert name in out
 
 
@@ -261,13 +274,23 @@ def test_a_failed_run(capsys: pytest.CaptureFixture, tmp_path: Path):
     assert "config.optimizer.learning_rate" in last and "Traceback" not in err
 
 
-RESULT = {"mode": "eval", "test_accuracy": 0.97222, "test_images": 360, "params": 53066}
+RESULT = {
+    "mode": "eval",
+    "headline": {"name": "accuracy", "higher_is_better": True},
+    "unit": "images",
+    "test_cross_entropy": 0.12346,
+    "test_accuracy": 0.97222,
+    "test_images": 360,
+    "params": 53066,
+    "params_unrolled": 153418,
+}
 
 
 def test_the_table_for_people():
-    result = RESULT | {"params_unrolled": 153418, "drop_rate": 0.0123, "expert_load": [0.25, 0.75]}
+    result = RESULT | {"drop_rate": 0.0123, "expert_load": [0.25, 0.75]}
     assert report(result, "W").splitlines() == [
         "test accuracy         97.22% of 360 images",
+        "test cross entropy    0.1235",
         "parameters, unique    53,066",
         "parameters, unrolled  153,418",
         "token drop rate       1.23%",
@@ -275,9 +298,22 @@ def test_the_table_for_people():
     ]
 
 
+def test_the_table_of_another_task():
+    """The headline metric is not a percentage: perplexity, where lower is better."""
+    result = {
+        "mode": "eval",
+        "headline": {"name": "perplexity", "higher_is_better": False},
+        "unit": "tokens",
+        "test_tokens": 217646,
+        "test_perplexity": 24.0,
+        "params": 1,
+        "params_unrolled": 1,
+    }
+    assert report(result, "W").splitlines()[0] == "test perplexity       24.0000 of 217,646 tokens"
+
+
 def test_the_table_of_a_training_run_without_experts_says_where_things_are():
-    result = RESULT | {"params_unrolled": 53066, "mode": "train"}
-    assert report(result, "runs/x").splitlines()[3:] == [
+    assert report(RESULT | {"mode": "train"}, "runs/x").splitlines()[4:] == [
         "metrics               runs/x/metrics.jsonl",
         "learning curve        runs/x/learning_curve.png",
     ]

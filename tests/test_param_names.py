@@ -7,10 +7,14 @@ import pytest
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.param_names import (
+    block_part,
+    is_expert,
     is_norm_or_bias,
+    is_shared_by_blocks,
     map_with_path,
     matches,
     path_names,
+    split_block_part,
     trust_ratio_unit_axes,
 )
 
@@ -57,8 +61,8 @@ def test_broken_regex_is_bad_input():
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("encoder/block_0/norm_ffn/scale", True),
-        ("encoder/block_0/norm_ffn/bias", True),
+        ("encoder/block_00_norm_ffn/scale", True),
+        ("encoder/block_00_norm_ffn/bias", True),
         ("head/bias", True),
         ("moe/experts/wi/bias", True),
         ("mlm/output_bias", True),
@@ -79,14 +83,6 @@ def test_norms_and_biases(path: str, expected: bool):
         ("moe/experts/wo/bias", 2, (0,)),
         ("experts/wi/kernel", 3, (0,)),
         ("block/attention/query/kernel", 2, ()),
-        ("block/attention/qkv/kernel", 4, (1,)),
-        ("block/attention/qkv/bias", 3, (0,)),
-        ("blocks_stacked/moe/experts/wi/kernel", 4, (0, 1)),
-        ("encoder/blocks_stacked/moe/experts/wo/bias", 3, (0, 1)),
-        ("encoder/blocks_stacked/attention/qkv/kernel", 5, (0, 2)),
-        ("encoder/blocks_stacked/attention/qkv/bias", 4, (0, 1)),
-        ("encoder/blocks_stacked/mlp/wi/kernel", 3, (0,)),
-        ("encoder/blocks_stacked/norm_ffn/scale", 2, (0,)),
         ("embed/position_embedding", 3, ()),
         ("head/bias", 1, ()),
         ("my_experts/wi/kernel", 2, ()),
@@ -102,11 +98,37 @@ def test_unit_axes(path: str, ndim: int, axes: tuple[int, ...]):
     [
         ("moe/experts/wi/kernel", 2),
         ("moe/experts/wi/kernel", 4),
-        ("blocks_stacked/experts/wi/bias", 2),
-        ("attention/qkv/kernel", 2),
-        ("blocks_stacked/gain", 0),
+        ("encoder/block_01_moe/experts/wi/bias", 1),
+        ("experts/gain", 0),
     ],
 )
 def test_a_rank_the_path_does_not_promise(path: str, ndim: int):
     with pytest.raises(ValueError, match="promises"):
         trust_ratio_unit_axes(path, ndim)
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "part"),
+    [("block_03_norm_ffn", 3, "norm_ffn"), ("block_117_moe", 117, "moe"), ("moe", None, "moe"),
+     ("block_moe", None, "block_moe")],
+)  # fmt: skip
+def test_parts_of_blocks(name: str, index: int | None, part: str):
+    assert split_block_part(name) == (index, part)
+    if index is not None:
+        assert block_part(index, part) == name
+
+
+@pytest.mark.parametrize(
+    ("path", "shared", "expert"),
+    [
+        ("encoder/moe/experts/wi/kernel", True, True),
+        ("encoder/moe/router/kernel", True, False),
+        ("encoder/block_00_moe/experts/wi/kernel", False, True),
+        ("encoder/norm_out/scale", True, False),
+        ("encoder/block_00_norm_ffn/scale", False, False),
+        ("head/kernel", False, False),
+        ("experts", False, False),
+    ],
+)
+def test_what_a_path_says_of_storage(path: str, shared: bool, expert: bool):
+    assert (is_shared_by_blocks(path), is_expert(path)) == (shared, expert)

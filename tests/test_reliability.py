@@ -1,4 +1,4 @@
-"""Killed, damaged, moved to other machines: a run goes on exactly, or says in one line why not."""
+"""Killed, damaged or moved runs resume exactly, or report in one line why they cannot."""
 
 import json
 import random
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from checkpoint.test_series import everything_in, flip
 from small_runs import (
+    PATIENCE_SECONDS,
     assert_same_end,
     command,
     commands_of_two,
@@ -26,7 +27,7 @@ from small_runs import (
     wait_until,
 )
 
-# Saving and evaluating as often as a short run can, so that a random moment meets them.
+# Save and evaluate as often as a short run can, so that random kills hit these phases.
 OFTEN = {
     "duration": "30 steps",
     "checkpoint.every": "2 steps",
@@ -37,14 +38,14 @@ OFTEN = {
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of its checkpoints are kept."""
+    """Trains the reference run; it keeps all checkpoints."""
     workdir = tmp_path_factory.mktemp("runs") / "unbroken"
     finish(start(command(workdir, **OFTEN, **{"checkpoint.keep": 15})))
     return workdir
 
 
 def at_step(workdir: Path, unbroken: Path, step: int) -> Path:
-    """A workdir as the run would have left it, killed just after the checkpoint of `step`."""
+    """Makes the workdir of a run that was killed just after the checkpoint of `step`."""
     shutil.copytree(unbroken, workdir)
     for path in (workdir / "checkpoints").iterdir():
         if int(path.name) > step:
@@ -62,12 +63,12 @@ def lines_in(workdir: Path) -> list[str]:
 
 
 def is_saving(workdir: Path) -> bool:
-    """A checkpoint is being written that is not committed."""
+    """Returns whether a checkpoint is being written and is not committed yet."""
     return any(workdir.glob("checkpoints/*tmp*")) or any(workdir.glob("best/*tmp*"))
 
 
 def is_evaluating(workdir: Path) -> bool:
-    """The last step was one that is evaluated, and its evaluation is not written yet."""
+    """Returns whether the run is evaluating: the last step's evaluation is not written yet."""
     last = (lines_in(workdir) or [""])[-1]
     step = re.match(r'{"step": (\d+), "split": "train"', last)
     return bool(step) and int(step[1]) % 5 == 0
@@ -78,7 +79,7 @@ def is_compiling(workdir: Path) -> bool:
 
 
 def moment(workdir: Path) -> str:
-    """What the run was doing, as far as its files tell; saving goes on beside other things."""
+    """Describes the run's phase according to its files; saving overlaps with other phases."""
     if not (workdir / "environment.json").exists():
         return "starting"
     doing = [what for what, holds in DOING.items() if holds(workdir)]
@@ -89,7 +90,7 @@ DOING = {"saving": is_saving, "evaluating": is_evaluating}
 
 
 def run_and_kill(workdir: Path, when: Callable[[Path], bool]) -> str | None:
-    """Starts the run, kills it with SIGKILL `when` says so; the moment hit, None if it finished."""
+    """Starts the run and kills it once `when` holds; returns the phase, None if it finished."""
     run = start(command(workdir, **OFTEN))
     while run.poll() is None and not when(workdir):
         time.sleep(0.002)
@@ -111,7 +112,7 @@ def test_killed_at_a_bad_moment(unbroken: Path, tmp_path: Path, when: Callable):
 
 @pytest.mark.slow
 def test_thirty_runs_killed_at_random_moments(unbroken: Path, tmp_path: Path):
-    """Each is killed up to four times, then left to finish: all end with the same bytes."""
+    """Each run is killed up to four times, then finishes: all end with the same bytes."""
     rng, moments = random.Random(0), Counter()
     aims = [is_saving, is_evaluating, is_compiling]
     for number in range(30):
@@ -124,7 +125,7 @@ def test_thirty_runs_killed_at_random_moments(unbroken: Path, tmp_path: Path):
             if hit is None:
                 break
             hits.append(hit)
-        if not hits:  # it was done before its time had come
+        if not hits:  # the run finished before its deadline
             shutil.rmtree(workdir)
             hits.append(run_and_kill(workdir, is_saving))
         finish(start(command(workdir, **OFTEN)))
@@ -138,9 +139,9 @@ def test_thirty_runs_killed_at_random_moments(unbroken: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_other_devices_and_hosts_go_on(unbroken: Path, tmp_path: Path):
-    """1 -> 8 -> 1 -> 4 -> 8 devices and 2 processes: the next loss to 1e-5, on the same data.
+    """1 -> 8 -> 1 -> 4 -> 8 devices and 2 processes: the same data, the next loss within 1e-5.
 
-    (That the restored tree is the same to the bit on every mesh is in tests/checkpoint.)
+    (tests/checkpoint tests that the restored tree is bit-identical on every mesh.)
     """
     theirs = {r["step"]: r for r in metrics_of(unbroken)}
     workdir = at_step(tmp_path / "run", unbroken, 6)
@@ -163,12 +164,13 @@ def test_other_devices_and_hosts_go_on(unbroken: Path, tmp_path: Path):
 
 
 def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
-    """The one before is taken, the damaged one kept under another name; the end is the same."""
+    """The run restores the previous one and renames the damaged one; its end is the same."""
     workdir = at_step(tmp_path / "run", unbroken, 20)
     flip(workdir / "checkpoints" / "20" / "params" / "manifest.ocdbt", 3)
     errors = finish(start(command(workdir, **OFTEN)))
     assert (
-        f"warning: {workdir}/checkpoints/20 params/manifest.ocdbt has changed bytes; now" in errors
+        f"warning: {workdir}/checkpoints/20 params/manifest.ocdbt has changed bytes; renamed to"
+        in errors
     )
     assert "resuming after step 18:" in errors
     assert (workdir / "checkpoints" / "20.damaged").is_dir()
@@ -176,18 +178,18 @@ def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
 
 
 def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
-    """Exit code 3; nothing is overwritten, least of all by a new start."""
+    """Exit code 3; nothing is overwritten, in particular not by a new run."""
     workdir = at_step(tmp_path / "run", unbroken, 4)
     for step in ("2", "4"):
         (workdir / "checkpoints" / step / "manifest.json").write_text("{")
     before = everything_in(workdir)
     line = finish(start(command(workdir, **OFTEN)), 3).splitlines()[-1]
-    assert line.startswith(f"failed: no checkpoint in {workdir}/checkpoints is whole (4: manifest")
+    assert line.startswith(f"failed: no checkpoint in {workdir}/checkpoints is intact (4: manifest")
     assert everything_in(workdir) == before
 
 
 def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path):
-    """From step 0 again, with a note."""
+    """The run starts at step 0 again, and says so."""
     workdir = at_step(tmp_path / "run", unbroken, 2)
     (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / "2.orbax-checkpoint-tmp")
     shutil.rmtree(workdir / "best")
@@ -198,7 +200,7 @@ def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path):
 
 
 def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
-    """A run with a history does not begin anew over it."""
+    """A run that has metrics does not start again from step 0 and overwrite them."""
     workdir = tmp_path / "run"
     shutil.copytree(unbroken, workdir)
     shutil.rmtree(workdir / "checkpoints")
@@ -213,7 +215,7 @@ def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("tensorboard", [False, True])
 def test_a_disk_that_fills_up_during_a_run(tmp_path: Path, tensorboard: bool):
-    """On a file system of 40 MB that something else fills: one line with both numbers, exit 3."""
+    """On a file system of 40 MB that other files fill: one line with both sizes, exit code 3."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)]
@@ -241,8 +243,8 @@ def test_a_disk_that_fills_up_during_a_run(tmp_path: Path, tensorboard: bool):
 
 
 def test_a_run_that_would_not_fit(tmp_path: Path):
-    """Known before anything is compiled: a terabyte of experts."""
-    huge = {"model.moe.num_experts": 65536, "model.embed_dim": 1024, "model.mlp_dim": 4096}
+    """A terabyte of experts is refused before anything is compiled."""
+    huge = {"model.moe.num_experts": 4096, "model.embed_dim": 1024, "model.moe.mlp_dim": 4096}
     line = finish(start(command(tmp_path / "run", **huge)), 2)
     assert line.startswith(f"error: --workdir={tmp_path}/run: its checkpoints take up to ")
     assert line.count("\n") == 1 and not (tmp_path / "run").exists()
@@ -250,7 +252,7 @@ def test_a_run_that_would_not_fit(tmp_path: Path):
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of 32 pictures for training and 16 for testing, one of them cut short."""
+    """Writes two classes of 32 pictures for training and 16 for testing; one is truncated."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 32), ("test", 16)):
         for name in ("cat", "dog"):
@@ -264,8 +266,44 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+# Runs the program as a user does, and prints a line once Python runs its exit handlers.
+IN_ORDER = (
+    "import atexit, runpy; atexit.register(print, 'exit handlers ran'); "
+    "runpy.run_module('widenet_jax.main', run_name='__main__', alter_sys=True)"
+)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_image_can_be_read(photos: Path, tmp_path: Path, num_workers: int):
+    """The first batch fails while parameters are being initialised: the run exits in order."""
+    for path in (photos / "train").rglob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:200])
+    data = {"data.source": "image_folder", "data.path": photos, "data.num_workers": num_workers}
+    arguments = command(tmp_path / "run", **data, batch_size=32)
+    run = start([arguments[0], "-c", IN_ORDER, *arguments[3:]])
+    output, errors = run.communicate(timeout=PATIENCE_SECONDS)
+    assert (run.returncode, output) == (2, "exit handlers ran\n"), errors
+    assert "truncated JPEG" in errors.splitlines()[-1] and "Traceback" not in errors
+
+
+def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path):
+    """The run saves the steps it has made before it ends, and goes on once the file is mended."""
+    bad = photos / "test" / "dog" / "00.jpg"
+    good, workdir = bad.read_bytes(), tmp_path / "run"
+    bad.write_bytes(good[:100])
+    (photos / "train" / "cat" / "07.jpg").write_bytes(good)
+    changes = {"data.source": "image_folder", "data.path": photos, "duration": "4 steps"}
+    changes |= {"batch_size": 32, "evaluation.every": "2 steps", "checkpoint.every": "100 steps"}
+    errors = finish(start(command(workdir, **changes)), 2)
+    assert "saved after step 2" in errors and "dog/00.jpg" in errors.splitlines()[-1]
+    assert last_step(workdir) == 2
+    bad.write_bytes(good)
+    assert "resuming after step 2" in finish(start(command(workdir, **changes)))
+    assert [r["step"] for r in metrics_of(workdir, "eval")] == [2, 4]
+
+
 def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path):
-    """An error that names it; or skipped, counted, and too many after all."""
+    """It is an error that names the image, or is skipped and counted, up to the allowed share."""
     data = {"data.source": "image_folder", "data.path": photos, "duration": "10 steps"}
     data |= {"batch_size": 32, "log_every_steps": 1, "checkpoint.every": "4 steps"}
     line = finish(start(command(tmp_path / "error", **data)), 2).splitlines()[-1]
@@ -283,8 +321,8 @@ def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path):
     assert "training images could not be read" in line
     assert "more than config.data.max_bad_fraction=0.01 allows" in line
 
-    for number in range(16, 24):  # after the training: the test set is cut down, too
+    for number in range(16, 24):  # after training: empty some test images, too
         (photos / "test" / "dog" / f"{number - 16:02d}.jpg").write_bytes(b"")
     data |= {"data.max_bad_fraction": 0.05}
     line = finish(start(command(tmp_path / "skip", "--mode=eval", **data)), 3).splitlines()[-1]
-    assert "8 of 32 test images could not be read" in line
+    assert "8 of 32 evaluation images could not be read" in line

@@ -1,4 +1,4 @@
-"""Where parameters and batches live on a mesh of eight devices."""
+"""The placement of parameters and batches on a mesh of eight devices."""
 
 import jax
 import jax.numpy as jnp
@@ -60,28 +60,28 @@ def test_fsdp_that_takes_the_rest_is_not_to_blame(expert: int):
 @pytest.mark.parametrize(
     ("path", "shape", "fsdp", "expert", "spec"),
     [
-        # Nothing to split over.
+        # No axis to shard over.
         ("encoder/attention/query/kernel", (64, 64), 1, 1, P(None, None)),
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 1, P(None, None, None)),
-        # The largest axis over fsdp; of equals the first.
+        # The largest axis over fsdp; the first of equal ones.
         ("encoder/mlp/wi/kernel", (64, 256), 2, 1, P(None, "fsdp")),
         ("encoder/mlp/wo/kernel", (256, 64), 2, 1, P("fsdp", None)),
         ("encoder/attention/query/kernel", (64, 64), 2, 1, P("fsdp", None)),
         # The largest that divides.
         ("embed/kernel", (2, 2, 3, 1023), 2, 1, P("fsdp", None, None, None)),
         ("odd/kernel", (65, 1023), 2, 1, P(None, None)),
-        # Small leaves stay whole: fewer than 4,096 numbers, or one axis.
+        # Small leaves are replicated: fewer than 4,096 numbers, or one axis.
         ("head/kernel", (64, 63), 2, 1, P(None, None)),
         ("head/kernel", (64, 64), 8, 1, P("fsdp", None)),
         ("norm/scale", (8192,), 2, 1, P(None)),
         ("step", (), 2, 2, P()),
-        # Experts over expert, and what is left of them over fsdp.
+        # Experts over expert, and their largest remaining axis over fsdp.
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 2, P("expert", None, None)),
         ("encoder/moe/experts/wi/bias", (4, 128), 1, 2, P("expert", None)),
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 1, P(None, None, "fsdp")),
         ("0/mu/encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
-        # Its name alone decides.
+        # Only the name decides.
         ("encoder/moe/router/kernel", (64, 4), 1, 2, P(None, None)),
         ("encoder/my_experts/kernel", (4, 64), 1, 2, P(None, None)),
     ],
@@ -105,7 +105,7 @@ def test_moments_lie_where_their_parameters_do():
 
 
 def test_shared_parameters_are_gathered_and_their_gradients_need_not_be():
-    """In the products, once a step; what one block owns stays as it is stored."""
+    """They are gathered once per step; parameters of a single block stay sharded as stored."""
     kernel = jnp.ones((4, 64, 64))
     params = {
         "encoder": {
@@ -151,12 +151,12 @@ def test_a_batch_that_does_not_divide(batch_size: int):
         host_positions(mesh_of(2, 2), batch_size)
     text = str(caught.value)
     assert text.startswith(f"a batch of {batch_size} does not divide over 8 devices")
-    assert "a multiple of 8 would do" in text
+    assert "choose a multiple of 8" in text
 
 
 @pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2), (4, 2)])
 def test_each_device_gets_its_consecutive_rows(fsdp: int, expert: int):
-    """Two rows each, in the order of the mesh: data, then fsdp, then expert."""
+    """Each device gets two rows, in the order of the mesh: data, then fsdp, then expert."""
     mesh = mesh_of(fsdp, expert)
     rows = {
         "image": np.random.default_rng(0).integers(0, 256, (16, 3, 3, 1)),

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from widenet_jax.layers import dense
+from widenet_jax.models.build import build_model
 from widenet_jax.models.sizes import vision_model
-from widenet_jax.models.vit import build_model
 
 SHARED = ("attention", "moe")
 
 
 def summed_apart(copies: dict, depth: int) -> dict:
-    """Gradients of the blocks' own copies added up in float64."""
+    """Sums the gradients of the blocks' separate copies in float64."""
     return {
         kind: jax.tree.map(
             lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves),
@@ -24,31 +24,31 @@ def summed_apart(copies: dict, depth: int) -> dict:
 
 
 def unrounded(spec: str, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """`dense.kernel_gradient`, whose products leave the matrix unit in float32."""
+    """Computes `dense.kernel_gradient` with float32 results of the products."""
     of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
     return jnp.einsum(f"{of_x},{of_y}->{of_kernel}", x, dy, preferred_element_type=jnp.float32)
 
 
 @pytest.mark.parametrize(
-    ("size", "batch", "side"),
-    [("s", 4, 64), pytest.param("l", 2, 224, marks=pytest.mark.slow)],
+    ("size", "batch", "side"), [("s", 4, 64), pytest.param("l", 2, 224, marks=pytest.mark.slow)]
 )
 def test_sum_over_blocks_is_that_of_float32(
     size: str, batch: int, side: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """What rounding each block's product costs: little, and regressed on the reference the slope
-    is 1.
+    """Rounding each block's product costs little; the slope on the reference gradient is 1.
 
     The same bfloat16 forward and backward pass, once with shared weights and once with a copy of
     them for each block, whose gradients are not rounded and are added up in float64.
     """
-    fields = vision_model("widenet", size, {"images_per_group": 1})
+    fields = vision_model("widenet", size, {"examples_per_group": 1})
     fields |= {"dropout": 0.0}
-    fields["moe"] |= {"noise_std": 0.0}
-    shared = build_model(fields, 1000)
+    fields["moe"]["router"]["noise_std"] = 0.0
+    shared = build_model(fields, num_classes=1000)
     apart = shared.clone(share_attention=False, share_ffn=False)
     images = jax.random.normal(jax.random.key(0), (batch, side, side, 3))
-    params = jax.jit(lambda: shared.init(jax.random.key(1), images[:1], train=False)["params"])()
+    params = jax.jit(
+        lambda: shared.init(jax.random.key(1), {"image": images[:1]}, train=False)["params"]
+    )()
 
     def unshare(params: dict) -> dict:
         encoder = {k: v for k, v in params["encoder"].items() if k not in SHARED}
@@ -58,7 +58,7 @@ def test_sum_over_blocks_is_that_of_float32(
 
     def gradient(model, params: dict) -> dict:
         def loss(params: dict) -> jax.Array:
-            logits, aux = model.apply({"params": params}, images, train=True)
+            logits, aux = model.apply({"params": params}, {"image": images}, train=True)
             return -jax.nn.log_softmax(logits)[:, 0].mean() + aux["loss"].sum()
 
         return jax.jit(jax.grad(loss))(params)["encoder"]
@@ -73,7 +73,7 @@ def test_sum_over_blocks_is_that_of_float32(
         got = np.asarray(leaf, np.float64)
         name = jax.tree_util.keystr(path)
         if name == "['attention']['key']['bias']":
-            continue  # zero but for rounding: softmax does not see it
+            continue  # zero up to rounding: softmax is invariant to it
         error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
         slope = (got * exact).sum() / (exact * exact).sum()
         print(f"{name} {got.shape}: relative error {error:.2e}, slope - 1 {slope - 1:+.2e}")

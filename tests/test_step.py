@@ -1,4 +1,4 @@
-"""The step's own parts; whole steps are tested in test_train."""
+"""Parts of the train step; test_train tests whole steps."""
 
 import jax
 import jax.numpy as jnp
@@ -6,18 +6,20 @@ import numpy as np
 import optax
 import pytest
 
-from widenet_jax.step import deal, make_train_step, new_state
+from widenet_jax.step import collect, deal, make_train_step, new_state
+from widenet_jax.tasks import Metrics
 
 
 def test_groups_are_dealt_out_in_turn():
-    """Four groups of two rows to two parts: groups 0 and 2, then 1 and 3, each whole."""
+    """Four groups of two rows in two parts: whole groups 0 and 2, then 1 and 3."""
     rows = jnp.arange(8)
     assert deal(rows, 2, 2).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert deal(rows[:, None], 4, 1).shape == (4, 2, 1)
+    assert collect(deal(rows, 2, 2), 2).tolist() == rows.tolist()
 
 
 def gradients(params: dict, batch: dict, step: jax.Array) -> tuple:
-    """Of a loss that is w * x, except that the batch may spoil the loss or only its gradient."""
+    """Returns loss w * x and its gradients; the batch may make either of them non-finite."""
     del step
 
     def loss_fn(params: dict) -> tuple:
@@ -28,7 +30,7 @@ def gradients(params: dict, batch: dict, step: jax.Array) -> tuple:
         return loss, {"loss": loss}
 
     (_, means), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-    return grads, (means, {})
+    return grads, Metrics(means=means, layer_sums={})
 
 
 FINE = {"x": 1.0, "spoil_loss": False, "spoil_gradient": False, "bad": np.zeros(2, bool)}
@@ -36,7 +38,7 @@ NO_LOSS, NO_GRADIENT = FINE | {"spoil_loss": True}, FINE | {"spoil_gradient": Tr
 
 
 def train(batches: list[dict], *, max_skipped_updates: int) -> tuple[list, dict]:
-    """w after every step from w = 2 at learning rates 0.5, 0.25, 0.125, ..., and all metrics."""
+    """Returns w after every step, from w = 2 with rates 0.5, 0.25, 0.125, ..., and all metrics."""
     schedule = lambda count: 0.5 ** (count + 1.0)  # noqa: E731
     tx = optax.sgd(schedule)
     step = jax.jit(
@@ -50,13 +52,13 @@ def train(batches: list[dict], *, max_skipped_updates: int) -> tuple[list, dict]
         weights.append(float(state.params["w"]))
         metrics.append(found)
     return weights, {
-        key: [float(m[key]) for m in metrics] for key in metrics[0] if key != "routing"
+        key: [float(m[key]) for m in metrics] for key in metrics[0] if key != "layer_sums"
     }
 
 
 @pytest.mark.parametrize("trouble", [NO_LOSS, NO_GRADIENT])
 def test_what_is_not_finite_is_skipped(trouble: dict):
-    """2 - 0.5, kept, - 0.25: the schedule counts updates, and so does what is logged."""
+    """w: 2 - 0.5, unchanged, - 0.25: the schedule and the logged rate count only updates."""
     weights, metrics = train([FINE, trouble, FINE], max_skipped_updates=1)
     assert weights == [1.5, 1.5, 1.25]
     assert metrics["skipped_updates"] == [0, 1, 1]
@@ -70,7 +72,7 @@ def test_the_gradient_alone_is_enough():
 
 @pytest.mark.parametrize(("allowed", "moves"), [(0, 1), (1, 2)])
 def test_beyond_the_allowed_number_nothing_moves(allowed: int, moves: int):
-    """So that the state which met the trouble is still there when the loop has noticed."""
+    """The state before the non-finite step must survive until the loop notices."""
     batches = [FINE, NO_LOSS, FINE, NO_GRADIENT, FINE, FINE]
     weights, _ = train(batches, max_skipped_updates=allowed)
     assert len(set(weights)) == moves

@@ -1,4 +1,4 @@
-"""`widenet_jax.main` with digits that hang, or take their time, added as data sources.
+"""Runs `widenet_jax.main` with two more data sources: digits that hang, and digits that are slow.
 
 python tests/with_slow_data.py --config=... --config.data.source=hanging_digits
 """
@@ -11,7 +11,7 @@ from widenet_jax.main import main
 
 
 class HangingDigits(Digits):
-    """Training images of a later epoch than the first never come."""
+    """Digits whose training images hang after the first 1,000 reads."""
 
     reads = 0
 
@@ -23,7 +23,7 @@ class HangingDigits(Digits):
 
 
 class SlowlyTestedDigits(Digits):
-    """Test images take half a second each."""
+    """Digits whose test images take half a second to read."""
 
     def __getitem__(self, index: int) -> dict:
         if len(self) < 1000 and index:

@@ -1,43 +1,117 @@
-"""The ways a run may end early, each reported to people as one line (see `main`)."""
+"""Errors that end a run early, each reported to the user in one line (see `main`)."""
 
 import difflib
+import importlib
+import itertools
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
+
+STOPPED = 143  # exit code after SIGTERM or --max_seconds: what shells report after SIGTERM
+INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
 
 
 class BadInputError(ValueError):
-    """A user's mistake. The message says what is wrong, where, and how to fix it. Exit code 2."""
+    """A mistake in the user's input. The message names it, its place and the fix. Exit code 2."""
 
 
 class BadExampleError(BadInputError):
-    """One image of a set cannot be read or decoded; `data.on_bad_example=skip` goes on without."""
+    """An example that cannot be read; `data.on_bad_example=skip` continues without it."""
 
 
 class RunFailedError(RuntimeError):
-    """The run itself failed: a non-finite loss, no valid checkpoint. Exit code 3."""
+    """A failure of the run itself: a non-finite loss, no valid checkpoint. Exit code 3."""
 
 
 class StoppedError(RuntimeError):
-    """Somebody asked the run to stop, and it has saved what it had. Exit code 143."""
+    """A requested stop, after the state is saved. Exit code 143, or 130 after Ctrl-C."""
 
 
 def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
-    """`table[name]`; an unknown name is a BadInputError with the nearest valid one.
+    """Returns `table[name]`; raises BadInputError with the nearest valid name if it is unknown.
 
     Args:
-      table: what may be chosen.
+      table: the valid choices.
       name: the user's choice.
       field: the config field it came from, for the message.
     """
     if name in table:
         return table[name]
     near = difflib.get_close_matches(str(name), table, n=1, cutoff=0.0)[0]
-    raise BadInputError(
-        f"{field}={name!r} is unknown; choose one of {', '.join(table)} (--{field}={near}?)"
-    )
+    known = ", ".join(table)
+    raise BadInputError(f"{field}={name!r} is unknown; choose one of {known} (--{field}={near}?)")
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:
-    """Raises BadInputError, naming the config field, unless low <= value <= high; NaN never is."""
+    """Raises BadInputError, naming the field, unless low <= value <= high; NaN always raises."""
     if not low <= value <= high:
         raise BadInputError(f"{field}={value} must be between {low:g} and {high:g}")
+
+
+def check_group(batch_size: int, group: int, *, field: str, smallest: int = 1) -> None:
+    """Checks that groups of `group` consecutive examples fill a batch exactly.
+
+    Args:
+      batch_size: examples per batch.
+      group: examples per group.
+      field: the config field that `group` came from, for the message.
+      smallest: the smallest group that makes sense.
+
+    Raises:
+      BadInputError: they do not; the message names valid group and batch sizes.
+    """
+    if group >= smallest and batch_size % group == 0:
+        return
+    # Try only sizes near the requested one, so that the search is fast for any batch size.
+    start = max(smallest, min(group, batch_size))
+    tried = (start + sign * step for step in range(10_000) for sign in ((-1, 1) if step else (1,)))
+    fits = (size for size in tried if smallest <= size <= batch_size and batch_size % size == 0)
+    sizes = " or ".join(map(str, sorted(itertools.islice(fits, 3)))) or "no other size"
+    whole = -(-batch_size // max(group, smallest)) * max(group, smallest)
+    raise BadInputError(
+        f"{field}={group} must be at least {smallest} and divide the batch of {batch_size} "
+        f"examples; {sizes}, or a batch of {whole}, would do"
+    )
+
+
+def require(package: str, *, extra: str, what: str) -> ModuleType:
+    """Imports an optional package that `what` needs; raises BadInputError if it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise BadInputError(
+            f"{what} needs the {package} package: pip install -e '.[{extra}]'"
+        ) from None
+
+
+def check_format(stored: Mapping[str, Any], known: int, *, place: object) -> None:
+    """Raises BadInputError, naming the place, unless the stored format version is `known`."""
+    version = stored.get("format_version")
+    if version != known:
+        raise BadInputError(
+            f"{place} has format_version {version!r}, and this version of widenet_jax reads "
+            f"{known}; use the version that wrote it"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, at most 200 characters."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
+def check_fields(known: Mapping[str, Any], given: Mapping[str, Any], *, section: str) -> None:
+    """Checks that a section of the config holds only known fields.
+
+    Args:
+      known: the valid fields.
+      given: the section.
+      section: its name in the config, for the message.
+
+    Raises:
+      BadInputError: a field is unknown.
+    """
+    fields = ", ".join(known)
+    for name in given:
+        if name not in known:
+            raise BadInputError(f"{section}.{name} is unknown; {section} may have {fields}")

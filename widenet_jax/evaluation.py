@@ -1,65 +1,85 @@
-"""Evaluation: a model over a whole split, each image once."""
+"""Evaluation of a model over a whole split, each example once."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from widenet_jax.data.images.sources import Source
-from widenet_jax.data.pipeline import EvalTransform, eval_batches
+from widenet_jax.data import Source, Transform
+from widenet_jax.data.pipeline import eval_batches
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
-from widenet_jax.moe.balance import summarize
 from widenet_jax.run.stopping import Stop
-from widenet_jax.sharding import global_batch, host_positions
+from widenet_jax.sharding import BATCH, global_batch, host_positions
+from widenet_jax.tasks import Evaluation, Headline
 from widenet_jax.typing import Array, PyTree
+
+EvalStep = Callable[[Mapping[str, Array]], Evaluation]
+
+
+class Totals(NamedTuple):
+    """Results of the evaluation steps over a split.
+
+    Attributes:
+      sums, layer_sums: added up in float64.
+      rows: [N, ...], row i for record i.
+    """
+
+    sums: dict[str, np.ndarray]
+    layer_sums: dict[str, np.ndarray]
+    rows: dict[str, np.ndarray]
 
 
 def evaluate(
     experiment: Experiment,
     params: PyTree,
     source: Source,
-    transform: EvalTransform,
+    transform: Transform,
     *,
     stop: Stop,
     beat: Callable[[str], None],
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Metrics of `params` over `source`; for a routed model the routing's statistics, too.
+    """Returns the metrics of `params` over `source`, and the feed-forwards' statistics.
 
     Args:
-      experiment: whose config gives batch size and workers.
-      params: of its model, placed as it says.
+      experiment: gives task, mesh, batch size and workers.
+      params: parameters of its model, placed as it says.
       source: a split.
-      transform: to the model's image size.
-      stop: asked between batches.
-      beat: told of every batch, see `watchdog`.
-      note: told of every image that cannot be read, where the config allows for such.
+      transform: the evaluation transform.
+      stop: checked between batches.
+      beat: called at every batch, see `run.watchdog`.
+      note: receives a line for every unreadable example, where the config allows for some.
 
     Raises:
-      StopRequestedError: `stop` was asked to.
-      RunFailedError: too large a share of the images is unreadable.
+      StopRequestedError: a stop was requested.
+      RunFailedError: too large a share of the examples is unreadable.
     """
-    batches = placed_batches(
-        experiment.config, experiment.mesh, source, transform, stop=stop, beat=beat, note=note
-    )
+    config, task, mesh = experiment.config, experiment.task, experiment.mesh
+    batches = placed_batches(config, mesh, source, transform, stop=stop, beat=beat, note=note)
+    sharding = NamedSharding(mesh, BATCH)
+    carry = {
+        name: jax.device_put(jnp.zeros(spec.shape, spec.dtype), sharding)
+        for name, spec in task.carry_spec(config.evaluation.batch_size).items()
+    }
     with closing(batches):
-        sums = sum_over(partial(experiment.eval_step, params), batches)
-    routing = summarize(sums) if "load" in sums else {}
-    metrics = experiment.task.summarize(sums) | routing
-    metrics["bad_examples"] = len(source) - metrics["images"]
-    allowed = experiment.config.data.max_bad_fraction
+        totals = total(partial(experiment.eval_step, params), batches, carry)
+    rows = {name: values[: len(source)] for name, values in totals.rows.items()}
+    metrics = task.summarize(totals.sums, rows)
+    metrics |= experiment.model.summarize(totals.layer_sums)
+    metrics["bad_examples"] = len(source) - metrics[task.unit]
+    allowed = config.data.max_bad_fraction
     if metrics["bad_examples"] > allowed * len(source):
         raise RunFailedError(
-            f"{metrics['bad_examples']:,} of {len(source):,} test images could not be read, more "
-            f"than config.data.max_bad_fraction={allowed:g} allows; mend the data (they are named "
-            "above)"
+            f"{metrics['bad_examples']:,} of {len(source):,} evaluation {task.unit} could not be "
+            f"read, more than config.data.max_bad_fraction={allowed:g} allows; mend the data (they "
+            "are named above)"
         )
     return metrics
 
@@ -68,13 +88,13 @@ def placed_batches(
     config: ConfigDict,
     mesh: Mesh,
     source: Source,
-    transform: EvalTransform,
+    transform: Transform,
     *,
     stop: Stop,
     beat: Callable[[str], None],
     note: Callable[[str], None],
 ) -> Iterator[Mapping[str, Array]]:
-    """Every image of `source` once, in batches on the devices; see `evaluate` for the arguments."""
+    """Yields every example of `source` once, in batches on the devices; arguments as `evaluate`."""
     B = config.evaluation.batch_size
     positions = host_positions(mesh, B)
     batches = eval_batches(
@@ -94,28 +114,57 @@ def placed_batches(
             stop.check()
 
 
-def sum_over(
-    eval_step: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+def total(
+    eval_step: EvalStep,
     batches: Iterable[Mapping[str, Array]],
-) -> dict[str, np.ndarray]:
-    """`eval_step`'s sums added up over batches, in float64; the device works one batch ahead."""
-    totals: dict[str, np.ndarray] = {}
-    previous: Mapping[str, Array] = {}
-    for batch in itertools.chain(batches, [None]):
-        sums = eval_step(batch) if batch is not None else {}
-        for key, value in jax.device_get(previous).items():
-            totals[key] = totals.get(key, 0.0) + np.asarray(value, np.float64)
-        previous = sums
+    carry: Mapping[str, Array] | None = None,
+) -> Totals:
+    """Adds up the sums of `eval_step` over batches and joins its rows.
+
+    Results are fetched one batch late, so that the device always has work.
+
+    Args:
+      eval_step: maps a batch, `carry` among its arrays, to an `Evaluation`.
+      batches: on the devices.
+      carry: for the first batch.
+    """
+    totals, rows = Totals({}, {}, {}), []
+    previous: Evaluation | None = None
+
+    def add(evaluation: Evaluation) -> None:
+        sums, layer_sums, new_rows = jax.device_get(
+            (evaluation.sums, evaluation.layer_sums, evaluation.rows)
+        )
+        for into, values in ((totals.sums, sums), (totals.layer_sums, layer_sums)):
+            for name, value in values.items():
+                into[name] = into.get(name, 0.0) + np.asarray(value, np.float64)
+        rows.append(new_rows)
+
+    for batch in batches:
+        evaluation = eval_step({**batch, **(carry or {})})
+        carry = evaluation.carry
+        if previous is not None:
+            add(previous)
+        previous = evaluation
+    if previous is not None:
+        add(previous)
+    for name in rows[0] if rows else ():
+        totals.rows[name] = np.concatenate([part[name] for part in rows])
     return totals
 
 
-def result_metrics(metrics: Mapping) -> dict[str, Any]:
-    """What `result.json` says of the evaluation: accuracy, and the routing over all blocks."""
-    result = {
-        "test_accuracy": metrics["accuracy"],
-        "test_cross_entropy": metrics["cross_entropy"],
-        "test_images": metrics["images"],
-    }
+def result_metrics(metrics: Mapping[str, Any], headline: Headline, unit: str) -> dict[str, Any]:
+    """Returns what `result.json` says of an evaluation: `test_<metric>`, routing over all blocks.
+
+    Args:
+      metrics: of `evaluate`.
+      headline: of the task.
+      unit: of the task.
+    """
+    scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
+    scalars.pop("bad_examples", None)
+    result = {f"test_{name}": value for name, value in scalars.items()}
+    result |= {"headline": headline._asdict(), "unit": unit}
     if "load" in metrics:
         result["drop_rate"] = float(np.mean(metrics["drop_rate"]))
         result["expert_load"] = np.mean(metrics["load"], axis=0).round(4).tolist()

@@ -1,27 +1,29 @@
 """What a config describes, put together: mesh, model, task, optimizer, sharded state, steps.
 
-Needs only facts about the data, no data: so a plan for a TPU nobody has, a benchmark and a training
-run are the same program.
+Needs facts about the data but no data, so that a training run, a benchmark and a plan for TPUs that
+are not at hand are the same program.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
-from widenet_jax.errors import BadInputError, choose
-from widenet_jax.models.vit import build_model, parameter_shapes
-from widenet_jax.moe.layer import check_group
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.errors import BadInputError, check_group, choose
+from widenet_jax.models.build import build_model
+from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
 from widenet_jax.step import (
@@ -33,31 +35,18 @@ from widenet_jax.step import (
     make_train_step,
     new_state,
 )
-from widenet_jax.tasks.classification import TASKS
-from widenet_jax.typing import Array, PyTree
+from widenet_jax.tasks import TASKS, Evaluation, Task
+from widenet_jax.tasks.contract import Inputs, Rngs
+from widenet_jax.typing import Array, Aux, PyTree
 
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a model and a schedule have to know of the data.
-
-    Attributes:
-      num_examples: of the training split.
-      class_names: label k is class_names[k].
-      image_shape: (height, width, channels) of a batch's images.
-    """
-
-    num_examples: int
-    class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+ROUTING_GROUP = "config.model.moe.examples_per_group"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything of a run that follows from its config.
+    """Everything of a run that follows from its config and facts about its data.
 
-    `train_step` and `eval_step` are jitted and are called, as `init` is, under
-    `jax.set_mesh(mesh)`.
+    `init`, `train_step` and `eval_step` are jitted; call them under `jax.set_mesh(mesh)`.
 
     Attributes:
       config: as given.
@@ -65,74 +54,64 @@ class Experiment:
       mesh: over the devices given.
       model: the Linen module.
       task: what a batch means.
-      gradients: (params, batch, step) -> (gradients, (means, sums)).
-      total_steps: of the run.
-      eval_every: steps.
-      save_every: steps.
+      gradients: (params, batch, step) -> (gradients, metrics).
+      total_steps: length of the run.
+      eval_every: steps between evaluations.
+      save_every: steps between checkpoints.
       state: shapes of the training state, with shardings.
-      init: () -> the first training state, drawn where it will live.
-      train_step: (state, batch) -> (state, metrics); takes over `state`.
-      eval_step: (params, batch) -> sums.
+      init: () -> the first training state, initialised on the devices where it will live.
+      train_step: (state, batch) -> (state, metrics); donates `state`.
+      eval_step: (params, batch) -> `tasks.Evaluation`.
     """
 
     config: ConfigDict
     facts: DataFacts
     mesh: Mesh
-    model: Any
-    task: Any
+    model: nn.Module
+    task: Task
     gradients: Gradients
     total_steps: int
     eval_every: int
     save_every: int
     state: TrainState
-    init: Any
-    train_step: Any
-    eval_step: Any
+    init: Callable[[], TrainState]
+    train_step: Callable[[TrainState, Mapping[str, Array]], tuple[TrainState, dict[str, Any]]]
+    eval_step: Callable[[PyTree, Mapping[str, Array]], Evaluation]
 
 
 def build_experiment(
     config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]
 ) -> Experiment:
-    """Puts it together; nothing is compiled yet.
+    """Puts an experiment together; compiles nothing.
 
     Raises:
       BadInputError: the config does not fit itself, the data or the devices.
     """
     mesh = build_mesh(config.sharding, devices)
-    check_batch(config, mesh)
-    B = config.batch_size
-    steps_of = partial(to_steps, batch_size=B, num_examples=facts.num_examples)
+    task = build_task(config, facts)
+    steps_of = partial(to_steps, batch_size=config.batch_size, num_examples=facts.num_examples)
     total_steps = steps_of(config.duration, field="config.duration")
-
-    model = build_model(config.model, len(facts.class_names))
-    forward = make_forward(model)
-    task = choose(TASKS, config.task.name, field="config.task.name")(
-        num_classes=len(facts.class_names),
-        label_smoothing=config.task.label_smoothing,
-        mixup_alpha=config.augment.mixup_alpha,
-        mixup_group_size=config.augment.mixup_group_size,
-    )
+    model = build_model(config.model, **task.model_fields)
+    check_batch(config, model, task, mesh)
     tx, schedule = build_optimizer(
         config.optimizer,
-        params_or_shapes=parameter_shapes(model, facts.image_shape),
+        params_or_shapes=parameter_shapes(model, input_spec(task)),
         total_steps=total_steps,
-        batch_size=B,
+        batch_size=config.batch_size,
         num_examples=facts.num_examples,
     )
-    gradients = make_gradients(
-        forward=forward,
-        task=task,
-        seed=config.seed,
-        accumulation_steps=config.optimizer.accumulation_steps,
-        group_size=group_size(config),
-    )
-    # Backward passes that are written out are traced here, outside the forward pass.
-    gradients = in_precision_of(model)(gradients)
-
-    init = partial(init_state, model=model, tx=tx, image_shape=facts.image_shape, seed=config.seed)
+    forward = make_forward(model)
+    gradients = build_gradients(config, model, task, forward)
+    init = partial(init_state, model=model, task=task, tx=tx, config=config)
     shapes = jax.eval_shape(init)
-    shardings = tree_shardings(shapes, mesh)
+    shardings = state_shardings(shapes, mesh)
     replicated, batched = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
+    train_step = make_train_step(
+        gradients=gradients,
+        tx=tx,
+        schedule=schedule,
+        max_skipped_updates=max_skipped_updates(config),
+    )
     return Experiment(
         config=config,
         facts=facts,
@@ -146,12 +125,7 @@ def build_experiment(
         state=jax.tree.map(with_sharding, shapes, shardings),
         init=jax.jit(init, out_shardings=shardings),
         train_step=jax.jit(
-            make_train_step(
-                gradients=gradients,
-                tx=tx,
-                schedule=schedule,
-                max_skipped_updates=max_skipped_updates(config),
-            ),
+            train_step,
             in_shardings=(shardings, batched),
             out_shardings=(shardings, replicated),
             donate_argnums=0,
@@ -159,83 +133,103 @@ def build_experiment(
         eval_step=jax.jit(
             make_eval_step(forward=forward, task=task),
             in_shardings=(shardings.params, batched),
-            out_shardings=replicated,
+            out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
     )
 
 
+def build_gradients(
+    config: ConfigDict, model: nn.Module, task: Task, forward: Forward
+) -> Gradients:
+    """Builds the gradients of `task` as the config accumulates them."""
+    gradients = make_gradients(
+        forward=forward,
+        task=task,
+        seed=config.seed,
+        accumulation_steps=config.optimizer.accumulation_steps,
+        group_size=group_size(model, task),
+    )
+    # Hand-written backward passes are traced here, outside the forward pass.
+    return in_precision_of(model)(gradients)
+
+
+def build_task(config: ConfigDict, facts: DataFacts) -> Task:
+    """Builds the task that `config.task` names.
+
+    Raises:
+      BadInputError: unknown name, or a field out of range.
+    """
+    return choose(TASKS, config.task.name, field="config.task.name").build(config, facts)
+
+
+def input_spec(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes of the model's inputs for a batch of one example."""
+    return jax.eval_shape(task.inputs, {**task.batch_spec(1), **task.carry_spec(1)})
+
+
 def train_batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """The batch that `train_step` takes, for compiling it without data."""
+    """Returns the batch that `train_step` takes, for compiling it without data."""
     B, sharding = experiment.config.batch_size, NamedSharding(experiment.mesh, BATCH)
-    shaped = partial(jax.ShapeDtypeStruct, sharding=sharding)
-    return {
-        "image": shaped((B, *experiment.facts.image_shape), jnp.uint8),
-        "label": shaped((B,), jnp.int32),
-        "bad": shaped((B,), jnp.bool_),
-    }
+    spec = experiment.task.batch_spec(B) | {"bad": jax.ShapeDtypeStruct((B,), jnp.bool_)}
+    return {name: with_sharding(shape, sharding) for name, shape in spec.items()}
+
+
+def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
+    """Returns where each array of a state lives: the carry as a batch, the rest as parameters."""
+    batched = NamedSharding(mesh, BATCH)
+    carry = dict.fromkeys(state.carry, batched)
+    return tree_shardings(state.replace(carry={}), mesh).replace(carry=carry)
 
 
 def max_skipped_updates(config: ConfigDict) -> int:
-    """Updates that may be left out because they are not finite; the next one ends the run."""
+    """Returns how many non-finite updates a run may skip; one more ends it."""
     allowed = {"stop": 0, "skip": config.max_skipped_updates}
     return choose(allowed, config.on_nonfinite, field="config.on_nonfinite")
 
 
-def group_size(config: ConfigDict) -> int:
-    """Images that have to stay together: a routing group and a mixup group, both whole."""
-    routing, mixing = group_sizes(config)
-    return int(np.lcm(routing, mixing))
+def group_size(model: nn.Module, task: Task) -> int:
+    """Returns how many consecutive examples must stay together: whole routing and task groups."""
+    return math.lcm(model.examples_per_group, task.group_size)
 
 
-def group_sizes(config: ConfigDict) -> tuple[int, int]:
-    """(images routed together, images that mixup pairs up); 1 where there is no such thing."""
-    routing = config.model.moe.images_per_group if config.model.moe else 1
-    mixing = config.augment.mixup_group_size if config.augment.mixup_alpha > 0 else 1
-    return routing, mixing
-
-
-def check_batch(config: ConfigDict, mesh: Mesh) -> None:
+def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) -> None:
     """Raises BadInputError unless batches divide into groups, parts and devices' shares."""
-    routing, mixing = group_sizes(config)
-    B, eval_B = config.batch_size, config.evaluation.batch_size
-    if routing > 1 and routing % mixing:
+    routing, own = model.examples_per_group, task.group_size
+    if routing > 1 and routing % own:
         raise BadInputError(
-            f"config.augment.mixup_group_size={mixing} must divide "
-            f"config.model.moe.images_per_group={routing}: partners come from the same routing "
-            f"group; add --config.augment.mixup_group_size={routing}"
+            f"{task.group_field}={own} must divide {ROUTING_GROUP}={routing}: "
+            f"such a group lies within a routing group; add --{task.group_field}={routing}"
         )
-    check_group(B, mixing, field="config.augment.mixup_group_size")
+    check_group(config.batch_size, own, field=task.group_field)
     parts = config.optimizer.accumulation_steps
     for field, size, unit in (
-        ("config.batch_size", B, group_size(config) * mesh.size * parts),
-        ("config.evaluation.batch_size", eval_B, routing * mesh.size),
+        ("config.batch_size", config.batch_size, group_size(model, task) * mesh.size * parts),
+        ("config.evaluation.batch_size", config.evaluation.batch_size, routing * mesh.size),
     ):
-        check_group(size, routing)
+        check_group(size, routing, field=ROUTING_GROUP)
         if size % unit:
             raise BadInputError(
                 f"{field}={size} must be a multiple of {unit}, such as {-(-size // unit) * unit}: "
-                f"whole groups of images (routing {routing}, mixup {mixing}) on each of "
+                f"whole groups of {task.unit} (routing {routing}, task {own}) on each of "
                 f"{mesh.size} devices in each of {parts} accumulation steps"
             )
 
 
-def make_forward(model: Any) -> Forward:
-    """(params, images, mask, rngs) -> (logits, aux); training where there are rngs."""
+def make_forward(model: nn.Module) -> Forward:
+    """Builds (params, inputs, rngs) -> (outputs, aux), which trains where rngs are given."""
 
     @in_precision_of(model)
-    def forward(
-        params: PyTree, images: Array, mask: Array | None, rngs: dict[str, Array] | None
-    ) -> tuple[Array, dict]:
+    def forward(params: PyTree, inputs: Inputs, rngs: Rngs | None) -> tuple[PyTree, Aux]:
         params = gather_shared(params)
-        return model.apply({"params": params}, images, mask=mask, train=bool(rngs), rngs=rngs)
+        return model.apply({"params": params}, inputs, train=bool(rngs), rngs=rngs)
 
     return forward
 
 
 def in_precision_of(model: Any) -> Callable[[Callable], Callable]:
-    """Decorates what traces `model`: with dtype "float32" every product multiplies all of float32.
+    """Decorates functions that trace `model`: a float32 model multiplies with all bits of float32.
 
-    By default TPUs and recent GPUs do so in fewer bits. Products of bfloat16 are left as they are.
+    TPUs and recent GPUs use fewer bits by default. Products of bfloat16 are not affected.
     """
     precision = (
         partial(jax.default_matmul_precision, "highest")
@@ -255,10 +249,13 @@ def in_precision_of(model: Any) -> Callable[[Callable], Callable]:
 
 
 def init_state(
-    *, model: Any, tx: optax.GradientTransformation, image_shape: tuple[int, ...], seed: int
+    *, model: nn.Module, task: Task, tx: optax.GradientTransformation, config: ConfigDict
 ) -> TrainState:
-    images = jnp.zeros((1, *image_shape))
-    return new_state(model.init(jax.random.key(seed), images, train=False)["params"], tx)
+    """Initialises parameters from `config.seed`, the optimizer and an all-zero carry."""
+    inputs, carry = input_spec(task), task.carry_spec(config.batch_size)
+    zeros = partial(jax.tree.map, lambda spec: jnp.zeros(spec.shape, spec.dtype))
+    params = model.init(jax.random.key(config.seed), zeros(inputs), train=False)["params"]
+    return new_state(params, tx, zeros(carry))
 
 
 def with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -1,27 +1,33 @@
-"""The command line: `python -m widenet_jax.main --config=configs/X.py[:arg] --workdir=DIR`.
+"""The training command: `python -m widenet_jax.main --config=configs/X.py[:VARIANT] --workdir=DIR`.
 
-Flags to a config to `train.run`; a user's mistake becomes one line and exit code 2, a failed run
-exit code 3. JAX is imported only once the flags are understood, so that mistakes are answered at
-once.
+Reads the flags, loads the config, calls `train.run` and prints its result. Exit codes: 0 done; 2 a
+mistake of the user, in one line; 3 the run failed; 143 stopped by SIGTERM or --max_seconds; 130
+stopped by Ctrl-C, also with everything saved. JAX is imported after the flags have been read, so
+that a mistake is answered at once.
 """
 
+import argparse
+import contextlib
 import json
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from absl import flags, logging
+from absl import logging
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import check_flag_names, load_config, override, stored_config
+from widenet_jax.cli.parser import Parser, exit_code_of, seconds
+from widenet_jax.config.files import load_config, override, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.run.stopping import EXIT_CODE, Stop, end_process, leave
+from widenet_jax.run.stopping import Stop, end_process
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
+JOIN_SECONDS = 300.0  # for all hosts to start
+LATER_SECONDS = 60
 GOODBYE_SECONDS = 10.0
-INTERRUPTED = 130  # what shells report of a process that Ctrl-C ended
-USAGE = f"""Trains or evaluates what a config describes; the same command again resumes.
+USAGE = f"""Trains or evaluates what a config describes. Run the same command again to resume.
 
   {EXAMPLE}
 
@@ -29,65 +35,50 @@ Any field of the config can be set, as in --config.optimizer.learning_rate=0.01.
 """
 
 
-def define_flags() -> flags.FlagValues:
-    """Every flag but the config's fields, which are known once its file is read."""
-    own = flags.FlagValues()
-    own.set_gnu_getopt(True)  # a field's value may stand apart: --config.seed 1 --workdir=DIR
-    define = {"flag_values": own}
-    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
-    flags.DEFINE_string(
-        "config", None, "A config: configs/digits.py, configs/imagenet.py:widenet_b, ...", **define
-    )
-    flags.DEFINE_string("workdir", None, "Where everything goes; may be gs://.", **define)
-    modes = ["train", "eval", "replay"]
-    text = "Train, evaluate, or work again on the batch whose numbers were not finite."
-    flags.DEFINE_enum("mode", "train", modes, text, **define)
-    flags.DEFINE_float(
-        "max_seconds", None, "Save and stop after so long, as SIGTERM does.", 0.0, **define
-    )
-    flags.DEFINE_bool("json", False, "Print one JSON object, and nothing else.", **define)
-    flags.DEFINE_bool(
-        "distributed", False, "Several hosts; a TPU pod needs none of the next three.", **define
-    )
-    flags.DEFINE_string("coordinator", None, "host:port of process 0.", **define)
-    flags.DEFINE_integer("num_processes", None, "How many processes there are.", **define)
-    flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.", **define)
-    return own
+def flag_parser() -> Parser:
+    """Returns the parser of every flag but the config's fields, which the config file defines."""
+    made = Parser(USAGE)
+    add = made.add_argument
+    text = "configs/digits.py, configs/imagenet.py:widenet_b, ...; a run that is evaluated has one"
+    add("--config", metavar="FILE[:VARIANT]", help=text)
+    add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
+    text = "train; evaluate; or repeat the step whose loss or gradient was not finite"
+    add("--mode", choices=["train", "eval", "replay"], default="train", help=text)
+    add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
+    add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
+    text = "several hosts; a TPU pod needs none of the next three"
+    add("--distributed", action="store_true", help=text)
+    add("--coordinator", metavar="HOST:PORT", help="of process 0")
+    add("--num_processes", type=int, metavar="N", help="how many processes there are")
+    add("--process_id", type=int, metavar="I", help="the number of this process, from 0")
+    return made
 
 
-def parse_flags(argv: Sequence[str]) -> tuple[flags.FlagValues, ConfigDict | None]:
-    """The flags, and the config with the fields that `--config.FIELD=VALUE` set in it.
+def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
+    """Returns the flags, and the config with the fields that `--config.FIELD=VALUE` set in it.
 
-    The config is None where only help is asked for.
+    Args:
+      argv: the program's name, then its flags.
 
     Raises:
       BadInputError: an unknown flag, config file, variant or field, or a value of the wrong type.
     """
-    own = define_flags()
-    try:
-        rest = own(list(argv), known_only=True)
-    except flags.Error as error:
-        raise BadInputError(f"{error} (--help lists the flags)") from None
-    if own.help:
-        return own, None
-    if own.max_seconds is not None and not own.max_seconds < threading.TIMEOUT_MAX:
-        raise BadInputError(f"--max_seconds={own.max_seconds} must be a number of seconds")
-    check_flag_names(rest, own)
+    own, fields = flag_parser().read(argv[1:])
     stored = own.mode != "train" and not own.config
     for name in ("workdir",) if stored else ("config", "workdir"):
-        if not own[name].value:
+        if not getattr(own, name):
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
     config = stored_config(own.workdir) if stored else load_config(own.config)
-    override(config, rest, own)
+    override(config, fields)
     return own, config
 
 
 def report(result: dict[str, Any], workdir: str) -> str:
-    """The result as a table for people."""
+    """Returns the result as a table for people."""
     if result["mode"] == "replay":
         return report_replay(result)
     rows = [
-        ("test accuracy", f"{result['test_accuracy']:.2%} of {result['test_images']:,} images"),
+        *metric_rows(result),
         ("parameters, unique", f"{result['params']:,}"),
         ("parameters, unrolled", f"{result['params_unrolled']:,}"),
     ]
@@ -95,30 +86,50 @@ def report(result: dict[str, Any], workdir: str) -> str:
         load = "  ".join(f"{share:.1%}" for share in result["expert_load"])
         rows += [("token drop rate", f"{result['drop_rate']:.2%}"), ("expert load", load)]
     if result["mode"] == "train":
-        rows += [
-            ("metrics", f"{workdir}/metrics.jsonl"),
-            ("learning curve", f"{workdir}/learning_curve.png"),
-        ]
+        rows.append(("metrics", f"{workdir}/metrics.jsonl"))
+        rows.append(("learning curve", f"{workdir}/learning_curve.png"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
+def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns (name, value) of every metric `test_NAME` in the result, the headline first.
+
+    The headline is a percentage where it is a share: between 0 and 1, higher is better. How many
+    examples were evaluated (`test_UNIT`) stands beside it.
+    """
+    headline, unit = result.get("headline", {}), result.get("unit")
+    first = f"test_{headline.get('name')}"
+    names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
+    rows = []
+    for name in sorted(names, key=lambda name: name != first):
+        value = result[name]
+        if name == first:
+            share = headline["higher_is_better"] and 0 <= value <= 1
+            text = f"{value:.2%}" if share else f"{value:.4f}"
+            text += f" of {result[f'test_{unit}']:,} {unit}"
+        else:
+            text = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+        rows.append((name.replace("_", " "), text))
+    return rows
+
+
 def report_replay(result: dict[str, Any]) -> str:
-    """What was not finite, and the batch it happened in."""
-    listed = lambda names: "\n  ".join(names) or "none"  # noqa: E731
-    return (
-        f"step {result['step']:,}: loss {result['loss']}, gradient norm {result['gradient_norm']}\n"
-        f"parameters whose gradient is not finite:\n  {listed(result['not_finite']['gradients'])}\n"
-        f"images whose logits are not finite:\n  {listed(result['not_finite']['images'])}\n"
-        f"the batch:\n  {listed(result['batch'])}"
-    )
+    """Returns what was not finite in the repeated step, and its batch."""
+    lines = ["step {step:,}: loss {loss}, gradient norm {gradient_norm}".format(**result)]
+    lists = {f"{kind} that are not finite": names for kind, names in result["not_finite"].items()}
+    for title, names in (lists | {"the batch": result["batch"]}).items():
+        lines += [f"{title}:", *(f"  {name}" for name in names or ["none"])]
+    return "\n".join(lines)
 
 
-def join_hosts(own: flags.FlagValues, stop: Stop) -> None:
-    """Makes this process one of several, where --distributed or its details ask for it.
+def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
+    """Joins the other processes, if --distributed or its details ask for it.
+
+    Ends this process with exit code 2 if not all have joined after JOIN_SECONDS.
 
     Raises:
-      BadInputError: the details are missing or wrong, or the other processes do not come.
+      BadInputError: the details are missing or wrong.
     """
     details = {"coordinator": own.coordinator, "num_processes": own.num_processes,
                "process_id": own.process_id}  # fmt: skip
@@ -128,32 +139,57 @@ def join_hosts(own: flags.FlagValues, stop: Stop) -> None:
     if given and len(given) < len(details):
         missing = ", ".join(f"--{name}" for name in details if name not in given)
         raise BadInputError(f"--{given[0]} also needs {missing}; on a TPU pod give none of them")
+    if given:
+        check_details(**details)
     import jax
 
+    # JAX aborts the process with a stack trace when its own timeout is over, so this one is first.
+    where = "host, and check --coordinator" if given else "worker of the TPU pod"
+    late = f"error: --distributed: not all processes joined within {JOIN_SECONDS:g} s; "
+    late += f"start the same command on every {where}"
+    timer = threading.Timer(JOIN_SECONDS, end_process, (late, 2))
+    timer.daemon = True
+    timer.start()
     try:
-        jax.distributed.initialize(*details.values())
+        limit = int(JOIN_SECONDS) + LATER_SECONDS
+        jax.distributed.initialize(*details.values(), initialization_timeout=limit)
     except (ValueError, RuntimeError) as error:
         raise BadInputError(
             f"--distributed: {' '.join(str(error).split())}; off a TPU pod add "
             "--coordinator=HOST0:PORT --num_processes=N --process_id=I"
         ) from None
+    finally:
+        timer.cancel()
     stop.share(hosts=jax.process_count())
 
 
+def check_details(coordinator: str, num_processes: int, process_id: int) -> None:
+    """Checks the flags that `jax.distributed.initialize` fails on with a traceback.
+
+    Raises:
+      BadInputError: --coordinator is not HOST:PORT, or a number is out of range.
+    """
+    host, _, port = coordinator.rpartition(":")
+    if not host or not (port.isdecimal() and 0 < int(port) < 65536):
+        raise BadInputError(f"--coordinator={coordinator} must be HOST:PORT, as in 10.0.0.1:8476")
+    if num_processes < 1:
+        raise BadInputError(f"--num_processes={num_processes} must be at least 1")
+    if not 0 <= process_id < num_processes:
+        below = f"less than --num_processes={num_processes}"
+        raise BadInputError(f"--process_id={process_id} must be at least 0 and {below}")
+
+
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the command line; returns the exit code."""
     stop = Stop()
+    stop.listen()
     try:
         own, config = parse_flags(argv)
-        if config is None:
-            print(USAGE + own.get_help())
-            return 0
-        stop.listen()
         if own.max_seconds is not None:
             stop.after(own.max_seconds)
-        logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of what we say in one line
+        logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of errors reported below
         join_hosts(own, stop)
-        from widenet_jax import train  # imports JAX: seconds, so only now
+        from widenet_jax import train  # imports JAX, which takes seconds
 
         result = train.run(config, own.workdir, mode=own.mode, stop=stop)
     except BadInputError as error:
@@ -161,9 +197,8 @@ def main(argv: Sequence[str]) -> int:
     except RunFailedError as error:
         return end(f"failed: {error}", 3)
     except StoppedError as error:
-        return end(f"stopped: {error}", EXIT_CODE)
-    except KeyboardInterrupt:
-        return end("interrupted: the same command goes on from the last checkpoint", INTERRUPTED)
+        leave_hosts()
+        end_process(f"stopped: {error}", stop.exit_code)  # readers may hang: run no destructors
     finally:
         stop.close()
     print(json.dumps(result) if own.json else report(result, own.workdir), flush=True)
@@ -171,23 +206,36 @@ def main(argv: Sequence[str]) -> int:
 
 
 def end(line: str, code: int) -> int:
-    """Says why, and returns the exit code.
+    """Prints why the run ends, waits for the devices and returns the exit code.
 
-    One of several hosts, or a run that was stopped, does not return: readers may hang, and other
-    hosts may be waiting for this one in the middle of a step, which leaving in order would wait
-    for in turn.
+    One of several hosts ends at once instead: its devices may be waiting for another host in the
+    middle of a step.
     """
-    distributed = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
-    if distributed:
-        goodbye = threading.Thread(target=sys.modules["jax"].distributed.shutdown, daemon=True)
-        goodbye.start()
-        goodbye.join(GOODBYE_SECONDS)  # hosts that all end here do so together
-    if distributed or code in (EXIT_CODE, INTERRUPTED):
+    if leave_hosts():
         end_process(line, code)
     print(line, file=sys.stderr)
+    if jax := sys.modules.get("jax"):
+        # Initial parameters or a step may still be computed, since JAX dispatches asynchronously.
+        # Python's exit handlers should find idle devices.
+        with contextlib.suppress(RuntimeError):  # a failed computation; `line` says why
+            jax.block_until_ready(jax.live_arrays())
     return code
 
 
+def leave_hosts() -> bool:
+    """Disconnects from the other hosts; returns whether there are any.
+
+    Hosts that all end here do so together. A host that does not answer within GOODBYE_SECONDS is
+    left behind.
+    """
+    jax = sys.modules.get("jax")
+    if not (jax and jax.distributed.is_initialized()):
+        return False
+    goodbye = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    goodbye.start()
+    goodbye.join(GOODBYE_SECONDS)
+    return True
+
+
 if __name__ == "__main__":
-    if code := main(sys.argv):
-        leave(code)
+    sys.exit(exit_code_of(partial(main, sys.argv)))

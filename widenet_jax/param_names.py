@@ -1,4 +1,4 @@
-"""Parameters by path: names such as `encoder/block_0/attention/query/kernel`.
+"""Parameters by path: names such as `encoder/block_03_attention/query/kernel`.
 
 Optimizer settings (what decays, what LAMB scales as one unit) are stated on these paths. They are
 static, so everything here may run while `jit` traces.
@@ -15,25 +15,54 @@ from widenet_jax.typing import PyTree
 
 PathPredicate = Callable[[str], bool]
 
-# Component names with a meaning for storage; `models` and `moe` use the same words.
-STACKED_BLOCKS = "blocks_stacked"  # leading axis L: one slice a block, as `scan` stores them
+# Names of parameter scopes. Storage (`sharding`) and the optimizer go by them.
+ENCODER = "encoder"  # the stack of blocks
 EXPERTS = "experts"  # leading axis E: one slice an expert
-FUSED_QKV = "qkv"  # kernel [D, 3, N, H], bias [3, N, H]
+NORM_OUT = "norm_out"  # the last norm of a stack
+_BLOCK_PART = re.compile(r"block_(\d+)_(.+)")
 
 
-def _name(key_path: tuple[Any, ...]) -> str:
+def block_part(index: int, part: str) -> str:
+    """Returns the scope of a part that one block owns: "block_03_attention"."""
+    return f"block_{index:02d}_{part}"
+
+
+def split_block_part(name: str) -> tuple[int | None, str]:
+    """Splits the name of a part: "block_03_mlp" to (3, "mlp"), a shared "mlp" to (None, "mlp")."""
+    match = _BLOCK_PART.fullmatch(name)
+    return (int(match[1]), match[2]) if match else (None, name)
+
+
+def is_expert(path: str) -> bool:
+    """True for the experts' parameters, whose leading axis is E."""
+    return EXPERTS in path.split("/")[:-1]
+
+
+def is_shared_by_blocks(path: str) -> bool:
+    """True for the encoder's parameters that are not of one block alone."""
+    parts = path.split("/")
+    return parts[0] == ENCODER and len(parts) > 1 and split_block_part(parts[1])[0] is None
+
+
+def path_name(key_path: tuple[Any, ...]) -> str:
+    """Returns the path of one leaf: its keys joined by slashes."""
     return jax.tree_util.keystr(key_path, simple=True, separator="/")
 
 
 def path_names(tree: PyTree) -> list[str]:
     """Paths of all leaves, in the order of `jax.tree.leaves`."""
-    return [_name(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return [name for name, _ in named_leaves(tree)]
+
+
+def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    """(path, leaf) of all leaves, in the order of `jax.tree.leaves`."""
+    return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def map_with_path(fn: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
     """`jax.tree.map` whose function sees the path first: `fn(path, leaf, *leaves_of_rest)`."""
     return jax.tree_util.tree_map_with_path(
-        lambda key_path, *leaves: fn(_name(key_path), *leaves), tree, *rest
+        lambda key_path, *leaves: fn(path_name(key_path), *leaves), tree, *rest
     )
 
 
@@ -63,29 +92,17 @@ def is_norm_or_bias(path: str) -> bool:
 
 
 def trust_ratio_unit_axes(path: str, ndim: int) -> tuple[int, ...]:
-    """Axes over which one stored leaf holds several kernels (or biases); () if it holds one.
+    """Returns the axes over which one stored leaf holds several kernels or biases; () for one.
 
-    LAMB's unit is the kernel of one block, one expert, one of q, k, v. How they are stored is a
-    matter of speed and must not change the update:
-      `.../experts/wi/kernel` [E, D, F] -> (0,)       `.../experts/wi/bias` [E, F] -> (0,)
-      `.../qkv/kernel` [D, 3, N, H]     -> (1,)       `.../qkv/bias` [3, N, H]     -> (0,)
-      `blocks_stacked/...` [L, ...]     -> (0,) and the axes of the rest, moved by one.
+    LAMB's unit is the kernel of one block or one expert. How kernels are stored must not change
+    the update: `.../experts/wi/kernel` [E, D, F] and `.../experts/wi/bias` [E, F] give (0,).
 
     Raises:
       ValueError: the leaf has another rank than its path promises, so that the axes would be wrong.
     """
-    parts = path.split("/")
-    first = 1 if STACKED_BLOCKS in parts else 0
-    leaf, layer = parts[-1], parts[-2] if len(parts) > 1 else ""
-    if layer == FUSED_QKV and leaf in ("kernel", "bias"):
-        inner, rank = ((1,), 4) if leaf == "kernel" else ((0,), 3)
-    elif EXPERTS in parts[:-1]:
-        inner, rank = (0,), {"kernel": 3, "bias": 2}.get(leaf)
-    else:
-        inner, rank = (), None
-    if rank is not None and ndim != rank + first:
-        raise ValueError(f"{path} has {ndim} axes, its path promises {rank + first}")
-    axes = (*range(first), *(first + axis for axis in inner))
-    if axes and ndim <= max(axes):
-        raise ValueError(f"{path} has {ndim} axes, its path promises more than {max(axes)}")
-    return axes
+    if not is_expert(path):
+        return ()
+    rank = {"kernel": 3, "bias": 2}.get(path.rsplit("/", 1)[-1], ndim)
+    if ndim != rank or ndim < 1:
+        raise ValueError(f"{path} has {ndim} axes, its path promises {rank}")
+    return (0,)

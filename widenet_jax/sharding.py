@@ -1,8 +1,8 @@
-"""The device mesh and where every array lives on it.
+"""The device mesh and the placement of every array on it.
 
-Mesh axes: `data` replicates the parameters, `fsdp` splits them, `expert` splits the experts. A
-batch is split over all three, so that every device works on its own images. Auto axis types: the
-compiler places the collectives, and the few constraints here tell it where.
+Mesh axes: `data` replicates the parameters, `fsdp` shards them, `expert` shards the experts. A
+batch is sharded over all three, so that every device works on its own examples. All axes have type
+Auto: the compiler inserts the collectives, guided by the few constraints here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.param_names import is_expert, is_shared_by_blocks, map_with_path
 from widenet_jax.typing import Array, PyTree
 
 AXES = ("data", "fsdp", "expert")
@@ -21,10 +22,10 @@ BATCH = P(AXES)
 
 
 def build_mesh(sharding: Mapping, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of `config.sharding`: sizes of the axes `fsdp` and `expert`; `data` takes the rest.
+    """Builds the mesh of `config.sharding`, which sizes `fsdp` and `expert`; `data` is the rest.
 
-    `fsdp` may be -1, all the devices that `expert` leaves: nothing of the parameters and the
-    optimizer's moments is then stored, or updated, twice.
+    fsdp=-1 takes all devices that `expert` leaves: no parameter and no optimizer moment is then
+    stored or updated more than once, apart from small leaves (`param_spec`).
 
     Raises:
       BadInputError: the sizes do not multiply to the number of devices.
@@ -33,40 +34,38 @@ def build_mesh(sharding: Mapping, devices: Sequence[jax.Device]) -> Mesh:
     fsdp = max(len(devices) // max(expert, 1), 1) if asked == -1 else asked
     if fsdp < 1 or expert < 1 or len(devices) % (fsdp * expert):
         product = "" if asked == -1 else f"config.sharding.fsdp={asked} times "
-        raise BadInputError(
-            f"{product}config.sharding.expert={expert} must divide the number of devices, "
-            f"{len(devices)}"
-        )
+        parts = f"{product}config.sharding.expert={expert}"
+        raise BadInputError(f"{parts} must divide the number of devices, {len(devices)}")
     shape = (len(devices) // (fsdp * expert), fsdp, expert)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 def constrain(x: Array, spec: P) -> Array:
-    """A sharding constraint on the current mesh; none where no mesh is set (`jax.set_mesh`)."""
+    """Constrains the sharding of `x` on the current mesh; returns `x` if no mesh is set."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, spec)
 
 
 def gather_shared(params: PyTree) -> PyTree:
-    """Parameters of which blocks share what they share: whole on every device, but for experts.
+    """Gathers the encoder's shared parameters once per step.
 
-    So that what `fsdp` splits is gathered once a step, and not by each block that uses it. The rest
-    is gathered where it is used, in the computation's dtype.
+    Otherwise each block that uses a parameter would all-gather it over `fsdp` again. Expert
+    parameters stay sharded over `expert`. A parameter that only one block uses is gathered there,
+    in the computation's dtype.
     """
 
-    def leaf(path: tuple, x: Array) -> Array:
-        name = f"/{jax.tree_util.keystr(path, simple=True, separator='/')}/"
-        if not name.startswith("/encoder/") or "/block_" in name:
+    def leaf(path: str, x: Array) -> Array:
+        if not is_shared_by_blocks(path):
             return x
-        return gather(P("expert") if "/experts/" in name else P(), x)
+        return gather(P("expert") if is_expert(path) else P(), x)
 
-    return jax.tree.map_with_path(leaf, params)
+    return map_with_path(leaf, params)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gather(spec: P, x: Array) -> Array:
-    """`constrain(x, spec)`, whose gradient may stay split, as the optimizer wants it."""
+    """Constrains `x` but not its gradient, which may stay sharded as the optimizer needs it."""
     return constrain(x, spec)
 
 
@@ -74,40 +73,35 @@ gather.defvjp(lambda spec, x: (constrain(x, spec), None), lambda spec, _, dx: (d
 
 
 def platform() -> str:
-    """What the current mesh, or without one the default device, is: "tpu", "gpu" or "cpu"."""
+    """Returns "tpu", "gpu" or "cpu": the platform of the current mesh, or without one JAX's."""
     mesh = jax.sharding.get_abstract_mesh()
     return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
 def on_each_device(function: Callable, replicated: PyTree, *batched: Array) -> Array:
-    """`function(replicated, *batched)` on every device's own part of what is split as `BATCH`.
+    """Calls `function(replicated, *batched)` on each device with its own shard of `batched`.
 
-    For what the compiler cannot split by itself. A plain call without a mesh (`jax.set_mesh`), and
-    for what does not divide, such as the single image that parameters are initialised with.
+    For functions that the compiler cannot partition. It is a plain call if no mesh is set
+    (`jax.set_mesh`), or if the batch does not divide over the devices, such as the single example
+    that initialises the parameters.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or batched[0].shape[0] % mesh.size:
         return function(replicated, *batched)
     specs = (P(), *(BATCH for _ in batched))
-    return jax.shard_map(function, in_specs=specs, out_specs=BATCH, check_vma=False)(
-        replicated, *batched
-    )
-
-
-def device_index() -> Array | int:
-    """Which device this is, inside `on_each_device`; 0 in its plain call."""
-    return jax.lax.axis_index(AXES) if jax.sharding.get_abstract_mesh().manual_axes else 0
+    mapped = jax.shard_map(function, in_specs=specs, out_specs=BATCH, check_vma=False)
+    return mapped(replicated, *batched)
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Where a parameter (or its optimizer moments) lives.
+    """Returns the sharding of a parameter and of its optimizer moments.
 
-    Stacked experts [E, ...] split over `expert`; then the largest remaining axis that divides
-    splits over `fsdp`. Small leaves (norms, biases) stay whole: moving them costs more than
-    keeping them.
+    Stacked experts [E, ...] are sharded over `expert`. Then the largest remaining axis that divides
+    is sharded over `fsdp`. Small leaves (norms, biases) are replicated: gathering them would cost
+    more than storing them.
     """
     spec: list[str | None] = [None] * len(shape)
-    if "/experts/" in f"/{path}/" and mesh.shape["expert"] > 1:
+    if is_expert(path) and mesh.shape["expert"] > 1:
         spec[0] = "expert"
     fsdp = mesh.shape["fsdp"]
     if fsdp > 1 and len(shape) >= 2 and int(np.prod(shape)) >= 2**12:
@@ -118,15 +112,14 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def tree_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
-    """`param_spec` for every leaf of parameters or of an optimizer state that mirrors them.
+    """Applies `param_spec` to every leaf of the parameters or of an optimizer state like them.
 
     Raises:
       BadInputError: the experts do not divide over the mesh.
     """
 
-    def leaf(path: tuple, x: jax.ShapeDtypeStruct) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        spec = param_spec(name, x.shape, mesh)
+    def leaf(path: str, x: jax.ShapeDtypeStruct) -> NamedSharding:
+        spec = param_spec(path, x.shape, mesh)
         if "expert" in spec and x.shape[0] % mesh.shape["expert"]:
             raise BadInputError(
                 f"config.sharding.expert={mesh.shape['expert']} must divide the number of experts, "
@@ -134,19 +127,19 @@ def tree_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
             )
         return NamedSharding(mesh, spec)
 
-    return jax.tree.map_with_path(leaf, tree)
+    return map_with_path(leaf, tree)
 
 
 def host_positions(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Positions of the global batch that this host's devices hold, sorted.
+    """Returns the positions in the global batch that this host's devices hold, sorted.
 
     Raises:
       BadInputError: the batch does not divide over the devices.
     """
     if batch_size % mesh.size:
         raise BadInputError(
-            f"a batch of {batch_size} does not divide over {mesh.size} devices; a multiple of "
-            f"{mesh.size} would do (config.batch_size, config.evaluation.batch_size)"
+            f"a batch of {batch_size} does not divide over {mesh.size} devices; choose a multiple "
+            f"of {mesh.size} (config.batch_size, config.evaluation.batch_size)"
         )
     places = NamedSharding(mesh, BATCH).addressable_devices_indices_map((batch_size,))
     held = [np.arange(batch_size)[index] for index in places.values()]
@@ -156,9 +149,9 @@ def host_positions(mesh: Mesh, batch_size: int) -> np.ndarray:
 def global_batch(
     local: Mapping[str, np.ndarray], *, mesh: Mesh, batch_size: int, positions: np.ndarray
 ) -> dict[str, Array]:
-    """One array a key over all hosts, from the rows at `positions` that this host has loaded.
+    """Assembles one global array per key from the rows at `positions` that this host has loaded.
 
-    `record`, which image it is, stays on the host.
+    `record`, the number of each example in its split, stays on the host.
     """
 
     def place(rows: np.ndarray) -> Array:
@@ -174,5 +167,5 @@ def global_batch(
 
 
 def to_host(replicated: PyTree) -> PyTree:
-    """NumPy copies of arrays that every device holds whole, on one host of any number."""
+    """Copies replicated arrays to NumPy; needs no other host."""
     return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), replicated)

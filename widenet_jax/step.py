@@ -1,4 +1,4 @@
-"""One training step and one evaluation step: pure functions, to be jitted by `train`."""
+"""The training step and the evaluation step: pure functions, which `experiment` jits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,23 +8,29 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.typing import Array, PyTree
+from widenet_jax.tasks.contract import Evaluation, Inputs, Metrics, Rngs, Task
+from widenet_jax.typing import Array, Aux, PyTree
 
 COUNTERS = ("skipped_updates", "bad_examples")
-# (params, images, mask, rngs) -> (logits, aux)
-Forward = Callable[[PyTree, Array, Array | None, dict[str, Array] | None], tuple[Array, dict]]
+STREAMS = ("dropout", "router", "mixup")
+# (params, inputs, rngs) -> (outputs, aux); rngs None means evaluation.
+Forward = Callable[[PyTree, Inputs, Rngs | None], tuple[PyTree, Aux]]
+# (params, batch, step) -> (gradients, metrics)
+Gradients = Callable[[PyTree, Mapping[str, Array], Array], tuple[PyTree, Metrics]]
 
 
 @flax.struct.dataclass
 class TrainState:
-    """All that changes. Randomness is a function of (seed, step) and the data of the step.
+    """All that changes during training. Randomness and data are functions of (seed, step).
 
     Attributes:
       step: int32, batches worked on.
       params: float32.
       opt_state: as optax gives it.
-      skipped_updates: int32, steps whose loss or gradient was not finite: nothing was updated.
-      bad_examples: int32, training images that could not be read and were replaced.
+      skipped_updates: int32, steps whose loss or gradient was not finite and which updated nothing.
+      bad_examples: int32, training examples that could not be read and were replaced.
+      carry: arrays [B, ...] that pass from step to step beside the parameters, such as a memory of
+        hidden states; see `tasks.Task.carry_spec`. Empty for most tasks.
     """
 
     step: Array
@@ -32,54 +38,57 @@ class TrainState:
     opt_state: PyTree
     skipped_updates: Array
     bad_examples: Array
+    carry: dict[str, Array] = flax.struct.field(default_factory=dict)
 
 
-def new_state(params: PyTree, tx: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
+def new_state(
+    params: PyTree, tx: optax.GradientTransformation, carry: Mapping[str, Array] | None = None
+) -> TrainState:
+    """Returns the state before the first step."""
     zeros = {name: jnp.int32(0) for name in ("step", *COUNTERS)}
-    return TrainState(params=params, opt_state=tx.init(params), **zeros)
-
-
-Gradients = Callable[[PyTree, Mapping[str, Array], Array], tuple[PyTree, tuple[dict, dict]]]
+    return TrainState(params=params, opt_state=tx.init(params), carry=dict(carry or {}), **zeros)
 
 
 def make_gradients(
-    *, forward: Forward, task: Any, seed: int, accumulation_steps: int, group_size: int
+    *, forward: Forward, task: Task, seed: int, accumulation_steps: int, group_size: int
 ) -> Gradients:
-    """Builds (params, batch, step) -> (gradients, (means, sums)).
+    """Builds (params, batch, step) -> (gradients, metrics).
 
-    With accumulation the batch is cut into `accumulation_steps` parts worked on one after the
-    other, their gradients averaged: the same update (dropout and noise apart) in less memory.
-    Parts are made of whole groups of `group_size` consecutive images, dealt out in turn, so that
+    With accumulation the batch is cut into `accumulation_steps` parts that are worked on in turn,
+    and their gradients are averaged: the same update (dropout and noise apart) in less memory.
+    Parts consist of whole groups of `group_size` consecutive examples, dealt out in turn, so that
     neither routing nor mixup nor the devices' shares of the batch change.
     """
 
-    def part_gradients(params: PyTree, part: Mapping[str, Array], rng: Array) -> tuple:
-        streams = dict(zip(("dropout", "router", "mixup"), jax.random.split(rng, 3), strict=True))
+    def part_gradients(params: PyTree, part: Mapping[str, Array], key: Array) -> tuple:
+        rngs = dict(zip(STREAMS, jax.random.split(key, len(STREAMS)), strict=True))
 
-        def loss_fn(params: PyTree) -> tuple[Array, tuple[dict, dict]]:
-            apply = lambda images, mask, rngs: forward(params, images, mask, rngs)  # noqa: E731
-            return task.loss(apply, part, streams)
+        def loss(params: PyTree) -> tuple[Array, Metrics]:
+            return task.loss(lambda inputs, rngs: forward(params, inputs, rngs), part, rngs)
 
-        (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return grads, metrics
 
     def gradients(params: PyTree, batch: Mapping[str, Array], step: Array) -> tuple:
-        rng = jax.random.fold_in(jax.random.key(seed), step)
+        key = jax.random.fold_in(jax.random.key(seed), step)
         if accumulation_steps == 1:
-            return part_gradients(params, batch, rng)
-        parts = {key: deal(x, accumulation_steps, group_size) for key, x in batch.items()}
-        rngs = jax.random.split(rng, accumulation_steps)
+            return part_gradients(params, batch, key)
+        parts = {name: deal(x, accumulation_steps, group_size) for name, x in batch.items()}
+        keys = jax.random.split(key, accumulation_steps)
 
-        def body(total: PyTree, part_and_rng: tuple) -> tuple[PyTree, None]:
-            return jax.tree.map(jnp.add, total, part_gradients(params, *part_and_rng)), None
+        def body(total: PyTree, part_and_key: tuple) -> tuple[PyTree, PyTree]:
+            grads, metrics = part_gradients(params, *part_and_key)
+            total = jax.tree.map(jnp.add, total, (grads, metrics.replace(carry={})))
+            return total, metrics.carry
 
-        first = jax.tree.map(lambda x: x[0], (parts, rngs))
-        shapes = jax.eval_shape(part_gradients, params, *first)
+        first = jax.tree.map(lambda x: x[0], (parts, keys))
+        grads, metrics = jax.eval_shape(part_gradients, params, *first)
+        shapes = (grads, metrics.replace(carry={}))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        (grads, (means, sums)), _ = jax.lax.scan(body, zeros, (parts, rngs))
-        grads, means = jax.tree.map(lambda x: x / accumulation_steps, (grads, means))
-        return grads, (means, sums)
+        (grads, metrics), carry = jax.lax.scan(body, zeros, (parts, keys))
+        grads, means = jax.tree.map(lambda x: x / accumulation_steps, (grads, metrics.means))
+        carry = {name: collect(x, group_size) for name, x in carry.items()}
+        return grads, metrics.replace(means=means, carry=carry)
 
     return gradients
 
@@ -90,18 +99,19 @@ def make_train_step(
     tx: optax.GradientTransformation,
     schedule: optax.Schedule,
     max_skipped_updates: int,
-) -> Callable[[TrainState, Mapping[str, Array]], tuple[TrainState, dict]]:
+) -> Callable[[TrainState, Mapping[str, Array]], tuple[TrainState, dict[str, Any]]]:
     """Builds (state, batch) -> (state, metrics).
 
     A loss or gradient that is not finite never reaches the parameters: such a step updates nothing
-    and counts in `skipped_updates`. Beyond `max_skipped_updates` of them nothing is updated any
-    more, so that the parameters stay those that met the trouble until the loop has noticed.
+    and counts in `skipped_updates`. Once more than `max_skipped_updates` are skipped, no step
+    updates anything. The loop looks at the counter one step late, and so still finds the
+    parameters that met the non-finite number.
     """
 
     def train_step(state: TrainState, batch: Mapping[str, Array]) -> tuple[TrainState, dict]:
-        grads, (means, sums) = gradients(state.params, batch, state.step)
+        grads, result = gradients(state.params, {**batch, **state.carry}, state.step)
         gradient_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(means["loss"]) & jnp.isfinite(gradient_norm)
+        finite = jnp.isfinite(result.means["loss"]) & jnp.isfinite(gradient_norm)
         update = finite & (state.skipped_updates <= max_skipped_updates)
         updates_before = state.step - state.skipped_updates
 
@@ -114,13 +124,14 @@ def make_train_step(
             opt_state=jax.tree.map(keep, opt_state, state.opt_state),
             skipped_updates=state.skipped_updates + ~finite,
             bad_examples=state.bad_examples + batch["bad"].sum(dtype=jnp.int32),
+            carry=jax.tree.map(keep, result.carry, state.carry),
         )
         metrics = {
-            **means,
+            **result.means,
             "learning_rate": schedule(updates_before),
             "gradient_norm": gradient_norm,
             **{name: getattr(state, name) for name in COUNTERS},
-            "routing": sums,
+            "layer_sums": result.layer_sums,
         }
         return state, metrics
 
@@ -134,13 +145,19 @@ def deal(x: Array, parts: int, group_size: int) -> Array:
     return dealt.reshape(parts, x.shape[0] // parts, *rest)
 
 
-def make_eval_step(
-    *, forward: Forward, task: Any
-) -> Callable[[PyTree, Mapping[str, Array]], dict[str, Array]]:
-    """Builds (params, batch) -> sums over the batch's real images, see the task's `evaluate`."""
+def collect(x: Array, group_size: int) -> Array:
+    """[parts, B/parts, ...] -> [B, ...]: the inverse of `deal`."""
+    parts, rest = x.shape[0], x.shape[2:]
+    groups = x.reshape(parts, -1, group_size, *rest).swapaxes(0, 1)
+    return groups.reshape(-1, *rest)
 
-    def eval_step(params: PyTree, batch: Mapping[str, Array]) -> dict[str, Array]:
-        apply = lambda images, mask, rngs: forward(params, images, mask, rngs)  # noqa: E731
-        return task.evaluate(apply, batch)
+
+def make_eval_step(
+    *, forward: Forward, task: Task
+) -> Callable[[PyTree, Mapping[str, Array]], Evaluation]:
+    """Builds (params, batch) -> the task's evaluation of the batch's real examples."""
+
+    def eval_step(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
+        return task.evaluate(lambda inputs, rngs: forward(params, inputs, rngs), batch)
 
     return eval_step

@@ -1,10 +1,11 @@
-"""The axis key of the whole code base, and the two structures that cross package borders.
+"""Names of axes used throughout the package, and types that several packages share.
 
-Axes: B batch, T tokens an image, D embed, N heads, H head dim, F mlp, V classes, L depth;
-routing: G groups, S tokens a group, E experts, C capacity (slots an expert has), K selected.
-Shapes are written as comments in these letters, and einsum strings use them in lower case.
+Axes: B batch, T tokens per example, D embed, N heads, H head dim, F mlp, V classes or vocabulary,
+L depth; routing: G groups, S tokens per group, E experts, C capacity (slots per expert), K selected
+experts. Comments give shapes in these letters; einsum strings use them in lower case.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -12,35 +13,42 @@ import jax
 
 Array = jax.Array
 PyTree = Any
-Aux = dict[str, Array]
+# Losses and statistics of the feed-forwards, see `models.feed_forwards`; {} if there are none.
+Aux = dict[str, Any]
 
 
 @flax.struct.dataclass
 class Routing:
-    """Which experts see which token, for one routing operation.
+    """The assignment of tokens to experts in one routing operation.
 
     Attributes:
       expert_index: [G, S, K] int32, the chosen experts, best first.
-      gate: [G, S, K] float32, the weight of each chosen expert's output.
-      probs: [G, S, E] float32, the router's (noisy) probabilities.
-      slot: [G, S, K] int32, place in the expert's buffer; C (one past the last) where the choice
-        was dropped or the token is masked. None as it comes from a router; `moe.dispatch` fills it.
+      gate: [G, S, K] float32, the weight of each chosen expert's output. Not necessarily a
+        probability.
+      router_probs: [G, S, E] float32, a distribution over the experts: softmax of the scores, with
+        noise, by which the router selected.
+      router_logits: [G, S, E] float32, without noise; masked tokens have logits, too.
+      extra: arrays [G, S, ...] by name, for the loss of this kind of router.
+      slot: [G, S, K] int32, position in the expert's buffer; C (one past the last) if the choice
+        was dropped or the token is masked. A router returns None; `moe.slots` computes it.
     """
 
     expert_index: Array
     gate: Array
-    probs: Array
+    router_probs: Array
+    router_logits: Array
+    extra: Mapping[str, Array] = flax.struct.field(default_factory=dict)
     slot: Array | None = None
 
 
 @flax.struct.dataclass
 class FfnOutput:
-    """What every feed-forward returns, dense or mixture.
+    """The result of every feed-forward; see `models.feed_forwards` for the contract.
 
     Attributes:
-      y: [B, T, D] the output.
-      aux: losses and statistics by name; empty for a dense MLP.
-      routing: the routing used, for later blocks of the same routing group; None when dense.
+      y: [B, T, D], the output.
+      aux: the losses and sums of this operation, or {}.
+      routing: the routing used, for later blocks of the same routing group; None without experts.
     """
 
     y: Array

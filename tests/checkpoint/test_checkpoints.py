@@ -1,4 +1,4 @@
-"""What is saved comes back to the bit, on any mesh; what does not fit or is broken says so."""
+"""Checkpoints are restored bit for bit on any mesh; wrong or damaged ones are reported."""
 
 from contextlib import closing
 from pathlib import Path
@@ -10,17 +10,19 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
-from widenet_jax.checkpoint.checkpoints import Checkpoints, load_params
+from widenet_jax.checkpoint.checkpoints import Checkpoints, load_newest
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.sharding import build_mesh, tree_shardings
 from widenet_jax.step import TrainState
+from widenet_jax.tasks import Headline
 
+ACCURACY = Headline("accuracy")
 META = {"config": {"seed": 0}, "class_names": ["cat", "dog"]}
 
 
 def state_of(seed: int, *, mlp_dim: int = 128) -> TrainState:
-    """Parameters with stacked experts, and moments like theirs."""
+    """Returns parameters with stacked experts, and moments of the same shapes."""
     rng = np.random.default_rng(seed)
 
     def tree() -> dict:
@@ -48,12 +50,12 @@ def place(state: TrainState, mesh: Mesh) -> TrainState:
 
 
 def target_on(mesh: Mesh, *, mlp_dim: int = 128) -> TrainState:
-    """Shapes with shardings, as train asks for them."""
+    """Returns shapes with shardings, as `train` passes them."""
     return place(jax.tree.map(jnp.zeros_like, state_of(0, mlp_dim=mlp_dim)), mesh)
 
 
 def checkpoints_in(directory: Path, *, keep: int = 2) -> Checkpoints:
-    return Checkpoints(epath.Path(directory), meta=META, keep=keep)
+    return Checkpoints(epath.Path(directory), meta=META, keep=keep, headline=ACCURACY)
 
 
 ONE, EIGHT, MIXED = (1, 1, 1), (1, 1, 8), (2, 2, 8)
@@ -105,7 +107,7 @@ def test_the_newest_are_kept_and_asking_twice_is_harmless(tmp_path: Path, on_one
 
 
 def best_of(directory: Path) -> tuple[list[int], float]:
-    """Steps kept as best, and the accuracy stored with the last."""
+    """Returns the steps kept as best, and the accuracy stored with the last."""
     with closing(checkpoints_in(directory)) as checkpoints:
         newest, _ = checkpoints.best.newest({})
         return checkpoints.best.steps(), newest.meta["accuracy"]
@@ -115,8 +117,8 @@ def test_the_best_is_kept_across_a_restart(tmp_path: Path, on_one: Mesh):
     starts = (
         [(1, 0.5), (2, 0.8), (3, 0.7)],
         [(4, 0.6), (5, 0.8)],  # worse, and no better
-        [(1, 0.9)],  # better, at an earlier step: another mesh rounds otherwise
-        [(1, 0.95)],  # the same step again: it stays
+        [(1, 0.9)],  # better, at an earlier step: another mesh rounds differently
+        [(1, 0.95)],  # the same step again: the first one stays
     )
     kept = []
     for start in starts:
@@ -124,7 +126,7 @@ def test_the_best_is_kept_across_a_restart(tmp_path: Path, on_one: Mesh):
             checkpoints.restore(target_on(on_one))
             for step, accuracy in start:
                 state = place(state_of(step), on_one)
-                checkpoints.save_best(state, step=step, accuracy=accuracy)
+                checkpoints.save_best(state, step=step, value=accuracy)
             checkpoints.wait()
         kept.append(best_of(tmp_path))
     assert kept == [([2], 0.8), ([2], 0.8), ([1], 0.9), ([1], 0.9)]
@@ -132,15 +134,29 @@ def test_the_best_is_kept_across_a_restart(tmp_path: Path, on_one: Mesh):
 
 def test_an_accuracy_of_zero_is_a_best(tmp_path: Path, on_one: Mesh):
     checkpoints = checkpoints_in(tmp_path)
-    checkpoints.save_best(place(state_of(1), on_one), step=1, accuracy=0.0)
+    checkpoints.save_best(place(state_of(1), on_one), step=1, value=0.0)
     checkpoints.wait()
     checkpoints.close()
     assert best_of(tmp_path) == ([1], 0.0)
 
 
+def test_a_best_by_another_metric_is_replaced(tmp_path: Path, on_one: Mesh):
+    """A task's headline metric may change between starts: a resumed run keeps its next best."""
+    with closing(checkpoints_in(tmp_path)) as checkpoints:
+        checkpoints.save_best(place(state_of(1), on_one), step=1, value=0.5)
+        checkpoints.wait()
+    bits = Headline("bits", higher_is_better=False)
+    with closing(Checkpoints(epath.Path(tmp_path), meta=META, keep=2, headline=bits)) as now:
+        now.restore(target_on(on_one))
+        now.save_best(place(state_of(2), on_one), step=2, value=3.0)
+        now.wait()
+        newest, _ = now.best.newest({})
+    assert newest.meta["step"] == 2 and newest.meta["bits"] == 3.0
+
+
 @pytest.fixture
 def saved(tmp_path: Path, on_one: Mesh) -> Path:
-    """A workdir with step 5."""
+    """Makes a workdir with a checkpoint of step 5."""
     checkpoints = checkpoints_in(tmp_path)
     checkpoints.save(place(state_of(5), on_one), step=5)
     checkpoints.wait()
@@ -151,7 +167,7 @@ def saved(tmp_path: Path, on_one: Mesh) -> Path:
 def test_another_model_is_refused(saved: Path, on_one: Mesh):
     with (
         closing(checkpoints_in(saved)) as checkpoints,
-        pytest.raises(BadInputError, match=r"checkpoint 5 in .* holds another model"),
+        pytest.raises(BadInputError, match=r"checkpoint 5 in .* holds a different model"),
     ):
         checkpoints.restore(target_on(on_one, mlp_dim=64))
 
@@ -160,20 +176,15 @@ ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def test_parameters_of_another_run(saved: Path):
-    params = load_params(str(saved), ONE_DEVICE)
+    params = load_newest(epath.Path(saved), ONE_DEVICE).items["params"]
     jax.tree.map(np.testing.assert_array_equal, params, state_of(5).params)
     assert {leaf.sharding for leaf in jax.tree.leaves(params)} == {ONE_DEVICE}
-
-
-def test_no_run_to_start_from(tmp_path: Path):
-    with pytest.raises(BadInputError, match=f"config.init_from={tmp_path}: no finished checkpoint"):
-        load_params(str(tmp_path), ONE_DEVICE)
 
 
 def test_only_damaged_ones_left_is_no_new_run(saved: Path, on_one: Mesh):
     (saved / "checkpoints" / "5").rename(saved / "checkpoints" / "5.damaged")
     with (
         closing(checkpoints_in(saved)) as checkpoints,
-        pytest.raises(RunFailedError, match=r"no checkpoint is left .* \(5\.damaged\)"),
+        pytest.raises(RunFailedError, match=r"holds only damaged checkpoints \(5\.damaged\)"),
     ):
         checkpoints.restore(target_on(on_one))

@@ -1,7 +1,7 @@
-"""Checkpoints of every format version stay readable: one of each is kept in golden/.
+"""Checkpoints of every format version stay readable: golden/ holds one of each version.
 
-`python tests/checkpoint/test_golden.py` writes the one of the present version, once, when a version
-is new; those that are there are never written again.
+After a change of the format version, run `python tests/checkpoint/test_golden.py` once to write its
+checkpoint. Existing ones are never overwritten.
 """
 
 import shutil
@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 from etils import epath
 
-from widenet_jax.checkpoint.checkpoints import Checkpoints, load_params
+from widenet_jax.checkpoint.checkpoints import Checkpoints, load_newest
 from widenet_jax.checkpoint.series import FORMAT_VERSION
 from widenet_jax.step import TrainState
+from widenet_jax.tasks import Headline
 
+OPTIONS = {"keep": 1, "headline": Headline("accuracy")}
 GOLDEN = Path(__file__).parent / "golden"
 META = {"config": {"seed": 3, "model": {"depth": 2}}, "class_names": ["cat", "dog"]}
 
 
 def state() -> TrainState:
-    """Numbers that a reader can check: 0, 1, 2, ... and their halves."""
+    """Returns a state of numbers that a reader can check: 0, 1, 2, ... and their halves."""
     params = {
         "encoder": {"moe": {"experts": {"wi": {"kernel": jnp.arange(24.0).reshape(2, 3, 4)}}}},
         "head": {"bias": jnp.array([0.5, -0.5]), "kernel": jnp.arange(6.0).reshape(3, 2)},
@@ -45,12 +47,12 @@ def test_the_present_version_is_there():
 @pytest.mark.parametrize("version", sorted(p.name for p in GOLDEN.glob("version_*")))
 def test_stays_readable(tmp_path: Path, version: str):
     shutil.copytree(GOLDEN / version, tmp_path / "run")
-    with closing(Checkpoints(epath.Path(tmp_path / "run"), meta={}, keep=1)) as checkpoints:
+    with closing(Checkpoints(epath.Path(tmp_path / "run"), meta={}, **OPTIONS)) as checkpoints:
         restored, meta = checkpoints.restore(jax.tree.map(jnp.zeros_like, state()))
     jax.tree.map(np.testing.assert_array_equal, restored, state())
     assert {name: meta[name] for name in META} == META
-    params = load_params(str(tmp_path / "run"), SINGLE)
-    jax.tree.map(np.testing.assert_array_equal, params, state().params)
+    newest = load_newest(epath.Path(tmp_path / "run"), SINGLE)
+    jax.tree.map(np.testing.assert_array_equal, newest.items["params"], state().params)
 
 
 SINGLE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -59,7 +61,7 @@ if __name__ == "__main__":
     place = GOLDEN / f"version_{FORMAT_VERSION}"
     if place.exists():
         raise SystemExit(f"{place} is there and stays as it is")
-    with closing(Checkpoints(epath.Path(place), meta=META, keep=1)) as writer:
+    with closing(Checkpoints(epath.Path(place), meta=META, **OPTIONS)) as writer:
         writer.save(state(), step=7, evaluation_due=False)
         writer.wait()
     for path in place.rglob("commit_success.txt"):  # holds the path it was written to

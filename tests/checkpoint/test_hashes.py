@@ -1,4 +1,4 @@
-"""Two trees of parameters are told apart by their shape and by every bit."""
+"""Fingerprints differ with names, shapes and types; hashes differ with every bit."""
 
 import jax
 import jax.numpy as jnp

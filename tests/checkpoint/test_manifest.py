@@ -1,4 +1,4 @@
-"""Every change to a file is seen and named; what does not matter is not."""
+"""Every relevant change to a file is found and named; irrelevant ones are ignored."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_a_garbage_manifest(directory: epath.Path, text: str):
 
 
 def test_every_bit_of_the_manifest_that_says_something(directory: epath.Path):
-    """A digit of a size or a checksum, a letter of a name: none can change unnoticed."""
+    """Changes to a size, a checksum or a name are found; only white space may change."""
     path = directory / "manifest.json"
     text = path.read_bytes()
     unnoticed = []
@@ -74,7 +74,7 @@ def test_what_orbax_adds_at_the_commit_does_not_matter(directory: epath.Path):
 
 
 def test_a_file_that_the_disk_does_not_give_is_no_damage(directory: epath.Path):
-    """It may give it next time. (A directory in its place cannot be read by anybody.)"""
+    """The cause may be temporary. (A directory in place of a file is unreadable even for root.)"""
     (directory / "meta/metadata").unlink()
     (directory / "meta/metadata").mkdir()
     (directory / "manifest.json").unlink()

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is never read: the one before is, and the damage is named and kept."""
+"""Damaged checkpoints are named and kept aside; the run restores the previous checkpoint."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ META = {"format_version": FORMAT_VERSION, "fingerprint": "f"}
 
 
 def arrays(step: int) -> dict[str, dict]:
-    """Values that no other step has."""
+    """Returns arrays whose values are different for every step."""
     return {
         "params": {"kernel": jnp.arange(600.0).reshape(20, 30) + step, "bias": jnp.ones(3)},
         "opt_state": {"mu": jnp.full((20, 30), float(step))},
@@ -31,7 +31,7 @@ TARGET = jax.tree.map(jnp.zeros_like, arrays(0))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints 5 and 10."""
+    """Makes checkpoints 5 and 10."""
     directory = tmp_path_factory.mktemp("series") / "checkpoints"
     with closing(Series(epath.Path(directory), keep=2)) as series:
         for step in (5, 10):
@@ -46,7 +46,7 @@ def directory(made: Path, tmp_path: Path) -> Path:
 
 
 def newest(directory: Path) -> tuple[int, dict, dict[int, str]]:
-    """(step, items, damaged), as a run would do it."""
+    """Returns (step, items, damaged) as a run would restore them."""
     with closing(Series(epath.Path(directory), keep=2)) as series:
         restored, damaged = series.newest(TARGET, fingerprint="f")
         series.quarantine(damaged)
@@ -80,7 +80,7 @@ def test_the_newest(directory: Path):
 
 @pytest.mark.parametrize("bit", [0, 5])
 def test_a_flipped_bit_in_each_file_in_turn(made: Path, tmp_path: Path, bit: int):
-    """Every file counts but those that Orbax adds at the commit, which it also does without."""
+    """Every file is verified, except those that Orbax adds at the commit and does not need."""
     counted = set()
     for number, file in enumerate(files_of(made / "10")):
         copy = Path(shutil.copytree(made, tmp_path / str(number)))
@@ -116,7 +116,7 @@ DAMAGES = {
 def test_other_damage(directory: Path, capfd: pytest.CaptureFixture, damage: str):
     DAMAGES[damage](directory / "10")
     damaged = assert_read(directory, 5)
-    warning = f"warning: {directory / '10'} {damaged[10]}; now 10.damaged\n"
+    warning = f"warning: {directory / '10'} {damaged[10]}; renamed to 10.damaged\n"
     assert warning in capfd.readouterr().err
 
 
@@ -129,7 +129,7 @@ def test_numbers_that_are_not_finite(tmp_path: Path, item: str, value: float):
         bad[item] = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(value), bad[item])
         series.save(10, bad, META | {"step": 10})
         series.wait()
-    assert assert_read(tmp_path, 5) == {10: "holds numbers that are not finite"}
+    assert assert_read(tmp_path, 5) == {10: "holds non-finite numbers"}
 
 
 def test_all_of_them_damaged(directory: Path):
@@ -143,7 +143,7 @@ def test_all_of_them_damaged(directory: Path):
 
 
 def test_damaged_twice(directory: Path, made: Path):
-    """The same step may be damaged again, after the run has come past it once more."""
+    """The same step may be damaged again after the resumed run has saved it again."""
     for aside in ("10.damaged", "10.damaged-2"):
         shutil.copytree(made / "10", directory / "10", dirs_exist_ok=True)
         flip(directory / "10" / "manifest.json", 1)
@@ -166,7 +166,7 @@ def test_nothing_saved_yet(tmp_path: Path):
 
 
 def test_a_newer_format_is_refused(directory: Path):
-    """Untouched, and not taken for damage."""
+    """It is left unchanged and does not count as damaged."""
     path = directory / "10" / "meta" / "metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
     write_manifest(epath.Path(directory / "10"))
@@ -176,7 +176,7 @@ def test_a_newer_format_is_refused(directory: Path):
 
 
 def test_the_one_before_goes_only_after_the_new_one_is_whole(tmp_path: Path, monkeypatch):
-    """The new one is spoilt between commit and reading back, as a bad disk would do it."""
+    """The new checkpoint is damaged between its commit and its verification, as by a bad disk."""
     directory = epath.Path(tmp_path)
     with closing(Series(directory, keep=1)) as series:
         series.save(5, arrays(5), META | {"step": 5})
@@ -197,7 +197,7 @@ def test_the_one_before_goes_only_after_the_new_one_is_whole(tmp_path: Path, mon
 
 def test_keep_counts_the_newest_written(tmp_path: Path):
     with closing(Series(epath.Path(tmp_path), keep=2)) as series:
-        for step in (30, 10, 20):  # 30 is of an earlier start
+        for step in (30, 10, 20):  # 30 is from an earlier start
             series.save(step, arrays(step), META | {"step": step})
         series.wait()
         assert series.steps() == [20, 30]

@@ -1,4 +1,4 @@
-"""A run that would not fit is refused; a disk that fills up is an error with both numbers."""
+"""A run that would not fit on the disk is refused; a full disk is an error with both sizes."""
 
 import os
 import subprocess
@@ -25,16 +25,16 @@ def test_bytes_of_a_tree():
 
 
 def test_the_newest_one_more_and_two_of_the_best(tmp_path: Path):
-    """keep + 3 checkpoints, in a directory that is not there yet."""
+    """keep + 3 checkpoints, in a directory that does not exist yet."""
     workdir = epath.Path(tmp_path / "runs" / "new")
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     check_space(workdir, ("checkpoints",), checkpoint_bytes=free // 10, keep=2)
-    with pytest.raises(BadInputError, match=r"take up to .* MB, and .* MB are free there"):
+    with pytest.raises(BadInputError, match=r"take up to .* MB, and only .* MB are free there"):
         check_space(workdir, ("checkpoints",), checkpoint_bytes=free // 4, keep=2)
 
 
 def test_what_is_there_already_counts(tmp_path: Path):
-    """A sparse file of the size of half the free space: its place is the run's own."""
+    """Space that the run's checkpoints already use (here a sparse file) counts as available."""
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     with (tmp_path / "checkpoints" / "5" / "a").open("wb") as file:
@@ -44,7 +44,7 @@ def test_what_is_there_already_counts(tmp_path: Path):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
+    """Mounts a file system of 8 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
@@ -55,7 +55,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up(small_disk: Path):
-    """The save after the one that fitted fails; the older one can still be read."""
+    """The second save does not fit and fails; the first checkpoint can still be read."""
     rng = np.random.default_rng(0)
     arrays = {"params": {"a": jnp.asarray(rng.random(1_250_000), jnp.float32)}}  # 5 MB of noise
     with closing(Series(epath.Path(small_disk / "checkpoints"), keep=2)) as series:

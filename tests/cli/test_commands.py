@@ -1,34 +1,28 @@
-"""The scripts that use a trained model, as they are called: what they print, write and refuse."""
+"""The commands that use a trained model: their output, their files and their errors."""
 
 import csv
-import importlib.util
 import json
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import cv2
 import numpy as np
 import pytest
 
+from widenet_jax.cli import analyze, evaluate, export, predict
 from widenet_jax.data.images.sources import Digits
 
-ROOT = Path(__file__).parents[2]
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+COMMANDS = {
+    module.__name__.split(".")[-1]: module for module in (analyze, evaluate, export, predict)
+}
 
 
 def run(name: str, *arguments: object) -> int:
-    return script(name).main([str(a) for a in arguments])
+    return COMMANDS[name].main([str(a) for a in arguments])
 
 
 def refused(capsys, name: str, *arguments: object) -> str:
-    """The one line of a command that ends with exit code 2."""
+    """Runs a command that must exit with code 2; returns its one line on stderr."""
     assert run(name, *arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1
@@ -44,7 +38,7 @@ def exported(digits_run, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def digit_files(tmp_path_factory) -> list[Path]:
-    """Two test images as files."""
+    """Writes two test images to files."""
     folder, source = tmp_path_factory.mktemp("digits"), Digits("test")
     for i in range(2):
         cv2.imwrite(str(folder / f"{i}.png"), source[i]["image"])
@@ -82,20 +76,20 @@ def test_predict_and_draw(exported, digit_files, tmp_path, capsys):
     assert np.ptp(cv2.imread(str(overlay))) > 100
 
 
-def test_predict_one_or_many_says_the_same(digits_run, digit_files, capsys):
-    """All ten classes add up to 1, and a second image changes nothing for the first."""
-    said = []
+def test_predictions_do_not_depend_on_the_other_files(digits_run, digit_files, capsys):
+    """The ten probabilities add up to 1, and do not change if there is a second image."""
+    answers = []
     for files in (digit_files[:1], digit_files):
         assert run("predict", *files, f"--workdir={digits_run}", "--top=10", "--json") == 0
-        said.append(json.loads(capsys.readouterr().out)["images"][0]["top"])
-    assert said[0] == said[1]
-    assert sum(row["probability"] for row in said[0]) == pytest.approx(1, abs=1e-5)
+        answers.append(json.loads(capsys.readouterr().out)["images"][0]["top"])
+    assert answers[0] == answers[1]
+    assert sum(row["probability"] for row in answers[0]) == pytest.approx(1, abs=1e-5)
     assert run("predict", digit_files[0], f"--workdir={digits_run}", "--top=1") == 0
-    assert said[0][0]["class"] in capsys.readouterr().out
+    assert answers[0][0]["class"] in capsys.readouterr().out
 
 
 def test_analyze(exported, digits_run, tmp_path, capsys):
-    """A model against itself: two lines of the same numbers."""
+    """Compares a model with itself: both lines have the same numbers."""
     out = tmp_path / "analysis"
     flags = (f"--workdir={exported}", f"--compare={digits_run}", f"--out={out}", "--images=2")
     assert run("analyze", *flags) == 0
@@ -136,7 +130,7 @@ def test_counts_are_positive(exported, count: str, capsys):
 
 
 def test_no_whole_checkpoint_is_exit_code_3(digits_run, tmp_path, capsys):
-    """A copy of the run whose parameters are cut short."""
+    """Uses a copy of the run whose parameter files are truncated."""
     shutil.copytree(digits_run, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints").rglob("manifest.json"):
         file.write_text("{}")

@@ -21,7 +21,7 @@ SIZES = {"field": "config.duration", "batch_size": 4096, "num_examples": 1_281_1
         (f"{4096 * 7 + 2048} examples", 8),  # half rounds up
         (f"{4096 * 6 + 2048} examples", 7),
         ("1e6 examples", 244),  # 244.14...
-        ("1 example", 1),  # set, so never nothing
+        ("1 example", 1),  # above 0, so at least one step
     ],
 )
 def test_values(text: str, steps: int):
@@ -32,7 +32,7 @@ def test_values(text: str, steps: int):
 
 def test_zero_only_where_allowed():
     assert to_steps("0 epochs", **SIZES, may_be_zero=True) == 0
-    with pytest.raises(BadInputError, match="give more than 0"):
+    with pytest.raises(BadInputError, match="must be longer than 0"):
         to_steps("0 epochs", **SIZES)
 
 

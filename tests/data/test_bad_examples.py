@@ -1,4 +1,4 @@
-"""data.on_bad_example: an error that names the image, or the same skip wherever it happens."""
+"""data.on_bad_example: an error that names the image, or a skip that is the same on all hosts."""
 
 import multiprocessing
 from pathlib import Path
@@ -8,24 +8,25 @@ import numpy as np
 import pytest
 from image_sources import EVAL, PLAIN, TRAIN
 
-from widenet_jax.data import pipeline, records, sampler
-from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW
+from widenet_jax.data import Source, pipeline, records, sampler
+from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW, example_spec
 from widenet_jax.data.images import sources
+from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.errors import BadExampleError, BadInputError
 
 NUM_IMAGES, BATCH = 90, 70  # batches of two chunks, that end within an epoch
-# The first, two neighbours, one in the middle, the last: whose successor is the bad first.
+# The first, two neighbours, one in the middle, and the last, whose successor is the (bad) first.
 BAD = {0: b"", 7: b"text", 8: None, 40: b"\xff\xd8\xff", 89: b"\x89PNG\r\n\x1a\n"}
 STAND_INS = {0: 1, 7: 9, 8: 9, 40: 41, 89: 1}
 
 
 def good(i: int) -> bytes:
-    """An image of one grey level that is its number."""
+    """Encodes an image whose grey level is its number."""
     return cv2.imencode(".png", np.full((8, 8, 3), i, np.uint8))[1].tobytes()
 
 
-def folder_with(path: Path, bad: dict[int, bytes | None]) -> sources.Source:
-    """NUM_IMAGES images in three classes; those of `bad` hold these bytes (None: a dead link)."""
+def folder_with(path: Path, bad: dict[int, bytes | None]) -> Source:
+    """Writes NUM_IMAGES images of three classes; `bad` maps some to bytes or None (a dead link)."""
     for i in range(NUM_IMAGES):
         file = path / "train" / str(i // 30) / f"{i:02}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +38,7 @@ def folder_with(path: Path, bad: dict[int, bytes | None]) -> sources.Source:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> sources.Source:
+def folder(tmp_path_factory) -> Source:
     return folder_with(tmp_path_factory.mktemp("folder"), BAD)
 
 
@@ -162,7 +163,7 @@ def test_too_many_bad_ones_in_a_row_end_the_run(tmp_path):
     assert sum(int(batch["bad"].sum()) for batch in train_stream(few)) > 0
     many = folder_with(tmp_path / "many", dict.fromkeys(rows, b""))
     with pytest.raises(
-        BadInputError, match=r"^16 images in a row cannot be read.*35\.png"
+        BadInputError, match=r"^16 examples in a row cannot be read.*35\.png"
     ) as error:
         train_stream(many)
     assert not isinstance(error.value, BadExampleError) and "\n" not in str(error.value)
@@ -204,7 +205,7 @@ def test_a_corrupt_record_of_a_packed_set_is_skipped(tmp_path):
     content = bytearray(shard.read_bytes())
     content[content.index(good(4)) + 20] ^= 0xFF
     shard.write_bytes(content)
-    source = sources.ArrayRecord(str(tmp_path), "train")
+    source = ArrayRecord(str(tmp_path), "train")
     said: list[str] = []
     options = {"transform": PLAIN, "batch_size": 10, "positions": np.arange(10), "num_steps": 2}
     stream = train_stream(source, **options, num_workers=1, on_message=said.append)
@@ -214,9 +215,9 @@ def test_a_corrupt_record_of_a_packed_set_is_skipped(tmp_path):
         assert batch["record"][i] == 4 and batch["image"][i, 0, 0, 0] == 5
         assert batch["label"][i] == 1
     assert len(said) == 1 and "record 4 (image 4): unreadable" in said[0]
-    shard.write_bytes(b"")  # no example's fault
+    shard.write_bytes(b"")  # a damaged shard is not a bad example
     with pytest.raises(BadInputError, match="shard is empty"):
-        train_stream(source, **options, num_workers=1)  # whose worker opens the files anew
+        train_stream(source, **options, num_workers=1)  # the worker opens the files again
 
 
 # --- Evaluation -----------------------------------------------------------------------------------
@@ -248,6 +249,6 @@ def test_evaluation_skips_alike_everywhere(folder):
 
 
 def test_the_shape_comes_from_a_readable_image(folder):
-    assert pipeline.image_shape(folder, EVAL, on_bad_example="skip") == (8, 8, 3)
+    assert example_spec(folder, EVAL, on_bad_example="skip")["image"] == ((8, 8, 3), "uint8")
     with pytest.raises(BadExampleError, match=r"00\.png \(image 0\): empty file"):
-        pipeline.image_shape(folder, EVAL)
+        example_spec(folder, EVAL)

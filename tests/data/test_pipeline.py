@@ -1,4 +1,4 @@
-"""Batches: the same whoever reads them, from wherever they start; and no process left behind."""
+"""Batches do not depend on workers, hosts or the first step; no worker process is left."""
 
 import multiprocessing
 import os
@@ -13,22 +13,24 @@ import numpy as np
 import pytest
 from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 
-from widenet_jax.data import pipeline, sampler
+from widenet_jax.data import Source, pipeline, sampler
 from widenet_jax.data.images import sources
 from widenet_jax.data.images.transforms import build_transforms
+from widenet_jax.data.shards import ArrayRecord
+from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError
 
 
 @pytest.fixture(scope="module")
-def digits() -> sources.Source:
-    return sources.build_source({"source": "digits"}, "test")
+def digits() -> Source:
+    return build_source({"source": "digits"}, "test")
 
 
 def train_stream(source, **changes) -> list[dict[str, np.ndarray]]:
     options = {
         "transform": TRAIN,
         "seed": 3,
-        "batch_size": 100,  # two chunks a batch
+        "batch_size": 100,  # two chunks per batch
         "positions": np.arange(100),
         "start_step": 0,
         "num_steps": 6,
@@ -135,8 +137,8 @@ def test_a_host_with_padding_only_still_gets_its_shape(digits):
     assert_same(eval_stream(digits, 500, np.arange(400, 500), num_workers=1), [batch])
 
 
-def broken_folder(path: Path) -> sources.Source:
-    """Nine good photos and a truncated one."""
+def broken_folder(path: Path) -> Source:
+    """Writes nine good photos and a truncated one."""
     (path / "train" / "cat").mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     photo = cv2.imencode(".jpg", noise)[1].tobytes()
@@ -179,11 +181,11 @@ ORPHANS = """
 import multiprocessing, sys, time
 import numpy as np
 from widenet_jax.data import pipeline
-from widenet_jax.data.images import sources
+from widenet_jax.data.sources import build_source
 from widenet_jax.data.images.transforms import build_transforms
 
 def main():
-    source = sources.build_source({"source": "digits"}, "train")
+    source = build_source({"source": "digits"}, "train")
     train, _ = build_transforms(AUGMENT, 8)
     batches = pipeline.train_batches(
         source, transform=train, seed=0, batch_size=64, positions=np.arange(64), start_step=0,
@@ -212,7 +214,7 @@ def start_orphans(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen, li
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs: one that has ended and waits for its parent does not."""
+    """Returns whether the process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -265,7 +267,7 @@ def test_real_photos(tmp_path):
     tar = Path(os.environ["WIDENET_DATA_DIR"]) / "imagenet_sample" / "imagenet_sample_1000.tar"
     found = archives.read_tar({"train": [str(tar)]})
     records.write_set(tmp_path, found.splits, class_names=found.class_names, provenance={})
-    source = sources.ArrayRecord(str(tmp_path), "train")
+    source = ArrayRecord(str(tmp_path), "train")
     assert len(source) == 1000 and len(source.class_names) == 1000
     train, evaluation = build_transforms(
         {**AUGMENT, "eval_crop": "central", "eval_crop_fraction": 0.875}, 224

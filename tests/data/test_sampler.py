@@ -1,4 +1,4 @@
-"""The order of records: each once an epoch, and a function of the seed and the position alone."""
+"""The order of records: each once per epoch, a function of the seed and the position only."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_augmentation_streams_are_distinct():
         for r in range(3)
     }
     assert len(set(draws.values())) == 27
-    # Also from the permutation's, though NumPy pads [seed, epoch] with zeros.
+    # It also differs from the permutation's stream, although NumPy pads [seed, epoch] with zeros.
     rng = np.random.default_rng([sampler.PERMUTATION_STREAM, 0, 0])
     assert rng.integers(2**63) not in draws.values()
 

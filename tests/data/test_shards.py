@@ -1,6 +1,7 @@
-"""Packed sets and TFDS: what was put there comes back, and what is damaged is named."""
+"""Packed sets and TFDS sets: records read back unchanged, and damaged files are named."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -10,19 +11,19 @@ import cv2
 import numpy as np
 import pytest
 
-# Imported before any test runs: while it loads, imports are made lazy for the whole process, and
-# what the garbage collector finalises in that moment (iterators of other tests) cannot import.
+# Imported before any test runs. While TFDS loads, imports are lazy in the whole process. Iterators
+# of other tests could not import if the garbage collector finalised them at that time.
 import tensorflow_datasets  # noqa: F401
 from array_record.python import array_record_module
 from image_sources import refused
 
-from widenet_jax.data import records
-from widenet_jax.data.images import sources
+from widenet_jax.data import Source, records
+from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError
 
 
 def png(value: int) -> bytes:
-    """A 4x5 image of one grey level."""
+    """Encodes a 4x5 image of a single grey level."""
     return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
 
 
@@ -49,8 +50,8 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def open_packed(packed: Path, split: str = "train") -> sources.Source:
-    return sources.build_source({"source": "array_record", "path": str(packed)}, split)
+def open_packed(packed: Path, split: str = "train") -> Source:
+    return build_source({"source": "array_record", "path": str(packed)}, split)
 
 
 def test_packed_set_reads_back_in_any_order(packed):
@@ -71,10 +72,11 @@ def test_packed_set_survives_pickling_and_forking(packed):
     source = open_packed(packed)
     assert source[1]["label"] == 1  # its shard is open now
     assert pickle.loads(pickle.dumps(source))[7]["image"] == png(7)
-    # Opened here, first read in the child; in a process of its own, for one with JAX must not fork.
+    # The shard is opened in the parent and first read in the child. Both run outside this process,
+    # because a process that has loaded JAX must not fork.
     code = f"""
 import os
-from widenet_jax.data.images.sources import ArrayRecord
+from widenet_jax.data.shards import ArrayRecord
 source = ArrayRecord({str(packed)!r}, "train")
 if os.fork() == 0:
     os._exit(0 if [source[i]["label"] for i in range(4)] == [0, 1, 2, 0] else 1)
@@ -146,6 +148,9 @@ def test_an_unfinished_or_newer_set_is_refused(packed):
     manifest.write_text(content[:40])
     assert "not valid JSON" in refused({"source": "array_record", "path": str(packed)}, "train")
     manifest.unlink()
+    os.mkfifo(manifest)
+    assert "not a regular file" in refused({"source": "array_record", "path": str(packed)}, "train")
+    manifest.unlink()
     assert "no dataset.json" in refused({"source": "array_record", "path": str(packed)}, "train")
 
 
@@ -165,7 +170,7 @@ def tfds_record(**features: bytes | int) -> bytes:
 
 @pytest.fixture
 def tfds_dir(tmp_path: Path) -> Path:
-    """A set as TFDS prepares it (array_record), written without TensorFlow: data_dir/tiny/1.0.0."""
+    """Writes a set as TFDS prepares it (array_record), without TensorFlow: data_dir/tiny/1.0.0."""
     import tensorflow_datasets as tfds
 
     version = tmp_path / "tiny" / "1.0.0"
@@ -199,15 +204,13 @@ def tfds_dir(tmp_path: Path) -> Path:
 
 def test_tfds_reads_without_tensorflow(tfds_dir):
     loaded_before = "tensorflow" in sys.modules
-    by_name = sources.build_source(
-        {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}, "train"
-    )
+    by_name = build_source({"source": "tfds", "name": "tiny", "path": str(tfds_dir)}, "train")
     path = str(tfds_dir / "tiny" / "1.0.0")
-    by_path = sources.build_source({"source": "tfds", "name": "", "path": path}, "train")
+    by_path = build_source({"source": "tfds", "name": "", "path": path}, "train")
     for source in (by_name, by_path, pickle.loads(pickle.dumps(by_name))):
         assert len(source) == 5 and source.class_names == ("ant", "bee")
         assert source[3] == {"image": png(3), "label": 1}
-    part = sources.build_source({"source": "tfds", "name": "", "path": path}, "train[2:4]")
+    part = build_source({"source": "tfds", "name": "", "path": path}, "train[2:4]")
     assert [part[i]["image"] for i in range(len(part))] == [png(2), png(3)]
     assert ("tensorflow" in sys.modules) == loaded_before
 
@@ -242,10 +245,10 @@ def test_a_damaged_tfds_shard_is_named_at_the_start(tfds_dir, damage, found):
     damage(second_shard(tfds_dir))
     data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
     with pytest.raises(BadInputError, match=rf"train\S*-00001-of-00002: shard is {found}") as error:
-        sources.build_source(data, "train")
+        build_source(data, "train")
     assert type(error.value) is BadInputError
-    # A part that does without the shard can be read.
-    assert len(sources.build_source(data, "train[:2]")) == 2
+    # A slice of the split that lies in other shards can still be read.
+    assert len(build_source(data, "train[:2]")) == 2
 
 
 @pytest.mark.parametrize(
@@ -257,7 +260,7 @@ def test_a_damaged_tfds_shard_is_named_at_the_start(tfds_dir, damage, found):
 def test_a_bad_tfds_record_is_a_bad_example(tfds_dir, content):
     write_shard(second_shard(tfds_dir), [tfds_record(image=png(3), label=1), content])
     data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
-    source = sources.build_source(data, "train[1:]")
+    source = build_source(data, "train[1:]")
     assert source[2] == {"image": png(3), "label": 1}
     assert source.describe(1).endswith("-00000-of-00002 record 2 (image 1)")
     place = r"tiny-train\S*-00001-of-00002 record 1 \(image 3\): unreadable"
@@ -268,7 +271,7 @@ def test_a_bad_tfds_record_is_a_bad_example(tfds_dir, content):
 
 def test_a_tfds_shard_damaged_since_the_start_is_no_bad_example(tfds_dir):
     data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
-    source = sources.build_source(data, "train")
+    source = build_source(data, "train")
     second_shard(tfds_dir).write_bytes(b"")
     with pytest.raises(BadInputError, match="shard is empty") as error:
         source[4]

@@ -1,4 +1,4 @@
-"""Attention against its definition."""
+"""Attention agrees with its definition."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ B, T, D, N = 2, 5, 8, 2
 
 
 def test_equals_its_definition():
-    """softmax(q k^T / sqrt(H)) v for each head, in loops; masked keys left out."""
+    """softmax(q k^T / sqrt(H)) v for each head, in loops, without the masked keys."""
     x = jax.random.normal(jax.random.key(0), (B, T, D))
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
     layer = MultiHeadAttention(N)
@@ -36,7 +36,7 @@ def test_equals_its_definition():
 
 
 def test_dropout_acts_on_the_output_alone():
-    """At rate 0.5 each output is 0 or twice what it is without, and half are 0."""
+    """At rate 0.5 each output is 0 or twice the output without dropout, and half are 0."""
     x = jax.random.normal(jax.random.key(0), (8, 16, D))
     layer = MultiHeadAttention(N, dropout=0.5)
     params = layer.init(jax.random.key(1), x, train=False)["params"]
@@ -48,22 +48,50 @@ def test_dropout_acts_on_the_output_alone():
     np.testing.assert_allclose(kept.mean(), 0.5, atol=0.06)
 
 
-def plain_attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None):
-    """The formula, differentiated by JAX."""
+def plain_attend(query, key, value, mask=None, segments=None, bias=None) -> jax.Array:
+    """Computes attention by its formula, which JAX differentiates."""
     scores = jnp.einsum("bqnh,bknh->bnqk", query, key)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    if segments is not None:
+        same = segments[0][:, None, :, None] == segments[1][:, None, None]
+        scores = jnp.where(same, scores, -jnp.inf)
     return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), value)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_gradient_written_out_is_that_of_the_formula(masked: bool):
+MASK = jnp.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]], bool)
+OF_KEYS = jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1]])
+OF_QUERIES = jnp.array([[0, 1, 1, 2, 2], [0, 0, 0, 0, 1]])
+CAUSAL = jnp.where(jnp.arange(7) <= jnp.arange(5)[:, None] + 2, 0.0, -jnp.inf)[None, None]
+RELATIVE = jax.random.normal(jax.random.key(9), (B, N, T, 7))
+OPTIONS = {
+    "nothing": {},
+    "mask": {"mask": MASK},
+    "segments": {"segments": (OF_QUERIES, OF_KEYS)},
+    "causal": {"bias": CAUSAL},
+    "a bias for each head": {"bias": RELATIVE[:1]},
+    "a bias for each example": {"bias": RELATIVE[:, :1]},
+    "mask and bias": {"mask": MASK, "bias": RELATIVE},
+    "segments and one bias": {"segments": (OF_QUERIES, OF_KEYS), "bias": RELATIVE[:1, :1]},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradient_written_out_is_that_of_the_formula(options: dict):
+    """Five queries, seven keys; output and gradients of queries, keys, values and bias."""
     keys = jax.random.split(jax.random.key(0), 4)
-    query, key, value, d_out = (jax.random.normal(k, (B, T, N, 4)) for k in keys)
-    mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool) if masked else None
+    query, d_out = (jax.random.normal(k, (B, T, N, 4)) for k in keys[:2])
+    key, value = (jax.random.normal(k, (B, 7, N, 4)) for k in keys[2:])
+    bias = options.get("bias")
+    others = {name: value for name, value in options.items() if name != "bias"}
 
     def run(function) -> tuple:
-        out, pull = jax.vjp(lambda q, k, v: function(q, k, v, mask), query, key, value)
+        def of_arrays(q, k, v, bias):
+            return function(q, k, v, bias=bias, **others)
+
+        out, pull = jax.vjp(of_arrays, query, key, value, bias)
         return out, pull(d_out)
 
     jax.tree.map(
@@ -73,11 +101,27 @@ def test_gradient_written_out_is_that_of_the_formula(masked: bool):
     )
 
 
-def test_what_all_keys_have_in_common_does_not_spoil_the_gradient_in_bfloat16():
+def test_segments_are_as_good_as_separate_sequences():
+    """Two sequences packed into one row have the same outputs as each sequence alone."""
+    x = jax.random.normal(jax.random.key(0), (1, 7, N, 4))
+    segments = jnp.array([[0, 0, 0, 1, 1, 1, 1]])
+    packed = attend(x, x, x, segments=(segments, segments))
+    for part in (slice(0, 3), slice(3, 7)):
+        alone = attend(x[:, part], x[:, part], x[:, part])
+        np.testing.assert_allclose(packed[:, part], alone, rtol=1e-6, atol=1e-6)
+
+
+def test_mask_or_segments():
+    x, segments = jnp.ones((1, 2, 1, 4)), jnp.zeros((1, 2), jnp.int32)
+    with pytest.raises(ValueError, match="mask or segments"):
+        attend(x, x, x, mask=segments == 0, segments=(segments, segments))
+
+
+def test_a_component_common_to_all_keys_leaves_the_bfloat16_gradient_accurate():
     """Keys and values of unit noise around a mean of 10: each gradient to 5% of its own norm.
 
-    The gradients of a query's scores add up to nearly 0; times a mean key of 10 each, what is left
-    would be more than the query's whole gradient. JAX's own, in bfloat16, is 3% off.
+    The gradients of a query's scores sum to nearly 0; their residue times a mean key of 10 would
+    be larger than the query's gradient. JAX's own gradient, in bfloat16, is 3% off.
     """
     shape = (2, 64, 2, 32)
     keys = jax.random.split(jax.random.key(0), 6)
@@ -88,7 +132,7 @@ def test_what_all_keys_have_in_common_does_not_spoil_the_gradient_in_bfloat16():
     d_out = noise[3].astype(jnp.bfloat16)
 
     def gradients(function, dtype) -> list:
-        _, pull = jax.vjp(lambda *x: function(*x, None), *(x.astype(dtype) for x in inputs))
+        _, pull = jax.vjp(function, *(x.astype(dtype) for x in inputs))
         return pull(d_out.astype(dtype))
 
     exact = gradients(plain_attend, jnp.float32)
@@ -99,6 +143,6 @@ def test_what_all_keys_have_in_common_does_not_spoil_the_gradient_in_bfloat16():
 
 def test_an_image_that_is_all_padding_is_finite():
     x = jnp.ones((1, T, N, 4))
-    out, pull = jax.vjp(lambda x: attend(x, x, x, jnp.zeros((1, T), bool)), x)
+    out, pull = jax.vjp(lambda x: attend(x, x, x, mask=jnp.zeros((1, T), bool)), x)
     assert np.isfinite(out).all()
     assert np.isfinite(pull(x)[0]).all()

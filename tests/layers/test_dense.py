@@ -1,4 +1,4 @@
-"""Linear maps: what `nn.Dense` computes; gradients of parameters add up in float32."""
+"""Linear maps agree with `nn.Dense`; gradients of parameters are summed in float32."""
 
 import flax.linen as nn
 import jax
@@ -26,13 +26,10 @@ def test_equals_flax_and_has_its_parameters():
 
 @pytest.mark.parametrize(
     ("spec", "x_shape", "kernel_shape", "bias_shape"),
-    [
-        ("btd,df->btf", (2, 3, 8), (8, 5), (5,)),
-        ("egci,eio->egco", (4, 2, 3, 8), (4, 8, 5), (4, 5)),
-    ],
+    [("btd,df->btf", (2, 3, 8), (8, 5), (5,)), ("egci,eio->egco", (4, 2, 3, 8), (4, 8, 5), (4, 5))],
 )
 def test_gradients_of_one_product(spec: str, x_shape: tuple, kernel_shape: tuple, bias_shape):
-    """Against float64: the kernel's is rounded to bfloat16 once, the bias's not at all."""
+    """Compared with float64: the kernel's is rounded to bfloat16 once, the bias's not at all."""
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], x_shape, jnp.bfloat16)
     kernel, bias = jax.random.normal(keys[1], kernel_shape), jax.random.normal(keys[2], bias_shape)
@@ -63,4 +60,4 @@ def test_devices_gradients_add_up_in_float32(fsdp: int):
     of_device = np.einsum("btd,btf->bdf", np.float64(x), np.float64(dy))
     rounded = jnp.asarray(of_device, jnp.bfloat16).astype(jnp.float32).sum(0)
     np.testing.assert_allclose(ours, rounded, rtol=1e-5, atol=1e-5)
-    assert np.abs(ours - of_device.sum(0)).max() > 1e-3  # which shows that they were rounded
+    assert np.abs(ours - of_device.sum(0)).max() > 1e-3  # so the devices' products are rounded

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.layers.dropout import Dropout, keep_mask
+from widenet_jax.layers.dropout import Dropout, draw_words, keep_mask
 
 ROWS, COLUMNS = 2048, 1024
 
 
 def centred(seed: int, rate: float = 0.1) -> np.ndarray:
-    """A mask with mean 0 and variance 1, if its entries are independent."""
-    keep = np.asarray(keep_mask(jax.random.key(seed), (ROWS, COLUMNS), rate), float)
+    """Draws a mask, scaled to mean 0 and variance 1 if its entries are independent."""
+    keep = np.asarray(keep_mask(draw_words(jax.random.key(seed), (ROWS,), COLUMNS), rate), float)
     return (keep - (1 - rate)) / np.sqrt(rate * (1 - rate))
 
 
@@ -34,7 +34,7 @@ def test_rate_of_the_whole_of_rows_and_of_columns(rate: float):
     assert abs(mask.mean()) < 5 / np.sqrt(mask.size)
     assert np.abs(mask.mean(axis=1)).max() < 6 / np.sqrt(COLUMNS)
     assert np.abs(mask.mean(axis=0)).max() < 6 / np.sqrt(ROWS)
-    # As spread out as draws are: a mask that is too even fails here.
+    # The means vary as those of independent draws: a mask that is too even fails here.
     np.testing.assert_allclose(mask.mean(axis=1).var() * COLUMNS, 1, atol=6 * np.sqrt(2 / ROWS))
     np.testing.assert_allclose(mask.mean(axis=0).var() * ROWS, 1, atol=6 * np.sqrt(2 / COLUMNS))
 

@@ -54,7 +54,7 @@ def test_positions_are_added_after_the_cls_token(cls_token: str, rows: int):
 
 @pytest.mark.parametrize("cls_token", ["none", "learned", "zero"])
 def test_the_gradient_of_positions_is_added_up_in_float32(cls_token: str):
-    """Over 1000 images in bfloat16: to 1e-6, where bfloat16's own sum would be off by 1e-2."""
+    """Over 1000 images in bfloat16: within 1e-6; a sum in bfloat16 would be off by 1e-2."""
     tokens = jax.random.normal(jax.random.key(0), (1000, 3, 4)).astype(jnp.bfloat16)
     layer = PositionEmbed(cls_token)
     params = layer.init(jax.random.key(1), tokens)["params"]

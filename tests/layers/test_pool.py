@@ -1,4 +1,4 @@
-"""Pooling by hand."""
+"""Pooling, compared with values computed by hand."""
 
 import jax.numpy as jnp
 

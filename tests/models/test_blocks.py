@@ -1,4 +1,4 @@
-"""The sharing loop: whose parameters there are, and that sharing means what it says."""
+"""The sharing loop: names of parameters, gradients of shared parts, loops and recomputation."""
 
 import flax.traverse_util
 import jax
@@ -9,32 +9,31 @@ import pytest
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.attention import MultiHeadAttention
 from widenet_jax.layers.mlp import Mlp
-from widenet_jax.models.blocks import Encoder, moe_block_indices
+from widenet_jax.models.blocks import Blocks, block_indices
 
 DEPTH, D, T = 3, 8, 5
 MOE = {
-    "blocks": "all",
-    "routing_groups": 0,
     "mlp_dim": 12,
     "num_experts": 3,
     "num_selected_experts": 2,
     "capacity_factor": 1.2,
     "capacity_factor_eval": 2.0,
-    "images_per_group": 2,
-    "load_balance_weight": 0.01,
+    "examples_per_group": 2,
+    "losses": {"load_balance": 0.01, "over": "group"},
 }
 X = jax.random.normal(jax.random.key(7), (4, T, D))
 
 
-def encoder(**changes) -> Encoder:
-    return Encoder(**({"depth": DEPTH, "num_heads": 2, "mlp_dim": 12} | changes))
+def encoder(**changes) -> Blocks:
+    fields = {"mlp": {"mlp_dim": 12}, "moe": MOE}
+    return Blocks(**({"depth": DEPTH, "num_heads": 2, "feed_forwards": fields} | changes))
 
 
-def init(model: Encoder, x: jax.Array = X) -> dict:
+def init(model: Blocks, x: jax.Array = X) -> dict:
     return model.init(jax.random.key(0), x, train=False)["params"]
 
 
-WIDENET = {"share_attention": True, "share_ffn": True, "moe": MOE}
+WIDENET = {"share_attention": True, "share_ffn": True, "ffn": "moe"}
 
 
 def test_widenet_owns_its_norms_and_shares_the_rest():
@@ -60,18 +59,18 @@ def test_three_switches(attention: bool, ffn: bool, norms: bool):
 
 
 def unshare(params: dict) -> dict:
-    """The same weights, a copy for each block."""
+    """Copies the shared weights for each block."""
     shared = {k: v for k, v in params.items() if k in ("attention", "moe")}
     rest = {k: v for k, v in params.items() if k not in shared}
     return rest | {f"block_0{i}_{k}": v for i in range(DEPTH) for k, v in shared.items()}
 
 
 def test_the_gradient_of_a_shared_part_is_the_sum_over_blocks():
-    """WideNet against an unshared copy with equal weights: same output, gradients summed."""
-    shared, apart = encoder(**WIDENET), encoder(moe=MOE)
+    """WideNet and an unshared copy with equal weights: same output; shared gradients are sums."""
+    shared, apart = encoder(**WIDENET), encoder(ffn="moe")
     params = init(shared)
 
-    def loss(model: Encoder, params: dict) -> jax.Array:
+    def loss(model: Blocks, params: dict) -> jax.Array:
         y, aux = model.apply({"params": params}, X, train=True)
         return (y**2).sum() + aux["loss"].sum()
 
@@ -90,16 +89,16 @@ def test_the_gradient_of_a_shared_part_is_the_sum_over_blocks():
 @pytest.mark.parametrize(("groups", "operations"), [(0, 3), (3, 3), (1, 1)])
 def test_routing_groups_route_once(groups: int, operations: int):
     """T = G routing operations enter the loss; a group's blocks follow its first."""
-    model = encoder(**(WIDENET | {"moe": MOE | {"routing_groups": groups}}))
+    model = encoder(**(WIDENET | {"routing_groups": groups}))
     params = init(encoder(**WIDENET))
     y, aux = model.apply({"params": params}, X, train=True)
     assert aux["loss"].shape == (operations,)
-    assert aux["load"].shape == (operations, 3)
+    assert aux["sums"]["load"].shape == (operations, 3)
     own, _ = encoder(**WIDENET).apply({"params": params}, X, train=True)
     assert bool((y == own).all()) == (operations == 3)
 
 
-def test_post_norm_normalises_what_leaves_a_block():
+def test_post_norm_normalises_the_output_of_a_block():
     """Every output vector has mean 0 and variance 1 (scale 1, bias 0), and no last norm exists."""
     model = encoder(norm_position="post")
     params = init(model)
@@ -129,8 +128,8 @@ def test_pre_norm_by_parts():
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_padding_is_seen_by_nobody(norm_position: str):
-    """Other values in masked tokens change nothing for the real ones."""
+def test_padding_does_not_change_real_tokens(norm_position: str):
+    """Other values in masked tokens do not change the real ones."""
     model = encoder(**WIDENET, norm_position=norm_position)
     params = init(model)
     mask = jnp.arange(T) < 3
@@ -140,16 +139,18 @@ def test_padding_is_seen_by_nobody(norm_position: str):
     other, other_aux = model.apply({"params": params}, noisy, mask=mask, train=True)
     np.testing.assert_allclose(clean[:, :3], other[:, :3], atol=1e-5)
     np.testing.assert_allclose(clean_aux["loss"], other_aux["loss"], rtol=1e-5)
-    np.testing.assert_array_equal(clean_aux["load"].sum(-1), 2 * 4 * 3)  # K * images * tokens
+    np.testing.assert_array_equal(
+        clean_aux["sums"]["load"].sum(-1), 2 * 4 * 3
+    )  # K * images * tokens
 
 
 def test_bfloat16_keeps_parameters_and_router_in_float32():
-    model = encoder(**WIDENET, dtype=jnp.bfloat16)
+    model = encoder(**WIDENET, dtype="bfloat16")
     params = init(model)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
     y, aux = model.apply({"params": params}, X.astype(jnp.bfloat16), train=True)
     assert y.dtype == jnp.bfloat16
-    assert aux["load_balance_loss"].dtype == jnp.float32
+    assert aux["losses"]["load_balance"].dtype == jnp.float32
 
 
 @pytest.mark.parametrize(
@@ -158,16 +159,21 @@ def test_bfloat16_keeps_parameters_and_router_in_float32():
      ("last_2", (4, 5)), ("last", (5,))],
 )  # fmt: skip
 def test_which_blocks_have_experts(rule: str, blocks: tuple):
-    assert moe_block_indices(rule, 6) == blocks
+    assert block_indices(rule, 6) == blocks
+
+
+def test_an_index_of_no_block_is_refused():
+    with pytest.raises(BadInputError, match="there is no block 6 in a depth of 6"):
+        block_indices((0, 6), 6)
 
 
 STACKS = {
     "dense": {},
     "widenet": WIDENET,
-    "routing groups": WIDENET | {"moe": MOE | {"routing_groups": 2}},
-    "every second block": {"moe": MOE | {"blocks": "every_2"}},
-    "the last block": {"moe": MOE | {"blocks": "last_1"}},
-    "all of the last blocks": {"moe": MOE | {"blocks": "last_4"}},
+    "routing groups": WIDENET | {"routing_groups": 2},
+    "every second block": {"ffn": "moe", "ffn_blocks": "every_2"},
+    "the last block": {"ffn": "moe", "ffn_blocks": "last_1"},
+    "all of the last blocks": {"ffn": "moe", "ffn_blocks": "last_4"},
     "post-norm": {"norm_position": "post"},
 }
 
@@ -182,12 +188,12 @@ STACKS = {
 )
 @pytest.mark.parametrize("stack", STACKS)
 def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
-    """Parameters, output, statistics and gradients are those of blocks run as they stand."""
+    """Parameters, output, statistics and gradients equal those of unrolled blocks."""
     plain, other = encoder(depth=4, **STACKS[stack]), encoder(depth=4, **STACKS[stack], **how)
     params = init(plain)
     assert jax.tree.structure(init(other)) == jax.tree.structure(params)
 
-    def run(model: Encoder) -> tuple:
+    def run(model: Blocks) -> tuple:
         def loss(params: dict):
             y, aux = model.apply({"params": params}, X, train=True)
             return (y**2).sum() + (aux["loss"].sum() if aux else 0), (y, aux)

@@ -3,17 +3,12 @@
 import jax
 import pytest
 
+from widenet_jax import paper
 from widenet_jax.errors import BadInputError
-from widenet_jax.models.sizes import (
-    CIFAR10_ROWS,
-    FAMILIES,
-    IMAGENET_ROWS,
-    SIZES,
-    TABLE_5_SLIPS,
-    parse_variant,
-    vision_model,
-)
-from widenet_jax.models.vit import build_model, count_parameters, parameter_shapes
+from widenet_jax.models.build import build_model
+from widenet_jax.models.counting import count_parameters, parameter_shapes
+from widenet_jax.models.sizes import FAMILIES, SIZES, parse_variant, vision_model
+from widenet_jax.models.vit import image_spec
 
 # variant -> parameters at pretraining: 1000 classes, a representation layer, 224 pixels.
 PRETRAINING = {
@@ -48,7 +43,8 @@ FINETUNING = {
 
 def count(variant: str, *, num_classes: int = 1000, representation: bool = True) -> int:
     fields = vision_model(*parse_variant(variant)) | {"representation": representation}
-    return count_parameters(parameter_shapes(build_model(fields, num_classes), (224, 224, 3)))
+    model = build_model(fields, num_classes=num_classes)
+    return count_parameters(parameter_shapes(model, image_spec((224, 224, 3))))
 
 
 @pytest.mark.parametrize("variant", PRETRAINING)
@@ -62,15 +58,14 @@ def test_parameters_at_finetuning(variant: str):
 
 
 @pytest.mark.parametrize(
-    ("rows", "counts"), [(IMAGENET_ROWS, PRETRAINING), (CIFAR10_ROWS, FINETUNING)]
+    ("rows", "counts"), [(paper.PRETRAINING, PRETRAINING), (paper.FINETUNING, FINETUNING)]
 )
-def test_every_printed_figure_is_ours_truncated(rows: tuple, counts: dict):
-    """But for the two slips of Table 5, which are named and are slips."""
-    assert {variant for _, _, variant, _ in rows} == set(counts)
-    for table, _, variant, printed in rows:
-        if printed is not None:
-            slip = table == "Table 5" and variant in TABLE_5_SLIPS
-            assert (counts[variant] // 10**6 == printed) is not slip, variant
+def test_every_printed_figure_is_ours_truncated(rows: tuple[paper.Printed, ...], counts: dict):
+    """Except for the two slips of Table 5, which must differ."""
+    assert {row.variant for row in rows} == set(counts)
+    for row in rows:
+        if row.millions is not None:
+            assert (counts[row.variant] // 10**6 == row.millions) is not row.slip, row
 
 
 def test_widenet_b_by_hand():
@@ -89,11 +84,11 @@ def test_widenet_b_by_hand():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_name_builds(family: str, size: str):
-    model = build_model(vision_model(family, size, {}), 10)
+    model = build_model(vision_model(family, size, {}), num_classes=10)
     side = 4 * model.patch_size
     logits, aux = jax.eval_shape(
-        lambda images: model.init_with_output(jax.random.key(0), images, train=False)[0],
-        jax.ShapeDtypeStruct((1, side, side, 3), "float32"),
+        lambda inputs: model.init_with_output(jax.random.key(0), inputs, train=False)[0],
+        image_spec((side, side, 3)),
     )
     assert logits.shape == (1, 10)
     assert ("loss" in aux) == (family != "vit")
@@ -105,11 +100,11 @@ def test_every_name_builds(family: str, size: str):
         ("widenet_x", "there are vit_tiny"),
         ("resnet_b", "there are vit_tiny"),
         ("widenet_b,exprets=8", "no option 'exprets'; there are"),
-        ("widenet_b,experts=many", "wants a value of type int"),
-        ("widenet_b,share_norms=1", "wants true or false"),
+        ("widenet_b,experts=many", "needs a value of type int"),
+        ("widenet_b,share_norms=1", "needs true or false"),
         ("widenet_b,preset=mine", "paper or authors_code"),
-        ("vit_b,experts=8", "vit_b has no experts, so option experts means nothing"),
-        ("widenet_b,moe=false,images_per_group=8", "so option images_per_group means nothing"),
+        ("vit_b,experts=8", "vit_b has no experts, so option experts has no effect"),
+        ("widenet_b,moe=false,examples_per_group=8", "so option examples_per_group has no effect"),
     ],
 )
 def test_names_that_do_not_exist(text: str, message: str):

@@ -21,7 +21,7 @@ class Reference:
 
 
 def gelu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The tanh form and its derivative."""
+    """Computes the tanh form and its derivative."""
     c = math.sqrt(2 / math.pi)
     t = np.tanh(c * (x + 0.044715 * x**3))
     derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * c * (1 + 3 * 0.044715 * x**2)
@@ -29,7 +29,7 @@ def gelu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def slots_in_order(order: list[tuple[int, int]], chosen: list[list[int]], limit: int) -> set:
-    """(token, choice) pairs that find a slot when asked in `order`."""
+    """Returns the (token, choice) pairs that get a slot if served in `order`."""
     taken: dict[int, int] = {}
     kept = set()
     for token, choice in order:

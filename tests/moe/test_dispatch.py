@@ -1,4 +1,4 @@
-"""Dispatch methods against each other: under every mesh, at full size; and which is chosen."""
+"""Dispatch methods agree under every mesh and at full size; `auto` chooses the right one."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.models.build import build_model
 from widenet_jax.models.sizes import vision_model
-from widenet_jax.models.vit import build_model
-from widenet_jax.moe.dispatch import DISPATCHERS, choose_dispatch
+from widenet_jax.moe.dispatch import DISPATCHERS, choose_dispatch, say_once
 from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 
@@ -18,20 +18,24 @@ MESHES = [(1, 1), (4, 1), (1, 4), (2, 2)]  # fsdp, expert; data has the rest of 
 
 
 def loss_and_gradients(dispatch: str, size: str, options: dict, batch: int, mesh=None):
-    """The loss of a WideNet with all its losses, and every parameter's gradient."""
+    """Returns the loss of a WideNet with all its losses, and every parameter's gradient."""
     fields = vision_model("widenet", size, options)
     fields |= {"dropout": 0.0, "dtype": "float32"}
-    fields["moe"] |= {"dispatch": dispatch, "noise_std": 0.0}
-    model = build_model(fields, 10)
+    fields["moe"]["dispatch"] = dispatch
+    fields["moe"]["router"]["noise_std"] = 0.0
+    model = build_model(fields, num_classes=10)
     side = 8 if size == "tiny" else 224
     images = jax.random.normal(jax.random.key(0), (batch, side, side, 3))
     mask = jnp.arange(batch) != 1  # one image is padding
-    params = jax.jit(lambda: model.init(jax.random.key(1), images[:1], train=False)["params"])()
+    params = jax.jit(
+        lambda: model.init(jax.random.key(1), {"image": images[:1]}, train=False)["params"]
+    )()
 
     def loss(params: dict, images: jax.Array, mask: jax.Array):
-        logits, aux = model.apply({"params": params}, images, mask=mask, train=True)
+        inputs = {"image": images, "mask": mask}
+        logits, aux = model.apply({"params": params}, inputs, train=True)
         log_probs = jax.nn.log_softmax(logits)[:, 0]
-        return -(log_probs * mask).sum() + aux["loss"].sum(), aux["dropped"]
+        return -(log_probs * mask).sum() + aux["loss"].sum(), aux["sums"]["dropped"]
 
     grad = jax.value_and_grad(loss, has_aux=True)
     if mesh is None:
@@ -43,9 +47,9 @@ def loss_and_gradients(dispatch: str, size: str, options: dict, batch: int, mesh
 
 
 def assert_same(ours: tuple, theirs: tuple, tolerance: float) -> None:
-    """Losses, drops, and gradients leaf by leaf, relative to the largest entry of the leaf.
+    """Compares losses, drops, and gradients, each relative to the largest entry of its leaf.
 
-    The absolute floor is for the bias of the keys, whose gradient is zero but for rounding.
+    The absolute floor is for the bias of the keys, whose gradient is zero up to rounding.
     """
     (loss, dropped), grads = ours
     (their_loss, their_dropped), their_grads = theirs
@@ -65,8 +69,8 @@ def assert_same(ours: tuple, theirs: tuple, tolerance: float) -> None:
     [m if m == (2, 2) else pytest.param(*m, marks=pytest.mark.slow) for m in MESHES],
 )
 def test_any_mesh_of_eight_devices_is_one_device(fsdp: int, expert: int, dispatch: str):
-    """Tight capacity, so that tokens are dropped; two groups a device in two of the meshes."""
-    options = {"capacity_factor": 0.8, "images_per_group": 2}
+    """Tight capacity, so that tokens are dropped; two groups per device in two of the meshes."""
+    options = {"capacity_factor": 0.8, "examples_per_group": 2}
     mesh = build_mesh({"fsdp": fsdp, "expert": expert}, jax.devices())
     one = loss_and_gradients("einsum", "tiny", options, 32)
     assert (one[0][1] > 0).all()
@@ -76,27 +80,27 @@ def test_any_mesh_of_eight_devices_is_one_device(fsdp: int, expert: int, dispatc
 @pytest.mark.slow
 @pytest.mark.parametrize("dispatch", ["gather", "ragged"])
 def test_widenet_b_at_batch_4(dispatch: str):
-    options = {"images_per_group": 4}
+    options = {"examples_per_group": 4}
     one = loss_and_gradients("einsum", "b", options, 4)
     assert one[0][1].sum() > 0
     assert_same(loss_and_gradients(dispatch, "b", options, 4), one, 1e-3)
 
 
 def test_ragged_without_drops_is_dropless():
-    """Whatever C says under `capacity=literal`: no choice is dropped, and all gates count."""
+    """Under `capacity_rule=literal` no choice is dropped, and results do not depend on groups."""
     x = jax.random.normal(jax.random.key(0), (4, 6, 3))
-    fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "images_per_group": 2}
+    fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
     fields |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "dispatch": "ragged"}
-    loose = MoeLayer(**fields, capacity="literal")
+    loose = MoeLayer(**fields, capacity_rule="literal")
     params = loose.init(jax.random.key(1), x, train=True)
-    params["params"]["router"]["kernel"] = jnp.zeros((3, 4)).at[:, 2].set(1.0)  # a crowd
+    params["params"]["router"]["kernel"] = jnp.zeros((3, 4)).at[:, 2].set(1.0)  # all to one
     out = loose.apply(params, x, train=True)
-    assert int(out.aux["dropped"]) == 0
+    assert int(out.aux["sums"]["dropped"]) == 0
     tight = MoeLayer(**fields).apply(params, x, train=True)
-    assert int(tight.aux["dropped"]) > 0
+    assert int(tight.aux["sums"]["dropped"]) > 0
     alone = jnp.concatenate(
         [
-            loose.clone(images_per_group=1).apply(params, x[i : i + 1], train=True).y
+            loose.clone(examples_per_group=1).apply(params, x[i : i + 1], train=True).y
             for i in range(4)
         ]
     )
@@ -104,8 +108,8 @@ def test_ragged_without_drops_is_dropless():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_a_ragged_product_leaves_in_rows_that_are_nobodys_plays_no_part(dtype, monkeypatch):
-    """A kernel may leave anything there, in its result and in its gradient: here NaN."""
+def test_padding_rows_of_a_ragged_product_have_no_effect(dtype, monkeypatch):
+    """A kernel may leave any value in them, in its result and in its gradient: here NaN."""
     ragged_dot = jax.lax.ragged_dot
 
     def owned(x: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -122,7 +126,7 @@ def test_what_a_ragged_product_leaves_in_rows_that_are_nobodys_plays_no_part(dty
 
     spoilt.defvjp(lambda *inputs: (spoilt(*inputs), inputs), backward)
     x = jax.random.normal(jax.random.key(0), (4, 6, 3))
-    fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "images_per_group": 2}
+    fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
     fields |= {"capacity_factor": 0.6, "capacity_factor_eval": 0.6, "dispatch": "ragged"}
     layer = MoeLayer(**fields, dtype=dtype)
     params = layer.init(jax.random.key(1), x, train=True)
@@ -130,7 +134,7 @@ def test_what_a_ragged_product_leaves_in_rows_that_are_nobodys_plays_no_part(dty
     def gradients() -> tuple:
         def loss(params: dict, x: jax.Array):
             out = layer.apply(params, x, train=True)
-            return (out.y.astype(jnp.float32) ** 2).sum(), out.aux["dropped"]
+            return (out.y.astype(jnp.float32) ** 2).sum(), out.aux["sums"]["dropped"]
 
         (_, dropped), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
         assert dropped > 0
@@ -141,21 +145,25 @@ def test_what_a_ragged_product_leaves_in_rows_that_are_nobodys_plays_no_part(dty
     jax.tree.map(np.testing.assert_array_equal, gradients(), clean)
 
 
-def test_devices_draw_their_own_dropout():
-    """Rows sorted on each of eight devices: equal images come out with different masks."""
+@pytest.mark.parametrize("dispatch", DISPATCHERS)
+def test_dropout_does_not_depend_on_the_devices(dispatch: str):
+    """Eight devices draw the masks of one; equal examples come out with different masks."""
     moe = MoeLayer(
-        mlp_dim=8, num_experts=1, num_selected_experts=1, capacity_factor=1.0,
-        capacity_factor_eval=1.0, images_per_group=1, dispatch="ragged", dropout=0.5,
+        mlp_dim=8, num_experts=2, num_selected_experts=2, capacity_factor=1.0,
+        capacity_factor_eval=1.0, examples_per_group=1, dispatch=dispatch, dropout=0.5,
     )  # fmt: skip
     x = jnp.ones((8, 6, 16))
     params = moe.init(jax.random.key(0), x, train=False)
+
+    def run(x: jax.Array) -> jax.Array:
+        return moe.apply(params, x, train=True, rngs={"dropout": jax.random.key(1)}).y
+
+    one = np.asarray(jax.jit(run)(x))
     mesh = build_mesh({"fsdp": 1, "expert": 1}, jax.devices())
     with jax.set_mesh(mesh):
-        run = jax.jit(
-            lambda x: moe.apply(params, x, train=True, rngs={"dropout": jax.random.key(1)}).y
-        )
-        y = np.asarray(run(jax.device_put(x, NamedSharding(mesh, BATCH))))
-    assert len({tuple((image == 0).ravel()) for image in y}) == 8
+        y = np.asarray(jax.jit(run)(jax.device_put(x, NamedSharding(mesh, BATCH))))
+    np.testing.assert_allclose(y, one, atol=1e-6)
+    assert len({tuple((example == 0).ravel()) for example in y}) == 8
 
 
 @pytest.mark.parametrize(
@@ -168,15 +176,16 @@ def test_devices_draw_their_own_dropout():
         ("gpu", 3136, 3136, "gather"),
     ],
 )
-def test_auto_says_what_it_chose(platform: str, tokens: int, capacity: int, method: str, caplog):
+def test_auto_chooses_and_logs_once(platform: str, tokens: int, capacity: int, method: str, caplog):
     caplog.set_level("INFO")
+    say_once.cache_clear()  # an earlier test may have made the same choice
     sizes = {"platform": platform, "group_tokens": tokens, "capacity": capacity}
     assert choose_dispatch("auto", **sizes) == method
     assert choose_dispatch("auto", **sizes) == method
     assert [f"auto: {method} on {platform}" in line for line in caplog.messages] == [True]
 
 
-def test_what_is_named_is_what_runs():
+def test_a_named_method_is_used():
     for method in DISPATCHERS:
         assert choose_dispatch(method, platform="cpu", group_tokens=9, capacity=3) == method
     with pytest.raises(BadInputError, match=r"config.model.moe.dispatch=auto"):

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer against loops, against the dense layer, and by hand."""
+"""The mixture-of-experts layer agrees with loops, the dense layer, and values by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,13 @@ def layer(E: int, K: int, **changes) -> MoeLayer:
         "num_selected_experts": K,
         "capacity_factor": 1.2,
         "capacity_factor_eval": 2.0,
-        "images_per_group": 2,
+        "examples_per_group": 2,
     }
     return MoeLayer(**(fields | changes))
 
 
 def random_weights(rng: np.random.Generator, E: int) -> dict[str, np.ndarray]:
-    """The router's weights are small whole numbers, so that equal scores are common and exact."""
+    """Draws weights; the router's are small whole numbers, so that exact ties are common."""
     return {
         "router": rng.integers(-1, 2, (D, E)).astype(float),
         "wi": rng.normal(size=(E, D, F)),
@@ -60,14 +60,14 @@ def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
     x = rng.integers(-2, 3, (2 * GROUPS, T, D)).astype(float)
     mask = rng.random((2 * GROUPS, T)) < rng.choice([0.5, 0.9, 1.0])
     mask[:2] = True  # one full group
-    mask[-2:] = False  # and one that is all padding
+    mask[-2:] = False  # one group of padding only
     cotangent = rng.normal(size=x.shape)
     moe = layer(
         E,
         K,
         capacity_factor=capacity_factor,
         priority="first_choice_first" if first else "token_order",
-        load_balance_weight=0.7,
+        losses={"load_balance": 0.7, "over": "group"},
         dispatch=dispatch,
     )
 
@@ -102,9 +102,9 @@ def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * (1 + np.abs(theirs).max()))
 
     close(out.y.reshape(GROUPS, 2 * T, D), np.stack([g.y for g in groups]))
-    close(out.aux["load_balance_loss"], sum(g.balance for g in groups) / real_groups)
-    assert int(out.aux["dropped"]) == sum(g.dropped for g in groups)
-    np.testing.assert_array_equal(out.aux["load"], sum(g.load for g in groups))
+    close(out.aux["losses"]["load_balance"], sum(g.balance for g in groups) / real_groups)
+    assert int(out.aux["sums"]["dropped"]) == sum(g.dropped for g in groups)
+    np.testing.assert_array_equal(out.aux["sums"]["load"], sum(g.load for g in groups))
     expected = {name: sum(g.gradients[name] for g in groups) for name in weights}
     ours = {"router": grads["router"]["kernel"]}
     for w, b in (("wi", "bi"), ("wo", "bo")):
@@ -121,7 +121,7 @@ def test_three_tokens_by_hand():
     full. Expert 0 computes x -> GELU(x), so with sigma the logistic function and p(x) =
     e^x / (e^x + e^-x) = sigma(2x), the outputs are p(2) GELU(2), p(1) GELU(1) and 0.
     """
-    moe = layer(2, 1, mlp_dim=1, capacity_factor=1.0, images_per_group=1)
+    moe = layer(2, 1, mlp_dim=1, capacity_factor=1.0, examples_per_group=1)
     one = jnp.ones((2, 1, 1))
     zero = jnp.zeros((2, 1))
     params = {
@@ -134,11 +134,11 @@ def test_three_tokens_by_hand():
     p_2, p_1 = 0.98201379, 0.88079708  # sigma(4), sigma(2)
     np.testing.assert_allclose(out.y[0, :, 0], [p_2 * gelu_2, p_1 * gelu_1, 0], rtol=1e-5)
     assert out.routing.slot.ravel().tolist() == [0, 1, 2]  # 2 is one past the last slot: dropped
-    assert out.aux["load"].tolist() == [3, 0]
-    assert int(out.aux["dropped"]) == 1
+    assert out.aux["sums"]["load"].tolist() == [3, 0]
+    assert int(out.aux["sums"]["dropped"]) == 1
     # Only expert 0 is sent tokens: 2 * (1 * mean p + 0) with p(3) = sigma(6) = 0.99752738.
     expected = 2 * (p_2 + p_1 + 0.99752738) / 3
-    np.testing.assert_allclose(out.aux["load_balance_loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(out.aux["losses"]["load_balance"], expected, rtol=1e-5)
 
 
 def test_one_expert_with_room_is_the_dense_layer():
@@ -157,17 +157,17 @@ def test_one_expert_with_room_is_the_dense_layer():
 def test_even_routing_gives_balance_one_and_collapse_gives_num_experts():
     """E * sum m_i P_i: with m = P = 1/E it is 1; with all tokens at one sure expert it is E."""
     E = 4
-    moe = layer(E, 1, images_per_group=1)
+    moe = layer(E, 1, examples_per_group=1)
     x = 50.0 * jnp.eye(E)[None]  # token i points at expert i
     params = moe.init(jax.random.key(0), x, train=False)["params"]
     params["router"]["kernel"] = jnp.eye(E)
-    even = moe.apply({"params": params}, x, train=True).aux["load_balance_loss"]
+    even = moe.apply({"params": params}, x, train=True).aux["losses"]["load_balance"]
     collapsed = moe.apply({"params": params}, x[:, :1].repeat(E, 1), train=True).aux
-    np.testing.assert_allclose([even, collapsed["load_balance_loss"]], [1, E], rtol=1e-6)
+    np.testing.assert_allclose([even, collapsed["losses"]["load_balance"]], [1, E], rtol=1e-6)
 
 
 def test_padding_changes_nothing_for_real_tokens():
-    """Half the tokens masked: the real ones come out as if they were alone in the group."""
+    """Half the tokens masked: the real ones have the outputs of a group without the others."""
     rng = np.random.default_rng(0)
     x = jnp.float32(rng.normal(size=(2, T, D)))
     moe = layer(4, 2)
@@ -178,8 +178,11 @@ def test_padding_changes_nothing_for_real_tokens():
     alone = moe.apply({"params": params}, x[:, ::2], train=True)
     np.testing.assert_allclose(padded.y[:, ::2], alone.y, atol=1e-6)
     np.testing.assert_array_equal(padded.y[:, 1::2], 0)
-    for name in alone.aux:
-        np.testing.assert_allclose(padded.aux[name], alone.aux[name], rtol=1e-5, err_msg=name)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5),
+        padded.aux,
+        alone.aux,
+    )
 
 
 def test_a_given_routing_is_followed_and_not_counted_again():
@@ -197,19 +200,19 @@ def test_a_given_routing_is_followed_and_not_counted_again():
 def test_noise_only_in_training_and_of_the_stated_size():
     """Zero logits plus noise of std 1/E: log-probabilities differ by N(0, 2/E^2)."""
     E = 4
-    moe = layer(E, 1, noise_std=1.0)
+    moe = layer(E, 1, router={"name": "top_k", "noise_std": 1.0})
     x = jnp.zeros((2000, 2, D))
     params = moe.init(jax.random.key(0), x[:1], train=False)["params"]
-    quiet = moe.apply({"params": params}, x, train=False).routing.probs
+    quiet = moe.apply({"params": params}, x, train=False).routing.router_probs
     np.testing.assert_array_equal(quiet, 1 / E)
     noisy = moe.apply({"params": params}, x, train=True, rngs={"router": jax.random.key(1)})
-    logs = jnp.log(noisy.routing.probs)
+    logs = jnp.log(noisy.routing.router_probs)
     std = float((logs[..., 0] - logs[..., 1]).std())
     np.testing.assert_allclose(std, np.sqrt(2) / E, rtol=0.05)
 
 
 def test_the_router_multiplies_in_full_float32():
-    """Inputs and precision of its product in a bfloat16 layer, as the compiler is given them."""
+    """Checks dtype and precision of its product in a bfloat16 layer, as given to the compiler."""
     moe = layer(4, 2, dtype=jnp.bfloat16)
     x = jnp.ones((2, T, D), jnp.bfloat16)
     params = moe.init(jax.random.key(0), x, train=False)["params"]
@@ -222,10 +225,12 @@ def test_the_router_multiplies_in_full_float32():
 
 def test_evaluation_has_its_own_capacity():
     """Six tokens for one of two experts: C = 0.5 keeps ceil(0.5 * 6 / 2) = 2, C = 1 keeps 3."""
-    moe = layer(2, 1, capacity_factor=0.5, capacity_factor_eval=1.0, images_per_group=1)
+    moe = layer(2, 1, capacity_factor=0.5, capacity_factor_eval=1.0, examples_per_group=1)
     x = jnp.ones((2, T, D))
     params = moe.init(jax.random.key(0), x, train=False)["params"]
-    dropped = [int(moe.apply({"params": params}, x, train=t).aux["dropped"]) for t in (True, False)]
+    dropped = [
+        int(moe.apply({"params": params}, x, train=t).aux["sums"]["dropped"]) for t in (True, False)
+    ]
     assert dropped == [2 * (6 - 2), 2 * (6 - 3)]
 
 
@@ -235,7 +240,7 @@ def test_dropout_after_both_layers_of_an_expert():
     wi and wo map D = 1 to F = 1 with weight 1 and no bias; the hidden value is GELU(x), dropped
     or doubled at rate 0.5, and so is the output: a quarter of the tokens survive, times 4.
     """
-    moe = layer(1, 1, mlp_dim=1, capacity_factor=1.0, images_per_group=1, dropout=0.5)
+    moe = layer(1, 1, mlp_dim=1, capacity_factor=1.0, examples_per_group=1, dropout=0.5)
     one, zero = jnp.ones((1, 1, 1)), jnp.zeros((1, 1))
     dense = {"kernel": one, "bias": zero}
     params = {"router": {"kernel": jnp.ones((1, 1))}, "experts": {"wi": dense, "wo": dense}}
@@ -248,7 +253,7 @@ def test_dropout_after_both_layers_of_an_expert():
 
 def test_a_single_image_is_one_group_in_evaluation_only():
     x = jnp.ones((1, T, D))
-    moe = layer(4, 2, images_per_group=16)
+    moe = layer(4, 2, examples_per_group=16)
     params = moe.init(jax.random.key(0), x, train=False)["params"]
     assert moe.apply({"params": params}, x, train=False).y.shape == x.shape
     with pytest.raises(BadInputError, match="a batch of 16, would do"):
@@ -256,7 +261,7 @@ def test_a_single_image_is_one_group_in_evaluation_only():
 
 
 def test_a_batch_that_is_no_whole_number_of_groups_names_sizes_that_would_do():
-    moe = layer(4, 2, images_per_group=5)
+    moe = layer(4, 2, examples_per_group=5)
     x = jnp.ones((12, T, D))
     with pytest.raises(BadInputError, match="3 or 4 or 6, or a batch of 15, would do"):
         moe.init(jax.random.key(0), x, train=True)
@@ -269,9 +274,46 @@ def test_no_more_experts_selected_than_there_are():
 
 
 @pytest.mark.parametrize(
-    ("field", "near"), [("router", "top_k"), ("dispatch", "gather"), ("priority", "token_order")]
+    ("change", "message"),
+    [
+        ({"router": {"name": "top"}}, "--config.model.moe.router.name=top_k"),
+        ({"router": {"noise_std": 1.0}}, "--config.model.moe.router.name=top_k"),
+        ({"dispatch": "gathr"}, "--config.model.moe.dispatch=gather"),
+        ({"priority": "token_orde"}, "--config.model.moe.priority=token_order"),
+        ({"capacity_rule": "papr"}, "--config.model.moe.capacity_rule=paper"),
+        ({"activation": "rel"}, "--config.model.moe.activation=relu"),
+        ({"router": {"name": "top_k", "noise": 1.0}}, "may have noise_std"),
+    ],
 )
-def test_unknown_names_are_named(field: str, near: str):
-    moe = layer(2, 1, **{field: near[:-1]})
-    with pytest.raises(BadInputError, match=f"--config.model.moe.{field}={near}"):
-        moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
+def test_unknown_names_and_fields(change: dict, message: str):
+    with pytest.raises(BadInputError, match=message):
+        layer(2, 1, **change).init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHERS)
+def test_experts_without_bias_and_with_another_activation(dispatch: str):
+    """E = K = 1 with all weights 1: relu(x) and no parameter but the kernels."""
+    fields = {"mlp_dim": 1, "examples_per_group": 1, "use_bias": False, "activation": "relu"}
+    moe = layer(1, 1, **fields, dispatch=dispatch)
+    x = jnp.array([[[-2.0], [3.0]]])
+    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    assert {name: list(kept) for name, kept in params["experts"].items()} == {
+        "wi": ["kernel"],
+        "wo": ["kernel"],
+    }
+    params = jax.tree.map(jnp.ones_like, params)
+
+    def loss(params: dict) -> tuple:
+        y = moe.apply({"params": params}, x, train=False).y
+        return y.sum(), y
+
+    (_, y), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    np.testing.assert_allclose(y.ravel(), [0, 3])
+    np.testing.assert_allclose(grads["experts"]["wi"]["kernel"].ravel(), [3])
+
+
+def test_noise_needs_its_random_stream():
+    moe = layer(2, 1, router={"name": "top_k", "noise_std": 1.0})
+    params = moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
+    with pytest.raises(ValueError, match="stream 'router'"):
+        moe.apply(params, jnp.ones((2, T, D)), train=True)

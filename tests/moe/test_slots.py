@@ -28,7 +28,7 @@ def test_capacity(rule: str, tokens: int, slots: int):
 
 @pytest.mark.parametrize("factor", [333.333, 999.999])
 def test_no_number_in_between_leaves_int32(factor: float):
-    """Of 4112 tokens: 4112 * 333333 * 2 alone would be more than 2**31."""
+    """With 4112 tokens, the product 4112 * 333333 * 2 alone would exceed 2**31."""
     numbers = {"capacity_factor": factor, "num_selected": 2, "num_experts": 4}
     for rule in CAPACITY_RULES:
         slots = capacity_limit(4112, rule=rule, **numbers)
@@ -45,7 +45,8 @@ def test_unknown_rule():
 ROUTING = Routing(
     expert_index=jnp.array([[[0, 1], [1, 0], [0, 1]]]),
     gate=jnp.array([[[0.5, 0.3], [0.9, 0.1], [0.6, 0.2]]]),
-    probs=jnp.zeros((1, 3, 2)),
+    router_probs=jnp.zeros((1, 3, 2)),
+    router_logits=jnp.zeros((1, 3, 2)),
 )
 
 
@@ -54,14 +55,14 @@ ROUTING = Routing(
     [
         # In order: token 0 is first everywhere, token 1 second everywhere; 2 is "dropped".
         ("token_order", [[0, 0], [1, 1], [2, 2]]),
-        # Expert 0 is asked by tokens 0, 2 (first choices), then 1; expert 1 by 1, then 0, 2.
+        # Expert 0 serves tokens 0, 2 (first choices), then 1; expert 1 serves 1, then 0, 2.
         ("first_choice_first", [[0, 1], [0, 2], [1, 2]]),
         # Tokens in the order 1, 2, 0. Expert 0: 2, 0, then 1. Expert 1: 1, then 2, 0.
         ("batch_prioritized", [[1, 2], [0, 2], [0, 1]]),
     ],
 )
 def test_priorities(priority: str, slots: list):
-    """Two slots an expert: positions 0 and 1 are kept, 2 means dropped."""
+    """Two slots per expert: positions 0 and 1 are kept, 2 means dropped."""
     mask = jnp.ones((1, 3), bool)
     limit = jnp.array([2])
     filled = assign_slots(ROUTING, mask, capacity=2, limit=limit, priority=priority)

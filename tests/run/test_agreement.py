@@ -1,4 +1,4 @@
-"""Hosts that are about to do different things name the odd one."""
+"""Hosts that disagree about the run end it; the message names the host that differs."""
 
 import shutil
 import time
@@ -20,7 +20,7 @@ from widenet_jax.run.agreement import check_agreement, code_sha256, disagreement
         ([[1, 2], [1, 2], [1, 2]], None),
         ([[1, 2], [1, 3], [1, 2]], "on seed: process 1 of 3 differs"),
         ([[1, 3], [1, 2], [1, 2]], "on seed: process 0 of 3 differs"),
-        ([[1, 2], [1, 3]], "on seed: process 1 of 2 differs"),  # a tie: as process 0
+        ([[1, 2], [1, 3]], "on seed: process 1 of 2 differs"),  # a tie: process 0 is right
         ([[4, 2], [5, 2], [5, 3], [4, 2], [4, 2]], "on depth: process 1, 2 of 5 differs"),
     ],
 )
@@ -41,7 +41,7 @@ def fail() -> None:
 
 @pytest.mark.slow
 def test_data_that_one_process_cannot_open(tmp_path: Path):
-    """Both end at once: one names the path, the other names the first."""
+    """Both processes end at once: one names the path, the other names the failed process."""
     first, second = commands_of_two(tmp_path / "run")
     second += ["--config.data.source=image_folder", "--config.data.path=/nowhere"]
     first += ["--config.data.source=image_folder", f"--config.data.path={tmp_path}"]
@@ -60,7 +60,7 @@ def test_one_host_agrees_with_itself():
 
 
 def test_every_byte_of_the_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A copy of the package has the same hash until a letter of it changes."""
+    """A copy of the package has the same hash until one of its bytes changes."""
     package = Path(agreement.__file__).parents[1]
     copy = Path(shutil.copytree(package, tmp_path / "copy"))
     before = code_sha256()

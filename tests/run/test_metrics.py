@@ -1,4 +1,4 @@
-"""Records on disk byte for byte, and what TensorBoard reads back."""
+"""The bytes of the records on disk, and the events that TensorBoard reads back."""
 
 import builtins
 import json
@@ -17,7 +17,7 @@ NO_TRACKING = {"tensorboard": False, "wandb_project": ""}
 
 
 def json_lines(directory: Path, *, in_parts: bool) -> JsonLines:
-    """In a file, or in parts as on an object store; a local directory stands in for one."""
+    """Returns JsonLines in a file, or in parts as on an object store (here a local directory)."""
     lines = JsonLines(epath.Path(directory / "metrics.jsonl"))
     if in_parts:
         lines.parts = epath.Path(directory / "metrics.jsonl.parts")
@@ -33,7 +33,7 @@ def write_steps(lines: JsonLines, first: int, last: int, *, flush_every: int = 2
 
 
 def contents(directory: Path) -> bytes:
-    """Of every file, one after the other."""
+    """Returns the concatenated bytes of every file."""
     return b"".join(p.read_bytes() for p in sorted(directory.rglob("*.jsonl")) if p.is_file())
 
 
@@ -71,7 +71,7 @@ def test_only_gs_paths_write_parts(tmp_path: Path):
 
 @pytest.mark.parametrize("rest", ['{"step": 3, "lo', '{"step": 3}', "\x00\x00", "[3]\n", "{}\n"])
 def test_half_a_line_and_what_is_no_record_go(tmp_path: Path, rest: str):
-    """A killed run may leave them; a whole last line without its end counts as half."""
+    """A killed run may leave incomplete lines; a last line without its newline is incomplete."""
     lines = json_lines(tmp_path, in_parts=False)
     write_steps(lines, 1, 3)
     before = lines.path.read_text()
@@ -154,7 +154,7 @@ def test_only_the_first_host_writes(tmp_path: Path):
 
 
 def tensorboard_events(directory: Path) -> list:
-    """TensorFlow's record format: length (8 bytes), its checksum (4), data, its checksum (4)."""
+    """Parses TensorFlow's records: length (8 bytes), its checksum (4), data, its checksum (4)."""
     from tensorboardX.proto.event_pb2 import Event
 
     events = []
@@ -186,7 +186,7 @@ def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
 
 
 def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without the package, whether or not this machine has it."""
+    """The import is made to fail, whether or not wandb is installed."""
     real = builtins.__import__
 
     def without_wandb(name: str, *args: object, **kwargs: object) -> object:
@@ -202,7 +202,7 @@ def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_split_of_the_last_step_is_written_once_more(tmp_path: Path):
-    """An evaluation that was cut off, or not followed by a checkpoint, comes again."""
+    """An evaluation that was interrupted, or not followed by a checkpoint, is repeated."""
     lines = JsonLines(epath.Path(tmp_path / "m.jsonl"))
     for step, split in ((4, "eval"), (5, "train"), (5, "eval"), (6, "train")):
         lines.write({"step": step, "split": split})
@@ -211,7 +211,7 @@ def test_a_split_of_the_last_step_is_written_once_more(tmp_path: Path):
 
 
 def test_damaged_lines_are_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture):
-    """A bad byte in the middle is said and kept; half a line at the end is only dropped."""
+    """A damaged line in the middle is kept aside with a warning; half a last line is dropped."""
     path = epath.Path(tmp_path / "m.jsonl")
     whole = [b'{"step": %d}\n' % step for step in range(1, 5)]
     damaged = b'{"st\xffp": 2}\n'

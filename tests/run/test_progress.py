@@ -1,4 +1,4 @@
-"""The progress line."""
+"""The progress bar and the progress lines."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from widenet_jax.run.progress import Progress, duration_text
 
 
 class Clock:
-    """Stands in for the time module: seconds pass when told."""
+    """Replaces the time module: `now` moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -23,31 +23,33 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_progress_line(clock: Clock, capsys: pytest.CaptureFixture):
-    """Step 11 comes 10 s after step 1: one step of 32 images a second, 1,189 steps left."""
-    progress = Progress(total_steps=1200, start_step=0, batch_size=32, quiet=False)
+    """Step 11 comes 10 s after step 1: one step of 32 sequences a second, 1,189 steps left."""
+    progress = Progress(
+        total_steps=1200, start_step=0, batch_size=32, unit="sequences", quiet=False
+    )
     clock.now += 50  # compiling
     for step in range(1, 12):
         progress.advance(step, lambda: 0.12345)
         clock.now += 1
     assert capsys.readouterr().err == (
-        "step 11/1,200 (1%), 32 images/s, 19m49s left, loss 0.1235\n"
+        "step 11/1,200 (1%), 32 sequences/s, 19m49s left, loss 0.1235\n"
     )
 
 
 def test_evaluating_does_not_slow_the_rate(clock: Clock):
-    progress = Progress(total_steps=9, start_step=0, batch_size=10, quiet=True)
+    progress = Progress(total_steps=9, start_step=0, batch_size=10, unit="images", quiet=True)
     progress.advance(1, float)
     with progress.pause():
         clock.now += 1000
     clock.now += 2
     progress.advance(2, float)
-    assert progress.images_per_second() == 5.0
+    assert progress.per_second() == 5.0
 
 
 def test_the_loss_is_read_only_to_be_shown(clock: Clock):
-    """Reading it waits for the device."""
+    """Reading the loss waits for the device."""
     reads = []
-    progress = Progress(total_steps=100, start_step=40, batch_size=1, quiet=False)
+    progress = Progress(total_steps=100, start_step=40, batch_size=1, unit="images", quiet=False)
     for step in range(41, 61):  # a second each: one line is due at 10 s
         progress.advance(step, lambda s=step: reads.append(s) or 0.0)
         clock.now += 1
@@ -55,7 +57,7 @@ def test_the_loss_is_read_only_to_be_shown(clock: Clock):
 
 
 def test_a_quiet_host_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture):
-    progress = Progress(total_steps=2, start_step=0, batch_size=1, quiet=True)
+    progress = Progress(total_steps=2, start_step=0, batch_size=1, unit="images", quiet=True)
     for step in (1, 2):
         progress.advance(step, float)
         clock.now += 100
@@ -65,7 +67,7 @@ def test_a_quiet_host_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture
 
 
 class Terminal:
-    """A stderr that says it is a terminal, and keeps what it is sent."""
+    """A stderr that claims to be a terminal and keeps what is written to it."""
 
     encoding = "utf-8"
 
@@ -86,20 +88,20 @@ class Terminal:
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    progress = Progress(total_steps=4, start_step=1, batch_size=8, quiet=False)
+    progress = Progress(total_steps=4, start_step=1, batch_size=8, unit="images", quiet=False)
     for step in (2, 3, 4):
         progress.advance(step, lambda: 0.5)
-    progress.note("a line of its own")
+    progress.note("a line above the bar")
     progress.close()
     last = terminal.text.rstrip("\n").split("\r")[-1]
     assert "100%" in last and "4/4" in last and "loss 0.5000" in last
-    assert "a line of its own\n" in terminal.text
+    assert "a line above the bar\n" in terminal.text
 
 
 def test_a_quiet_host_draws_no_bar(monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    progress = Progress(total_steps=1, start_step=0, batch_size=8, quiet=True)
+    progress = Progress(total_steps=1, start_step=0, batch_size=8, unit="images", quiet=True)
     progress.advance(1, lambda: 0.5)
     progress.close()
     assert terminal.text == ""

@@ -1,4 +1,4 @@
-"""A loss that is not finite: where, with what, and the same again."""
+"""A non-finite loss: the message names step, batch and command, and replay reproduces it."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def run(workdir: Path, mode: str = "train", **changes: object) -> dict:
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A workdir, and the message that its run ended with."""
+    """Returns the workdir of a failed run, and the message that it ended with."""
     workdir = tmp_path_factory.mktemp("runs") / "failed"
     with pytest.raises(RunFailedError) as caught:
         run(workdir)
@@ -37,16 +37,16 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_step_batch_and_command_are_named(failed: tuple[Path, str]):
-    """The first update at a rate of 1e30 spoils what the second step computes."""
+    """The first update, at a learning rate of 1e30, makes the second step's loss non-finite."""
     workdir, message = failed
     assert message.startswith("the loss is nan at step 2, in the batch of training images ")
     assert f"python -m widenet_jax.main --mode=replay --workdir={workdir}." in message
     assert "\n" not in message
-    assert not (workdir / "checkpoints").exists()  # nothing bad was kept as the newest
+    assert not (workdir / "checkpoints").exists()  # the bad state is not saved as newest
 
 
 def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture):
-    """The same numbers as the run met; the images are those that it named."""
+    """Replay finds the same non-finite numbers and images as the run's message."""
     workdir, message = failed
     before = sorted(p.name for p in workdir.iterdir())
     found = run(workdir, mode="replay")
@@ -54,7 +54,7 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
     assert found["loss"] == "nan"
     json.loads(json.dumps(found, allow_nan=False))
     assert "head/kernel" in found["not_finite"]["gradients"]
-    assert len(found["batch"]) == len(found["not_finite"]["images"]) == 64
+    assert len(found["batch"]) == len(found["not_finite"]["examples"]) == 64
     for place, record in zip(
         found["batch"], message.split("images ")[1].split(", ...")[0].split(", "), strict=False
     ):
@@ -66,9 +66,9 @@ def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture
 
 
 def test_a_state_that_cannot_be_kept_does_not_hide_the_trouble(tmp_path: Path):
-    """There is no way to make the directory."""
+    """The directory for the state cannot be created."""
     config = small_config(**WILD)
-    write_run(epath.Path(tmp_path / "run"), config, ("0",), main_host=True)
+    write_run(epath.Path(tmp_path / "run"), config, {"class_names": ["0"]})
     (tmp_path / "run" / "failed").symlink_to("/dev/null/nowhere")
     with pytest.raises(
         RunFailedError, match=r"the loss is nan at step 2, .* could not be kept for"
@@ -87,7 +87,7 @@ def test_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture):
 
 
 def test_skipped_up_to_the_cap(tmp_path: Path, capsys: pytest.CaptureFixture):
-    """Every step from the second on is bad: two are skipped, the third ends the run."""
+    """All steps from the second on are non-finite: two are skipped, the third ends the run."""
     with pytest.raises(
         RunFailedError, match=r"at step 4, one more than config\.max_skipped_updates=2"
     ):

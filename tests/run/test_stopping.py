@@ -1,8 +1,7 @@
-"""SIGTERM, and time that is up, in every phase: saved, exit code 143, and going on is exact."""
+"""SIGTERM, Ctrl-C and --max_seconds in every phase: the state is saved and resuming is exact."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from small_runs import (
     command,
     commands_of_two,
     finish,
+    free_port,
     last_step,
     metrics_of,
     small_config,
@@ -26,7 +26,7 @@ from small_runs import (
 
 from widenet_jax import train
 from widenet_jax.errors import StoppedError
-from widenet_jax.run.stopping import Stop
+from widenet_jax.run.stopping import NOTHING, Stop
 
 ONE = jax.devices()[:1]
 SLOW_DATA = "tests/with_slow_data.py"
@@ -39,15 +39,15 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
-def stopped(process: subprocess.Popen) -> str:
-    """The last line of a run that was stopped: exit code 143 and no traceback."""
-    errors = finish(process, 143)
+def stopped(process: subprocess.Popen, code: int = 143) -> str:
+    """Returns the last line of a run that was stopped, without a traceback."""
+    errors = finish(process, code)
     assert "Traceback" not in errors
     return errors.splitlines()[-1]
 
 
 def slowly(arguments: list[str], source: str) -> list[str]:
-    """The same command with one of the slow data sources."""
+    """Returns the same command with one of the slow data sources."""
     return [arguments[0], SLOW_DATA, *arguments[3:], f"--config.data.source={source}"]
 
 
@@ -57,34 +57,49 @@ def lines_in(workdir: Path) -> int:
 
 
 def test_while_training(unbroken: Path, tmp_path: Path):
-    """Saved at the very step, not at the last checkpoint; the rest is as if nothing had been."""
-    run = start(command(tmp_path / "run", **{"checkpoint.every": "1000 steps"}))
-    wait_until(lambda: lines_in(tmp_path / "run") >= 3, run)
-    run.send_signal(signal.SIGTERM)
-    line = stopped(run)
-    step = last_step(tmp_path / "run")
-    assert 3 <= step < 20
-    assert line == f"stopped: SIGTERM; saved after step {step}. The same command goes on from there"
-    assert f"resuming after step {step}:" in finish(start(command(tmp_path / "run")))
-    assert_same_end(tmp_path / "run", unbroken)
+    """Saves at the step of the signal; resumed after Ctrl-C and SIGTERM, ends as if unbroken."""
+    workdir, resumed = tmp_path / "run", 0
+    never = {"checkpoint.every": "1000 steps"}
+    for number, code, name in ((signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")):
+        run = start(command(workdir, **never))
+        wait_until(lambda least=resumed + 3: lines_in(workdir) >= least, run)
+        run.send_signal(number)
+        line = stopped(run, code)
+        step = last_step(workdir)
+        assert resumed + 3 <= step < 20
+        again = "Run the same command again to resume"
+        assert line == f"stopped: {name}; saved after step {step}. {again}"
+        assert not list(workdir.glob("*/*tmp*"))
+        resumed = step
+    assert f"resuming after step {resumed}:" in finish(start(command(workdir)))
+    assert_same_end(workdir, unbroken)
+
+
+def test_ctrl_c_while_compiling(tmp_path: Path):
+    """There is no checkpoint yet, and the message promises none."""
+    run = start(command(tmp_path / "run", **{"model.depth": 6, "model.share_ffn": False}))
+    wait_until((tmp_path / "run" / "environment.json").exists, run)
+    run.send_signal(signal.SIGINT)
+    assert stopped(run, 130) == f"stopped: Ctrl-C; {NOTHING}"
+    assert last_step(tmp_path / "run") == 0
 
 
 @pytest.mark.slow
 def test_while_starting(tmp_path: Path):
-    """Before there is anything to lose it ends at once, at whatever moment."""
+    """Before the first step there is nothing to save, and the run ends at once."""
     for seconds in (1.0, 1.5, 2.0, 3.0):
         run = start(command(tmp_path / "run"))
         time.sleep(seconds)
         run.send_signal(signal.SIGTERM)
         sent = time.monotonic()
-        assert "there was nothing new to save" in stopped(run)
+        assert NOTHING in stopped(run)
         assert time.monotonic() - sent < 1.0
     assert last_step(tmp_path / "run") == 0
 
 
 @pytest.mark.slow
 def test_while_compiling(tmp_path: Path):
-    """WideNet-B takes minutes to compile; the end comes at once."""
+    """A large model takes long to compile; the run ends at once."""
     arguments = command(tmp_path / "run", **{"model.depth": 12, "model.embed_dim": 512})
     run = start(arguments)
     wait_until((tmp_path / "run" / "environment.json").exists, run)
@@ -92,13 +107,13 @@ def test_while_compiling(tmp_path: Path):
     assert lines_in(tmp_path / "run") == 0
     run.send_signal(signal.SIGTERM)
     sent = time.monotonic()
-    assert "there was nothing new to save" in stopped(run)
+    assert NOTHING in stopped(run)
     assert time.monotonic() - sent < 1.0
 
 
 @pytest.mark.slow
 def test_while_evaluating(tmp_path: Path):
-    """The evaluation that was cut off is made up for: the same metrics at the same place."""
+    """The evaluation that was interrupted is repeated: the same metrics at the same place."""
     every = {"evaluation.every": "5 steps", "evaluation.batch_size": 32}
     finish(start(command(tmp_path / "unbroken", **every)))
     run = start(slowly(command(tmp_path / "run", **every), "slowly_tested_digits"))
@@ -110,7 +125,7 @@ def test_while_evaluating(tmp_path: Path):
 
     stored = tmp_path / "run" / "config.json"
     stored.write_text(stored.read_text().replace("slowly_tested_digits", "digits"))
-    # Killed once that evaluation is written and no checkpoint has followed: it comes again.
+    # Killed after that evaluation is written and before the next checkpoint: it is repeated.
     never = {"checkpoint.every": "1000 steps"}
     run = start(command(tmp_path / "run", **every, **never))
     wait_until(lambda: len(metrics_of(tmp_path / "run", "eval")) >= 1, run)
@@ -121,19 +136,20 @@ def test_while_evaluating(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_while_waiting_for_data(tmp_path: Path):
-    """Data that never comes: what was trained so far is saved, without waiting for the readers."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_while_waiting_for_data(number: int, code: int, tmp_path: Path):
+    """A reader hangs: the finished steps are saved without waiting for it."""
     run = start(slowly(command(tmp_path / "run"), "hanging_digits"))
     wait_until(lambda: lines_in(tmp_path / "run") >= 8, run)
     time.sleep(2.0)
     trained = len(metrics_of(tmp_path / "run"))
-    run.send_signal(signal.SIGTERM)
-    assert f"saved after step {trained}." in stopped(run)
+    run.send_signal(number)
+    assert f"saved after step {trained}." in stopped(run, code)
     assert last_step(tmp_path / "run") == trained
 
 
 def test_one_of_two_processes_is_told(tmp_path: Path):
-    """Both save at the same step and leave with 143; one process then ends the run."""
+    """Both save at the same step and exit with 143."""
     runs = start_two(tmp_path / "run", duration="400 steps", **{"evaluation.every": "400 steps"})
     wait_until(lambda: lines_in(tmp_path / "run") >= 3, runs[0])
     runs[1].send_signal(signal.SIGTERM)
@@ -146,10 +162,7 @@ def test_one_of_two_processes_is_told(tmp_path: Path):
 @pytest.mark.slow
 def test_a_single_process_with_distributed(tmp_path: Path):
     """As on a TPU with one host: JAX's own handler must not swallow the signal."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    flags = ["--distributed", f"--coordinator=localhost:{port}", "--num_processes=1"]
+    flags = ["--distributed", f"--coordinator=localhost:{free_port()}", "--num_processes=1"]
     run = start(command(tmp_path / "run", *flags, "--process_id=0", duration="100000 steps"))
     wait_until(lambda: lines_in(tmp_path / "run") >= 3, run)
     run.send_signal(signal.SIGTERM)
@@ -158,39 +171,41 @@ def test_a_single_process_with_distributed(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_with_worker_processes_and_the_whole_group(tmp_path: Path):
-    """Ctrl-C and schedulers signal the whole group: readers keep reading until the run is done."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_with_worker_processes_and_the_whole_group(number: int, code: int, tmp_path: Path):
+    """Terminals and schedulers signal the whole group; workers keep reading until the run stops."""
     arguments = command(tmp_path / "run", duration="100000 steps", **{"data.num_workers": 2})
     run = subprocess.Popen(
         arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
     wait_until(lambda: lines_in(tmp_path / "run") >= 3, run)
-    os.killpg(run.pid, signal.SIGTERM)
-    errors = finish(run, 143)
+    os.killpg(run.pid, number)
+    errors = finish(run, code)
+    assert "Traceback" not in errors
     assert f"saved after step {last_step(tmp_path / 'run'):,}." in errors
 
 
 def test_an_evaluation_alone_has_nothing_to_save(unbroken: Path):
     stop = Stop()
     stop.reason = "SIGTERM"
-    with pytest.raises(StoppedError, match="SIGTERM; there was nothing new to save"):
+    with pytest.raises(StoppedError, match=f"SIGTERM; {NOTHING}"):
         train.run(small_config(), str(unbroken), mode="eval", stop=stop, devices=ONE)
 
 
 @pytest.mark.slow
 def test_the_second_sigterm_ends_at_once(tmp_path: Path):
-    """Two processes wait for data that never comes: neither may leave alone, until told again."""
+    """Two processes wait for a hanging reader: neither may end alone before a second signal."""
     commands = commands_of_two(tmp_path / "run", duration="200 steps")
     runs = [start(slowly(arguments, "hanging_digits"), devices=2) for arguments in commands]
     wait_until(lambda: lines_in(tmp_path / "run") >= 25, runs[0])
-    time.sleep(3.0)  # the last images that come are trained on
+    time.sleep(3.0)  # let the steps before the hanging image finish
     runs[0].send_signal(signal.SIGTERM)
     time.sleep(2.0)
     assert runs[0].poll() is None
     runs[0].send_signal(signal.SIGTERM)
     sent = time.monotonic()
-    assert stopped(runs[0]) == "SIGTERM again: ending at once"
+    assert stopped(runs[0]) == "SIGTERM while stopping: ending at once"
     assert time.monotonic() - sent < 1.0
     runs[1].kill()
     runs[1].communicate()
@@ -233,19 +248,50 @@ def test_time_is_up_while_waiting():
     assert out == "time is up (--max_seconds) True\n"
 
 
-def test_a_sigterm_after_that_is_the_first():
-    """A preemption while the run saves because its time is up must not cut the save off."""
-    run = after_half_a_second(5.0)
+@pytest.mark.parametrize(
+    ("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C", 130)]
+)
+def test_the_first_signal_saves_and_the_second_ends_at_once(number: int, name: str, code: int):
+    """A first signal during a save at the time limit does not interrupt the save."""
+    run = after_half_a_second(30.0)
     assert run.stderr.readline().startswith("time is up")
-    run.send_signal(signal.SIGTERM)
-    assert run.stderr.readline().startswith("SIGTERM: saving after this step")
-    run.send_signal(signal.SIGTERM)  # at once: `timeout` signals a process and its group
-    time.sleep(1.5)
+    run.send_signal(number)
+    assert run.stderr.readline().startswith(f"{name}: saving after this step")
+    run.send_signal(number)  # `timeout` signals a process and its group: one request
+    time.sleep(1.2)
     assert run.poll() is None
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(timeout=30) == 143
-    assert run.stderr.readline() == "SIGTERM again: ending at once\n"
+    run.send_signal(number)
+    assert run.wait(timeout=30) == code
+    assert run.stderr.readline() == f"{name} while stopping: ending at once\n"
     run.communicate()
+
+
+def test_a_background_job_goes_on_ignoring_ctrl_c():
+    """Shells start background jobs with SIGINT ignored."""
+    program = "from widenet_jax.run.stopping import Stop; stop = Stop(); stop.listen(); "
+    program += "import os, signal; os.kill(os.getpid(), signal.SIGINT); stop.close(); print('done')"
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    ignoring += "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    done = subprocess.run(
+        [sys.executable, "-c", ignoring, program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_ctrl_c_ends_other_commands_with_one_line():
+    program = (
+        "import sys, time; from widenet_jax.cli.parser import exit_code_of; "
+        "print('ready', flush=True); sys.exit(exit_code_of(lambda: time.sleep(60)))"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    assert run.communicate()[1] == "interrupted\n"
+    assert run.returncode == 130
 
 
 @pytest.mark.slow
@@ -255,20 +301,3 @@ def test_time_is_up(tmp_path: Path):
     step = last_step(tmp_path / "run")
     assert f"time is up (--max_seconds); saved after step {step:,}." in line
     assert step > 0
-
-
-def test_it_is_a_number_of_seconds():
-    done = subprocess.run(
-        command(Path("W"), "--max_seconds=soon"), cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "--max_seconds=soon" in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_leaving_writes_what_was_printed_and_runs_nothing_more():
-    program = (
-        "import atexit; from widenet_jax.run.stopping import leave; "
-        "atexit.register(print, 'late'); print('said', end=''); leave(3)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (3, "said", "")

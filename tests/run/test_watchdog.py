@@ -1,4 +1,4 @@
-"""A run that makes no progress says where it hangs, and ends if asked to."""
+"""A run that makes no progress prints the stacks of its threads, and ends if the config says so."""
 
 import subprocess
 import sys
@@ -12,11 +12,11 @@ CODE = """
 import threading, time
 from widenet_jax.run.watchdog import Watchdog
 
-def waiting_for_godot():
+def hanging():
     time.sleep(60)
 
 dog = Watchdog(dump_after_seconds={dump}, exit_after_seconds={end})
-threading.Thread(target=waiting_for_godot, daemon=True).start()
+threading.Thread(target=hanging, daemon=True).start()
 for step in range(4):
     dog.beat(f"step {{step}}")
     time.sleep(0.3)
@@ -30,22 +30,22 @@ def watched(dump: float, end: float, sleep: float) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_stacks_of_all_threads_again_and_again():
+def test_stacks_are_printed_after_each_interval():
     done = watched(dump=0.8, end=0, sleep=2.0)
     assert done.returncode == 0
-    assert done.stderr.count("s since step 3; where every thread is:") == 2
-    assert done.stderr.count("in waiting_for_godot") == 2
+    assert done.stderr.count("s since step 3; stacks of all threads:") == 2
+    assert done.stderr.count("in hanging") == 2
 
 
-def test_it_can_end_the_run():
+def test_exit_after_seconds_ends_the_run():
     began = time.monotonic()
     done = watched(dump=0, end=1.0, sleep=30.0)
     assert done.returncode == 3 and time.monotonic() - began < 10
-    assert "in waiting_for_godot" in done.stderr
+    assert "in hanging" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("failed: no progress for 1 s since step 3 (conf")
 
 
-def test_never():
+def test_zero_disables_it():
     assert watched(dump=0, end=0, sleep=0.5).stderr == ""
 
 
@@ -59,4 +59,4 @@ def test_a_hanging_data_source(tmp_path: Path):
     )
     errors = finish(start([arguments[0], "tests/with_slow_data.py", *arguments[3:]]), 3)
     assert "with_slow_data.py" in errors and "__getitem__" in errors
-    assert "the same command goes on from the last checkpoint" in errors.splitlines()[-1]
+    assert "to resume from the last checkpoint, if there is one" in errors.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Which workdirs are refused, what may change between two starts, and what a run leaves behind."""
+"""Refused workdirs, changes allowed between two starts, and the files that a run leaves."""
 
 import json
 import subprocess
@@ -19,12 +19,14 @@ from widenet_jax.run.workdir import (
     write_run,
 )
 
+INFO = {"class_names": ["zero", "one"]}
+
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> epath.Path:
-    """Of a run of configs/digits.py."""
+    """Makes the workdir of a run of configs/digits.py."""
     made = epath.Path(tmp_path / "run")
-    write_run(made, digits.get_config(), ("zero", "one"), main_host=True)
+    write_run(made, digits.get_config(), INFO)
     return made
 
 
@@ -86,13 +88,13 @@ def test_another_config_is_refused_by_what_differs(
         check_workdir(workdir, changed_config(**{field: value}), mode="train")
     assert str(caught.value) == (
         f"--workdir={workdir} holds a run of another config ({told}); name a new --workdir, or "
-        "repeat that run's config to go on with it"
+        "repeat that run's config to resume it"
     )
     assert {p.name: p.read_text() for p in workdir.iterdir()} == before
 
 
 def test_a_model_without_experts_is_another(workdir: epath.Path):
-    """The first four differences are told."""
+    """The message lists the first four differences."""
     with pytest.raises(BadInputError) as caught:
         check_workdir(workdir, digits.get_config("vit_tiny"), mode="train")
     text = str(caught.value)
@@ -126,25 +128,20 @@ def test_what_a_run_leaves(workdir: epath.Path):
 
 
 def test_the_config_of_the_first_start_stays(workdir: epath.Path):
-    """A resumed run on another mesh is still the run it was; its machine is noted anew."""
+    """A resumed run on another mesh keeps its config; its environment is recorded again."""
     before = (workdir / "config.json").read_text()
-    write_run(workdir, changed_config(**{"sharding.fsdp": 2}), ("zero", "one"), main_host=True)
+    write_run(workdir, changed_config(**{"sharding.fsdp": 2}), INFO)
     assert (workdir / "config.json").read_text() == before
     assert len(json.loads((workdir / "environment.json").read_text())) == 2
 
 
 def test_a_start_cut_off_after_its_first_file_goes_on(workdir: epath.Path):
-    """The first file written is the one that marks a workdir."""
+    """The first file written is the one that identifies a workdir."""
     first = min(workdir.iterdir(), key=lambda path: Path(path).stat().st_mtime_ns)
     for path in workdir.iterdir():
         if path != first:
             path.unlink()
     check_workdir(workdir, digits.get_config(), mode="train")
-
-
-def test_only_the_first_host_writes(tmp_path: Path):
-    write_run(epath.Path(tmp_path / "run"), digits.get_config(), (), main_host=False)
-    assert not (tmp_path / "run").exists()
 
 
 def git(directory: Path, *arguments: str) -> str:
@@ -174,7 +171,7 @@ def test_a_package_that_is_not_installed_is_noted_as_such(monkeypatch: pytest.Mo
 
 
 def test_one_start_at_a_time(tmp_path: Path):
-    """The lock goes with the first; another workdir has its own."""
+    """The lock is released when the first start ends; each workdir has its own lock."""
     with locked(epath.Path(tmp_path / "run")):
         with (
             pytest.raises(BadInputError, match="another process is training there"),
@@ -188,7 +185,7 @@ def test_one_start_at_a_time(tmp_path: Path):
 
 
 def test_a_start_that_was_cut_off_may_begin_again(tmp_path: Path):
-    """Killed while config.json was being written: nothing else is there."""
+    """The run was killed while writing config.json: the workdir holds nothing else."""
     for name in ("config.json.tmp", ".lock"):
         (tmp_path / name).write_text("{")
     check_workdir(epath.Path(tmp_path), digits.get_config(), mode="train")
@@ -213,7 +210,7 @@ def test_a_damaged_log_of_starts_is_put_aside(
     workdir: epath.Path, capsys: pytest.CaptureFixture, text: str
 ):
     (workdir / "environment.json").write_text(text)
-    write_run(workdir, digits.get_config(), ("zero", "one"), main_host=True)
+    write_run(workdir, digits.get_config(), INFO)
     assert len(json.loads((workdir / "environment.json").read_text())) == 1
     assert (workdir / "environment.json.damaged").read_text() == text
     assert "environment.json is damaged; now environment.json.damaged" in capsys.readouterr().err

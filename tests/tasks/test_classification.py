@@ -1,4 +1,4 @@
-"""The classification loss by hand on two classes, and evaluation that ignores padding."""
+"""The classification loss, computed by hand for two classes; evaluation ignores padding."""
 
 import math
 
@@ -16,13 +16,19 @@ RNGS = {"mixup": jax.random.key(3)}
 
 
 def task(**changes: float) -> Classification:
-    plain = {"num_classes": 2, "label_smoothing": 0.0, "mixup_alpha": 0.0, "mixup_group_size": 2}
+    plain = {
+        "num_classes": 2,
+        "image_shape": (1, 1, 1),
+        "label_smoothing": 0.0,
+        "mixup_alpha": 0.0,
+        "mixup_group_size": 2,
+    }
     return Classification(**plain | changes)
 
 
 def always(logits: list, aux: dict | None = None):
-    """A model that answers the same, whatever the images."""
-    return lambda images, mask, rngs: (jnp.asarray(logits, jnp.float32), aux or {})
+    """Returns a model whose logits do not depend on the images."""
+    return lambda inputs, rngs: (jnp.asarray(logits, jnp.float32), aux or {})
 
 
 def pixels(*values: int) -> Array:
@@ -30,7 +36,7 @@ def pixels(*values: int) -> Array:
 
 
 def nats(*odds: float) -> list[float]:
-    """Logits whose softmax is `odds`."""
+    """Returns logits whose softmax is `odds`."""
     return [math.log(p) for p in odds]
 
 
@@ -43,78 +49,78 @@ def test_pixels_to_unit_range():
 def test_the_model_sees_the_unit_range_and_no_mask():
     seen = {}
 
-    def apply(images: Array, mask: None, rngs: dict) -> tuple[Array, dict]:
-        seen.update(images=images, mask=mask, rngs=rngs)
+    def apply(inputs: dict, rngs: dict) -> tuple[Array, dict]:
+        seen.update(inputs, rngs=rngs)
         return jnp.zeros((2, 2)), {}
 
     task().loss(apply, {"image": pixels(0, 255), "label": jnp.array([0, 1])}, RNGS)
-    assert seen["images"].ravel().tolist() == [-1.0, 1.0]
-    assert seen["mask"] is None and seen["rngs"] is RNGS
+    assert seen["image"].ravel().tolist() == [-1.0, 1.0]
+    assert "mask" not in seen and seen["rngs"] is RNGS
 
 
 @pytest.mark.parametrize(
     ("smoothing", "target"), [(0.0, (1.0, 0.0)), (0.2, (0.9, 0.1)), (0.5, (0.75, 0.25))]
 )
 def test_cross_entropy_by_hand(smoothing: float, target: tuple[float, float]):
-    """Two images of class 0, thought class 0 with probability 3/4 and 1/10."""
+    """Two images of class 0, predicted as class 0 with probabilities 3/4 and 1/10."""
     apply = always([nats(0.75, 0.25), nats(0.1, 0.9)])
     batch = {"image": pixels(0, 0), "label": jnp.array([0, 0])}
-    loss, (means, sums) = task(label_smoothing=smoothing).loss(apply, batch, RNGS)
+    loss, metrics = task(label_smoothing=smoothing).loss(apply, batch, RNGS)
     first = -(target[0] * math.log(0.75) + target[1] * math.log(0.25))
     second = -(target[0] * math.log(0.1) + target[1] * math.log(0.9))
     np.testing.assert_allclose(loss, (first + second) / 2, rtol=1e-6)
-    np.testing.assert_allclose(means["cross_entropy"], loss)
-    assert means["accuracy"] == 0.5
-    assert sums == {}
+    np.testing.assert_allclose(metrics.means["cross_entropy"], loss)
+    assert metrics.means["accuracy"] == 0.5
+    assert metrics.layer_sums == {}
 
 
 def test_mixup_by_hand():
     """Black is class 0, white class 1: a mixed image's brightness is its weight of class 1.
 
-    A model that answers with the brightness as odds then scores the entropy of its mixture.
+    The loss of a model that predicts class 1 with this probability is then the mixture's entropy.
     """
 
-    def apply(images: Array, mask: None, rngs: dict) -> tuple[Array, dict]:
-        white = (images.reshape(-1) + 1) / 2
+    def apply(inputs: dict, rngs: dict) -> tuple[Array, dict]:
+        white = (inputs["image"].reshape(-1) + 1) / 2
         return jnp.log(jnp.stack([1 - white, white], axis=-1)), {}
 
     batch = {"image": pixels(0, 255, 0, 255), "label": jnp.array([0, 1, 0, 1])}
-    loss, (means, _) = task(mixup_alpha=0.8).loss(apply, batch, RNGS)
+    loss, metrics = task(mixup_alpha=0.8).loss(apply, batch, RNGS)
     images, _ = mixup(
         RNGS["mixup"], to_unit_range(batch["image"]), jnp.zeros((4, 2)), alpha=0.8, group_size=2
     )
     white = (np.asarray(images, np.float64).ravel() + 1) / 2
-    assert np.ptp(white) > 0.1  # it did mix
+    assert np.ptp(white) > 0.1  # the images are mixed
     entropy = -(white * np.log(white) + (1 - white) * np.log(1 - white)).mean()
     np.testing.assert_allclose(loss, entropy, rtol=1e-4)
-    assert means["accuracy"] == 1.0  # against the heavier label
+    assert metrics.means["accuracy"] == 1.0  # against the heavier label
 
 
 def test_losses_of_all_routing_operations_are_added():
     aux = {
         "loss": jnp.array([0.25, 0.5]),
-        "load_balance_loss": jnp.array([25.0, 50.0]),
-        "load": jnp.array([[1, 3], [2, 2]]),
+        "losses": {"load_balance": jnp.array([25.0, 50.0])},
+        "sums": {"load": jnp.array([[1, 3], [2, 2]])},
     }
     batch = {"image": pixels(0), "label": jnp.array([0])}
-    loss, (means, sums) = task().loss(always([nats(0.5, 0.5)], aux), batch, RNGS)
+    loss, metrics = task().loss(always([nats(0.5, 0.5)], aux), batch, RNGS)
     np.testing.assert_allclose(loss, math.log(2) + 0.75, rtol=1e-6)
-    np.testing.assert_allclose(means["loss"], loss)
-    np.testing.assert_allclose(means["cross_entropy"], math.log(2), rtol=1e-6)
-    assert means["load_balance_loss"].tolist() == [25.0, 50.0]
-    assert sums.keys() == {"load"}
+    np.testing.assert_allclose(metrics.means["loss"], loss)
+    np.testing.assert_allclose(metrics.means["cross_entropy"], math.log(2), rtol=1e-6)
+    assert metrics.means["load_balance_loss"].tolist() == [25.0, 50.0]
+    assert metrics.layer_sums.keys() == {"load"}
 
 
 @pytest.mark.parametrize("padding", [0.0, 1e30, float("nan"), float("inf")])
 def test_evaluation_ignores_padding(padding: float):
-    """Two real images, one right; whatever the model says of the third counts nowhere."""
+    """Two real images, one classified correctly; the prediction for the padding is ignored."""
     apply = always([nats(0.75, 0.25), nats(0.25, 0.75), [padding, 0.0]])
     batch = {
         "image": pixels(0, 0, 0),
         "label": jnp.array([0, 0, 0]),
         "mask": jnp.array([True, True, False]),
     }
-    metrics = task().summarize(task().evaluate(apply, batch))
+    metrics = task().summarize(task().evaluate(apply, batch).sums, {})
     assert metrics["images"] == 2
     assert metrics["accuracy"] == 0.5
     np.testing.assert_allclose(
@@ -125,12 +131,12 @@ def test_evaluation_ignores_padding(padding: float):
 def test_evaluation_is_without_smoothing_mixup_and_rngs():
     seen = {}
 
-    def apply(images: Array, mask: Array, rngs: None) -> tuple[Array, dict]:
-        seen.update(mask=mask, rngs=rngs)
+    def apply(inputs: dict, rngs: None) -> tuple[Array, dict]:
+        seen.update(inputs, rngs=rngs)
         return jnp.asarray([nats(0.75, 0.25)]), {}
 
     batch = {"image": pixels(0), "label": jnp.array([0]), "mask": jnp.array([True])}
-    sums = task(label_smoothing=0.3, mixup_alpha=0.5).evaluate(apply, batch)
+    sums = task(label_smoothing=0.3, mixup_alpha=0.5).evaluate(apply, batch).sums
     np.testing.assert_allclose(sums["cross_entropy"], -math.log(0.75), rtol=1e-6)
     assert seen["rngs"] is None
     assert seen["mask"].tolist() == [True]
@@ -140,7 +146,7 @@ def test_batches_add_up_to_the_set():
     batch = {"image": pixels(0, 0), "label": jnp.array([0, 1]), "mask": jnp.array([True, True])}
     first = task().evaluate(always([nats(0.75, 0.25), nats(0.75, 0.25)]), batch)
     second = task().evaluate(always([nats(0.9, 0.1), nats(0.2, 0.8)]), batch)
-    metrics = task().summarize(jax.tree.map(jnp.add, first, second))
+    metrics = task().summarize(jax.tree.map(jnp.add, first, second).sums, {})
     assert (metrics["images"], metrics["accuracy"]) == (4, 0.75)
     expected = -np.mean(np.log([0.75, 0.25, 0.9, 0.8]))
     np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=1e-6)

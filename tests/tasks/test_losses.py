@@ -1,4 +1,4 @@
-"""Losses against numpy."""
+"""Losses, compared with NumPy."""
 
 import jax
 import jax.numpy as jnp

@@ -1,15 +1,15 @@
-"""Our ViT of the size of `reference_vit`, applied to imported parameters."""
+"""Our ViT at the size of `reference_vit`, applied to imported parameters."""
 
 import jax
 import numpy as np
 from weights import reference_vit as reference
 
+from widenet_jax.models.build import build_model
 from widenet_jax.models.sizes import vision_model
-from widenet_jax.models.vit import build_model
 
 
 def our_vit(params: dict, **changes: object):
-    """A model that takes what the parameters have: a CLS token or not, `pre_logits` or not."""
+    """Builds the model of the parameters, with or without CLS token and `pre_logits`."""
     cls = "cls_token" in params["position"]
     fields = vision_model("vit", "tiny", {}) | {
         "depth": reference.L,
@@ -22,11 +22,10 @@ def our_vit(params: dict, **changes: object):
         "representation": "representation" in params,
         "dtype": "float32",
     }
-    return build_model(fields | changes, len(params["head"]["bias"]))
+    return build_model(fields | changes, num_classes=len(params["head"]["bias"]))
 
 
-def our_logits(params: dict, images: np.ndarray) -> np.ndarray:
-    model = our_vit(params)
-    return np.asarray(
-        jax.jit(lambda p, x: model.apply({"params": p}, x, train=False)[0])(params, images)
-    )
+def our_logits(params: dict, images: np.ndarray, **changes: object) -> np.ndarray:
+    model = our_vit(params, **changes)
+    apply = jax.jit(lambda p, x: model.apply({"params": p}, {"image": x}, train=False)[0])
+    return np.asarray(apply(params, images))

@@ -1,5 +1,7 @@
-"""A ViT in plain NumPy, loops and all, and its weights under the names that others use."""
+"""A ViT in plain NumPy with explicit loops, and its weights under the names of public files."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +13,7 @@ IMAGES = np.random.default_rng(1).uniform(-1, 1, (3, SIDE * P, SIDE * P, 3)).ast
 
 @dataclass
 class Vit:
-    """Weights by plain names; kernels [in, out], blocks in a list."""
+    """Weights by plain names: kernels [in, out], one dict per block."""
 
     outside: dict[str, np.ndarray]
     blocks: list[dict[str, np.ndarray]]
@@ -48,17 +50,21 @@ def random_vit(*, cls: bool = True, pre_logits: bool = False, seed: int = 0) -> 
     return Vit(outside, [block() for _ in range(L)])
 
 
-def layer_norm(x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+def layer_norm(x: np.ndarray, scale: np.ndarray, bias: np.ndarray, epsilon: float) -> np.ndarray:
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * scale + bias
 
 
-def gelu(x: np.ndarray) -> np.ndarray:
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def gelu_erf(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
 def attention(x: np.ndarray, b: dict[str, np.ndarray]) -> np.ndarray:
-    """Of one image [T, D], head by head; each head has H consecutive columns."""
+    """Attention within one image [T, D], head by head; each head has H consecutive columns."""
     q, k, v = (x @ b[f"{name}_kernel"] + b[f"{name}_bias"] for name in ("query", "key", "value"))
     heads = []
     for n in range(N):
@@ -68,11 +74,20 @@ def attention(x: np.ndarray, b: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate(heads, axis=1) @ b["out_kernel"] + b["out_bias"]
 
 
-def logits(vit: Vit, images: np.ndarray) -> np.ndarray:
-    """[B, height, width, 3] to [B, V]; reads the CLS token where there is one, else the mean."""
-    w = vit.outside
+def logits(
+    vit: Vit,
+    images: np.ndarray,
+    *,
+    epsilon: float = 1e-6,
+    activation: Callable[[np.ndarray], np.ndarray] = gelu_tanh,
+) -> np.ndarray:
+    """[B, height, width, 3] to [B, V] in float64; pools the CLS token if there is one, else all.
+
+    The defaults are Google's.
+    """
+    w = {k: v.astype(np.float64) for k, v in vit.outside.items()}
     rows = []
-    for image in images:
+    for image in images.astype(np.float64):
         patches = [
             image[r * P : (r + 1) * P, c * P : (c + 1) * P].ravel()
             for r in range(SIDE)
@@ -82,10 +97,11 @@ def logits(vit: Vit, images: np.ndarray) -> np.ndarray:
         x = np.concatenate([w["cls"][0], x]) if "cls" in w else x
         x = x + w["positions"][0]
         for b in vit.blocks:
-            x = x + attention(layer_norm(x, b["norm1_scale"], b["norm1_bias"]), b)
-            h = layer_norm(x, b["norm2_scale"], b["norm2_bias"])
-            x = x + gelu(h @ b["wi_kernel"] + b["wi_bias"]) @ b["wo_kernel"] + b["wo_bias"]
-        x = layer_norm(x, w["norm_scale"], w["norm_bias"])
+            x = x + attention(layer_norm(x, b["norm1_scale"], b["norm1_bias"], epsilon), b)
+            h = layer_norm(x, b["norm2_scale"], b["norm2_bias"], epsilon)
+            h = activation(h @ b["wi_kernel"] + b["wi_bias"])
+            x = x + h @ b["wo_kernel"] + b["wo_bias"]
+        x = layer_norm(x, w["norm_scale"], w["norm_bias"], epsilon)
         y = x[0] if "cls" in w else x.mean(0)
         y = np.tanh(y @ w["pre_kernel"] + w["pre_bias"]) if "pre_kernel" in w else y
         rows.append(y @ w["head_kernel"] + w["head_bias"])
@@ -99,7 +115,7 @@ def google_names(
     numbered_together: bool = True,
     stacked: bool = False,
 ) -> dict[str, np.ndarray]:
-    """As Google's `.npz` files name and shape them."""
+    """Names and shapes the weights as Google's `.npz` files do."""
     w = vit.outside
     arrays = {
         "embedding/kernel": w["patch_kernel"],
@@ -144,8 +160,29 @@ def google_block(b: dict[str, np.ndarray], numbered_together: bool) -> dict[str,
     }
 
 
-def huggingface_names(vit: Vit) -> dict[str, np.ndarray]:
-    """As transformers' ViTForImageClassification stores them: linear layers [out, in]."""
+# Their name of each linear layer in a block: in stored files, and in the modules of transformers 5.
+HUGGINGFACE_LINEAR = {
+    "files": {
+        "attention.attention.query": "query",
+        "attention.attention.key": "key",
+        "attention.attention.value": "value",
+        "attention.output.dense": "out",
+        "intermediate.dense": "wi",
+        "output.dense": "wo",
+    },
+    "modules": {
+        "attention.q_proj": "query",
+        "attention.k_proj": "key",
+        "attention.v_proj": "value",
+        "attention.o_proj": "out",
+        "mlp.fc1": "wi",
+        "mlp.fc2": "wo",
+    },
+}
+
+
+def huggingface_names(vit: Vit, *, layout: str = "files") -> dict[str, np.ndarray]:
+    """Names and shapes the weights as ViTForImageClassification does: linear layers [out, in]."""
     w = vit.outside
     arrays = {
         "vit.embeddings.cls_token": w["cls"],
@@ -159,20 +196,19 @@ def huggingface_names(vit: Vit) -> dict[str, np.ndarray]:
         "classifier.weight": w["head_kernel"].T,
         "classifier.bias": w["head_bias"],
     }
-    linear = {
-        "attention.attention.query": "query",
-        "attention.attention.key": "key",
-        "attention.attention.value": "value",
-        "attention.output.dense": "out",
-        "intermediate.dense": "wi",
-        "output.dense": "wo",
-    }
+    blocks = {"files": "vit.encoder.layer", "modules": "vit.layers"}[layout]
     for i, b in enumerate(vit.blocks):
-        layer = f"vit.encoder.layer.{i}"
-        for theirs, ours in linear.items():
+        layer = f"{blocks}.{i}"
+        for theirs, ours in HUGGINGFACE_LINEAR[layout].items():
             arrays[f"{layer}.{theirs}.weight"] = b[f"{ours}_kernel"].T
             arrays[f"{layer}.{theirs}.bias"] = b[f"{ours}_bias"]
         for theirs, ours in (("layernorm_before", "norm1"), ("layernorm_after", "norm2")):
             arrays[f"{layer}.{theirs}.weight"] = b[f"{ours}_scale"]
             arrays[f"{layer}.{theirs}.bias"] = b[f"{ours}_bias"]
     return arrays
+
+
+def huggingface_config(**changes: object) -> dict[str, object]:
+    """Their `config.json` for this model, as far as the import reads it; Google's values."""
+    facts = {"num_attention_heads": N, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
+    return facts | changes

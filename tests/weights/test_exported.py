@@ -1,9 +1,8 @@
-"""An exported model is the run's: same numbers, same logits; damage and strangers are refused."""
+"""Exported models: the run's parameters and logits; damaged or foreign files are refused."""
 
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -26,8 +25,8 @@ def exported(request, digits_run, tmp_path) -> epath.Path:
 
 def logits(trained: Trained) -> np.ndarray:
     images = jax.random.uniform(jax.random.key(0), (4, *trained.image_shape), minval=-1)
-    apply = jax.jit(lambda p, x: trained.model.apply({"params": p}, x, train=False)[0])
-    return np.asarray(apply(trained.params, jnp.asarray(images)))
+    apply = jax.jit(lambda p, x: trained.model.apply({"params": p}, {"image": x}, train=False)[0])
+    return np.asarray(apply(trained.params, images))
 
 
 def test_equal_logits(exported, digits_run):
@@ -46,7 +45,7 @@ def test_the_hash_is_that_of_the_run(exported, digits_run):
 
 
 def test_another_program_reads_the_file(exported):
-    """With safetensors or NumPy alone; names are paths."""
+    """safetensors or NumPy alone read the parameters by path."""
     if (exported / "params.npz").exists():
         arrays = dict(np.load(exported / "params.npz", allow_pickle=False))
     else:
@@ -55,10 +54,10 @@ def test_another_program_reads_the_file(exported):
     assert arrays["encoder/moe/experts/wi/kernel"].dtype == np.float32
 
 
-def test_the_card_says_what_it_is_and_what_it_reaches(exported, digits_run):
+def test_the_card_names_the_model_and_its_accuracy(exported, digits_run):
     card = (exported / "README.md").read_text()
     result = json.loads((digits_run / "result.json").read_text())
-    assert "WideNet: 2 blocks of 32, 4 heads, patches of 2, 2 of 4 experts of 64 a token" in card
+    assert "WideNet: 2 blocks of width 32, 4 heads, patches of 2 pixels, 2 of 4 experts" in card
     assert f"| test accuracy | {result['test_accuracy']:.2%} of 360 images |" in card
     assert "| length | 20 steps, batches of 64 |" in card
     assert result["params_sha256"] in card
@@ -72,14 +71,14 @@ def test_an_export_can_be_exported_again(exported, tmp_path):
     )
 
 
-def test_changed_numbers_are_noticed(exported):
+def test_changed_parameters_are_refused(exported):
     record = json.loads((exported / "export.json").read_text())
     path = exported / record["params_file"]
     data = bytearray(path.read_bytes())
-    if path.suffix == ".safetensors":  # npz has a checksum of its own
+    if path.suffix == ".safetensors":  # npz stores its own checksum
         data[-1] ^= 1
         path.write_bytes(bytes(data))
-        with pytest.raises(BadInputError, match="other numbers than were exported"):
+        with pytest.raises(BadInputError, match="the parameters differ from the exported ones"):
             read_exported(exported)
 
 
@@ -87,10 +86,10 @@ def test_changed_numbers_are_noticed(exported):
     ("change", "message"),
     [
         ({"format_version": 2}, "has format_version 2, and this version of widenet_jax reads 1"),
-        ({"params_file": "../elsewhere.npz"}, "'../elsewhere.npz' is unknown"),
+        ({"params_file": "../elsewhere.npz"}, "params_file '../elsewhere.npz' is none of"),
     ],
 )
-def test_a_strange_record(exported, change: dict, message: str):
+def test_a_record_of_another_version_or_place(exported, change: dict, message: str):
     record = json.loads((exported / "export.json").read_text()) | change
     (exported / "export.json").write_text(json.dumps(record))
     with pytest.raises(BadInputError, match=message):
@@ -103,7 +102,7 @@ def test_a_missing_file_is_named(exported):
         read_exported(exported)
 
 
-def test_a_directory_in_use_is_left_alone(exported, digits_run):
+def test_a_directory_with_files_is_left_alone(exported, digits_run):
     with pytest.raises(BadInputError, match="is not empty; name a new directory"):
         write_exported(exported, read_model(str(digits_run)), file_format="npz")
 
@@ -111,25 +110,26 @@ def test_a_directory_in_use_is_left_alone(exported, digits_run):
 @pytest.mark.parametrize(
     ("variant", "said"),
     [
-        ("vit_b", "ViT: 12 blocks of 768, 12 heads, patches of 16, feed-forward of 3072"),
-        ("vit_moe_b", "ViT-MoE: 12 blocks of 768, 12 heads, patches of 16, 2 of 4 experts of 4096 "
-         "a token (blocks: every_6)"),
-        ("vit_l,share=true", "Shared ViT: 24 blocks of 1024, 16 heads, patches of 16, feed-forward "
-         "of 4096, all blocks share attention, feed-forward"),
+        ("vit_b", "ViT: 12 blocks of width 768, 12 heads, patches of 16 pixels, "
+         "feed-forward of width 3072"),
+        ("vit_moe_b", "ViT-MoE: 12 blocks of width 768, 12 heads, patches of 16 pixels, 2 of 4 "
+         "experts of width 4096 for each token (blocks: every_6)"),
+        ("vit_l,share=true", "Shared ViT: 24 blocks of width 1024, 16 heads, patches of 16 pixels, "
+         "feed-forward of width 4096, all blocks share attention, feed-forward"),
     ],
 )  # fmt: skip
-def test_what_a_model_is_called(variant: str, said: str):
+def test_the_description_of_a_model(variant: str, said: str):
     assert describe_model(vision_model(*parse_variant(variant))) == said
 
 
-def test_many_classes_are_cut_short():
+def test_a_long_list_of_classes_is_cut():
     names = [f"c{i}" for i in range(23)]
     assert listed(names).endswith("c18, c19, and 3 more in `class_names.json`")
     assert listed(names[:2]) == "c0, c1"
 
 
-def test_a_run_that_has_not_ended_says_so(digits_run, tmp_path):
+def test_the_card_of_an_unfinished_run(digits_run, tmp_path):
     model = read_model(str(digits_run))
     unfinished = type(model)(model.params, model.config, model.class_names, model.step)
     write_exported(epath.Path(tmp_path / "e"), unfinished, file_format="npz")
-    assert "not evaluated: the run had not ended" in (tmp_path / "e" / "README.md").read_text()
+    assert "not evaluated: the run has not finished" in (tmp_path / "e" / "README.md").read_text()

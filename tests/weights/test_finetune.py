@@ -1,4 +1,4 @@
-"""What finetuning takes over, what it leaves, and positions resized by hand."""
+"""Finetuning: the backbone is copied, the head is not; resized positions by hand."""
 
 from types import MappingProxyType
 
@@ -10,12 +10,12 @@ from widenet_jax.weights.finetune import finetune_params, resize_positions
 
 
 def positions(grid: list) -> np.ndarray:
-    """Rows of a grid of numbers -> [1, T, 1]."""
+    """Returns the rows of a grid of numbers as [1, T, 1]."""
     return np.asarray(grid, np.float32).reshape(1, -1, 1)
 
 
 def test_bilinear_by_hand():
-    """2x2 to 4x4: new centres lie at -1/4, 1/4, 3/4, 5/4 of the old; outside is the border."""
+    """2x2 to 4x4: new centres lie at -1/4, 1/4, 3/4, 5/4 of the old; the border is repeated."""
     resized = resize_positions(positions([[0, 4], [8, 12]]), 16, cls_token=False)
     np.testing.assert_allclose(
         resized.reshape(4, 4), [[0, 1, 3, 4], [2, 3, 5, 6], [6, 7, 9, 10], [8, 9, 11, 12]]
@@ -55,7 +55,7 @@ def test_the_cls_row_is_kept():
 
 @pytest.mark.parametrize(("old", "new", "named"), [(5, 16, 5), (4, 6, 6)])
 def test_a_grid_that_is_not_square(old: int, new: int, named: int):
-    with pytest.raises(BadInputError, match=f"positions of {named} patches are no square grid"):
+    with pytest.raises(BadInputError, match=f"positions of {named} patches do not form a square"):
         resize_positions(np.zeros((1, old, 3), np.float32), new, cls_token=False)
 
 
@@ -72,7 +72,7 @@ def params(value: float, *, tokens: int = 4, classes: int = 3, embed_dim: int = 
 TO_PRETRAINED = MappingProxyType({"cls_token": False, "source": "runs/pretrained"})
 
 
-def test_the_backbone_comes_and_the_head_stays():
+def test_the_backbone_is_copied_and_the_head_is_not():
     pretrained = params(1.0, classes=7) | {"representation": {"kernel": np.ones((2, 2))}}
     new = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
     expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
@@ -81,8 +81,8 @@ def test_the_backbone_comes_and_the_head_stays():
         np.testing.assert_equal(new[section], leaves)
 
 
-def test_positions_of_the_same_grid_are_not_touched():
-    """Nor need the grid be square then."""
+def test_positions_of_the_same_length_are_copied():
+    """Even if the grid is not square."""
     fresh, pretrained = params(0.0, tokens=6), params(1.0, tokens=6)
     new = finetune_params(fresh, pretrained, **TO_PRETRAINED)
     np.testing.assert_equal(new["position"], pretrained["position"])

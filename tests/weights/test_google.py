@@ -9,7 +9,7 @@ from weights.ours import our_logits
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.weights.arrays import read_arrays
-from widenet_jax.weights.google import from_google
+from widenet_jax.weights.google import from_google, model_fields
 
 POSITIONS = (
     "Transformer/posembed_input/pos_embedding",
@@ -19,21 +19,21 @@ POSITIONS = (
 
 
 def imported(arrays: dict, tmp_path) -> dict:
-    """By way of a file, as a user's are."""
+    """Imports through a file, as a user does."""
     np.savez(tmp_path / "vit.npz", **arrays)
     return from_google(read_arrays(epath.Path(tmp_path / "vit.npz")), source="vit.npz")
 
 
-def assert_equal_logits(params: dict, vit: reference.Vit, tolerance: float = 1e-4):
+def assert_equal_logits(params: dict, vit: reference.Vit, tolerance: float = 1e-5):
     expected = reference.logits(vit, reference.IMAGES)
-    assert np.ptp(expected) > 1  # logits that differ, or equality would say little
+    assert np.ptp(expected) > 1  # otherwise equal logits would show little
     np.testing.assert_allclose(our_logits(params, reference.IMAGES), expected, atol=tolerance)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("prefix", ["", "opt/target/", "params/", "params/img/"])
 def test_every_prefix_and_place_of_the_positions(prefix: str, positions: str, tmp_path):
-    """What lies beside the tree, such as the optimizer's moments, is left out."""
+    """Arrays beside the tree, such as the optimizer's moments, are left out."""
     vit = reference.random_vit(pre_logits=True)
     arrays = {prefix + k: v for k, v in reference.google_names(vit, positions=positions).items()}
     beside = {
@@ -58,7 +58,7 @@ def test_blocks_and_head(stacked: bool, numbered_together: bool, pre_logits: boo
 
 
 def test_a_cls_token_without_a_position(tmp_path):
-    """big_vision adds positions before it prepends the token: the token holds its own."""
+    """big_vision adds positions before it prepends the token: the token has no position row."""
     vit = reference.random_vit()
     combined = vit.outside["positions"]
     apart = vit.outside | {
@@ -76,7 +76,7 @@ def test_average_pooling_without_a_cls_token(tmp_path):
 
 
 def test_bfloat16_stored_as_untyped_bytes(tmp_path):
-    """The file's numbers are those of bfloat16, 8 bits of mantissa, to the last of them."""
+    """The imported numbers are exactly the file's bfloat16 numbers."""
     vit = reference.random_vit()
     rounded = {k: v.astype(ml_dtypes.bfloat16) for k, v in reference.google_names(vit).items()}
     params = imported(rounded, tmp_path)
@@ -106,5 +106,24 @@ def test_a_part_without_a_place_is_named(extra: str):
 def test_positions_that_are_computed_instead_of_learned():
     arrays = reference.google_names(reference.random_vit(), positions="gone")
     del arrays["gone"]
-    with pytest.raises(BadInputError, match="no pos_embedding, so this is no ViT with learned"):
+    with pytest.raises(BadInputError, match="no pos_embedding, so this is not a ViT with learned"):
         from_google(arrays, source="vit.npz")
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_heads_are_an_axis_of_the_query_kernel(stacked: bool):
+    """The text tower beside the image tower has another number of heads."""
+    named = reference.google_names(reference.random_vit(), stacked=stacked)
+    arrays = {f"params/img/{k}": v for k, v in named.items()}
+    arrays |= {"params/txt/MultiHeadDotProductAttention_0/query/kernel": np.ones((8, 4, 2))}
+    assert model_fields(arrays, source="vit.npz") == {
+        "num_heads": reference.N,
+        "norm_epsilon": 1e-6,
+        "activation": "gelu_tanh",
+        "norm_position": "pre",
+    }
+
+
+def test_a_file_without_attention():
+    with pytest.raises(BadInputError, match=r"^mixer.npz: no query/kernel, so this is not a ViT"):
+        model_fields({"embedding/kernel": np.ones(1)}, source="mixer.npz")

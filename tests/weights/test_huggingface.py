@@ -1,5 +1,8 @@
-"""Hugging Face's names against a ViT in plain NumPy, and against transformers where installed."""
+"""Hugging Face's ViT files against a ViT in plain NumPy, and against transformers if installed."""
 
+import json
+
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,16 +13,30 @@ from weights.ours import our_logits
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.weights.arrays import read_arrays
-from widenet_jax.weights.huggingface import from_huggingface
+from widenet_jax.weights.huggingface import from_huggingface, model_fields
+
+LAYOUTS = ("files", "modules")
+# Their name of an activation, ours, and the function.
+ACTIVATIONS = [
+    ("gelu", "gelu", reference.gelu_erf),
+    ("gelu_new", "gelu_tanh", reference.gelu_tanh),
+    ("gelu_pytorch_tanh", "gelu_tanh", reference.gelu_tanh),
+]
 
 
 def imported(path) -> dict:
     return from_huggingface(read_arrays(epath.Path(path)), source="hf")
 
 
+def fields_of(**changes: object) -> dict:
+    """The fields of our model that their `config.json` decides."""
+    return model_fields(reference.huggingface_config(**changes), source="config.json")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
-def test_names_and_axes(dtype: type, tmp_path):
-    """Weights rounded to the stored type first, so that reading must lose nothing."""
+def test_names_and_axes(dtype: type, layout: str, tmp_path):
+    """The weights are rounded to the stored type first, so that reading must lose nothing."""
     vit = reference.random_vit()
 
     def rounded(named: dict) -> dict:
@@ -28,32 +45,97 @@ def test_names_and_axes(dtype: type, tmp_path):
     vit = reference.Vit(rounded(vit.outside), [rounded(b) for b in vit.blocks])
     stored = {
         k: np.ascontiguousarray(v).astype(dtype)
-        for k, v in reference.huggingface_names(vit).items()
+        for k, v in reference.huggingface_names(vit, layout=layout).items()
     }
     safetensors.numpy.save_file(stored, tmp_path / "model.safetensors")
     params = imported(tmp_path / "model.safetensors")
     np.testing.assert_allclose(
-        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-4
+        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-5
     )
 
 
-def test_a_bare_model_with_its_pooler():
-    """ViTModel: no "vit." before the names, a tanh pooler, a mask token that nobody uses."""
+@pytest.mark.parametrize(("theirs", "ours", "activation"), ACTIVATIONS)
+def test_epsilon_and_activation_come_from_their_config(theirs: str, ours: str, activation):
+    """A large epsilon, so that the logits show which one was used."""
+    vit = reference.random_vit()
+    params = from_huggingface(reference.huggingface_names(vit), source="hf")
+    fields = fields_of(hidden_act=theirs, layer_norm_eps=0.1)
+    assert fields["activation"] == ours
+    expected = reference.logits(vit, reference.IMAGES, epsilon=0.1, activation=activation)
+    np.testing.assert_allclose(our_logits(params, reference.IMAGES, **fields), expected, atol=1e-5)
+
+
+def test_fields_absent_from_their_config_have_their_defaults():
+    assert model_fields({}, source="config.json") == {
+        "num_heads": 12,
+        "norm_epsilon": 1e-12,
+        "activation": "gelu",
+        "norm_position": "pre",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "swish"}, "^config.json: hidden_act='swish' is not an activation of our"),
+        ({"layer_norm_eps": "small"}, "^config.json: could not convert string to float"),
+        ({"num_attention_heads": None}, "^config.json: int.. argument must be"),
+    ],
+)
+def test_a_value_that_our_models_do_not_have(change: dict, message: str):
+    with pytest.raises(BadInputError, match=message):
+        fields_of(**change)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_bare_model_with_its_pooler(layout: str):
+    """ViTModel: names without "vit.", and a tanh pooler."""
     vit = reference.random_vit(pre_logits=True)
-    arrays = {k.removeprefix("vit."): v for k, v in reference.huggingface_names(vit).items()}
+    named = reference.huggingface_names(vit, layout=layout)
+    arrays = {k.removeprefix("vit."): v for k, v in named.items()}
     arrays |= {
         "pooler.dense.weight": vit.outside["pre_kernel"].T,
         "pooler.dense.bias": vit.outside["pre_bias"],
-        "embeddings.mask_token": np.zeros((1, 1, reference.D)),
     }
     params = from_huggingface(arrays, source="hf")
     np.testing.assert_allclose(
-        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-4
+        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-5
+    )
+
+
+def test_parts_of_pretraining_are_left_out():
+    """ViTForMaskedImageModeling and ViT-MAE: the encoder is a ViT without a head."""
+    arrays = reference.huggingface_names(reference.random_vit())
+    encoder = {k: v for k, v in arrays.items() if not k.startswith("classifier.")}
+    pretraining = encoder | {
+        "vit.embeddings.mask_token": np.zeros((1, 1, reference.D)),
+        "decoder.0.weight": np.ones((3, reference.D, 1, 1)),
+        "decoder.decoder_encoder.layer.0.output.dense.weight": np.ones((2, 2)),
+    }
+    found, expected = (from_huggingface(a, source="hf") for a in (pretraining, encoder))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert "head" not in found
+
+
+def test_attention_without_biases_has_zeros():
+    """`qkv_bias=False` stores no bias of query, key and value."""
+    vit = reference.random_vit()
+    for block in vit.blocks:
+        for name in ("query", "key", "value"):
+            block[f"{name}_bias"][:] = 0
+    arrays = reference.huggingface_names(vit)
+    biased = ("query.bias", "key.bias", "value.bias")
+    params = from_huggingface(
+        {k: v for k, v in arrays.items() if not k.endswith(biased)}, source="hf"
+    )
+    np.testing.assert_allclose(
+        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-5
     )
 
 
 @pytest.mark.parametrize("name", ["vit.embeddings.distillation_token",
                                   "vit.encoder.layer.0.attention.odd.weight",
+                                  "vit.layers.0.mlp.fc3.weight",
                                   "vit.encoder.layer.0.output.dense.scale"])  # fmt: skip
 def test_a_part_without_a_place_is_named(name: str):
     arrays = reference.huggingface_names(reference.random_vit()) | {name: np.ones(1)}
@@ -61,18 +143,13 @@ def test_a_part_without_a_place_is_named(name: str):
         from_huggingface(arrays, source="hf")
 
 
-@pytest.mark.filterwarnings("ignore")  # of other people's libraries
-@pytest.mark.parametrize(
-    ("hidden_act", "epsilon", "spread"),
-    [
-        ("gelu_pytorch_tanh", 1e-6, 0.3),
-        # Their defaults: an exact GELU and another epsilon, which do not show at this scale.
-        ("gelu", 1e-12, 0.02),
-    ],
-)
-def test_equal_logits_with_transformers(hidden_act: str, epsilon: float, spread: float, tmp_path):
-    torch = pytest.importorskip("torch", reason="pip install -e '.[interop]'")
-    transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop]'")
+@pytest.mark.filterwarnings("ignore")  # warnings of torch and transformers
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("hidden_act", "epsilon"), [("gelu", 1e-12), ("gelu_new", 1e-6)])
+def test_equal_logits_with_transformers(hidden_act: str, epsilon: float, layout: str, tmp_path):
+    """Files as `save_pretrained` writes them, and the names of the modules."""
+    torch = pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
     torch.manual_seed(0)
     model = transformers.ViTForImageClassification(
         transformers.ViTConfig(
@@ -84,16 +161,20 @@ def test_equal_logits_with_transformers(hidden_act: str, epsilon: float, spread:
             patch_size=reference.P,
             num_labels=reference.V,
             hidden_act=hidden_act,
-            initializer_range=spread,
+            initializer_range=0.3,
             layer_norm_eps=epsilon,
         )
     ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:  # which start at 0 and 1
-                parameter += spread * torch.randn_like(parameter)
+                parameter += 0.3 * torch.randn_like(parameter)
         theirs = model(torch.from_numpy(reference.IMAGES.transpose(0, 3, 1, 2))).logits.numpy()
     model.save_pretrained(tmp_path)
+    if layout == "modules":
+        arrays = {k: np.ascontiguousarray(v.numpy()) for k, v in model.state_dict().items()}
+        safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    fields = model_fields(json.loads((tmp_path / "config.json").read_text()), source="config.json")
+    assert np.ptp(theirs) > 1
     params = imported(tmp_path / "model.safetensors")
-    assert np.ptp(theirs) > 5 * spread
-    np.testing.assert_allclose(our_logits(params, reference.IMAGES), theirs, atol=1e-4)
+    np.testing.assert_allclose(our_logits(params, reference.IMAGES, **fields), theirs, atol=1e-5)

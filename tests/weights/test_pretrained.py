@@ -1,4 +1,7 @@
-"""What `config.init_from` takes: runs, exported directories, and other people's files."""
+"""What `config.init_from` accepts: runs, exported directories, and public ViT files."""
+
+import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,44 +13,95 @@ from weights.ours import our_vit
 
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError
-from widenet_jax.models.vit import parameter_shapes
+from widenet_jax.models.counting import parameter_shapes
+from widenet_jax.models.sizes import vision_model
 from widenet_jax.weights.exported import write_exported
 from widenet_jax.weights.finetune import finetune_params
 from widenet_jax.weights.pretrained import load_pretrained
 from widenet_jax.weights.trained import read_model
 
+DIGITS_HEADS = {"num_heads": 4}
 
-def load(place) -> dict:
-    return load_pretrained(str(place), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+
+def load(place: Path, **fields: object) -> dict:
+    """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
+    model = vision_model("vit", "tiny", {}) | {"num_heads": reference.N} | fields
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return load_pretrained(str(place), device, model=model)
+
+
+def write_huggingface(place: Path, vit: reference.Vit, **facts: object) -> None:
+    """Writes a directory with the weights in two files, as large models have them."""
+    arrays = {k: np.ascontiguousarray(v) for k, v in reference.huggingface_names(vit).items()}
+    names = sorted(arrays)
+    place.mkdir()
+    for number, half in enumerate((names[:10], names[10:]), start=1):
+        safetensors.numpy.save_file(
+            {k: arrays[k] for k in half}, place / f"model-0000{number}-of-00002.safetensors"
+        )
+    (place / "config.json").write_text(json.dumps(reference.huggingface_config(**facts)))
 
 
 def test_a_run_and_its_export_are_the_same(digits_run, tmp_path):
     write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
-    assert params_sha256(load(digits_run)) == params_sha256(load(tmp_path / "e"))
+    run, export = (load(place, **DIGITS_HEADS) for place in (digits_run, tmp_path / "e"))
+    assert params_sha256(run) == params_sha256(export)
+
+
+def test_another_kind_of_model_is_refused(tmp_path):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with pytest.raises(BadInputError, match=r"only vision transformers .* run's model is text"):
+        load_pretrained(str(tmp_path), device, model={"name": "text", "depth": 2})
 
 
 def test_google_and_huggingface_are_the_same(tmp_path):
-    """One model under both names, the latter in two files of one directory."""
+    """One model under both names."""
     vit = reference.random_vit()
     np.savez(tmp_path / "ViT-S_16.npz", **reference.google_names(vit))
-    arrays = {k: np.ascontiguousarray(v) for k, v in reference.huggingface_names(vit).items()}
-    names = sorted(arrays)
-    (tmp_path / "hf").mkdir()
-    for number, half in enumerate((names[:10], names[10:]), start=1):
-        safetensors.numpy.save_file(
-            {k: arrays[k] for k in half}, tmp_path / f"hf/model-0000{number}-of-00002.safetensors"
-        )
+    write_huggingface(tmp_path / "hf", vit)
     google, hugging_face = load(tmp_path / "ViT-S_16.npz"), load(tmp_path / "hf")
     assert params_sha256(google) == params_sha256(hugging_face)
 
 
+def test_another_function_is_refused_with_the_flags_to_add(tmp_path):
+    """The shapes are the same, so nothing else would notice."""
+    write_huggingface(
+        tmp_path / "hf", reference.random_vit(), hidden_act="gelu", layer_norm_eps=1e-12
+    )
+    with pytest.raises(BadInputError) as caught:
+        load(tmp_path / "hf", num_heads=4)
+    assert str(caught.value) == (
+        f"config.init_from={tmp_path}/hf was trained with another function than this run's "
+        "num_heads=4, norm_epsilon=1e-06, activation=gelu_tanh; add --config.model.num_heads=2 "
+        "--config.model.norm_epsilon=1e-12 --config.model.activation=gelu"
+    )
+    load(tmp_path / "hf", norm_epsilon=1e-12, activation="gelu")
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_a_run_of_another_function_is_refused(exported: bool, digits_run, tmp_path):
+    if exported:
+        write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
+    with pytest.raises(BadInputError, match=r"; add --config\.model\.num_heads=4$"):
+        load(tmp_path / "e" if exported else digits_run, num_heads=8)
+
+
+def test_huggingface_weights_without_their_config(tmp_path):
+    write_huggingface(tmp_path / "hf", reference.random_vit())
+    (tmp_path / "hf" / "config.json").unlink()
+    with pytest.raises(BadInputError, match=r"config\.json is missing beside the weights"):
+        load(tmp_path / "hf")
+
+
 def test_public_weights_into_a_new_model_at_another_size(tmp_path):
-    """The backbone comes, positions grow to 4x4 and the CLS row, the head is the new one's."""
+    """The backbone is taken, positions grow to 4x4 and keep the CLS row, the head is new."""
     vit = reference.random_vit(pre_logits=True)
     np.savez(tmp_path / "vit.npz", **reference.google_names(vit))
     pretrained = load(tmp_path / "vit.npz")
     model = our_vit(pretrained, representation=False)
-    shapes = parameter_shapes(model, (4 * reference.P, 4 * reference.P, 3))
+    side = 4 * reference.P
+    inputs = {"image": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
+    shapes = parameter_shapes(model, inputs)
     fresh = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     new = finetune_params(fresh, pretrained, cls_token=True, source="vit.npz")
     assert new["position"]["position_embedding"].shape == (1, 17, reference.D)
@@ -57,7 +111,7 @@ def test_public_weights_into_a_new_model_at_another_size(tmp_path):
     )
 
 
-def test_a_file_of_somebody_elses_model(tmp_path):
+def test_a_file_of_another_architecture(tmp_path):
     np.savez(tmp_path / "resnet.npz", **{"conv1.weight": np.ones(3)})
     with pytest.raises(BadInputError, match="neither Google's ViT nor Hugging Face's"):
         load(tmp_path / "resnet.npz")

@@ -1,22 +1,26 @@
-"""A trained model from a run or an export: the config with its changes, and what does not fit."""
+"""Opening a trained model: changes to its config, and changes that do not fit."""
+
+import dataclasses
 
 import pytest
 
+from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError
-from widenet_jax.weights.trained import open_trained, result_at
+from widenet_jax.weights import trained
+from widenet_jax.weights.trained import open_trained, read_model, result_at
 
 
 def test_the_config_takes_changes(digits_run):
-    trained = open_trained(str(digits_run), ["--config.data.eval_split=train"])
-    assert trained.config.data.eval_split == "train"
-    assert trained.image_shape == (8, 8, 1)
+    found = open_trained(str(digits_run), ["--config.data.eval_split=train"])
+    assert found.config.data.eval_split == "train"
+    assert found.image_shape == (8, 8, 1)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("--config.data.eval_spit=train", "did you mean --config.data.eval_split"),
-        ("--workdri=x", "there is no flag --workdri"),
+        ("--workdri=x", "'--workdri=x' is no flag; fields are set as --config.FIELD=VALUE"),
         ("--config.model.moe.mlp_dim=32",
          r"encoder/moe/experts/wi/bias is \[4, 64\] there, and its config asks for \[4, 32\]"),
         ("--config.model.share_norms=true", r"block_00_norm_attention/bias is \[32\] there, and "
@@ -24,9 +28,23 @@ def test_the_config_takes_changes(digits_run):
         ("--config.data.image_size=16", r"position_embedding is \[1, 16, 32\] there"),
     ],
 )  # fmt: skip
-def test_changes_that_cannot_be(digits_run, change: str, message: str):
+def test_changes_that_do_not_fit(digits_run, change: str, message: str):
     with pytest.raises(BadInputError, match=message):
         open_trained(str(digits_run), [change])
+
+
+@pytest.mark.parametrize("command", ["open", "export"])
+def test_a_model_of_another_task_is_refused(digits_run, tmp_path, command: str, monkeypatch):
+    model = read_model(str(digits_run))
+    other = dataclasses.replace(model, class_names=())
+    monkeypatch.setattr(trained, "read_model", lambda place: other)
+    told = "x holds a model vision_transformer of the task classification; only image classifi"
+    with pytest.raises(BadInputError, match=told):
+        if command == "open":
+            open_trained("x")
+        else:
+            export.export(export.parser().parse_args(["--workdir=x", f"--out={tmp_path / 'e'}"]))
+    assert not (tmp_path / "e").exists()
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -36,8 +54,8 @@ def test_no_model_there(tmp_path, exists: bool):
         open_trained(str(place))
 
 
-def test_a_result_of_another_step_is_not_this_models(tmp_path):
-    """The run went on after its result, or never came to one."""
+def test_a_result_of_another_step_is_ignored(tmp_path):
+    """The run trained on after its result, or has not finished."""
     path = tmp_path / "result.json"
     assert result_at(path, 20) == {}
     path.write_text('{"steps": 20, "test_accuracy": 0.5}')

@@ -1,4 +1,4 @@
-"""What tells two trees of parameters apart: a fingerprint of their shape, a hash of their bytes."""
+"""Identities of a tree of parameters: a fingerprint of its structure and a hash of its bytes."""
 
 import hashlib
 import json
@@ -7,25 +7,20 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from widenet_jax.param_names import path_names
+from widenet_jax.param_names import named_leaves
 from widenet_jax.typing import PyTree
 
 
 def fingerprint(params: PyTree) -> str:
-    """Of a tree's names, shapes and types: two trees with the same one are interchangeable."""
-    leaves = jax.tree.leaves(params)
-    rows = [
-        (name, list(leaf.shape), str(leaf.dtype))
-        for name, leaf in zip(path_names(params), leaves, strict=True)
-    ]
+    """Hashes a tree's names, shapes and types, but not its values."""
+    rows = [(name, list(x.shape), str(x.dtype)) for name, x in named_leaves(params)]
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:16]
 
 
 def params_sha256(params: PyTree) -> str:
-    """Of every parameter's bytes, in the order of their names, over all hosts."""
+    """Hashes the bytes of every parameter, in the order of their names, gathered from all hosts."""
     digest = hashlib.sha256()
-    named = zip(path_names(params), jax.tree.leaves(params), strict=True)
-    for name, leaf in sorted(named, key=lambda pair: pair[0]):
+    for name, leaf in sorted(named_leaves(params), key=lambda pair: pair[0]):
         whole = leaf
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             whole = multihost_utils.process_allgather(leaf, tiled=True)

@@ -1,7 +1,8 @@
 """Checksums of a checkpoint's files: written before it is committed, checked before it is read.
 
-Storage flips bits, copies stop half-way and people delete files; Orbax restores most of that
-without a word. `manifest.json` lists every file's size and SHA-256, and its own checksum.
+Storage flips bits, copies stop half-way and users delete files. Orbax restores most such damage
+without an error. `manifest.json` lists the size and SHA-256 of every file, and a checksum of this
+list.
 """
 
 import hashlib
@@ -11,29 +12,31 @@ from concurrent.futures import ThreadPoolExecutor
 
 from etils import epath
 
+from widenet_jax.files import is_remote
+
 MANIFEST = "manifest.json"
-# Orbax writes these after the manifest, and a checkpoint reads the same without them.
+# Orbax writes these after the manifest; restoring does not need them.
 LEFT_OUT = (MANIFEST, "_CHECKPOINT_METADATA", "commit_success.txt")
 BLOCK_BYTES = 1 << 24
 MAX_THREADS = 8
 
 
 def write_manifest(directory: epath.Path) -> None:
-    """Lists the files of `directory`, whose content survives a power cut once this returns."""
+    """Writes the manifest of `directory` and flushes all of its files to disk."""
     names = sorted(files_below(directory))
     digests = in_threads(lambda name: size_and_sha256(directory / name, flush=True), names)
     files = dict(zip(names, digests, strict=True))
     path = directory / MANIFEST
     path.write_text(json.dumps({"files": files, "sha256": own_sha256(files)}, indent=1) + "\n")
-    if is_local(path):
+    if not is_remote(path):
         size_and_sha256(path, flush=True)
 
 
 def damage(directory: epath.Path) -> str | None:
-    """What is wrong with a checkpoint, in a few words that name the file; None if it is whole.
+    """Describes the first damaged file of a checkpoint; returns None if all files are intact.
 
     Raises:
-      OSError: a file is there and the disk does not give it, which may be different next time.
+      OSError: a file exists and cannot be read; the cause may be temporary.
     """
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
@@ -50,7 +53,7 @@ def damage(directory: epath.Path) -> str | None:
 
 
 def file_damage(path: epath.Path, size: int, sha256: str) -> str | None:
-    """How a file differs from what was written; None if it does not."""
+    """Describes how a file differs from its manifest entry; returns None if it does not."""
     try:
         found = path.stat().length
         if found != size:
@@ -61,7 +64,7 @@ def file_damage(path: epath.Path, size: int, sha256: str) -> str | None:
 
 
 def files_below(directory: epath.Path, prefix: str = "") -> list[str]:
-    """Relative paths of all files but those left out."""
+    """Lists the relative paths of all files except those in LEFT_OUT."""
     found = []
     for path in directory.iterdir():
         name = f"{prefix}{path.name}"
@@ -73,19 +76,15 @@ def files_below(directory: epath.Path, prefix: str = "") -> list[str]:
 
 
 def size_and_sha256(path: epath.Path, *, flush: bool = False) -> tuple[int, str]:
-    """(bytes, SHA-256 in hex) of a file; with `flush` its content is written through."""
+    """Returns a file's size in bytes and its SHA-256 in hex; `flush` also syncs it to disk."""
     sha, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             sha.update(block)
             size += len(block)
-        if flush and is_local(path):
+        if flush and not is_remote(path):
             os.fsync(file.fileno())
     return size, sha.hexdigest()
-
-
-def is_local(path: epath.Path) -> bool:
-    return "://" not in str(path)
 
 
 def own_sha256(files: dict) -> str:
@@ -93,6 +92,6 @@ def own_sha256(files: dict) -> str:
 
 
 def in_threads(function, names: list[str]) -> list:
-    """[function(name) for name in names]; hashing leaves the interpreter free."""
+    """Computes [function(name) for name in names] in threads; hashing releases the GIL."""
     with ThreadPoolExecutor(MAX_THREADS) as pool:
         return list(pool.map(function, names))

@@ -1,20 +1,33 @@
-"""Command lines of the scripts: a mistake is one line and exit code 2, as everywhere."""
+"""The command line that all commands share: flags, config fields, exit codes.
+
+A command is a module of `widenet_jax.cli` with a `Parser` and `main(argv=None) -> int`, which runs
+inside `exit_code_of`. JAX is imported by the work, never by the command line, so that a mistake is
+answered at once.
+"""
 
 import argparse
+import difflib
+import math
+import os
+import select
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from absl import logging
 
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.cli.platforms import skip_absent_tpu
+from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError
+
+FIELD = "--config."
+READER_GONE = 141  # what shells report of a process that SIGPIPE ended
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are BadInputError, and whose options are never guessed at.
+    """Argument parser that raises BadInputError for mistakes, and accepts no abbreviated flags.
 
-    `parse_known_args` leaves what it does not know, as `--config.FIELD=VALUE`, in its order.
-    Subcommands' parsers (`add_subparsers`) are such, too. To be used inside `exit_code_of`.
+    The parsers of subcommands (`add_subparsers`) are of this class as well.
     """
 
     def __init__(self, description: str = "", **options: Any):
@@ -22,37 +35,151 @@ class Parser(argparse.ArgumentParser):
         options |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(description=description, **options)
 
+    def read(
+        self, argv: Sequence[str] | None = None, *, takes_fields: bool = True
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Reads a command line.
+
+        Args:
+          argv: the words after the program's name; those of this process by default.
+          takes_fields: whether the command lets its user set fields of a config.
+
+        Returns:
+          The options, and every `--config.FIELD=VALUE` in its order. The value may also be a word
+          by itself, as in `--config.seed 3`.
+
+        Raises:
+          BadInputError: an unknown flag, a missing or impossible value.
+        """
+        words, fields = split_fields(sys.argv[1:] if argv is None else argv)
+        words = [with_home(word) for word in words]
+        self._check_flag_names(words)
+        if self._subparsers:  # argparse does not mix positional words with flags there
+            options, rest = self.parse_known_args(words)
+        else:
+            options, rest = self.parse_known_intermixed_args(words)
+        if rest:
+            raise BadInputError(f"not a flag: {rest[0]!r}; flags are written --name=value")
+        if fields and not takes_fields:
+            raise BadInputError(f"{fields[0]}: this command sets no field of a config")
+        return options, fields
+
     def error(self, message: str) -> NoReturn:
         raise BadInputError(f"{message} (--help lists the flags)")
 
-    def names(self) -> list[str]:
-        """ "config", "workdir", ...: for "did you mean"."""
-        return [option.lstrip("-") for action in self._actions for option in action.option_strings]
+    def _check_flag_names(self, words: Sequence[str]) -> None:
+        """Raises BadInputError at the first unknown flag, before argparse misses a required one."""
+        known = {name.lstrip("-") for name in self._flag_names()}
+        for word in words:
+            name = word.partition("=")[0].removeprefix("--")
+            if word.startswith("--") and name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
+                raise BadInputError(f"there is no flag --{name}; {hint}")
+
+    def _flag_names(self) -> Iterator[str]:
+        """Yields the names of all flags, including those of subcommands."""
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for subparser in action.choices.values():
+                    yield from subparser._flag_names()
+
+
+def with_home(word: str) -> str:
+    """Replaces ~ in `--out=~/x` by the home directory; shells do so in `--out ~/x` only."""
+    name, equals, value = word.partition("=")
+    return name + equals + (os.path.expanduser(value) if name.startswith("--") else value)
+
+
+def split_fields(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Parts the command's own words from the config's fields.
+
+    Returns:
+      The command's own words, and `--config.FIELD=VALUE` for each field.
+
+    Raises:
+      BadInputError: a field without a value.
+    """
+    own: list[str] = []
+    fields: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith(FIELD):
+            own.append(word)
+        elif "=" in word:
+            fields.append(word)
+        else:
+            value = next(rest, "--")
+            if value.startswith("--"):
+                raise BadInputError(f"{word} has no value; write {word}=VALUE")
+            fields.append(f"{word}={value}")
+    return own, fields
 
 
 def positive(text: str) -> int:
-    """For argparse: a whole number of at least 1."""
+    """Converts an argparse value that must be a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
 
 
-def exit_code_of(run: Callable[[], int | None]) -> int:
-    """What `run` returns, 0 for nothing; what went wrong is said in one line on stderr.
+def not_negative(text: str) -> int:
+    """Converts an argparse value that must be a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 0")
+    return int(text)
 
-    2 for a BadInputError and for a file that cannot be read or written, 3 for a RunFailedError.
-    """
-    logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of what is said in one line
+
+def seconds(text: str) -> float:
+    """Converts an argparse value that must be a finite number of seconds, 0 or more."""
     try:
-        return run() or 0
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds")
+    return value
+
+
+def exit_code_of(run: Callable[[], int | None]) -> int:
+    """Runs a command and reports what went wrong in one line on stderr.
+
+    Returns:
+      What `run` returns (0 for None); 2 for a BadInputError and for a file that cannot be read or
+      written; 3 for a RunFailedError; 130 after Ctrl-C; 141 where the reader of stdout has left, as
+      in `... | head -1`.
+    """
+    skip_absent_tpu(os.environ)
+    logging.set_verbosity(logging.FATAL)  # Orbax logs a traceback of each error reported here
+    try:
+        code = run() or 0
+        sys.stdout.flush()  # so that a reader who has left is noticed here
+        return code
+    except SystemExit as end:  # argparse has printed the help
+        return end.code or 0
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and reader_is_gone():
+            # Python writes what is left of stdout when it exits, and would fail once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_GONE
         if error.filename is None:
             raise
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def reader_is_gone() -> bool:
+    """Returns whether stdout is a pipe whose reading end is closed."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -1,57 +1,75 @@
-"""Configs from files and from the command line, every mistake in them one line; imports no JAX."""
+"""Loading configs from files and setting their fields from flags, without importing JAX."""
 
+import ast
 import difflib
 import importlib.util
 import json
 import math
-import re
+import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
+from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import absolute
 
-# What a field's value has to look like, by the type it has in the config file.
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+# How a message names the type of a field where "a list", "a tuple" would not do.
 WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
-# The least that a whole number may be; any other is a count of at least 1.
+# The least value of a whole number where that is not 1.
 LEAST = {
-    "seed": 0,
-    "data.num_workers": 0,
-    "augment.pad_pixels": 0,
-    "augment.randaugment_layers": 0,
-    "model.moe.routing_groups": 0,
-    "max_skipped_updates": 0,
-    "watchdog.dump_after_seconds": 0,
-    "watchdog.exit_after_seconds": 0,
-    "sharding.fsdp": -1,  # all the devices there are
+    **dict.fromkeys(("seed", "data.num_workers", "model.routing_groups", "max_skipped_updates"), 0),
+    **dict.fromkeys(("augment.pad_pixels", "augment.randaugment_layers"), 0),
+    **dict.fromkeys(("watchdog.dump_after_seconds", "watchdog.exit_after_seconds"), 0),
+    "sharding.fsdp": -1,  # all devices
+}
+# The largest value of a whole number where that is not 2^31 - 1. Far above any run that fits in
+# memory: a larger value would be built or allocated for minutes before it fails.
+MOST = {
+    "seed": 2**32 - 1,
+    **dict.fromkeys(("batch_size", "evaluation.batch_size"), 2**20),
+    **dict.fromkeys(("model.mlp_dim", "model.moe.mlp_dim"), 2**18),
+    "model.embed_dim": 2**16,
+    **dict.fromkeys(("data.image_size", "augment.pad_pixels"), 2**14),
+    **dict.fromkeys(("model.num_heads", "model.moe.num_experts"), 2**12),
+    **dict.fromkeys(("data.num_workers", "data.prefetch", "model.depth"), 2**10),
+    "augment.randaugment_layers": 2**6,
 }
 
 
-def override(config: ConfigDict, argv: Sequence[str], own: Iterable[str] = ()) -> None:
-    """Sets every `--config.FIELD=VALUE` of `argv` (whose first word is the program) in `config`.
+def override(config: ConfigDict, flags: Sequence[str]) -> None:
+    """Sets every `--config.FIELD=VALUE` of `flags` in `config` and checks the config's numbers.
+
+    Fields can no longer be added to the config afterwards.
 
     Raises:
-      BadInputError: a flag that is neither a field nor in `own`, or a value that cannot be.
+      BadInputError: no such field, or a value of the wrong type or out of range.
     """
-    check_field_names(argv, config, own)
-    set_fields(argv, config)
+    for flag in flags:
+        name, equals, text = flag.partition("=")
+        if not (equals and name.startswith("--config.")):
+            raise BadInputError(f"{flag!r} is no flag; fields are set as --config.FIELD=VALUE")
+        set_field(config, name.removeprefix("--config."), text)
     check_numbers(config)
+    config.lock()
 
 
 def load_config(text: str) -> ConfigDict:
-    """The config that `FILE.py` or `FILE.py:ARGUMENT` names.
+    """Returns the config that `FILE.py` or `FILE.py:ARGUMENT` names.
 
     Raises:
-      BadInputError: no such file, or one that makes no config.
+      BadInputError: there is no such file, or its get_config() fails or returns no ConfigDict.
     """
     path, colon, argument = text.partition(":")
     if not (path.endswith(".py") and Path(path).is_file()):
-        there = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py")))
+        configs = sorted(Path("configs").glob("*.py"))
+        there = ", ".join(str(path) for path in configs if path.stem != "defaults")
         raise BadInputError(
             f"--config={text}: there is no Python file {path!r}"
             + (f"; there are {there}" if there else " (paths start at the current directory)")
@@ -68,23 +86,31 @@ def load_config(text: str) -> ConfigDict:
 
 
 def stored_config(workdir: str) -> ConfigDict:
-    """The config that the run in `workdir` was started with, from its config.json.
+    """Returns the config that the run in `workdir` was started with, from its config.json.
 
     Raises:
-      BadInputError: there is none.
+      BadInputError: there is no run in `workdir`.
     """
-    from etils import epath
-
     try:
-        stored = epath.Path(workdir).expanduser() / "config.json"
-        return ConfigDict(json.loads(stored.read_text()))
-    except (OSError, ValueError, TypeError):
+        stored = absolute(workdir) / "config.json"
+        return ConfigDict(upgrade(json.loads(stored.read_text())))
+    except (OSError, ValueError, TypeError, AttributeError):
         raise BadInputError(
             f"--workdir={workdir}: no run there; give the --workdir of a training run"
         ) from None
 
 
 def import_file(path: str) -> ModuleType:
+    """Imports a config file as a module.
+
+    In it, `from configs import defaults` finds the defaults.py beside the file, or else the one in
+    the `configs` folder of this project, from whichever directory the command was started.
+    """
+    for name in [name for name in sys.modules if name.split(".")[0] == "configs"]:
+        del sys.modules[name]  # of a file that was imported before, perhaps from another folder
+    package = ModuleType("configs")
+    package.__path__ = [str(Path(path).resolve().parent), str(CONFIGS)]
+    sys.modules["configs"] = package
     spec = importlib.util.spec_from_file_location("config", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -92,40 +118,43 @@ def import_file(path: str) -> ModuleType:
 
 
 def place_of(error: Exception, path: str) -> str:
-    """ "configs/mine.py, line 12: NameError: name 'x' is not defined"."""
+    """Describes an error of a config file: "mine.py, line 12: NameError: name 'x' is not defined".
+
+    The line is the innermost one in that file.
+    """
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).resolve() == Path(path).resolve():
             line = frame.lineno
-    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f"{path}, line {line}: {what}" if line else what
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{path}, line {line}: {message}" if line else message
 
 
-def check_field_names(rest: Sequence[str], config: ConfigDict, own: Iterable[str]) -> None:
-    """Raises BadInputError at the first flag that names no field of the config."""
-    check_flag_names(rest, own)
-    for name in names_of_flags(rest):
-        check_field_name(name.partition("config.")[2], config)
+def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every section and field with its full name: ("model", ...), ("model.depth", 6)."""
+    for key, value in config.items():
+        yield prefix + key, value
+        if isinstance(value, ConfigDict):
+            yield from fields_of(value, f"{prefix}{key}.")
 
 
-def check_flag_names(rest: Sequence[str], own: Iterable[str]) -> None:
-    """Raises BadInputError at the first flag that is no field of any config; names the nearest."""
-    for name in names_of_flags(rest):
-        if not re.match(r"(?:no)?config\.", name):
-            near = difflib.get_close_matches(name, list(own), n=1)
-            hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
-            raise BadInputError(f"there is no flag --{name}; {hint}")
+def set_field(config: ConfigDict, field: str, text: str) -> None:
+    """Sets one field ("model.depth") to the value of `text`, in the field's type.
 
-
-def names_of_flags(rest: Sequence[str]) -> list[str]:
-    """ "config.seed" of --config.seed=3, for all but the first word, the program."""
-    flags_there = [word for word in rest[1:] if re.match("--?[A-Za-z]", word)]
-    return [word.lstrip("-").partition("=")[0] for word in flags_there]
-
-
-def check_field_name(field: str, config: ConfigDict) -> None:
-    """Raises BadInputError unless `field` ("model.depth") is in the config and not None."""
+    Raises:
+      BadInputError: no such field, or a value of another type than the field's.
+    """
     fields = dict(fields_of(config))
+    check_field_name(field, fields)
+    value = parse_value(field, text, fields[field])
+    *sections, name = field.split(".")
+    for section in sections:
+        config = config[section]
+    config[name] = value
+
+
+def check_field_name(field: str, fields: dict[str, Any]) -> None:
+    """Raises BadInputError unless `field` is one of `fields` and not None."""
     for name, value in fields.items():
         if value is None and f"{field}.".startswith(f"{name}."):
             raise BadInputError(
@@ -139,53 +168,40 @@ def check_field_name(field: str, config: ConfigDict) -> None:
         )
 
 
-def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """("seed", 0), ("model", ...), ("model.depth", 6), ..."""
-    for key, value in config.items():
-        yield prefix + key, value
-        if isinstance(value, ConfigDict):
-            yield from fields_of(value, f"{prefix}{key}.")
-
-
-def set_fields(rest: Sequence[str], config: ConfigDict) -> None:
-    """Sets `--config.FIELD=VALUE` in `config`.
+def parse_value(field: str, text: str, current: Any) -> Any:
+    """Converts the text of a flag to the type that the field has now.
 
     Raises:
-      BadInputError: a value of the wrong type, or an argument that is no flag.
+      BadInputError: `text` is of another type, or the field is a section.
     """
-    fields = flags.FlagValues()
-    fields.set_gnu_getopt(True)
-    try:
-        config_flags.DEFINE_config_dict("config", config, flag_values=fields, sys_argv=list(rest))
-        positional = fields(list(rest))[1:]
-    except flags.IllegalFlagValueError as error:
-        raise BadInputError(wrong_value(str(error), config)) from None
-    except flags.Error as error:
-        raise BadInputError(" ".join(str(error).split())) from None
-    if positional:
-        raise BadInputError(f"not a flag: {positional[0]!r}; flags are written --name=value")
-
-
-def wrong_value(message: str, config: ConfigDict) -> str:
-    """absl's "flag --config.batch_size=abc: invalid literal ..." in words about the field."""
-    field, value = re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL).groups()
-    current = dict(fields_of(config))[field]
     if isinstance(current, ConfigDict):
-        return (
-            f"--config.{field}={value}: this is a section; set one of its fields, as in "
+        raise BadInputError(
+            f"--config.{field}={text}: this is a section; set one of its fields, as in "
             f"--config.{field}.{next(iter(current))}=..."
         )
-    wanted = WANTED.get(type(current), type(current).__name__)
-    return f"--config.{field}={value}: this field wants {wanted}, such as {current}"
+    kind = type(current)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if kind in (int, float, str):
+            return kind(text)
+        value = ast.literal_eval(text)
+        if isinstance(value, kind):
+            return value
+    except (KeyError, ValueError, SyntaxError):
+        pass
+    example = f"{WANTED.get(kind, f'a {kind.__name__}')}, such as {current}"
+    raise BadInputError(f"--config.{field}={text}: this field needs {example}") from None
 
 
 def check_numbers(config: ConfigDict) -> None:
-    """Raises BadInputError at a field that is nan or infinite, or a count that is too small."""
+    """Raises BadInputError at a number that is nan, infinite, too small or too large."""
     for name, value in fields_of(config):
         if isinstance(value, float) and not 0 <= value < math.inf:
             raise BadInputError(f"--config.{name}={value} must be a finite number, 0 or more")
-        least = LEAST.get(name, 1)
-        if name == "seed" and not 0 <= value < 2**32:
-            raise BadInputError(f"--config.seed={value} must be between 0 and {2**32 - 1}")
-        if type(value) is int and value < least:
-            raise BadInputError(f"--config.{name}={value} is too small; give at least {least}")
+        if type(value) is int:
+            least, most = LEAST.get(name, 1), MOST.get(name, 2**31 - 1)
+            if value < least:
+                raise BadInputError(f"--config.{name}={value} is too small; give at least {least}")
+            if value > most:
+                raise BadInputError(f"--config.{name}={value} is too large; give at most {most}")

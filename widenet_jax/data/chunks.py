@@ -1,8 +1,8 @@
-"""Chunks: a few images of one step, read and transformed, each a pure function of its place.
+"""Chunks: a few examples of one step, read, transformed and stacked.
 
-So is what happens to an image that cannot be read. With on_bad_example="skip" training takes the
-next record that can be, and evaluation masks the image out: on any number of hosts or workers and
-in a resumed run the same.
+A chunk is a pure function of its place, and so is the treatment of an example that cannot be read:
+with on_bad_example="skip" training replaces it by the next readable record, and evaluation masks
+it out. Any number of hosts and workers, and a resumed run, make the same chunks.
 """
 
 import dataclasses
@@ -12,62 +12,55 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data import sampler
-from widenet_jax.data.images import files
-from widenet_jax.data.images.sources import Source
-from widenet_jax.data.images.transforms import EvalTransform, TrainTransform
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.data.contract import ArraySpec, Example, Source, Transform
+from widenet_jax.errors import BadExampleError, BadInputError, choose
 
-# Multiple of small batch sizes; at 224 pixels a chunk is 9.6 MB.
-IMAGES_PER_CHUNK = 64
+# Divides small batch sizes. At 224 pixels a chunk of images takes 9.6 MB.
+EXAMPLES_PER_CHUNK = 64
 ON_BAD_EXAMPLE = dict.fromkeys(("error", "skip"))
-# So many unreadable images one after the other are no accident: the disk, or the set, is gone.
+# This many unreadable examples in a row mean that the disk or the set is gone.
 MAX_BAD_IN_A_ROW = 16
-# Beside its arrays a chunk carries a list of what there is to say: (record, message).
+# Key of a chunk's warnings: [(record, message)], beside its arrays.
 COMPLAINTS = "complaints"
 
-Batch = dict[str, np.ndarray]
 Chunk = dict[str, Any]
 Complaints = list[tuple[int, str]]
-Transform = Callable[[files.Image], np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
-def read_image(source: Source, record: int) -> tuple[files.Image, int]:
-    """(uint8 [H, W, C] or a file that transforms will decode, label) of one record.
+def read_example(source: Source, record: int) -> Example:
+    """Returns the example of one record, with its description under "where".
 
     Raises:
-      BadExampleError: it cannot be read; a transform raises it if it cannot be decoded.
+      BadExampleError: the example cannot be read. A transform raises it for one that cannot be
+        decoded.
     """
-    example = source[record]
-    image = example["image"]
-    if isinstance(image, bytes):
-        image = files.EncodedImage(image, source.describe(record))
-    return image, example["label"]
+    return {**source[record], "where": source.describe(record)}
 
 
 def read_next_good(
-    source: Source, record: int, transform: Transform, complaints: Complaints
-) -> tuple[np.ndarray, int]:
-    """(transform(image), label) of the first of record, record + 1, ... (mod N) that can be read.
+    source: Source, record: int, transform: Callable[[Example], Arrays], complaints: Complaints
+) -> Arrays:
+    """Transforms the first of record, record + 1, ... (mod N) that can be read.
 
     Args:
-      source: the images.
-      record: where to begin.
-      transform: which decodes; called for each record that is tried.
-      complaints: what was wrong with the records passed over is added to it.
+      source: the examples.
+      record: the first record to try.
+      transform: decodes and transforms one example; called for each record that is tried.
+      complaints: receives what was wrong with each record passed over.
 
     Raises:
-      BadInputError: MAX_BAD_IN_A_ROW in a row cannot be read.
+      BadInputError: MAX_BAD_IN_A_ROW records in a row cannot be read.
     """
     attempts = min(MAX_BAD_IN_A_ROW, len(source))
     for candidate in range(record, record + attempts):
         candidate %= len(source)
         try:
-            image, label = read_image(source, candidate)
-            return transform(image), label
+            return transform(read_example(source, candidate))
         except BadExampleError as error:
             complaints.append((candidate, str(error)))
     raise BadInputError(
-        f"{attempts} images in a row cannot be read, too many to skip: {complaints[-1][1]}"
+        f"{attempts} examples in a row cannot be read, too many to skip: {complaints[-1][1]}"
     )
 
 
@@ -76,12 +69,13 @@ class Chunks:
     """A random-access sequence of chunks; element k is chunk k % C of step start + k // C.
 
     Attributes:
-      source: the images.
-      positions: this host's positions of the global batch, sorted.
-      batch_size: images of the global batch.
+      source: the examples.
+      positions: this host's positions in the global batch, sorted.
+      batch_size: examples in the global batch.
       start_step: step of the first chunk.
       num_steps: the step after the last.
-      skip: go on without images that cannot be read.
+      skip: whether examples that cannot be read are skipped; otherwise they raise.
+      transform: maps (example, generator) to arrays.
     """
 
     source: Source
@@ -90,25 +84,31 @@ class Chunks:
     start_step: int
     num_steps: int
     skip: bool
+    transform: Transform
 
     @property
-    def chunks_a_step(self) -> int:
-        return -(-len(self.positions) // IMAGES_PER_CHUNK)
+    def chunks_per_step(self) -> int:
+        return -(-len(self.positions) // EXAMPLES_PER_CHUNK)
 
     def __len__(self) -> int:
-        return max(0, self.num_steps - self.start_step) * self.chunks_a_step
+        return max(0, self.num_steps - self.start_step) * self.chunks_per_step
 
     def global_positions(self, index: int) -> np.ndarray:
-        """Positions in the stream of all batches of chunk `index`: int64 [c]."""
-        step, chunk = divmod(index, self.chunks_a_step)
-        first = chunk * IMAGES_PER_CHUNK
-        chosen = self.positions[first : first + IMAGES_PER_CHUNK]
+        """Positions of chunk `index` in the stream of all batches: int64 [c]."""
+        step, chunk = divmod(index, self.chunks_per_step)
+        first = chunk * EXAMPLES_PER_CHUNK
+        chosen = self.positions[first : first + EXAMPLES_PER_CHUNK]
         return (self.start_step + step) * self.batch_size + chosen
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainChunks(Chunks):
-    transform: TrainTransform
+    """Chunks of shuffled, augmented records.
+
+    Attributes:
+      seed: of the shuffling and the augmentation.
+    """
+
     seed: int
 
     def __getitem__(self, index: int) -> Chunk:
@@ -117,69 +117,50 @@ class TrainChunks(Chunks):
         )
         bad = np.zeros(len(records), bool)
         complaints: Complaints = []
-        labels = np.zeros(len(records), np.int32)
-        # Written where they belong: a list to stack would be so much memory that the allocator
-        # gives it back after every chunk, to fault it in anew.
-        pictures = None
+        arrays = Stacked(len(records))
         for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
             before = len(complaints)
-            picture, labels[i] = self._read(epoch, record, complaints)
+            arrays.put(i, self._read(epoch, record, complaints))
             bad[i] = len(complaints) > before
-            if pictures is None:
-                pictures = np.empty((len(records), *picture.shape), np.uint8)
-            pictures[i] = picture
-        return {
-            "image": pictures,
-            "label": labels,
-            "record": records,
-            "bad": bad,
-            COMPLAINTS: complaints,
-        }
+        return {**arrays.arrays, "record": records, "bad": bad, COMPLAINTS: complaints}
 
-    def _read(self, epoch: int, record: int, complaints: Complaints) -> tuple[np.ndarray, int]:
-        """(picture, label) of the record, or where it is bad and may be skipped of a stand-in."""
+    def _read(self, epoch: int, record: int, complaints: Complaints) -> Arrays:
+        """Transforms the record, or its replacement where it is bad and may be skipped."""
 
-        def transform(image: files.Image) -> np.ndarray:
-            # A stand-in is augmented as what it stands for: the neighbour's own picture is another.
+        def transform(example: Example) -> Arrays:
+            # Augment a replacement with the skipped record's generator, so that it differs from
+            # the replacement's own appearance in this epoch.
             rng = sampler.augmentation_rng(seed=self.seed, epoch=epoch, record=record)
-            return self.transform(image, rng)
+            return self.transform(example, rng)
 
         if self.skip:
             return read_next_good(self.source, record, transform, complaints)
-        image, label = read_image(self.source, record)
-        return transform(image), label
+        return transform(read_example(self.source, record))
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalChunks(Chunks):
-    transform: EvalTransform
+    """Chunks of every record once, in order; padding and bad examples are zeros and masked out."""
 
     def __getitem__(self, index: int) -> Chunk:
         records = self.global_positions(index)
         inside = records < len(self.source)
         bad = np.zeros(len(records), bool)
         complaints: Complaints = []
-        labels = np.zeros(len(records), np.int32)
-        pictures = None
+        arrays = Stacked(len(records))
         for i in np.flatnonzero(inside).tolist():
+            record = int(records[i])
             try:
-                image, label = read_image(self.source, int(records[i]))
-                picture = self.transform(image)
+                arrays.put(i, evaluated(self.source, record, self.transform))
             except BadExampleError as error:
                 if not self.skip:
                     raise
                 bad[i] = True
-                complaints.append((int(records[i]), str(error)))
-                continue
-            if pictures is None:
-                pictures = np.zeros((len(records), *picture.shape), np.uint8)
-            pictures[i], labels[i] = picture, label
-        if pictures is None:
-            shape = shape_of_images(self.source, self.transform, skip=self.skip)
-            pictures = np.zeros((len(records), *shape), np.uint8)
+                complaints.append((record, str(error)))
+        if not arrays.arrays:
+            arrays.allocate(first_example(self.source, self.transform, skip=self.skip))
         return {
-            "image": pictures,
-            "label": labels,
+            **arrays.arrays,
             "record": np.where(inside, records, -1),
             "mask": inside & ~bad,
             "bad": bad,
@@ -187,22 +168,66 @@ class EvalChunks(Chunks):
         }
 
 
-def shape_of_images(
-    source: Source, transform: EvalTransform, *, skip: bool
-) -> tuple[int, int, int]:
-    """(height, width, channels) of every image of a batch, from the source's first (readable)."""
-    if skip:
-        return read_next_good(source, 0, transform, [])[0].shape
-    return transform(read_image(source, 0)[0]).shape
+class Stacked:
+    """The arrays of `count` examples, stacked as they come.
+
+    The first example allocates the whole chunk. Stacking a list of arrays would return that memory
+    to the system after every chunk and page-fault it in again.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+        self.arrays: Arrays = {}
+
+    def allocate(self, like: Arrays) -> None:
+        self.arrays = {
+            key: np.zeros((self.count, *np.shape(x)), np.asarray(x).dtype)
+            for key, x in like.items()
+        }
+
+    def put(self, index: int, example: Arrays) -> None:
+        if not self.arrays:
+            self.allocate(example)
+        for name, value in example.items():
+            self.arrays[name][index] = value
 
 
-def put_together(chunks: Sequence[Chunk]) -> Chunk:
-    """The chunks of one step as one."""
+def evaluated(source: Source, record: int, transform: Transform) -> Arrays:
+    """Returns one record as evaluation sees it: with the draws of seed 0 and epoch 0."""
+    rng = sampler.augmentation_rng(seed=0, epoch=0, record=record)
+    return transform(read_example(source, record), rng)
+
+
+def first_example(source: Source, transform: Transform, *, skip: bool) -> Arrays:
+    """Transforms the source's first record, or with `skip` the first that can be read."""
+    if not skip:
+        return evaluated(source, 0, transform)
+    rng = sampler.augmentation_rng(seed=0, epoch=0, record=0)
+    return read_next_good(source, 0, lambda example: transform(example, rng), [])
+
+
+def example_spec(
+    source: Source, transform: Transform, *, on_bad_example: str = "error"
+) -> dict[str, ArraySpec]:
+    """Returns shape and dtype of each array of one example, from the source's first."""
+    example = first_example(source, transform, skip=skips(on_bad_example))
+    return {key: ArraySpec(np.shape(x), str(np.asarray(x).dtype)) for key, x in example.items()}
+
+
+def skips(on_bad_example: str) -> bool:
+    """Returns whether `config.data.on_bad_example` is to skip examples that cannot be read.
+
+    Raises:
+      BadInputError: neither "error" nor "skip".
+    """
+    choose(ON_BAD_EXAMPLE, on_bad_example, field="config.data.on_bad_example")
+    return on_bad_example == "skip"
+
+
+def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """Joins the chunks of one step."""
     if len(chunks) == 1:
         return chunks[0]
-    joined: Chunk = {
-        key: np.concatenate([chunk[key] for chunk in chunks])
-        for key in chunks[0]
-        if key != COMPLAINTS
-    }
+    names = [key for key in chunks[0] if key != COMPLAINTS]
+    joined = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in names}
     return {**joined, COMPLAINTS: [said for chunk in chunks for said in chunk[COMPLAINTS]]}

@@ -1,10 +1,10 @@
-"""Batches for one host: which records, read and augmented by threads or processes, in step order.
+"""Batches for one host: records read and transformed by threads or processes, in step order.
 
-Grain runs the reading: a random-access dataset of *chunks* (at most IMAGES_PER_CHUNK images of one
-step, each a pure function of the seed and the step: see `chunks`), spread over workers, put
-together to batches in the main process. Chunks rather than batches keep a worker's memory small
-and bring the first batch sooner. Because a chunk is a pure function, the content does not depend on
-the number of workers, and a resumed run simply starts at a later step.
+Grain runs the reading over a random-access dataset of *chunks* (at most EXAMPLES_PER_CHUNK examples
+of one step, see `chunks`): workers read chunks, and the main process joins them into batches.
+Chunks rather than whole batches keep a worker's memory small and bring the first batch sooner.
+Because a chunk is a pure function, the content does not depend on the number of workers, and a
+resumed run starts at a later step.
 """
 
 import os
@@ -16,52 +16,32 @@ import numpy as np
 from absl import flags
 
 from widenet_jax.data import workers
-from widenet_jax.data.chunks import (
-    COMPLAINTS,
-    ON_BAD_EXAMPLE,
-    Batch,
-    Chunks,
-    EvalChunks,
-    TrainChunks,
-    put_together,
-    read_image,
-    shape_of_images,
-)
-from widenet_jax.data.images.sources import Source
-from widenet_jax.data.images.transforms import EvalTransform, TrainTransform, build_transforms
-from widenet_jax.errors import BadInputError, choose
-
-__all__ = ["Batches", "EvalTransform", "TrainTransform", "build_transforms", "eval_batches",
-           "image_shape", "num_eval_steps", "read_image", "train_batches"]  # fmt: skip
+from widenet_jax.data.chunks import COMPLAINTS, Chunks, EvalChunks, TrainChunks, join_chunks, skips
+from widenet_jax.data.contract import Batch, Source, Transform
+from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16
+OnMessage = Callable[[str], object]
 
 
 class Batches(Iterator[Batch]):
-    """An iterator over host-local batches that can be closed: no thread or process stays behind.
+    """A closable iterator over host-local batches; closing leaves no thread or process behind.
 
-    Use it in a `with` block or call `close`. An error in a worker is raised from `next`. What was
-    wrong with a record is said when the first batch that lacks it is handed on, once a record.
+    Use it in a `with` block or call `close`. `next` raises the error of a worker. Each unreadable
+    record is reported once, with the first batch that lacks it.
     """
 
-    def __init__(
-        self,
-        chunks: Chunks,
-        *,
-        num_workers: int,
-        prefetch: int,
-        on_message: Callable[[str], object],
-    ):
+    def __init__(self, chunks: Chunks, *, num_workers: int, prefetch: int, on_message: OnMessage):
         for field, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
             if value < least:
                 raise BadInputError(f"config.data.{field}={value} must be {least} or more")
         self._on_message = on_message
         self._named: set[int] = set()
-        self._length = len(chunks) // max(1, chunks.chunks_a_step)
+        self._length = len(chunks) // max(1, chunks.chunks_per_step)
         self._iterator = iter(_dataset(chunks, num_workers, prefetch)) if self._length else None
 
     def __len__(self) -> int:
-        """The number of batches in all, counted from the first."""
+        """Returns the number of all batches, including those already taken."""
         return self._length
 
     def __next__(self) -> Batch:
@@ -94,36 +74,35 @@ def _usable_cores() -> int:
 
 
 def _dataset(chunks: Chunks, num_workers: int, prefetch: int) -> grain.IterDataset:
-    """Chunks read ahead by threads (num_workers 0) or processes, joined to batches."""
-    count = chunks.chunks_a_step
+    """Reads chunks ahead with threads (num_workers 0) or processes, and joins them."""
+    count = chunks.chunks_per_step
     if num_workers == 0:
         threads = min(_usable_cores(), MAX_THREADS)
-        reading = grain.ReadOptions(
-            num_threads=threads, prefetch_buffer_size=max(threads, prefetch * count)
-        )
+        ahead = max(threads, prefetch * count)
+        reading = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
         dataset = grain.MapDataset.source(chunks).to_iter_dataset(reading)
-        return dataset.batch(count, batch_fn=put_together)
+        return dataset.batch(count, batch_fn=join_chunks)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain reads absl flags when it starts processes
-    # One thread a process; a chunk in the queue and one in the making are enough to keep it busy.
+    # One thread per process: one chunk queued and one being read keep it busy.
     reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
     dataset = grain.MapDataset.source(chunks).to_iter_dataset(reading)
     dataset = dataset.mp_prefetch(
         grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2),
         worker_init_fn=workers.start_worker,
     )
-    dataset = dataset.batch(count, batch_fn=put_together)
+    dataset = dataset.batch(count, batch_fn=join_chunks)
     return grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=prefetch)
 
 
-def _say_nothing(message: str) -> None:
+def _ignore(message: str) -> None:
     del message
 
 
 def train_batches(
     source: Source,
     *,
-    transform: TrainTransform,
+    transform: Transform,
     seed: int,
     batch_size: int,
     positions: np.ndarray,
@@ -132,78 +111,66 @@ def train_batches(
     num_workers: int,
     prefetch: int,
     on_bad_example: str = "error",
-    on_message: Callable[[str], object] = _say_nothing,
+    on_message: OnMessage = _ignore,
 ) -> Batches:
-    """The training batches of steps start_step..num_steps - 1, this host's part of each.
+    """Returns this host's part of the training batches of steps start_step..num_steps - 1.
 
     Args:
       source: the training split.
-      transform: crops and augments one image.
+      transform: maps (example, generator) to arrays.
       seed: fixes order and augmentation, >= 0.
-      batch_size: images of the global batch.
+      batch_size: examples in the global batch.
       positions: int [b], sorted: this host's positions within the global batch.
-      start_step: first step to produce, as a resumed run needs it.
+      start_step: first step to produce; a resumed run passes the step it restored.
       num_steps: the step after the last.
       num_workers: worker processes; 0 reads with threads of this process.
       prefetch: batches kept ready.
-      on_bad_example: what to do about an image that cannot be read: "error" raises a
-        BadExampleError from `next`; "skip" takes image and label of the next record that can be.
-      on_message: told of each skipped record once, in one line, in the process that iterates.
+      on_bad_example: "error" raises a BadExampleError from `next` for an example that cannot be
+        read; "skip" replaces it by the next record that can.
+      on_message: receives one line for each skipped record, in the process that iterates.
 
     Returns:
-      An iterator of {"image": uint8 [b, H, W, C], "label": int32 [b], "record": int64 [b], "bad":
-      bool [b]}: bad marks the stand-ins, whose record is the one they stand for. The same for any
-      `num_workers`.
+      An iterator of the transform's arrays, stacked to [b, ...], with "record": int64 [b] and
+      "bad": bool [b], True where the example replaces `record`, which cannot be read. The same
+      for any `num_workers`.
     """
     chunks = TrainChunks(
         source, _positions(positions, batch_size), batch_size, start_step, num_steps,
-        _skips(on_bad_example), transform=transform, seed=int(seed),
+        skips(on_bad_example), transform, seed=int(seed),
     )  # fmt: skip
     return Batches(chunks, num_workers=num_workers, prefetch=prefetch, on_message=on_message)
 
 
 def num_eval_steps(num_records: int, batch_size: int) -> int:
-    """How many batches cover a split, the last one padded."""
+    """Returns the number of batches that cover a split, the last one padded."""
     return -(-num_records // batch_size)
 
 
 def eval_batches(
     source: Source,
     *,
-    transform: EvalTransform,
+    transform: Transform,
     batch_size: int,
     positions: np.ndarray,
     num_workers: int,
     prefetch: int,
     on_bad_example: str = "error",
-    on_message: Callable[[str], object] = _say_nothing,
+    on_message: OnMessage = _ignore,
 ) -> Batches:
-    """Every record once, in order, this host's part of each global batch.
+    """Returns this host's part of batches that hold every record once, in order.
 
-    Args: as in `train_batches`; "skip" masks out an image that cannot be read.
+    Args: as `train_batches`; "skip" masks out an example that cannot be read.
 
     Returns:
-      An iterator of num_eval_steps batches {"image", "label", "record", "bad", "mask": bool [b]};
-      mask is False on zero images: those that fill up the last global batch (label 0, record -1)
-      and the bad ones (label 0, their own record).
+      An iterator of num_eval_steps batches of the transform's arrays, with "record", "bad" and
+      "mask": bool [b]. mask is False at zeros: the padding of the last global batch (record -1)
+      and bad examples (their own record).
     """
     chunks = EvalChunks(
         source, _positions(positions, batch_size), batch_size, 0,
-        num_eval_steps(len(source), batch_size), _skips(on_bad_example), transform=transform,
+        num_eval_steps(len(source), batch_size), skips(on_bad_example), transform,
     )  # fmt: skip
     return Batches(chunks, num_workers=num_workers, prefetch=prefetch, on_message=on_message)
-
-
-def image_shape(
-    source: Source, transform: EvalTransform, *, on_bad_example: str = "error"
-) -> tuple[int, int, int]:
-    """(height, width, channels) of every image of a batch, from the source's first."""
-    return shape_of_images(source, transform, skip=_skips(on_bad_example))
-
-
-def _skips(on_bad_example: str) -> bool:
-    choose(ON_BAD_EXAMPLE, on_bad_example, field="config.data.on_bad_example")
-    return on_bad_example == "skip"
 
 
 def _positions(positions: np.ndarray, batch_size: int) -> np.ndarray:

@@ -1,15 +1,17 @@
-"""The packed format: ArrayRecord shards of (label, encoded image), and the `dataset.json` beside.
+"""The packed format: ArrayRecord shards of (label, encoded image), and a `dataset.json`.
 
-A set is one directory. `<split>-00000-of-00003.array_record` are its shards; `dataset.json`,
-written last, makes the set complete. One record is a little-endian uint32 label followed by the
-image file's bytes (JPEG or PNG) as they were. `dataset.json` holds
+A set is one directory. Its shards are `<split>-00000-of-00003.array_record`. `dataset.json` is
+written last, so a directory that has one holds a complete set. A record is a little-endian uint32
+label, then the bytes of the image file (JPEG or PNG), unchanged. `dataset.json` holds
   format_version: 1
   class_names: [str], label k is class_names[k]
   splits: {split: {"count": int, "shards": [{"records": int, "bytes": int}, ...]}}
-  provenance: free text fields, what the set was made from
-so a reader knows every shard's size without opening it, and names a missing or cut shard at once.
+  provenance: free text fields, the converter and its input
+so that a reader knows the size of every shard without opening it, and finds a missing or cut shard
+at once.
 """
 
+import contextlib
 import itertools
 import json
 import struct
@@ -20,28 +22,31 @@ from typing import Any
 from array_record.python import array_record_module
 from etils import epath
 
+from widenet_jax.data.input_files import read_regular
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import is_remote, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
+_UNFINISHED = ".writing-"  # prefix of a shard that is being written
 _LABEL = struct.Struct("<I")
-# A reader keeps every shard open, so a set must have fewer shards than a process may open files
-# (often 1,024): ImageNet takes about 280.
+# A reader keeps every shard open, so a set must have fewer shards than the files that a process may
+# open (often 1,024). ImageNet takes about 280 shards of this size.
 SHARD_BYTES = 512 << 20
 
 
 def encode_record(label: int, image: bytes) -> bytes:
-    """One record: the label, then the encoded image."""
+    """Returns one record: the label, then the encoded image."""
     return _LABEL.pack(label) + image
 
 
 def decode_record(record: bytes) -> tuple[int, bytes]:
-    """The inverse of `encode_record`: (label, encoded image)."""
+    """Returns (label, encoded image); the inverse of `encode_record`."""
     return _LABEL.unpack_from(record)[0], record[_LABEL.size :]
 
 
 def shard_name(split: str, shard: int, num_shards: int) -> str:
-    """The file name of one shard, e.g. train-00000-of-00003.array_record."""
+    """Returns the file name of a shard, e.g. train-00000-of-00003.array_record."""
     return f"{split}-{shard:05d}-of-{num_shards:05d}.array_record"
 
 
@@ -53,12 +58,15 @@ def read_manifest(directory: str) -> dict[str, Any]:
     """
     path = epath.Path(directory) / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        content = path.read_bytes() if is_remote(path) else read_regular(path)
+        manifest = json.loads(content)
     except FileNotFoundError:
         raise BadInputError(
             f"{directory}: no {MANIFEST}, so not a (finished) packed set; write one with "
             "scripts/prepare_data.py, or choose another config.data.source"
         ) from None
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
@@ -71,10 +79,10 @@ def read_manifest(directory: str) -> dict[str, Any]:
 
 
 def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
-    """The paths of a split's shards, each seen to be there with the size it was written with.
+    """Returns the paths of a split's shards, each with the size that was written.
 
     Raises:
-      BadInputError: naming the first shard that is missing, empty or cut.
+      BadInputError: a shard is missing, empty or cut.
     """
     paths = []
     for index, shard in enumerate(shards):
@@ -99,15 +107,15 @@ def write_set(
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Writes a packed set, all or nothing; an older one stays readable until the new one is whole.
+    """Writes a packed set whole or not at all; an older set stays readable until then.
 
     Args:
-      directory: where; created if absent.
+      directory: created if absent, and removed again if the set cannot be written.
       splits: for each split its (label, encoded image) pairs in order, read once.
       class_names: label k is class_names[k].
       provenance: kept in the manifest.
       overwrite: replace a set that is there already.
-      shard_bytes: a shard is closed once it holds this many bytes of images.
+      shard_bytes: a shard ends once it holds this many bytes of images.
 
     Returns:
       The manifest written.
@@ -118,16 +126,19 @@ def write_set(
     """
     directory = Path(directory)
     stale = _shards_to_replace(directory, overwrite)
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
+    _remove_unfinished(directory)
     written: dict[str, list[dict[str, int]]] = {}
     try:
         for split, examples in splits.items():
-            written[split] = _write_split(
-                directory, split, _checked(examples, split, class_names), shard_bytes
-            )
+            checked = _checked(examples, split, class_names)
+            written[split] = _write_split(directory, split, checked, shard_bytes)
     except BaseException:
-        for path in directory.glob(".writing-*"):
-            path.unlink()
+        _remove_unfinished(directory)
+        for path in made:
+            with contextlib.suppress(OSError):  # another process may have put files there
+                path.rmdir()
         raise
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -142,8 +153,13 @@ def write_set(
     return manifest
 
 
+def _remove_unfinished(directory: Path) -> None:
+    for path in directory.glob(f"{_UNFINISHED}*"):
+        path.unlink()
+
+
 def _shards_to_replace(directory: Path, overwrite: bool) -> list[Path]:
-    """The shards of an older set in `directory`; refuses to touch anything else."""
+    """Returns the shards of an older set in `directory`; refuses a directory of other files."""
     if not directory.exists():
         return []
     if not directory.is_dir():
@@ -153,7 +169,7 @@ def _shards_to_replace(directory: Path, overwrite: bool) -> list[Path]:
         if not overwrite:
             raise BadInputError(f"{directory}: already holds a packed set; pass --overwrite")
         return shards
-    others = [path.name for path in directory.iterdir() if not path.name.startswith(".writing-")]
+    others = [path.name for path in directory.iterdir() if not path.name.startswith(_UNFINISHED)]
     if others:
         raise BadInputError(
             f"{directory}: holds other files ({sorted(others)[0]}, ...); give --out a new directory"
@@ -164,11 +180,12 @@ def _shards_to_replace(directory: Path, overwrite: bool) -> list[Path]:
 def _checked(
     examples: Iterable[tuple[int, bytes]], split: str, class_names: Sequence[str]
 ) -> Iterator[tuple[int, bytes]]:
+    """Yields the examples; raises BadInputError at a label without a class name."""
     for index, (label, image) in enumerate(examples):
         if not 0 <= label < len(class_names):
+            known = f"there are {len(class_names)}"
             raise BadInputError(
-                f"split {split}, record {index}: label {label} has no class name "
-                f"(there are {len(class_names)})"
+                f"split {split}, record {index}: label {label} has no class name ({known})"
             )
         yield label, image
 
@@ -176,11 +193,11 @@ def _checked(
 def _write_split(
     directory: Path, split: str, examples: Iterator[tuple[int, bytes]], shard_bytes: int
 ) -> list[dict[str, int]]:
-    """Writes a split's shards under temporary names; returns their sizes."""
+    """Writes a split's shards under temporary names and returns their sizes."""
     shards: list[dict[str, int]] = []
     for first in examples:
-        path = directory / f".writing-{split}-{len(shards):05d}"
-        # group_size 1: every record can be read alone, which random access needs.
+        path = directory / f"{_UNFINISHED}{split}-{len(shards):05d}"
+        # Random access needs groups of one record: a reader decompresses whole groups.
         writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
         count = size = 0
         try:
@@ -199,14 +216,12 @@ def _write_split(
 
 
 def _publish(directory: Path, manifest: dict[str, Any], stale: Sequence[Path]) -> None:
-    """Replaces the old set by the one under temporary names; the manifest comes last."""
+    """Replaces the old set by the shards under temporary names; writes the manifest last."""
     (directory / MANIFEST).unlink(missing_ok=True)
     for path in stale:
         path.unlink()
     for split, entry in manifest["splits"].items():
         for index in range(len(entry["shards"])):
-            temporary = directory / f".writing-{split}-{index:05d}"
+            temporary = directory / f"{_UNFINISHED}{split}-{index:05d}"
             temporary.rename(directory / shard_name(split, index, len(entry["shards"])))
-    temporary = directory / ".writing-manifest"
-    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
-    temporary.rename(directory / MANIFEST)
+    write_json(directory / MANIFEST, manifest)

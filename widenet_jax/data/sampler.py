@@ -1,24 +1,25 @@
-"""Which record comes when: a pure function of the seed and the place in the stream.
+"""The order of training records: a pure function of the seed and the position in the stream.
 
-The stream of a run is one epoch after another, each a fresh permutation of all records. Global
-position p = step * batch_size + i (image i of the batch of that step) lies in epoch p // N at place
+The stream of a run is a sequence of epochs, each a new permutation of all N records. Global
+position p = step * batch_size + i (example i of that step's batch) lies in epoch p // N at place
 p % N, so an epoch may end inside a batch. There is no iterator state: a resumed run computes the
-same batches, and hosts that take different i of a batch together make the same global batch.
+same batches, and the global batch does not depend on how its positions are divided among hosts.
 """
 
 import functools
 
 import numpy as np
 
-# The first word of every seed sequence of the data pipeline, so that no two uses share a stream.
-# (NumPy pads short sequences with zeros: [seed, epoch] and [seed, epoch, 0] would be the same.)
+# The first word of each seed sequence in the data pipeline: it keeps the random streams of
+# different uses apart. NumPy pads short sequences with zeros, so without it [seed, epoch] and
+# [seed, epoch, 0] would give the same stream.
 PERMUTATION_STREAM = 1
 AUGMENTATION_STREAM = 2
 
 
 @functools.lru_cache(maxsize=3)
 def permutation(seed: int, epoch: int, num_records: int) -> np.ndarray:
-    """The order of one epoch: int64 [N], each record once. Read-only, as it is cached."""
+    """Draws the order of one epoch: int64 [N], each record once; read-only (cached)."""
     rng = np.random.default_rng([PERMUTATION_STREAM, seed, epoch])
     order = rng.permutation(num_records)
     order.flags.writeable = False
@@ -28,7 +29,7 @@ def permutation(seed: int, epoch: int, num_records: int) -> np.ndarray:
 def record_at(
     positions: np.ndarray, *, seed: int, num_records: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records at global positions of the training stream.
+    """Returns the records at global positions of the training stream.
 
     Args:
       positions: int [b], each >= 0: step * batch_size + i.
@@ -50,5 +51,5 @@ def record_at(
 
 
 def augmentation_rng(*, seed: int, epoch: int, record: int) -> np.random.Generator:
-    """The generator that augments one record in one epoch, whoever does it and when."""
+    """Returns the generator that augments a record in an epoch, the same in every process."""
     return np.random.default_rng([AUGMENTATION_STREAM, seed, epoch, record])

@@ -1,7 +1,7 @@
-"""Sources that read ArrayRecord shards: sets packed by this project, and TensorFlow Datasets'.
+"""Sources that read ArrayRecord shards: sets packed by `prepare_data.py`, and TFDS sets.
 
-What is wrong with a whole shard is a BadInputError that names it, what is wrong with one record a
-BadExampleError.
+A shard that is missing or damaged as a whole raises BadInputError; a damaged record raises
+BadExampleError. Both messages name the file.
 """
 
 import dataclasses
@@ -16,26 +16,28 @@ from array_record.python import array_record_module
 from google.protobuf.message import DecodeError
 
 from widenet_jax.data import records
+from widenet_jax.data.images.sources import LabelledImages
+from widenet_jax.data.input_files import open_regular
 from widenet_jax.data.splits import check_split
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError, first_line
 
-# What ArrayRecord raises for a record, or a shard, that it cannot read.
+# Raised by ArrayRecord for a record or a shard that it cannot read.
 READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError)
-# And what a record raises that is not what it should be.
+# Raised when a record that could be read has another content than an image and a label.
 PARSE_ERRORS = (struct.error, DecodeError, TypeError)
 SHARDS_OPENED_AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The files of a split, in order, and which of their records it takes.
+    """The shards of a split, in order, and the range of records that it takes from each.
 
     Attributes:
-      paths: one a shard.
-      sizes: records in the shard.
-      skips: the first record of the shard that belongs to the split.
-      takes: how many do from there.
-      remedy: what to do about a damaged shard.
+      paths: path of each shard.
+      sizes: records in each shard.
+      skips: first record of each shard that belongs to the split.
+      takes: number of consecutive records from there that belong to the split.
+      remedy: advice to the user about a damaged shard.
     """
 
     paths: Sequence[str]
@@ -49,12 +51,12 @@ class Shards:
         return np.cumsum(self.takes)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """(shard, record in it) of an image of the split."""
+        """Returns (shard, record in the shard) of an image of the split."""
         shard = int(np.searchsorted(self._ends, index, side="right"))
         return shard, index - int(self._ends[shard]) + self.takes[shard] + self.skips[shard]
 
     def describe(self, index: int) -> str:
-        """The file and record of an image, for an error message."""
+        """Returns the file and record of an image, for messages."""
         shard, record = self.locate(index)
         return f"{self.paths[shard]} record {record} (image {index})"
 
@@ -65,21 +67,20 @@ class Shards:
             raise BadInputError(f"{self.paths[shard]}: shard is {problem}; {self.remedy}")
 
     def check_all(self) -> None:
-        """As `check`, for the first bad shard of all."""
+        """Checks every shard; raises BadInputError for the first bad one."""
         with futures.ThreadPoolExecutor(SHARDS_OPENED_AT_ONCE) as pool:
             list(pool.map(self.check, range(len(self.paths))))
 
     def unreadable(self, index: int, error: Exception) -> BadInputError:
-        """What a failure to read image `index` means: the shard's fault, or the record's."""
+        """Returns the error for an unreadable image; raises another if its whole shard is bad."""
         self.check(self.locate(index)[0])
-        return BadExampleError(
-            f"{self.describe(index)}: unreadable ({first_line(error)}); {self.remedy}"
-        )
+        reason = f"unreadable ({first_line(error)}); {self.remedy}"
+        return BadExampleError(f"{self.describe(index)}: {reason}")
 
 
 def _shard_problem(path: str, size: int) -> str | None:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             empty = not file.read(1)
     except FileNotFoundError:
         return "missing"
@@ -88,7 +89,7 @@ def _shard_problem(path: str, size: int) -> str | None:
     if empty:
         return "empty (0 bytes)"
     found = _count_records(path)
-    # A shard's index is at its end: of one cut short, no record is found.
+    # The index is at the end of a shard, so no record is found in one that is cut short.
     return None if found == size else f"cut short or damaged ({found} of {size} records found)"
 
 
@@ -96,13 +97,35 @@ def _count_records(path: str) -> int:
     try:
         reader = array_record_module.ArrayRecordReader(path)
         count = reader.num_records()
-        reader.close()  # raises what went wrong before
+        reader.close()  # raises the errors of the calls before
     except RuntimeError:
         return 0
     return count
 
 
-class ArrayRecord:
+class Packed(LabelledImages):
+    """The images in `_records`, which lie in the files of `_shards`."""
+
+    _records: Sequence[Any]
+    _shards: Shards
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        try:
+            return self._example(self._records[index])
+        except (*READ_ERRORS, *PARSE_ERRORS) as error:
+            raise self._shards.unreadable(index, error) from None
+
+    def describe(self, index: int) -> str:
+        return self._shards.describe(index)
+
+    def _example(self, record: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class ArrayRecord(Packed):
     """A packed set written by `scripts/prepare_data.py` (see `records`)."""
 
     def __init__(self, directory: str, split: str):
@@ -120,34 +143,25 @@ class ArrayRecord:
             takes=sizes,
             remedy="copy the shard again or prepare the set again",
         )
-        # Opens nothing yet: "path[first:last]" spares it from counting the records itself, shards
-        # are opened when first read, and a pickled copy opens its own. (A process must not read,
-        # then fork, then read in the child: ArrayRecord's threads do not survive that.)
+        # Opens no file yet. Given "path[first:last]", ArrayRecord does not count the records. It
+        # opens a shard at the first read, and a pickled copy opens its own. A process that has read
+        # must not fork and read in the child: ArrayRecord's threads do not survive the fork.
         self._records = array_record_data_source.ArrayRecordDataSource(
             [f"{path}[0:{size}]" for path, size in zip(self._shards.paths, sizes, strict=True)]
         )
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            label, image = records.decode_record(self._records[index])
-        except (*READ_ERRORS, *PARSE_ERRORS) as error:
-            raise self._shards.unreadable(index, error) from None
+    def _example(self, record: bytes) -> dict[str, Any]:
+        label, image = records.decode_record(record)
         return {"image": image, "label": label}
 
-    def describe(self, index: int) -> str:
-        return self._shards.describe(index)
 
-
-class Tfds:
-    """An image classification set prepared by TensorFlow Datasets as array_record.
+class Tfds(Packed):
+    """An image classification set that TensorFlow Datasets (TFDS) prepared as array_record.
 
     Reading needs no TensorFlow. `path` is TFDS's data directory (its default if empty), or with an
     empty `name` the directory of one prepared set (the one that holds dataset_info.json).
 
-    TFDS does not write down how large its shards are, so each is opened once at the start.
+    TFDS does not store the sizes of its shards in bytes, so each is opened once at the start.
     """
 
     def __init__(self, name: str, path: str, split: str):
@@ -162,10 +176,9 @@ class Tfds:
                 "classification set"
             )
         check_split(split.split("[")[0], tuple(builder.info.splits), f"TFDS {label}")
+        encoded = {"image": tfds.decode.SkipDecoding()}
         try:
-            self._records = builder.as_data_source(
-                split, decoders={"image": tfds.decode.SkipDecoding()}
-            )
+            self._records = builder.as_data_source(split, decoders=encoded)
             files = builder.info.splits[split].file_instructions
         except NotImplementedError:
             raise BadInputError(
@@ -187,21 +200,12 @@ class Tfds:
         count = features["label"].num_classes
         self.class_names = tuple(names or (str(k) for k in range(count)))
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            record = self._records[index]
-            image, label = record["image"], record["label"]
-            if not isinstance(image, bytes) or label is None:  # None stands for what is not there
-                raise TypeError("record without an image or a label")
-            return {"image": image, "label": int(label)}
-        except (*READ_ERRORS, *PARSE_ERRORS) as error:
-            raise self._shards.unreadable(index, error) from None
-
-    def describe(self, index: int) -> str:
-        return self._shards.describe(index)
+    def _example(self, record: dict[str, Any]) -> dict[str, Any]:
+        image, label = record["image"], record["label"]
+        # TFDS gives None for a missing feature.
+        if not isinstance(image, bytes) or label is None:
+            raise TypeError("record without an image or a label")
+        return {"image": image, "label": int(label)}
 
 
 def _tfds_builder(name: str, path: str) -> Any:
@@ -212,7 +216,7 @@ def _tfds_builder(name: str, path: str) -> Any:
             builder = tfds.builder(name, data_dir=path or None)
         else:
             builder = tfds.builder_from_directory(path)
-    except Exception as error:  # TFDS raises many kinds; each means the set is not there to read
+    except Exception as error:  # TFDS raises many kinds; each means that it cannot open the set
         raise BadInputError(_tfds_advice(name or path, first_line(error))) from None
     if not builder.info.splits:
         raise BadInputError(_tfds_advice(name or path, f"not prepared in {builder.data_dir}"))
@@ -224,9 +228,3 @@ def _tfds_advice(name: str, reason: str) -> str:
         f"TFDS {name}: not readable ({reason}); prepare it where TensorFlow is installed: "
         f"python scripts/prepare_data.py tfds {name}"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, on one line of at most 200 characters."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]

@@ -1,4 +1,4 @@
-"""A set's splits: the one asked for must be there."""
+"""The check that an image set has the split that the config names."""
 
 from collections.abc import Sequence
 

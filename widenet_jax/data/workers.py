@@ -1,4 +1,4 @@
-"""The manners of worker processes: they leave when the run does, and let it handle signals."""
+"""Set-up of worker processes: they ignore stop signals, and end when the run ends."""
 
 import multiprocessing
 import os
@@ -10,14 +10,14 @@ POLL_SECONDS = 1.0
 
 
 def start_worker(worker: int, num_workers: int) -> None:
-    """Called by Grain once in every worker process, before it reads anything.
+    """Prepares a worker process; Grain calls this once in each, before it reads anything.
 
-    The worker ignores Ctrl-C and SIGTERM, which reach the whole process group: the run decides what
-    to do, and still needs its batches while it saves. A thread ends the worker as soon as the run
-    is gone, however it went (kill -9 leaves no time to say goodbye).
+    The worker ignores Ctrl-C and SIGTERM, which reach the whole process group: the run answers
+    them, and may need more batches until all hosts have stopped at the same step. A thread ends the
+    worker as soon as the run has ended, even by SIGKILL.
 
-    A thread rather than the kernel's parent-death signal, because that follows the *thread* that
-    started the worker, and Grain starts workers from threads that come and go.
+    The kernel's parent-death signal would not do: it follows the *thread* that started the worker,
+    and Grain's threads end before the run does.
     """
     del worker, num_workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -30,7 +30,7 @@ def start_worker(worker: int, num_workers: int) -> None:
 
 def _leave_with(parent_pid: int, sentinel: int) -> None:
     # The sentinel reports the parent's end at once, unless a process forked from the parent holds
-    # it open; the parent's id then still tells, and also when it ended before this line.
+    # it open. The parent's id changes in that case too, and if the parent ended before this line.
     while os.getppid() == parent_pid and not connection.wait([sentinel], timeout=POLL_SECONDS):
         pass
     os._exit(1)

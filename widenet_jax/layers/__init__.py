@@ -1,0 +1,1 @@
+"""Layers, independent of experts and tasks. Parameters are float32, whatever the dtype."""

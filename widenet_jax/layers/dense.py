@@ -1,4 +1,4 @@
-"""Linear maps: parameters and sums of gradients in float32, products in the dtype of the input."""
+"""Linear maps: float32 parameters, float32 sums of gradients, products in the input's dtype."""
 
 import math
 from functools import partial
@@ -11,58 +11,65 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.sharding import AXES, constrain
 from widenet_jax.typing import Array
 
-# The mesh axes that split an axis of a product's operands, by its letter in the spec: images,
-# routing groups, experts.
+# The mesh axes that shard an axis of an operand, by its letter in the spec: examples, routing
+# groups, experts.
 SPLIT = {"b": AXES, "g": ("data", "fsdp"), "e": ("expert",)}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def linear(spec: str, x: Array, kernel: Array, bias: Array) -> Array:
-    """`jnp.einsum(spec, x, kernel) + bias` in x's dtype; see `kernel_gradient` for what is special.
+def linear(spec: str, x: Array, kernel: Array, bias: Array | None) -> Array:
+    """Computes `jnp.einsum(spec, x, kernel) + bias` in x's dtype.
+
+    The gradients of kernel and bias are sums in float32, see `kernel_gradient`.
 
     Args:
       spec: as for einsum, of two operands; no axis of one operand may be missing in both others.
       x: any float dtype, which is the result's.
       kernel: float32.
-      bias: float32, the axes of the result that are the kernel's.
+      bias: float32, the axes of the result that are the kernel's; or None.
     """
     y = jnp.einsum(spec, x, kernel.astype(x.dtype))
+    if bias is None:
+        return y
     of_bias, of_y = axes_of_bias(spec)
     inserted = [axis for axis, letter in enumerate(of_y) if letter not in of_bias]
     return y + jnp.expand_dims(bias.astype(x.dtype), inserted)
 
 
 def axes_of_bias(spec: str) -> tuple[str, str]:
-    """Letters of the bias and of the result: ("f", "btf") of "btd,df->btf"."""
+    """Returns the letters of the bias and of the result: ("f", "btf") of "btd,df->btf"."""
     _, of_kernel, of_y = spec.replace("->", ",").split(",")
     return "".join(letter for letter in of_y if letter in of_kernel), of_y
 
 
-def _forward(spec: str, x: Array, kernel: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
-    return linear(spec, x, kernel, bias), (x, kernel)
+def _forward(spec: str, x: Array, kernel: Array, bias: Array | None) -> tuple[Array, tuple]:
+    return linear(spec, x, kernel, bias), (x, kernel, bias)
 
 
-def _backward(spec: str, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array, Array]:
-    x, kernel = saved
+def _backward(spec: str, saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
+    x, kernel, bias = saved
     of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
     dx = jnp.einsum(f"{of_y},{of_kernel}->{of_x}", dy, kernel.astype(x.dtype))
+    d_kernel = kernel_gradient(spec, x, dy)
+    if bias is None:
+        return dx, d_kernel, None
     of_bias, _ = axes_of_bias(spec)
     summed = [axis for axis, letter in enumerate(of_y) if letter not in of_bias]
-    return dx, kernel_gradient(spec, x, dy), dy.astype(jnp.float32).sum(summed)
+    return dx, d_kernel, dy.astype(jnp.float32).sum(summed)
 
 
 linear.defvjp(_forward, _backward)
 
 
 def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:
-    """The float32 gradient of a kernel, from the input of `linear` and the gradient of its result.
+    """Computes the float32 gradient of a kernel from x and dy, the gradient of `linear`'s result.
 
-    Blocks share kernels, so 24 such gradients may be added, and devices' are. Left to itself the
-    compiler rounds each block's to x's dtype and sums it over the devices, once a block, because
-    nothing can be moved past the rounding. Here each device's own product leaves the matrix unit
-    in x's dtype, which halves what is written and read again; from there on, over blocks and then
-    once over devices, everything is added up in float32. For this the devices' shares of the batch
-    are an axis of their own, which is summed last.
+    Blocks share kernels, so up to 24 such gradients are added, over blocks and over devices. By
+    default the compiler would round the gradient of each block to x's dtype and all-reduce it once
+    per block, because no sum can move past the rounding. Here each device's product leaves the
+    matrix unit in x's dtype, which halves the memory traffic; all sums after that, over the blocks
+    and then once over the devices, are in float32. For this, the devices' shares of the batch are a
+    separate axis, which is summed last.
     """
     of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
     batch = next(letter for letter in of_x if letter not in of_kernel)
@@ -70,7 +77,7 @@ def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     shares = 1 if mesh.empty else math.prod(mesh.shape[name] for name in SPLIT[batch])
     if x.shape[axis] % shares:
-        shares = 1  # as in an initialisation with a single image
+        shares = 1  # as in an initialisation with a single example
 
     def split(z: Array) -> Array:
         return z.reshape(*z.shape[:axis], shares, -1, *z.shape[axis + 1 :])
@@ -87,7 +94,7 @@ class Dense(nn.Module):
 
     Attributes:
       features: F.
-      dtype: of the computation; parameters stay float32.
+      dtype: dtype of the computation; parameters stay float32.
       kernel_init, bias_init: initialisers.
     """
 

@@ -9,41 +9,51 @@ from widenet_jax.typing import Array
 # Odd multipliers of a 32-bit mixer (Wellons, "hash prospector", lowbias32), as signed numbers.
 MIX = (0x7FEB352D, 0x846CA68B - 2**32)
 
+# Random uint32 words: one a row [...], one a column [D].
+Words = tuple[Array, Array]
 
-def keep_mask(key: Array, shape: tuple[int, ...], rate: float) -> Array:
-    """Booleans of `shape`, each False with probability `rate`, as if drawn independently.
 
-    Every row (all axes but the last) and every column (the last) draws one random word; an entry
-    is a hash of its row's and its column's. A generator such as threefry spends some hundred
-    operations an entry, and inside a fused matmul it spends them anew in forward and backward;
-    this spends seven. Being a function of the position, it does not depend on the devices.
+def draw_words(key: Array, rows: tuple[int, ...], columns: int) -> Words:
+    """Draws the random words of a mask of shape [*rows, columns]; see `keep_mask`."""
+    row_key, column_key = jax.random.split(key)
+    row = jax.random.bits(row_key, rows, jnp.uint32)
+    return row, jax.random.bits(column_key, (columns,), jnp.uint32)
+
+
+def keep_mask(words: Words, rate: float) -> Array:
+    """Returns booleans [*rows, columns], each False with probability `rate`.
+
+    The entries behave as if drawn independently: each is a hash of its row's random word and its
+    column's. A generator such as threefry spends some hundred operations an entry, and inside a
+    fused product it spends them in the forward and again in the backward pass; this hash spends
+    seven. The mask depends on positions alone, so it does not depend on the devices.
 
     Args:
-      key: a PRNG key.
-      shape: at least one axis.
+      words: from `draw_words`; rows may be permuted.
       rate: in [0, 1), in steps of 2**-32.
     """
-    row_key, column_key = jax.random.split(key)
-    row = jax.random.bits(row_key, shape[:-1], jnp.uint32)[..., None]
-    column = jax.random.bits(column_key, shape[-1:], jnp.uint32)
-    x = jax.lax.bitcast_convert_type(row ^ column, jnp.int32)  # TPUs compare signed words
+    row, column = words
+    x = jax.lax.bitcast_convert_type(row[..., None] ^ column, jnp.int32)  # TPUs compare signed
     x = x * jnp.int32(MIX[0])
     x = x ^ jax.lax.shift_right_logical(x, 15)
     x = x * jnp.int32(MIX[1])
     return x >= jnp.int32(round(rate * 2**32) - 2**31)
 
 
-def drop(x: Array, key: Array | None, rate: float) -> Array:
-    """Each entry of x is 0 with probability `rate`, else x / (1 - rate); x where key is None."""
-    if key is None:
+def drop(x: Array, words: Words | None, rate: float) -> Array:
+    """Sets each entry of x to 0 with probability `rate`, else to x / (1 - rate).
+
+    Returns x where `words` is None.
+    """
+    if words is None:
         return x
     # In float32: 1 - 0.1 rounded to bfloat16 would make every entry 0.18% too large.
     scaled = (x.astype(jnp.float32) / (1 - rate)).astype(x.dtype)
-    return jnp.where(keep_mask(key, x.shape, rate), scaled, jnp.zeros((), x.dtype))
+    return jnp.where(keep_mask(words, rate), scaled, jnp.zeros((), x.dtype))
 
 
 class Dropout(nn.Module):
-    """`drop` in training, by the random stream "dropout"; the identity in evaluation.
+    """`drop` in training, with the random stream "dropout"; the identity in evaluation.
 
     Attributes:
       rate: in [0, 1).
@@ -53,4 +63,6 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool) -> Array:  # any shape
-        return drop(x, self.make_rng("dropout") if train and self.rate else None, self.rate)
+        if not (train and self.rate):
+            return x
+        return drop(x, draw_words(self.make_rng("dropout"), x.shape[:-1], x.shape[-1]), self.rate)

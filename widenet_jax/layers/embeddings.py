@@ -1,10 +1,11 @@
-"""Images to tokens: patches, an optional CLS token, learned positions."""
+"""Embeddings of images: patches, an optional CLS token, learned positions."""
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.dense import linear
+from widenet_jax.layers.initializers import KERNEL_INITS
 from widenet_jax.typing import Array
 
 
@@ -14,11 +15,13 @@ class PatchEmbed(nn.Module):
     Attributes:
       patch_size: side of a patch in pixels; must divide the image's sides.
       embed_dim: D.
-      dtype: of the computation.
+      kernel_init: a name in `initializers.KERNEL_INITS`.
+      dtype: dtype of the computation.
     """
 
     patch_size: int
     embed_dim: int
+    kernel_init: str = "glorot_uniform"
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
@@ -33,23 +36,24 @@ class PatchEmbed(nn.Module):
         # Channels outermost, as a TPU keeps images: [B, h, P, w, P, C] -> [B, T, C P P].
         x = images.astype(self.dtype).reshape(B, height // P, P, width // P, P, channels)
         x = x.transpose(0, 1, 3, 5, 2, 4).reshape(B, -1, channels * P * P)
-        return Projection(P, channels, self.embed_dim, name="projection")(x)
+        return Projection(P, channels, self.embed_dim, self.kernel_init, name="projection")(x)
 
 
 class Projection(nn.Module):
-    """Patches [B, T, C P P] -> [B, T, D], by a kernel [P, P, C, D] such as a convolution has.
+    """Maps patches [B, T, C P P] to [B, T, D] by a convolution's kernel [P, P, C, D].
 
-    A product and no strided convolution: on a TPU that one waits for the images to be transposed.
+    A product rather than a strided convolution, which on a TPU transposes the images first.
     """
 
     patch_size: int
     channels: int
     embed_dim: int
+    kernel_init: str
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         P, C, D = self.patch_size, self.channels, self.embed_dim
-        kernel = self.param("kernel", nn.initializers.glorot_uniform(), (P, P, C, D))
+        kernel = self.param("kernel", KERNEL_INITS[self.kernel_init](), (P, P, C, D))
         bias = self.param("bias", nn.initializers.zeros, (D,))
         return linear("btd,df->btf", x, kernel.transpose(2, 0, 1, 3).reshape(-1, D), bias)
 
@@ -75,5 +79,5 @@ class PositionEmbed(nn.Module):
         position = self.param(
             "position_embedding", nn.initializers.normal(0.02), (1, x.shape[1], D)
         )
-        # Spread before it is rounded, so that its gradient is added up over images in float32.
+        # Broadcast before rounding, so that the gradient is summed over images in float32.
         return x + jnp.broadcast_to(position, x.shape).astype(x.dtype)

@@ -1,30 +1,35 @@
 """The dense feed-forward layer."""
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
+from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.gelu import gelu
+from widenet_jax.layers.initializers import FFN_BIAS_INIT, KERNEL_INITS
 from widenet_jax.typing import Array, FfnOutput, Routing
-
-# Released code of WideNet: biases of both feed-forward layers start as N(0, 1e-6).
-BIAS_INIT = nn.initializers.normal(1e-6)
 
 
 class Mlp(nn.Module):
-    """y = GELU(x W_i + b_i) W_o + b_o with dropout after both layers; GELU in its tanh form.
+    """y = f(x W_i + b_i) W_o + b_o with dropout after both layers.
 
     Attributes:
       mlp_dim: F.
       dropout: rate after the hidden and after the output layer.
-      output_gelu: a second GELU on the output, as the authors' released code has it.
-      dtype: of the computation; parameters stay float32.
+      activation: f, a name in `activations.ACTIVATIONS`.
+      output_activation: applies f to the output too, as the authors' released code does.
+      kernel_init: a name in `initializers.KERNEL_INITS`.
+      dtype: dtype of the computation; parameters stay float32.
     """
 
     mlp_dim: int
     dropout: float = 0.0
-    output_gelu: bool = False
+    activation: str = "gelu_tanh"
+    output_activation: bool = False
+    kernel_init: str = "glorot_uniform"
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
@@ -36,11 +41,22 @@ class Mlp(nn.Module):
         train: bool,
         routing: Routing | None = None,
     ) -> FfnOutput:
-        """`mask` and `routing` belong to the feed-forward contract; a dense layer needs neither."""
+        """Ignores `mask` and `routing`, which belong to the feed-forward contract."""
         del mask, routing
-        h = Dense(self.mlp_dim, self.dtype, bias_init=BIAS_INIT, name="wi")(x)  # [B, T, F]
-        h = Dropout(self.dropout)(gelu(h), train=train)
-        y = Dense(x.shape[-1], self.dtype, bias_init=BIAS_INIT, name="wo")(h)  # [B, T, D]
-        if self.output_gelu:
-            y = gelu(y)
+        f = ACTIVATIONS[self.activation]
+
+        def dense(features: int, name: str) -> Dense:
+            init = KERNEL_INITS[self.kernel_init]()
+            return Dense(features, self.dtype, init, FFN_BIAS_INIT, name=name)
+
+        h = Dropout(self.dropout)(f(dense(self.mlp_dim, "wi")(x)), train=train)  # [B, T, F]
+        y = dense(x.shape[-1], "wo")(h)  # [B, T, D]
+        if self.output_activation:
+            y = f(y)
         return FfnOutput(y=Dropout(self.dropout)(y, train=train), aux={})
+
+    @staticmethod
+    def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns no metrics: a dense layer has no statistics."""
+        del sums
+        return {}

@@ -1,4 +1,4 @@
-"""Tokens to one vector an image."""
+"""Pooling: from the tokens of an example to one vector."""
 
 import jax.numpy as jnp
 
@@ -6,13 +6,13 @@ from widenet_jax.typing import Array
 
 
 def pool_token(x: Array, mask: Array | None) -> Array:  # [B, T, D] -> [B, D]
-    """The first token (CLS)."""
+    """Returns the first token (CLS)."""
     del mask
     return x[:, 0]
 
 
 def pool_mean(x: Array, mask: Array | None) -> Array:  # [B, T, D], [B, T] -> [B, D]
-    """The mean over real tokens; zero for an image that is all padding."""
+    """Returns the mean over real tokens; zero for an example that is all padding."""
     if mask is None:
         return x.mean(axis=1)
     weight = mask[..., None].astype(x.dtype)

@@ -9,55 +9,143 @@ from collections.abc import Callable, Mapping
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax.core import FrozenDict
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError, check_range, choose
+from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.attention import MultiHeadAttention
-from widenet_jax.layers.mlp import Mlp
-from widenet_jax.moe.layer import MoeLayer
+from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.norm import layer_norm
+from widenet_jax.models.feed_forwards import FEED_FORWARDS, PLAIN
+from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, Routing
 
-REMAT = dict.fromkeys(("none", "block"))
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+# Fields of `BlockSettings` that are names, with the names that exist.
+NAMES = {
+    "norm_position": dict.fromkeys(("pre", "post")),
+    "activation": ACTIVATIONS,
+    "kernel_init": KERNEL_INITS,
+    "remat": dict.fromkeys(("none", "block")),
+    "dtype": DTYPES,
+    "ffn": FEED_FORWARDS,
+}
 
 
-class Encoder(nn.Module):
-    """`depth` blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
-
-    Parameters of a shared part are named `attention`, `mlp`, `moe`, `norm_attention`, `norm_ffn`;
-    those of a block's own part `block_03_attention` and so on; the last norm `norm_out`.
+class BlockSettings(nn.Module):
+    """The fields of a stack of blocks, which every model with such a stack has, too.
 
     Attributes:
       depth: L, number of blocks.
-      num_heads: N.
-      mlp_dim: F of the dense feed-forward.
+      num_heads: N; must divide D.
       share_attention, share_ffn, share_norms: one set of weights for all blocks.
-      moe: fields of `MoeLayer`, and which `blocks` have one ("all", "every_6": blocks 5, 11, ...,
-        "last_2") and `routing_groups`: 0, every MoE block routes for itself; G, routing is shared
-        by G groups of depth/G consecutive blocks (Fig. 3). None in a dense model.
-      norm_position: "pre" (the above) or "post": norm(x + f(x)), and no last norm.
-      dropout: after attention and after both feed-forward layers.
-      ffn_output_gelu: see `layers.mlp.Mlp`.
-      unroll: blocks are compiled one by one; otherwise once, in a loop: a shorter compilation, a
+      ffn: name in `feed_forwards.FEED_FORWARDS` of the feed-forward of the blocks that `ffn_blocks`
+        chooses; the other blocks have `feed_forwards.PLAIN`.
+      ffn_blocks: "all", "every_6" (blocks 5, 11, ...), "last_2", see `block_indices`.
+      routing_groups: 0, every block routes for itself; G, routing is shared by G groups of
+        depth/G consecutive blocks (WideNet, Fig. 3).
+      feed_forwards: the fields of each feed-forward, by its name.
+      norm_position: "pre": x + f(norm(x)), and a last norm; or "post": norm(x + f(x)).
+      norm_epsilon: added to the variance in every LayerNorm.
+      dropout: rate after attention and in the feed-forward.
+      activation: a name in `layers.activations.ACTIVATIONS`.
+      kernel_init: a name in `layers.initializers.KERNEL_INITS`.
+      ffn_output_activation: see `layers.mlp.Mlp`.
+      unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
         slower step. Parameters are stored the same way.
-      remat: "none", or "block": the backward pass computes each block again instead of keeping
-        what is inside it.
-      last_norm: whether pre-norm ends with a norm of its own.
-      dtype: of the computation.
+      remat: "none", or "block": the backward pass recomputes each block instead of keeping its
+        intermediate results.
+      dtype: "float32" or "bfloat16" of the computation; parameters are float32.
     """
 
     depth: int
     num_heads: int
-    mlp_dim: int
     share_attention: bool = False
     share_ffn: bool = False
     share_norms: bool = False
-    moe: Mapping | None = None
+    ffn: str = PLAIN
+    ffn_blocks: str | tuple[int, ...] = "all"
+    routing_groups: int = 0
+    feed_forwards: Mapping[str, Mapping] = FrozenDict()
     norm_position: str = "pre"
+    norm_epsilon: float = 1e-6
     dropout: float = 0.0
-    ffn_output_gelu: bool = False
+    activation: str = "gelu_tanh"
+    kernel_init: str = "glorot_uniform"
+    ffn_output_activation: bool = False
     unroll: bool = True
     remat: str = "none"
+    dtype: str = "float32"
+
+    def check(self) -> None:
+        """Raises BadInputError where a field is unknown, out of range or contradicts another."""
+        for field, known in NAMES.items():
+            choose(known, getattr(self, field), field=f"config.model.{field}")
+        check_range("config.model.dropout", self.dropout, 0.0, 0.99)
+        check_range("config.model.norm_epsilon", self.norm_epsilon, 0.0, 1.0)
+        if self.ffn not in self.feed_forwards:
+            raise BadInputError(
+                f"config.model.ffn={self.ffn} needs the section config.model.{self.ffn}"
+            )
+        self.ffn_names()
+        self.blocks_per_routing()
+
+    def ffn_names(self) -> tuple[str, ...]:
+        """Returns the name of each block's feed-forward.
+
+        Raises:
+          BadInputError: the rule `ffn_blocks` is unknown.
+        """
+        chosen = block_indices(self.ffn_blocks, self.depth)
+        return tuple(self.ffn if i in chosen else PLAIN for i in range(self.depth))
+
+    def blocks_per_routing(self) -> int:
+        """Returns how many consecutive blocks share one routing.
+
+        Raises:
+          BadInputError: routing groups that do not divide the depth or lack feed-forwards.
+        """
+        groups, depth = self.routing_groups, self.depth
+        if not groups:
+            return 1
+        if groups < 0 or depth % groups or set(self.ffn_names()) != {self.ffn}:
+            fits = [g for g in range(1, depth + 1) if depth % g == 0]
+            raise BadInputError(
+                f"config.model.routing_groups={groups} needs config.model.ffn_blocks=all and must "
+                f"divide the depth {depth}: one of {fits}, or 0 for none"
+            )
+        return depth // groups
+
+    @property
+    def examples_per_group(self) -> int:
+        """Number of consecutive examples that a feed-forward works on together; 1 if each alone."""
+        return self.feed_forwards.get(self.ffn, {}).get("examples_per_group", 1)
+
+    def summarize(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Turns aux["sums"] added up over batches into metrics; {} where there are no sums."""
+        return FEED_FORWARDS[self.ffn].summarize(sums) if sums else {}
+
+    def settings(self) -> dict:
+        """Returns the fields above, for another module that has them."""
+        names = BlockSettings.__annotations__.keys() - {"parent", "name"}
+        return {name: getattr(self, name) for name in names}
+
+
+class Blocks(BlockSettings):
+    """`depth` blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
+
+    Parameters of a shared part are named `attention`, `norm_attention`, `norm_ffn` or by the
+    feed-forward; those of a block's own part `block_03_attention` and so on; the last norm
+    `norm_out`.
+
+    Attributes:
+      last_norm: whether pre-norm ends with a last norm.
+      The rest: see `BlockSettings`.
+    """
+
     last_norm: bool = True
-    dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(
@@ -67,38 +155,36 @@ class Encoder(nn.Module):
         mask: Array | None = None,  # [B, T] True for real tokens
         train: bool,
     ) -> tuple[Array, Aux]:
-        """Returns [B, T, D] and the blocks' aux, stacked over the routing operations."""
-        # The parameters are made by running the blocks as they stand, however they run later.
+        """Returns [B, T, D] and the blocks' aux, stacked over the operations that have one."""
+        self.check()
+        # Parameters are initialised block by block, however the blocks run later.
         plain = self.unroll and self.remat == "none"
         run = self.run_blocks if plain or self.is_initializing() else self.run_periods
         x, aux = run(x, mask=mask, train=train)
         if self.last_norm and self.norm_position == "pre":
-            x = self.build_norm("norm_out")(x)
+            x = self.build_norm(NORM_OUT)(x)
         return x, aux
 
     def run_blocks(self, x: Array, *, mask: Array | None, train: bool) -> tuple[Array, Aux]:
-        """One block after the other."""
-        moe_blocks, blocks_per_routing = self.moe_layout()
+        """Runs one block after the other."""
+        ffn_names, blocks_per_routing = self.ffn_names(), self.blocks_per_routing()
         pre = self.norm_position == "pre"
         built: dict[str, nn.Module] = {}
 
         def part(kind: str, index: int, shared: bool, build: Callable[[str], nn.Module]):
-            name = kind if shared else f"block_{index:02d}_{kind}"
+            name = kind if shared else block_part(index, kind)
             if name not in built:
                 built[name] = build(name)
             return built[name]
 
         aux: list[Aux] = []
         routing: Routing | None = None
-        for i in range(self.depth):
+        for i, kind in enumerate(ffn_names):
             if i % blocks_per_routing == 0:
                 routing = None
             attention = part("attention", i, self.share_attention, self.build_attention)
             norm_attention = part("norm_attention", i, self.share_norms, self.build_norm)
-            if i in moe_blocks:
-                ffn = part("moe", i, self.share_ffn, self.build_moe)
-            else:
-                ffn = part("mlp", i, self.share_ffn, self.build_mlp)
+            ffn = part(kind, i, self.share_ffn, lambda name, kind=kind: self.build_ffn(kind, name))
             norm_ffn = part("norm_ffn", i, self.share_norms, self.build_norm)
 
             with jax.named_scope(f"block_{i:02d}"):
@@ -113,16 +199,24 @@ class Encoder(nn.Module):
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
 
     def run_periods(self, x: Array, *, mask: Array | None, train: bool) -> tuple[Array, Aux]:
-        """The same blocks as equal runs of one function of their parameters (`remat`, `unroll`)."""
+        """Runs the blocks as equal periods, each one function of its parameters.
+
+        Such a function can be recomputed (`remat`) or looped over (`unroll=False`).
+        """
         period = self.period()
-        params = self.variables["params"]
-        shared = {k: v for k, v in params.items() if not k.startswith("block_") and k != "norm_out"}
-        own = [
-            {k.replace(f"_{first + j:02d}_", f"_{j:02d}_", 1): params[k]
-             for j in range(period) for k in params if k.startswith(f"block_{first + j:02d}_")}
-            for first in range(0, self.depth, period)
-        ]  # fmt: skip
-        blocks = self.one_period(period)
+        blocks = self.clone(
+            **{"depth": period, "parent": None, "name": None, "last_norm": False},
+            **{"unroll": True, "remat": "none"},
+            ffn_blocks=tuple(i for i in range(period) if self.ffn_names()[i] == self.ffn),
+            routing_groups=self.routing_groups and period // self.blocks_per_routing(),
+        )
+        shared, own = {}, [{} for _ in range(self.depth // period)]
+        for name, params in self.variables["params"].items():
+            index, kind = split_block_part(name)
+            if index is not None:
+                own[index // period][block_part(index % period, kind)] = params
+            elif name != NORM_OUT:
+                shared[name] = params
         keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
 
         def run(x: Array, own: dict, index: Array | int) -> tuple[Array, Aux]:
@@ -142,83 +236,52 @@ class Encoder(nn.Module):
         return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), aux)
 
     def period(self) -> int:
-        """After how many blocks the stack repeats itself: MoE or dense, its routing made or not."""
-        moe_blocks, blocks_per_routing = self.moe_layout()
-        for period in range(blocks_per_routing, self.depth):
-            kinds = {tuple(i in moe_blocks for i in range(first, first + period))
-                     for first in range(0, self.depth - period + 1, period)}  # fmt: skip
-            if self.depth % period == 0 and len(kinds) == 1:
+        """Returns after how many blocks the feed-forwards and the routing repeat themselves."""
+        names, per_routing = self.ffn_names(), self.blocks_per_routing()
+        for period in range(per_routing, self.depth, per_routing):
+            if self.depth % period == 0 and names == names[:period] * (self.depth // period):
                 return period
         return self.depth
 
-    def one_period(self, period: int) -> "Encoder":
-        """The first `period` blocks as an encoder of their own, run as they stand."""
-        moe = self.moe
-        if moe and moe["routing_groups"]:
-            moe = {**moe, "routing_groups": period * moe["routing_groups"] // self.depth}
-        if moe and len(self.moe_layout()[0]) == self.depth:
-            moe = {**moe, "blocks": "all"}  # "last_N" counts the blocks of the whole
-        changes = {"unroll": True, "remat": "none", "last_norm": False, "name": None}
-        return self.clone(depth=period, moe=moe, parent=None, **changes)
-
-    def moe_layout(self) -> tuple[tuple[int, ...], int]:
-        """The blocks with a mixture of experts, and how many consecutive blocks share a routing.
-
-        Raises:
-          BadInputError: fields that contradict each other.
-        """
-        if self.norm_position not in ("pre", "post"):
-            raise BadInputError(
-                f"config.model.norm_position={self.norm_position!r} is not known; known: pre, post"
-            )
-        choose(REMAT, self.remat, field="config.model.remat")
-        if self.moe is None:
-            return (), 1
-        blocks = moe_block_indices(self.moe["blocks"], self.depth)
-        groups = self.moe["routing_groups"]
-        if not groups:
-            return blocks, 1
-        if groups < 0 or self.depth % groups or len(blocks) != self.depth:
-            fits = [g for g in range(1, self.depth + 1) if self.depth % g == 0]
-            raise BadInputError(
-                f"config.model.moe.routing_groups={groups} needs config.model.moe.blocks=all and "
-                f"must divide the depth {self.depth}: one of {fits}, or 0 for none"
-            )
-        return blocks, self.depth // groups
-
     def build_norm(self, name: str) -> nn.Module:
-        return nn.LayerNorm(epsilon=1e-6, dtype=self.dtype, name=name)
+        """Returns a LayerNorm."""
+        return layer_norm(epsilon=self.norm_epsilon, dtype=DTYPES[self.dtype], name=name)
 
     def build_attention(self, name: str) -> nn.Module:
-        return MultiHeadAttention(self.num_heads, self.dropout, self.dtype, name=name)
-
-    def build_mlp(self, name: str) -> nn.Module:
-        return Mlp(self.mlp_dim, self.dropout, self.ffn_output_gelu, self.dtype, name=name)
-
-    def build_moe(self, name: str) -> nn.Module:
-        return MoeLayer(
-            **layer_fields(self.moe),
-            dropout=self.dropout,
-            output_gelu=self.ffn_output_gelu,
-            dtype=self.dtype,
-            name=name,
+        """Returns an attention layer."""
+        return MultiHeadAttention(
+            self.num_heads, self.dropout, self.kernel_init, DTYPES[self.dtype], name=name
         )
 
+    def build_ffn(self, kind: str, name: str) -> nn.Module:
+        """Returns the feed-forward `kind` under a parameter name."""
+        common = {
+            "dropout": self.dropout,
+            "activation": self.activation,
+            "output_activation": self.ffn_output_activation,
+            "kernel_init": self.kernel_init,
+            "dtype": DTYPES[self.dtype],
+        }
+        return FEED_FORWARDS[kind](**(common | dict(self.feed_forwards[kind])), name=name)
 
-def layer_fields(moe: Mapping) -> dict:
-    """Of the section `config.model.moe` those that are the layer's; the rest are the encoder's."""
-    return {k: v for k, v in moe.items() if k not in ("blocks", "routing_groups")}
 
+def block_indices(rule: str | tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """Returns the blocks that a rule such as `config.model.ffn_blocks` chooses.
 
-def moe_block_indices(rule: str, depth: int) -> tuple[int, ...]:
-    """Blocks with a mixture of experts: "all"; "every_n": n-1, 2n-1, ...; "last_n"; "last".
-
-    "last" is the released code's habit: as many as every_6 gives, at the end.
-    The paper's parameter counts fix how many blocks of ViT-MoE are MoE, not which.
+    "all"; "every_n": n-1, 2n-1, ...; "last_n"; "last": the released code's choice, as many as
+    every_6 gives, at the end; or the indices themselves.
+    The paper's parameter counts fix how many blocks of ViT-MoE have experts, not which.
 
     Raises:
-      BadInputError: another rule, or n outside 1..depth.
+      BadInputError: another rule, n outside 1..depth, or an index of no block.
     """
+    if not isinstance(rule, str):
+        if odd := [index for index in rule if index not in range(depth)]:
+            raise BadInputError(
+                f"config.model.ffn_blocks={list(rule)}: there is no block {odd[0]!r} in a depth of "
+                f"{depth}; blocks count from 0"
+            )
+        return tuple(rule)
     kind, _, count = rule.partition("_")
     n = int(count) if count.isdigit() else 0
     if rule == "all":
@@ -230,6 +293,6 @@ def moe_block_indices(rule: str, depth: int) -> tuple[int, ...]:
     if kind == "last" and 1 <= n <= depth:
         return tuple(range(depth - n, depth))
     raise BadInputError(
-        f"config.model.moe.blocks={rule!r} is not known; known: all, last, every_N and last_N "
+        f"config.model.ffn_blocks={rule!r} is not known; known: all, last, every_N and last_N "
         f"with N from 1 to {depth}"
     )

@@ -1,12 +1,12 @@
-"""Named vision models as plain data: sizes, families, and every row of the paper's tables.
+"""Named vision models as plain data: sizes, families and options.
 
-Nothing here imports JAX: configs read it, and a typing mistake is answered at once.
+Configs import this module. It does not import JAX, so that a mistyped variant is reported at once.
 """
 
 from widenet_jax.errors import BadInputError
 
-# ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are ours:
-# the same shape at a size that a laptop's CPU trains.
+# ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this
+# project's: the same architecture, small enough to train on a laptop's CPU.
 SIZES = {
     "tiny": {"depth": 3, "embed_dim": 64, "num_heads": 4, "mlp_dim": 64, "patch_size": 2},
     "s": {"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "patch_size": 8},
@@ -17,14 +17,14 @@ SIZES = {
 
 SMALL_SIZES = ("tiny", "s")
 
-# Images routed together: the paper's 16 a core, fewer where it is CPUs that pay for the dispatch.
-IMAGES_PER_GROUP = {"tiny": 4, "s": 4}
+# Examples routed together: 16 per core in the paper; fewer for the sizes meant for CPUs.
+EXAMPLES_PER_GROUP = {"tiny": 4, "s": 4}
 
 # Small models are too shallow for an expert layer in every 6th block.
-MOE_BLOCKS = {"tiny": "last_1", "s": "every_2"}
+FFN_BLOCKS = {"tiny": "last_1", "s": "every_2"}
 
-# Experts of size B are 4096 wide where ViT-B's dense layers are 3072: the text says so of
-# WideNet-B, and ViT-MoE-B's printed 128M needs it too.
+# Experts of size B have width 4096, while ViT-B's dense layers have 3072: the paper states it for
+# WideNet-B, and the printed size of ViT-MoE-B (128M) implies it.
 EXPERT_MLP_DIM = {"b": 4096}
 
 FAMILIES = {
@@ -40,12 +40,12 @@ OPTIONS = {
     "share_ffn": bool,
     "share_norms": bool,
     "moe": bool,  # false: the ablation without a mixture of experts
-    "moe_blocks": str,
+    "ffn_blocks": str,
     "experts": int,
     "selected": int,
     "capacity_factor": float,
     "routing_groups": int,
-    "images_per_group": int,
+    "examples_per_group": int,
     "mlp_dim": int,
     "depth": int,
     "patch_size": int,
@@ -53,20 +53,20 @@ OPTIONS = {
     "preset": str,
     "source": str,  # of the images: array_record, image_folder or tfds
 }
-# Options of a mixture of experts; a dense model refuses them.
+# Options of a mixture of experts; an error for a dense model.
 MOE_OPTIONS = (
-    *("moe_blocks", "experts", "selected", "capacity_factor", "routing_groups"),
-    "images_per_group",
+    *("ffn_blocks", "experts", "selected", "capacity_factor", "routing_groups"),
+    "examples_per_group",
 )
 
 PRESETS = ("paper", "authors_code")
 
 
 def parse_variant(text: str) -> tuple[str, str, dict]:
-    """ "widenet_b,experts=8" -> ("widenet", "b", {"experts": 8}).
+    """Parses "widenet_b,experts=8" to ("widenet", "b", {"experts": 8}).
 
     Raises:
-      BadInputError: an unknown name, option or value; the message lists what there is.
+      BadInputError: an unknown name, option or value; the message lists the valid ones.
     """
     name, *pairs = [part.strip() for part in text.split(",")]
     family, _, size = name.rpartition("_")
@@ -83,16 +83,14 @@ def parse_variant(text: str) -> tuple[str, str, dict]:
         options[key] = parse_value(key, value)
     if not options.get("moe", FAMILIES[family]["moe"]):
         for key in (key for key in options if key in MOE_OPTIONS):
-            raise BadInputError(
-                f"{name} has no experts, so option {key} means nothing; leave it out"
-            )
+            raise BadInputError(f"{name} has no experts, so option {key} has no effect; remove it")
     if options.get("preset", "paper") not in PRESETS:
         raise BadInputError(f"preset={options['preset']!r} is not known; {' or '.join(PRESETS)}")
     return family, size, options
 
 
 def parse_value(key: str, value: str) -> bool | int | float | str:
-    """The value of option `key`, of the type `OPTIONS` gives it."""
+    """Converts an option's value to the type that `OPTIONS` gives it."""
     kind = OPTIONS[key]
     try:
         if kind is bool:
@@ -100,19 +98,19 @@ def parse_value(key: str, value: str) -> bool | int | float | str:
         return kind(value)
     except (KeyError, ValueError):
         wanted = "true or false" if kind is bool else f"a value of type {kind.__name__}"
-        raise BadInputError(f"option {key}={value!r} wants {wanted}") from None
+        raise BadInputError(f"option {key}={value!r} needs {wanted}") from None
 
 
 def vision_model(family: str, size: str, options: dict) -> dict:
-    """The `config.model` section of a model at pretraining (PAPER section 3; Table 6).
+    """Returns the section `config.model` of a model for pretraining (the paper's Table 6).
 
-    ViT reads a learned CLS token; the models with experts average all tokens. Without experts a
-    WideNet keeps its average pooling, and size B its dense width 3072 (printed: 9M).
+    ViT classifies from a learned CLS token; ViT-MoE and WideNet average all tokens. A WideNet
+    without experts also averages, and at size B has the dense width 3072 (printed size: 9M).
     """
     base, kind = SIZES[size], FAMILIES[family]
     has_moe = options.get("moe", kind["moe"])
     share = options.get("share", kind["share"])
-    blocks = MOE_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
+    blocks = FFN_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
     authors_code = options.get("preset") == "authors_code"
     pools_tokens = family != "vit"
     mlp_dim = options.get("mlp_dim", base["mlp_dim"])
@@ -132,62 +130,33 @@ def vision_model(family: str, size: str, options: dict) -> dict:
         "share_ffn": options.get("share_ffn", share),
         "share_norms": options.get("share_norms", False),
         "norm_position": "pre",
-        "ffn_output_gelu": authors_code,
-        "unroll": True,  # False: blocks in a loop; compiles sooner, runs slower
+        "norm_epsilon": 1e-6,
+        "activation": "gelu_tanh",  # or gelu (the exact form), relu
+        "kernel_init": "glorot_uniform",
+        "ffn_output_activation": authors_code,
+        "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
         "remat": "none",  # "block": less memory, a third more work
+        "ffn": "moe" if has_moe else "mlp",  # in the blocks of ffn_blocks; mlp in all others
+        "ffn_blocks": options.get("ffn_blocks", blocks) if has_moe else "all",
+        "routing_groups": options.get("routing_groups", 0),
         "moe": None,
     }
     if has_moe:
         model["moe"] = {
-            "blocks": options.get("moe_blocks", blocks),
-            "routing_groups": options.get("routing_groups", 0),
             "mlp_dim": options.get("mlp_dim", EXPERT_MLP_DIM.get(size, base["mlp_dim"])),
             "num_experts": options.get("experts", 4),
             "num_selected_experts": options.get("selected", 2),
             "capacity_factor": options.get("capacity_factor", 1.2),
             "capacity_factor_eval": 1.2 if authors_code else 2.0,
-            "capacity": "authors_code" if authors_code else "paper",
-            "images_per_group": options.get("images_per_group", IMAGES_PER_GROUP.get(size, 16)),
+            "capacity_rule": "authors_code" if authors_code else "paper",
+            "examples_per_group": options.get(
+                "examples_per_group", EXAMPLES_PER_GROUP.get(size, 16)
+            ),
             "priority": "token_order",
-            "router": "top_k",
-            "noise_std": 1.0,
-            "load_balance_weight": 0.01,
-            "dispatch": "auto",  # or einsum, gather, ragged: the same function at another price
+            "router": {"name": "top_k", "noise_std": 1.0},
+            "losses": {"load_balance": 0.01, "over": "group"},  # or "batch"
+            "dispatch": "auto",  # or einsum, gather, ragged: the same result at different cost
+            "activation": "gelu_tanh",
+            "use_bias": True,
         }
     return model
-
-
-# Every row of the paper's vision tables: table, row, variant, printed millions (None: not printed).
-IMAGENET_ROWS = (
-    ("Table 1", "ViT-B", "vit_b", 87),
-    ("Table 1", "ViT-L", "vit_l", 305),
-    ("not printed", "ViT-H", "vit_h", None),
-    ("Table 1", "ViT-MoE-B", "vit_moe_b", 128),
-    ("Table 1", "ViT-MoE-L", "vit_moe_l", 406),
-    ("Table 1", "WideNet-B", "widenet_b", 29),
-    ("Table 1", "WideNet-L", "widenet_l", 40),
-    ("Table 1", "WideNet-H", "widenet_h", 63),
-    ("Table 3", "WideNet-B, shared LayerNorm", "widenet_b,share_norms=true", 29),
-    ("Table 3", "WideNet-L, shared LayerNorm", "widenet_l,share_norms=true", 40),
-    ("Table 3", "WideNet-H, shared LayerNorm", "widenet_h,share_norms=true", 63),
-    ("Table 3", "WideNet-B without MoE", "widenet_b,moe=false", 9),
-    ("Table 3", "WideNet-L without MoE", "widenet_l,moe=false", 15),
-    ("Table 3", "WideNet-H without MoE", "widenet_h,moe=false", 23),
-    ("Table 3", "WideNet-B without sharing", "vit_moe_b", 128),
-    ("Table 3", "WideNet-L without sharing", "vit_moe_l", 406),
-    ("Table 4", "ViT-L shared, FFN 4096", "vit_l,share=true", 15),
-    ("Table 4", "ViT-L shared, FFN 8192", "vit_l,share=true,mlp_dim=8192", 24),
-    ("Table 4", "WideNet-L, 12 blocks", "widenet_l,depth=12", 40),
-)
-
-# Table 5 is finetuning: 10 classes and no representation layer. Its ViT-L and WideNet-B are slips
-# of the table: no setting that gives the other four rows gives them.
-CIFAR10_ROWS = (
-    ("Table 5", "ViT-B", "vit_b", 85),
-    ("Table 5", "ViT-L", "vit_l", 305),
-    ("Table 5", "ViT-MoE-B", "vit_moe_b", 126),
-    ("Table 5", "ViT-MoE-L", "vit_moe_l", 404),
-    ("Table 5", "WideNet-B", "widenet_b", 27),
-    ("Table 5", "WideNet-L", "widenet_l", 38),
-)
-TABLE_5_SLIPS = ("vit_l", "widenet_b")

@@ -1,0 +1,6 @@
+"""The mixture of experts: route, assign slots, dispatch, run the experts, combine.
+
+A router (`routers/`) chooses experts for each token, `slots` gives every choice a place in a buffer
+or drops it, `dispatch` moves tokens to `experts` and back, `losses` keep the experts in use, and
+`statistics` report how they were used. `layer.MoeLayer` puts these together.
+"""

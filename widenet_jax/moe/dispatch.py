@@ -1,7 +1,8 @@
-"""Moving tokens to the experts that chose them and back: methods that compute the same.
+"""Dispatch: moves tokens to their experts and the results back, by methods of equal results.
 
-All give y = sum over kept choices of gate * expert(x), for the slots that `moe.slots` assigned; a
-dropped choice adds nothing, so that with every choice dropped the block leaves the residual alone.
+Each computes y = sum over kept choices of gate * expert(x), for the slots of `moe.slots`.
+A dropped choice adds nothing. Dropout masks are functions of (seed, step, position) under each
+method, so that no result depends on the devices; the methods draw different masks.
 
   einsum  one-hot products (GShard; the paper's): S*C*E*D multiplications a group, no gather.
   gather  rows by index, in both directions and in both passes, so that nothing scatters rows.
@@ -20,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import choose
 from widenet_jax.moe.experts import ExpertFfn
-from widenet_jax.sharding import BATCH, constrain, device_index, on_each_device
+from widenet_jax.sharding import BATCH, constrain, on_each_device
 from widenet_jax.typing import Array, Routing
 
 # Expert buffers [E, G, C, D]: experts over their mesh axis, groups over the others.
@@ -34,7 +35,7 @@ TILE = 16
 
 
 def einsum_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
-    """One-hot masks [G, S, E, C], made by comparing: neither sorted, gathered nor multiplied."""
+    """Dispatches by products with one-hot masks [G, S, E, C], which are made by comparisons."""
     slot, gate = slots_and_gates(routing, capacity)
     with jax.named_scope("dispatch"):
         taken = slot[..., None] == jnp.arange(capacity)  # [G, S, E, C]
@@ -48,11 +49,11 @@ def einsum_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
 
 
 def slots_and_gates(routing: Routing, capacity: int) -> tuple[Array, Array]:
-    """[G, S, E] each: a token's slot at every expert, `capacity` where it has none; its gate.
+    """Returns, [G, S, E] each, a token's slot at every expert (`capacity` for none) and its gate.
 
-    A token chooses an expert at most once, so that the K choices never meet.
+    A token chooses an expert at most once, so that its K choices never overlap.
     """
-    experts = jnp.arange(routing.probs.shape[-1])
+    experts = jnp.arange(routing.router_probs.shape[-1])
     chosen = routing.expert_index[..., None] == experts  # [G, S, K, E]
     slot = jnp.where(chosen, routing.slot[..., None], capacity).min(axis=2)
     return slot, jnp.where(chosen, routing.gate[..., None], 0).sum(axis=2)
@@ -62,9 +63,9 @@ def slots_and_gates(routing: Routing, capacity: int) -> tuple[Array, Array]:
 
 
 def gather_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
-    """Rows of x to slots, rows of the outputs to tokens, by index."""
+    """Dispatches by index: gathers rows of x for the slots, then rows of outputs for the tokens."""
     G, S, D = x.shape
-    E, K = routing.probs.shape[-1], routing.gate.shape[-1]
+    E, K = routing.router_probs.shape[-1], routing.gate.shape[-1]
     C = -(-capacity // TILE) * TILE
     with jax.named_scope("dispatch"):
         # Rows of the flat buffers [E*C, D]; E*C, one past the last, for a dropped choice.
@@ -75,7 +76,7 @@ def gather_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
         buffers = rows_to_slots(x, token_of_row, row).reshape(G, E, C, D)
         buffers = constrain(buffers.swapaxes(0, 1), BUFFERS)
     with jax.named_scope("experts"):
-        # [E, G, C, D] -> [G, E*C, D], and from a device of its expert to one of its images.
+        # [E, G, C, D] -> [G, E*C, D], and from a device of the expert to one of the group.
         outputs = constrain(experts.on_buffers(buffers), BUFFERS)
         outputs = constrain(outputs.swapaxes(0, 1).reshape(G, E * C, D), BATCH)
     with jax.named_scope("combine"):
@@ -84,9 +85,9 @@ def gather_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
 
 @jax.custom_vjp
 def rows_to_slots(x: Array, token_of_row: Array, row: Array) -> Array:
-    """[G, S, D] -> [G, E*C, D]: x at `token_of_row`, zero where a slot is empty.
+    """Takes x [G, S, D] at `token_of_row` to [G, E*C, D], zero where a slot is empty.
 
-    Its transpose would scatter; since every kept choice has its `row`, the gradient gathers too.
+    JAX's own gradient would scatter; since every kept choice has its `row`, this one gathers too.
     """
     del row
     return take_rows(x, token_of_row)
@@ -106,10 +107,10 @@ rows_to_slots.defvjp(_slots_forward, _slots_backward)
 
 @jax.custom_vjp
 def rows_to_tokens(outputs: Array, gate: Array, token_of_row: Array, row: Array) -> Array:
-    """[G, E*C, D] -> [G, S, D]: the gated sum of a token's rows.
+    """Sums the rows of each token, times their gates: [G, E*C, D] to [G, S, D].
 
-    The gradient works slot by slot: the rows of dy at `token_of_row` give both the gradient of
-    the outputs and, multiplied with them, that of the gates, of which only numbers move.
+    The gradient works slot by slot: the rows of dy at `token_of_row` give both the gradient of the
+    outputs and, multiplied with the outputs, that of the gates, so that only scalars move back.
     """
     del token_of_row
     K = gate.shape[-1]
@@ -139,12 +140,12 @@ rows_to_tokens.defvjp(_tokens_forward, _tokens_backward)
 
 
 def put(x: Array, index: Array, value: Array) -> Array:
-    """x[g, index[g, i]] = value[g, i] for every g and i, numbers; none where one past the last."""
+    """Sets x[g, index[g, i]] = value[g, i], all scalars; skips an index one past the last."""
     return jax.vmap(lambda x, i, v: x.at[i].set(v, mode="drop"))(x, index, value)
 
 
 def take_rows(x: Array, index: Array) -> Array:
-    """x[g, index[g, i]] for every g and i; zero where the index is one past the last."""
+    """Returns x[g, index[g, i]]; zero where the index is one past the last."""
     return jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=0))(x, index)
 
 
@@ -152,13 +153,21 @@ def take_rows(x: Array, index: Array) -> Array:
 
 
 def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
-    """Every device sorts its own (token, choice) pairs by expert; dropped ones come last.
+    """Sorts each device's (token, choice) pairs by expert, dropped ones last.
 
     The rows of all groups on a device go through one product per expert. Nothing crosses devices
     but the experts' weights: here the mesh axis `expert` saves memory and no work.
     """
+    # The random words of the dropout belong to (token, choice) pairs, not to sorted rows, so that
+    # the masks do not depend on the devices.
+    words = experts.dropout_words(routing.gate.shape)
+    pair_words = [pairs for pairs, _ in words or ()]  # [G, S, K] each
+    replicated = (experts, [columns for _, columns in words or ()])
 
-    def local(experts: ExpertFfn, x: Array, expert_index: Array, gate: Array, kept: Array) -> Array:
+    def local(
+        replicated: tuple, x: Array, expert_index: Array, gate: Array, kept: Array, *pair_words
+    ) -> Array:
+        experts, columns = replicated
         G, S, D = x.shape
         K, E = gate.shape[-1], experts.wi.shape[0]
         N = G * S * K
@@ -172,15 +181,15 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
             rows = rows_to_slots(x.reshape(1, G * S, D), token_of_row, row)[0]
         with jax.named_scope("experts"):
             sizes = (expert[:, None] == jnp.arange(E)).sum(axis=0, dtype=jnp.int32)
-            if experts.key is not None:  # otherwise the same masks on every device
-                experts = experts.replace(key=jax.random.fold_in(experts.key, device_index()))
-            outputs = experts.on_rows(rows, expert[order], sizes)
+            row_words = (pairs.reshape(N)[order] for pairs in pair_words)
+            words = tuple(zip(row_words, columns, strict=True)) or None
+            outputs = experts.on_rows(rows, expert[order], sizes, words)
         with jax.named_scope("combine"):
             gate = gate.reshape(1, G * S, K)
             return rows_to_tokens(outputs[None], gate, token_of_row, row).reshape(G, S, D)
 
     with_batch = (x, routing.expert_index, routing.gate, routing.slot < capacity)
-    return on_each_device(local, experts, *with_batch)
+    return on_each_device(local, replicated, *with_batch, *pair_words)
 
 
 # --- Choice ----------------------------------------------------------------------------------
@@ -192,13 +201,14 @@ DISPATCHERS: dict[str, Callable[..., Array]] = {
 }
 AUTO = "auto"
 
-# Tokens a group up to which a TPU prefers one-hot products to gathers: their cost grows with the
-# group, that of gathers does not. An image of ViT is 197 tokens or 257, the paper's group 3136.
+# Tokens a group up to which one-hot products beat gathers on a TPU: the cost of a product grows
+# with the group, that of a gather does not. An example of ViT has 197 or 257 tokens, the
+# paper's group 3136.
 EINSUM_TOKENS = 512
 
 
 def choose_dispatch(name: str, *, platform: str, group_tokens: int, capacity: int) -> str:
-    """The method that `name` stands for: itself, or for "auto" the cheapest of the platform.
+    """Returns the method that `name` stands for; for "auto" the cheapest on the platform.
 
     A TPU: `ragged` where every expert has a slot for every token, so that most slots are empty;
     `einsum` in groups of few tokens; else `gather`. Elsewhere `gather`: a CPU has neither a matrix

@@ -8,90 +8,133 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dense import linear
-from widenet_jax.layers.dropout import drop
-from widenet_jax.layers.gelu import gelu
-from widenet_jax.layers.mlp import BIAS_INIT
+from widenet_jax.layers.dropout import Words, draw_words, drop
+from widenet_jax.layers.initializers import FFN_BIAS_INIT, KERNEL_INITS
 from widenet_jax.typing import Array
+
+# Random words of the dropout after the hidden and after the output layer; None is no dropout.
+LayerWords = tuple[Words, Words] | None
 
 
 @flax.struct.dataclass
 class ExpertFfn:
-    """E layers as `layers.mlp.Mlp`, each with weights of its own: a function and its arrays.
+    """E layers as `layers.mlp.Mlp`, each with its own weights: a function and its arrays.
 
-    A pytree and no module, so that it may be called inside `jax.shard_map`.
+    A pytree rather than a module, so that it may be called inside `jax.shard_map`.
 
     Attributes:
-      wi: [E, D, F] float32; wi_bias: [E, F]; wo: [E, F, D]; wo_bias: [E, D].
-      key: of the dropout after both layers; None is no dropout.
+      wi: [E, D, F] float32; wi_bias: [E, F]; wo: [E, F, D]; wo_bias: [E, D]. Biases may be None.
+      key: key of the dropout after both layers; None is no dropout.
       dropout: its rate.
-      output_gelu: a second GELU on the output.
+      activation: a name in `layers.activations.ACTIVATIONS`.
+      output_activation: applies the activation to the output too.
     """
 
     wi: Array
-    wi_bias: Array
+    wi_bias: Array | None
     wo: Array
-    wo_bias: Array
+    wo_bias: Array | None
     key: Array | None
     dropout: float = flax.struct.field(pytree_node=False)
-    output_gelu: bool = flax.struct.field(pytree_node=False)
+    activation: str = flax.struct.field(pytree_node=False)
+    output_activation: bool = flax.struct.field(pytree_node=False)
+
+    def dropout_words(self, rows: tuple[int, ...]) -> LayerWords:
+        """Draws the dropout's random words for tokens laid out as [*rows, D]."""
+        if self.key is None:
+            return None
+        hidden_key, output_key = jax.random.split(self.key)
+        _, D, F = self.wi.shape
+        return draw_words(hidden_key, rows, F), draw_words(output_key, rows, D)
 
     def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
-        return self.feed_forward(partial(linear, "egci,eio->egco"), x)
+        """Applies each expert to its buffers."""
+        words = self.dropout_words(x.shape[:-1])
+        return self.feed_forward(partial(linear, "egci,eio->egco"), x, words)
 
-    def on_rows(self, x: Array, expert: Array, sizes: Array) -> Array:  # [N, D] -> [N, D]
-        """Rows sorted by expert: `expert` [N] int32 and, of each, how many: `sizes` [E] int32.
+    def on_rows(self, x: Array, expert: Array, sizes: Array, words: LayerWords) -> Array:
+        """Applies the experts to rows [N, D] sorted by expert.
 
-        Rows past the last expert's (expert E) are nobody's: what goes in plays no part, what comes
-        out means nothing.
+        Rows past the last expert are padding: their values have no effect, and their results have
+        no meaning.
+
+        Args:
+          x: [N, D].
+          expert: [N] int32, ascending; E for padding.
+          sizes: [E] int32, the number of rows of each expert.
+          words: as from `dropout_words((N,))`.
         """
         of_expert = jax.nn.one_hot(expert, sizes.shape[0])  # [N, E]
-        owned = (expert < sizes.shape[0])[:, None]
+        real = (expert < sizes.shape[0])[:, None]
 
-        def dense(x: Array, kernel: Array, bias: Array) -> Array:
-            # A ragged product may leave anything in rows that are nobody's, forwards and backwards:
-            # even NaN, which times 0 would still be NaN in the bias's gradient.
-            y = jax.lax.ragged_dot(jnp.where(owned, x, 0), kernel.astype(x.dtype), sizes)
-            # The bias as a product, because its gradient then scatters nothing; in float32, because
-            # that gradient is a sum over rows.
-            return jnp.where(owned, y, 0) + (of_expert @ bias).astype(x.dtype)
+        def dense(x: Array, kernel: Array, bias: Array | None) -> Array:
+            # A ragged product may leave anything in the padding rows, forwards and backwards: even
+            # NaN, which times 0 would still be NaN in the bias's gradient.
+            y = jax.lax.ragged_dot(jnp.where(real, x, 0), kernel.astype(x.dtype), sizes)
+            y = jnp.where(real, y, 0)
+            if bias is None:
+                return y
+            # The bias is added as a product, because the product's gradient scatters nothing; in
+            # float32, because that gradient is a sum over rows.
+            return y + (of_expert @ bias).astype(x.dtype)
 
-        return self.feed_forward(dense, x)
+        return self.feed_forward(dense, x, words)
 
-    def feed_forward(self, dense: Callable[[Array, Array, Array], Array], x: Array) -> Array:
-        """`dense(x, kernel, bias)` twice, GELU and dropout between: x of any layout."""
-        keys = (None, None) if self.key is None else jax.random.split(self.key)
-        h = drop(gelu(dense(x, self.wi, self.wi_bias)), keys[0], self.dropout)
+    def feed_forward(
+        self, dense: Callable[[Array, Array, Array | None], Array], x: Array, words: LayerWords
+    ) -> Array:
+        """Applies `dense(x, kernel, bias)` twice, with activation and dropout; x of any layout."""
+        hidden_words, output_words = words or (None, None)
+        f = ACTIVATIONS[self.activation]
+        h = drop(f(dense(x, self.wi, self.wi_bias)), hidden_words, self.dropout)
         y = dense(h, self.wo, self.wo_bias)
-        return drop(gelu(y) if self.output_gelu else y, keys[1], self.dropout)
+        return drop(f(y) if self.output_activation else y, output_words, self.dropout)
 
 
 class Experts(nn.Module):
-    """Holds the parameters of `ExpertFfn`: wi and wo, kernel [E, in, out] and bias [E, out]."""
+    """Holds the parameters of `ExpertFfn`: wi and wo, kernel [E, in, out] and bias [E, out].
+
+    Attributes: see `layer.MoeLayer`.
+    """
 
     num_experts: int  # E
     mlp_dim: int  # F
     dropout: float
-    output_gelu: bool
+    activation: str
+    output_activation: bool
+    use_bias: bool
+    kernel_init: str
 
     @nn.compact
     def __call__(self, embed_dim: int, *, train: bool) -> ExpertFfn:
         E, D, F = self.num_experts, embed_dim, self.mlp_dim
-        wi, wi_bias = ExpertDense((E, D, F), name="wi")()
-        wo, wo_bias = ExpertDense((E, F, D), name="wo")()
+        dense = partial(ExpertDense, use_bias=self.use_bias, kernel_init=self.kernel_init)
+        wi, wi_bias = dense((E, D, F), name="wi")()
+        wo, wo_bias = dense((E, F, D), name="wo")()
         key = self.make_rng("dropout") if train and self.dropout else None
-        return ExpertFfn(wi, wi_bias, wo, wo_bias, key, self.dropout, self.output_gelu)
+        return ExpertFfn(
+            *(wi, wi_bias, wo, wo_bias, key),
+            dropout=self.dropout,
+            activation=self.activation,
+            output_activation=self.output_activation,
+        )
 
 
 class ExpertDense(nn.Module):
     """Holds kernel [E, in, out] and bias [E, out] under one name, as `nn.Dense` would."""
 
     shape: tuple[int, int, int]
+    use_bias: bool
+    kernel_init: str
 
     @nn.compact
-    def __call__(self) -> tuple[Array, Array]:
-        # Glorot with the fans of one expert's kernel: E is a batch axis, not part of a fan.
-        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", batch_axis=(0,))
+    def __call__(self) -> tuple[Array, Array | None]:
+        # The fans are those of one expert's kernel: E is a batch axis, not part of a fan.
+        init = KERNEL_INITS[self.kernel_init](batch_axis=(0,))
         kernel = self.param("kernel", init, self.shape)
-        bias = self.param("bias", BIAS_INIT, (self.shape[0], self.shape[2]), jnp.float32)
+        if not self.use_bias:
+            return kernel, None
+        bias = self.param("bias", FFN_BIAS_INIT, (self.shape[0], self.shape[2]), jnp.float32)
         return kernel, bias

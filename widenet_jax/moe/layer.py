@@ -1,19 +1,27 @@
 """The mixture-of-experts layer: group, route, dispatch, experts, combine."""
 
+import dataclasses
+from collections.abc import Mapping
 from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
-from widenet_jax.errors import BadInputError, check_range, choose
-from widenet_jax.moe.balance import load_balance_loss, routing_statistics
+from widenet_jax.errors import check_fields, check_group, check_range, choose
+from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
 from widenet_jax.moe.experts import Experts
+from widenet_jax.moe.losses import balance_losses
 from widenet_jax.moe.routers import ROUTERS
 from widenet_jax.moe.slots import assign_slots, capacity_limit
+from widenet_jax.moe.statistics import routing_statistics, summarize
+from widenet_jax.param_names import EXPERTS
 from widenet_jax.sharding import BATCH, constrain, platform
-from widenet_jax.typing import Array, FfnOutput, Routing
+from widenet_jax.typing import Array, Aux, FfnOutput, Routing
+
+SECTION = "config.model.moe"
 
 
 class MoeLayer(nn.Module):
@@ -24,16 +32,17 @@ class MoeLayer(nn.Module):
       num_experts: E.
       num_selected_experts: K.
       capacity_factor: C in training; `capacity_factor_eval` in evaluation.
-      capacity: rule by which C becomes slots, see `slots.CAPACITY_RULES`.
-      images_per_group: images routed together; results do not depend on the devices in use.
-      priority: who gets a slot first, see `slots.PRIORITIES`.
-      router: see `routers.ROUTERS`.
-      noise_std: of the routing noise in training, in units of 1/E.
-      load_balance_weight: lambda of eq. 8.
+      examples_per_group: examples routed together; results do not depend on the devices in use.
+      capacity_rule: rule by which C becomes slots, see `slots.CAPACITY_RULES`.
+      priority: which token gets a slot first, see `slots.PRIORITIES`.
+      router: `name` in `routers.ROUTERS`, and that router's own fields.
+      losses: weights of the balance losses (lambda of eq. 8), see `losses.balance_losses`.
       dispatch: see `dispatch.DISPATCHERS`; "auto" is the cheapest, see `choose_dispatch`.
-      dropout: after both layers of every expert.
-      output_gelu: as in `layers.mlp.Mlp`.
-      dtype: of the experts' computation; the router runs in float32.
+      use_bias: whether both layers of an expert have a bias.
+      dropout: rate after both layers of every expert.
+      activation, output_activation, kernel_init: as in `layers.mlp.Mlp`; the initialiser is the
+        router's, too.
+      dtype: dtype of the experts' computation; the router runs in float32.
     """
 
     mlp_dim: int
@@ -41,16 +50,21 @@ class MoeLayer(nn.Module):
     num_selected_experts: int
     capacity_factor: float
     capacity_factor_eval: float
-    images_per_group: int
-    capacity: str = "paper"
+    examples_per_group: int
+    capacity_rule: str = "paper"
     priority: str = "token_order"
-    router: str = "top_k"
-    noise_std: float = 0.0
-    load_balance_weight: float = 0.0
+    router: Mapping = FrozenDict(name="top_k")
+    losses: Mapping = FrozenDict(load_balance=0.0, over="group")
     dispatch: str = AUTO
+    use_bias: bool = True
     dropout: float = 0.0
-    output_gelu: bool = False
+    activation: str = "gelu_tanh"
+    output_activation: bool = False
+    kernel_init: str = "glorot_uniform"
     dtype: jnp.dtype = jnp.float32
+
+    # Turns sums of aux over a set of batches into metrics.
+    summarize = staticmethod(summarize)
 
     @nn.compact
     def __call__(
@@ -63,39 +77,34 @@ class MoeLayer(nn.Module):
     ) -> FfnOutput:
         """Routes every token, or follows a `routing` made by an earlier block of its group.
 
-        aux (empty when following): `loss`, already weighted; `load_balance_loss`; and the sums of
-        `balance.routing_statistics`.
+        aux is {} when following.
 
         Raises:
-          BadInputError: images_per_group does not divide B, a field is out of range, or an
-            unknown name.
+          BadInputError: examples_per_group does not divide B, a field is out of range, or a name
+            is unknown.
         """
         B, T, D = x.shape
         self.check()
-        g = 1 if B == 1 and not train else self.images_per_group
-        check_group(B, g)
+        g = 1 if B == 1 and not train else self.examples_per_group
+        check_group(B, g, field=f"{SECTION}.examples_per_group")
         mask = jnp.ones((B, T), bool) if mask is None else mask
         grouped = constrain(x.reshape(B // g, g * T, D), BATCH)  # [B, T, D] -> [G, S, D]
-        group_mask = mask.reshape(B // g, g * T)
-        limit, C = self.capacity_of(train), self.slots(g * T, train=train)
+        C = self.slots(g * T, train=train)
 
         aux = {}
         if routing is None:
             with jax.named_scope("router"):
-                routing = self.route(grouped, group_mask, train=train)
-                live = jnp.minimum(limit(group_mask.sum(axis=1, dtype=jnp.int32)), C)
-                routing = assign_slots(
-                    routing, group_mask, capacity=C, limit=live, priority=self.priority
-                )
-                balance = load_balance_loss(routing, group_mask)
-                aux = {
-                    "loss": self.load_balance_weight * balance,
-                    "load_balance_loss": balance,
-                    **routing_statistics(routing, group_mask, C),
-                }
+                routing, aux = self.route(grouped, mask.reshape(B // g, g * T), train=train)
 
         experts = Experts(
-            self.num_experts, self.mlp_dim, self.dropout, self.output_gelu, name="experts"
+            num_experts=self.num_experts,
+            mlp_dim=self.mlp_dim,
+            dropout=self.dropout,
+            activation=self.activation,
+            output_activation=self.output_activation,
+            use_bias=self.use_bias,
+            kernel_init=self.kernel_init,
+            name=EXPERTS,
         )(D, train=train)
         method = self.method(g * T, train=train, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
@@ -104,66 +113,79 @@ class MoeLayer(nn.Module):
 
     def check(self) -> None:
         """Raises BadInputError where a field is out of range."""
-        section = "config.model.moe"
-        check_range(f"{section}.capacity_factor", self.capacity_factor, 1e-3, 1e3)
-        check_range(f"{section}.capacity_factor_eval", self.capacity_factor_eval, 1e-3, 1e3)
-        check_range(f"{section}.noise_std", self.noise_std, 0, 1e3)
-        selected = f"{section}.num_selected_experts"
+        check_range(f"{SECTION}.capacity_factor", self.capacity_factor, 1e-3, 1e3)
+        check_range(f"{SECTION}.capacity_factor_eval", self.capacity_factor_eval, 1e-3, 1e3)
+        selected = f"{SECTION}.num_selected_experts"
         check_range(selected, self.num_selected_experts, 1, self.num_experts)
+        choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
 
-    def route(self, x: Array, mask: Array, *, train: bool) -> Routing:
-        """The router in float32, whatever `dtype`: rounding would move tokens between experts.
+    def route(self, x: Array, mask: Array, *, train: bool) -> tuple[Routing, Aux]:
+        """Routes groups x [G, S, D] of tokens, mask [G, S]: the routing with slots, and aux."""
+        S = x.shape[1]
+        limit, C = self.capacity_of(train), self.slots(S, train=train)
+        # The key is drawn in this layer's scope, whatever the router draws from it.
+        key = self.make_rng("router") if train and self.has_rng("router") else None
+        # In float32, whatever `dtype`: rounding would move tokens between experts.
+        routing = self.build_router()(x.astype(jnp.float32), mask, key=key, train=train)
+        losses, loss = balance_losses(routing, mask, self.losses)
+        live = jnp.minimum(limit(mask.sum(axis=1, dtype=jnp.int32)), C)
+        routing = assign_slots(routing, mask, capacity=C, limit=live, priority=self.priority)
+        sums = routing_statistics(routing, mask, C)
+        return routing, {"loss": loss, "losses": losses, "sums": sums}
 
-        HIGHEST, because TPUs and recent GPUs multiply float32 in fewer bits by default.
+    def build_router(self) -> nn.Module:
+        """Builds the module of `self.router`.
+
+        Raises:
+          BadInputError: an unknown router, or a field that it does not have.
         """
-        logits = nn.Dense(
-            self.num_experts,
-            use_bias=False,
-            dtype=jnp.float32,
-            precision=jax.lax.Precision.HIGHEST,
-            kernel_init=nn.initializers.glorot_uniform(),
-            name="router",
-        )(x.astype(jnp.float32))
-        rng = self.make_rng("router") if train and self.noise_std > 0 else None
-        route = choose(ROUTERS, self.router, field="config.model.moe.router")
-        return route(
-            logits,
-            mask,
-            rng,
-            num_selected_experts=self.num_selected_experts,
-            noise_std=self.noise_std,
-        )
+        fields = {key: value for key, value in self.router.items() if key != "name"}
+        build = choose(ROUTERS, self.router.get("name", ""), field=f"{SECTION}.router.name")
+        names = ("num_experts", "num_selected_experts", "kernel_init")
+        common = {key: getattr(self, key) for key in names} | {"parent": self, "name": "router"}
+        own = {field.name: None for field in dataclasses.fields(build) if field.name not in common}
+        check_fields(own, fields, section=f"{SECTION}.router")
+        return build(**common, **fields)
 
     def method(self, tokens: int, *, train: bool, platform: str) -> str:
-        """The dispatch method for groups of `tokens`."""
+        """Returns the dispatch method for groups of `tokens`."""
         C = self.slots(tokens, train=train)
         return choose_dispatch(self.dispatch, platform=platform, group_tokens=tokens, capacity=C)
 
     def slots(self, tokens: int, *, train: bool) -> int:
-        """C, of every expert in a group of `tokens`: at least one, at most the whole group."""
+        """Returns C of a group of `tokens`: at least one slot, at most the whole group."""
         return max(1, min(self.capacity_of(train)(tokens), tokens))
 
     def capacity_of(self, train: bool) -> partial:
-        """A function from a group's number of real tokens to the slots an expert may fill."""
+        """Returns a function from a group's number of real tokens to an expert's slots."""
         return partial(
             capacity_limit,
-            rule=self.capacity,
+            rule=self.capacity_rule,
             capacity_factor=self.capacity_factor if train else self.capacity_factor_eval,
             num_selected=self.num_selected_experts,
             num_experts=self.num_experts,
         )
 
 
-def check_group(
-    batch_size: int, group: int, *, field: str = "config.model.moe.images_per_group"
-) -> None:
-    """Raises BadInputError, naming sizes that would do, unless groups fill the batch exactly."""
-    if batch_size % group == 0:
-        return
-    divisors = [d for d in range(1, batch_size + 1) if batch_size % d == 0]
-    near = sorted(sorted(divisors, key=lambda d: abs(d - group))[:3])
-    whole = -(-batch_size // group) * group
-    raise BadInputError(
-        f"{field}={group} must divide the batch of {batch_size} images; "
-        f"{' or '.join(map(str, near))}, or a batch of {whole}, would do"
-    )
+def dispatch_methods(model: Mapping, num_tokens: int, *, platform: str) -> dict[str, str]:
+    """Returns the method that `config.model.moe.dispatch` stands for in each mode.
+
+    Args:
+      model: the section `config.model`.
+      num_tokens: T of one example.
+      platform: "tpu", "gpu" or "cpu".
+
+    Returns:
+      {"training": "einsum", "evaluation": "ragged"}, for example; {} where no block has experts.
+    """
+    if model.get("ffn") != "moe":
+        return {}
+    layer = MoeLayer(**model["moe"])
+    tokens = layer.examples_per_group * num_tokens
+    modes = (("training", True), ("evaluation", False))
+    return {mode: layer.method(tokens, train=train, platform=platform) for mode, train in modes}
+
+
+def dispatch_text(methods: Mapping[str, str]) -> str:
+    """Formats `dispatch_methods` as "einsum in training, ragged in evaluation"."""
+    return ", ".join(f"{method} in {mode}" for mode, method in methods.items())

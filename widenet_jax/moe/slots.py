@@ -1,4 +1,4 @@
-"""From a routing to slots in the experts' buffers: capacities, and who comes first.
+"""From a routing to slots in the experts' buffers: capacities and priorities.
 
 Shapes in the letters of `widenet_jax.typing`. C, the capacity, is a static size; padding lowers
 the live limit below it.
@@ -15,23 +15,24 @@ from widenet_jax.typing import Array, Routing
 
 
 def floor_times(n: Array | int, ratio: Fraction) -> Array | int:
-    """floor(n * ratio), exactly: in floating point 1.2 * 2 * 10 / 4 may come out as 7, not 6.
+    """Returns floor(n * ratio) exactly; floating point may turn 1.2 * 2 * 10 / 4 into 7, not 6.
 
-    The ratio's whole part goes apart, so that no number in between leaves int32.
+    The whole part of the ratio is multiplied separately, so that no product exceeds int32.
     """
     whole, rest = divmod(ratio.numerator, ratio.denominator)
     return n * whole + n * rest // ratio.denominator
 
 
 def ceil_times(n: Array | int, ratio: Fraction) -> Array | int:
+    """Returns ceil(n * ratio) exactly."""
     return -floor_times(-n, ratio)
 
 
 # Slots an expert may fill for n tokens (an int or an int array), C being a fraction.
 CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
-    # The buffers of all experts together hold C*K*N*L tokens; each has its E-th part, rounded up.
+    # All experts' buffers together hold C*K*n tokens; each has one E-th of them, rounded up.
     "paper": lambda n, C, K, E: ceil_times(n, C * K / E),
-    # The text to the letter, B = CKNL for every expert: nothing is ever dropped.
+    # The paper's text literally, B = CKNL for every expert: no choice is ever dropped.
     "literal": lambda n, C, K, E: ceil_times(n, C * K),
     # Released code: int(C*K*n/E) slots, but slots count from 1 and the last is refused.
     "authors_code": lambda n, C, K, E: floor_times(n, C * K / E) - 1,
@@ -46,22 +47,22 @@ def capacity_limit(
     num_selected: int,
     num_experts: int,
 ) -> Array | int:
-    """Slots each expert may fill in a group of `num_tokens` real tokens; at least 0.
+    """Returns the slots that each expert may fill in a group of `num_tokens` real tokens, >= 0.
 
     Raises:
       BadInputError: an unknown rule.
     """
-    slots = choose(CAPACITY_RULES, rule, field="config.model.moe.capacity")
+    slots = choose(CAPACITY_RULES, rule, field="config.model.moe.capacity_rule")
     C = Fraction(str(capacity_factor)).limit_denominator(1000)
     limit = slots(num_tokens, C, num_selected, num_experts)
     return max(limit, 0) if isinstance(limit, int) else jnp.maximum(limit, 0)
 
 
-# --- Who comes first when an expert is full --------------------------------------------------
+# --- Priorities: which choices are kept when an expert is full -------------------------------
 
 
 def token_order(choices: Array, routing: Routing, mask: Array) -> Array:
-    """Tokens in order, first and second choices together (the authors' released code)."""
+    """Serves tokens in order, first and second choices together (the authors' released code)."""
     del routing, mask
     demand = choices.sum(axis=2)  # [G, S, E]; a token asks an expert at most once
     before = jnp.cumsum(demand, axis=1) - demand
@@ -69,7 +70,7 @@ def token_order(choices: Array, routing: Routing, mask: Array) -> Array:
 
 
 def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
-    """All first choices before any second choice (GShard, V-MoE)."""
+    """Serves all first choices before any second choice (GShard, V-MoE)."""
     del routing, mask
     G, S, K, E = choices.shape
     # [G, S, K, E] -> [G, K*S, E]: choice-major, tokens in order within a choice
@@ -80,7 +81,7 @@ def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
 
 
 def batch_prioritized(choices: Array, routing: Routing, mask: Array) -> Array:
-    """Tokens by falling largest gate, then first choice first (V-MoE, section 4)."""
+    """Serves tokens by falling largest gate, then first choice first (V-MoE, section 4)."""
     score = jnp.where(mask, routing.gate[..., 0], -jnp.inf)
     order = jnp.argsort(-score, axis=1, stable=True)  # [G, S]
     ranked = jnp.take_along_axis(choices, order[..., None, None], axis=1)
@@ -110,7 +111,7 @@ def assign_slots(
       BadInputError: an unknown priority.
     """
     place = choose(PRIORITIES, priority, field="config.model.moe.priority")
-    E = routing.probs.shape[-1]
+    E = routing.router_probs.shape[-1]
     choices = jax.nn.one_hot(routing.expert_index, E, dtype=jnp.int32)  # [G, S, K, E]
     choices = choices * mask[..., None, None]
     position = place(choices, routing, mask)  # position_in_expert [G, S, K]

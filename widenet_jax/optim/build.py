@@ -1,28 +1,27 @@
-"""The optimizer section of a config -> an optax transformation and its learning rate."""
+"""Building of the optax transformation and the learning rate from `config.optimizer`."""
 
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Mapping
-from typing import Any
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import optax
 
+from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.optim.lamb import decay_mask, lamb
 from widenet_jax.optim.schedules import DECAYS, build_schedule
-from widenet_jax.param_names import (
-    PathPredicate,
-    is_norm_or_bias,
-    map_with_path,
-    matches,
-    path_names,
-    trust_ratio_unit_axes,
-)
+from widenet_jax.param_names import PathPredicate, matches
 from widenet_jax.typing import PyTree
 
+Transformation = optax.GradientTransformation
 WHERE = "config.optimizer"
+MATCH_SECONDS = 2.0  # for decay_exclude; a harmless expression takes less than a millisecond
 
 
 def build_optimizer(
@@ -32,28 +31,29 @@ def build_optimizer(
     total_steps: int,
     batch_size: int,
     num_examples: int,
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Gradients are clipped by their global norm, then go to LAMB, SGD or AdamW.
+) -> tuple[Transformation, optax.Schedule]:
+    """Builds the optimizer: clipping by the global norm, then LAMB, SGD or AdamW.
 
     Fields of `optimizer`:
       name: lamb, sgd or adamw.
       schedule, learning_rate, end_learning_rate: see `schedules` (`constant` needs no end).
-      warmup: a duration, see `durations`; "0 steps" is none.
+      warmup: a duration, see `durations`; "0 steps" means no warm-up.
       b1, b2, eps: lamb and adamw. momentum: sgd.
       weight_decay: inside LAMB's trust ratio; AdamW's is decoupled; SGD's is an L2 loss term (it
         enters before the momentum). All three are scaled by the learning rate.
-      grad_clip_norm: 0 is off.
-      exclude_norm_and_bias: they do not decay and, under LAMB, their trust ratio is 1.
-      decay_exclude: regex of whole paths that do not decay either; '' is none.
-      accumulation_steps: the step reads it, nothing here does.
-    A field that the chosen optimizer has no use for may be absent or present.
+      grad_clip_norm: the largest global norm; 0 turns clipping off.
+      exclude_norm_and_bias: whether norms and biases are excluded from weight decay and, under
+        LAMB, have trust ratio 1.
+      decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
+      accumulation_steps: used by the train step, ignored here.
+    Fields that the chosen optimizer does not use may be absent or present.
 
     Args:
-      optimizer: the section.
-      params_or_shapes: the parameters or their shapes, to check paths against.
+      optimizer: the section `config.optimizer`.
+      params_or_shapes: the parameters or their shapes, whose paths are checked.
       total_steps: length of the run in updates.
-      batch_size: examples an update, for the warm-up.
-      num_examples: examples an epoch, for the warm-up.
+      batch_size: examples per update, to convert the warm-up to steps.
+      num_examples: examples per epoch, to convert the warm-up to steps.
 
     Returns:
       The transformation, and the learning rate as a function of the number of updates.
@@ -64,66 +64,49 @@ def build_optimizer(
     """
     make = choose(OPTIMIZERS, _get(optimizer, "name"), field=f"{WHERE}.name")
     _refuse_unknown_fields(optimizer)
-    warmup_steps = to_steps(
-        _get(optimizer, "warmup"),
-        field=f"{WHERE}.warmup",
-        batch_size=batch_size,
-        num_examples=num_examples,
-        total_steps=total_steps,
-        may_be_zero=True,
-    )
+    run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
+    warmup = _get(optimizer, "warmup")
+    warmup_steps = to_steps(warmup, field=f"{WHERE}.warmup", **run, may_be_zero=True)
     schedule = _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
-    no_decay, no_ratio = _exclusions(optimizer, params_or_shapes)
+    exclude = _exclusions(optimizer, params_or_shapes)
     clip_norm = _number(optimizer, "grad_clip_norm")
     tx = optax.chain(
         optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-        make(optimizer, schedule, no_decay=no_decay, no_ratio=no_ratio),
+        make(optimizer, schedule, exclude),
     )
     return tx, schedule
 
 
-def _lamb(
-    section: Mapping, schedule: optax.Schedule, *, no_decay: PathPredicate, no_ratio: PathPredicate
-) -> optax.GradientTransformation:
-    return lamb(
-        schedule,
-        **_moments(section),
-        weight_decay=_number(section, "weight_decay"),
-        exclude_decay=no_decay,
-        exclude_trust_ratio=no_ratio,
-    )
+class Exclusions(NamedTuple):
+    """Predicates: the paths without weight decay, and those whose trust ratio is 1."""
+
+    decay: PathPredicate
+    trust_ratio: PathPredicate
 
 
-def _adamw(
-    section: Mapping, schedule: optax.Schedule, *, no_decay: PathPredicate, no_ratio: PathPredicate
-) -> optax.GradientTransformation:
-    del no_ratio
-    return optax.adamw(
-        schedule,
-        **_moments(section),
-        weight_decay=_number(section, "weight_decay"),
-        mask=decay_mask(no_decay),
-    )
+def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
+    moments, decay = _moments(section), _number(section, "weight_decay")
+    excluded = {"exclude_decay": exclude.decay, "exclude_trust_ratio": exclude.trust_ratio}
+    return lamb(schedule, **moments, weight_decay=decay, **excluded)
 
 
-def _sgd(
-    section: Mapping, schedule: optax.Schedule, *, no_decay: PathPredicate, no_ratio: PathPredicate
-) -> optax.GradientTransformation:
-    """v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
-    del no_ratio
+def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
+    moments, decay = _moments(section), _number(section, "weight_decay")
+    return optax.adamw(schedule, **moments, weight_decay=decay, mask=decay_mask(exclude.decay))
+
+
+def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
+    """Builds SGD: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
     momentum = _number(section, "momentum", below=1.0)
+    decay, mask = _number(section, "weight_decay"), decay_mask(exclude.decay)
     return optax.chain(
-        optax.add_decayed_weights(_number(section, "weight_decay"), mask=decay_mask(no_decay)),
+        optax.add_decayed_weights(decay, mask=mask),
         optax.trace(decay=momentum) if momentum else optax.identity(),
         optax.scale_by_learning_rate(schedule),
     )
 
 
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "lamb": _lamb,
-    "sgd": _sgd,
-    "adamw": _adamw,
-}
+OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw}
 
 FIELDS = (
     *("name", "schedule", "learning_rate", "end_learning_rate", "warmup"),
@@ -134,7 +117,7 @@ FIELDS = (
 
 def _schedule(section: Mapping, *, warmup_steps: int, total_steps: int) -> optax.Schedule:
     name = _get(section, "schedule")
-    choose(DECAYS, name, field=f"{WHERE}.schedule")  # before the fields that only some need
+    choose(DECAYS, name, field=f"{WHERE}.schedule")  # before fields that only some need
     peak = _number(section, "learning_rate")
     end = peak if name == "constant" else _number(section, "end_learning_rate")
     if end > peak:
@@ -142,23 +125,18 @@ def _schedule(section: Mapping, *, warmup_steps: int, total_steps: int) -> optax
             f"{WHERE}.end_learning_rate={end:g} is above learning_rate={peak:g}; "
             f"add --{WHERE}.end_learning_rate=0"
         )
-    return build_schedule(
-        name,
-        learning_rate=peak,
-        end_learning_rate=end,
-        warmup_steps=warmup_steps,
-        total_steps=total_steps,
-    )
+    rates = {"learning_rate": peak, "end_learning_rate": end}
+    return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=total_steps)
 
 
-def _exclusions(section: Mapping, params: PyTree) -> tuple[PathPredicate, PathPredicate]:
-    """Which paths do not decay, and which have no trust ratio."""
-    # A path whose storage is not as promised is found here, before anything compiles.
-    map_with_path(lambda path, leaf: trust_ratio_unit_axes(path, leaf.ndim), params)
+def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
+    # Fails here, before anything compiles, if a parameter's rank does not fit its path.
+    unit_axes = param_names.trust_ratio_unit_axes
+    param_names.map_with_path(lambda path, leaf: unit_axes(path, leaf.ndim), params)
     skip_small = _get(section, "exclude_norm_and_bias")
     if not isinstance(skip_small, bool):
         raise BadInputError(f"{WHERE}.exclude_norm_and_bias={skip_small!r}: give True or False")
-    small = is_norm_or_bias if skip_small else matches("")
+    small = param_names.is_norm_or_bias if skip_small else matches("")
     regex = _get(section, "decay_exclude")
     if not isinstance(regex, str):
         raise BadInputError(f"{WHERE}.decay_exclude={regex!r}: give a regular expression, or ''")
@@ -166,22 +144,47 @@ def _exclusions(section: Mapping, params: PyTree) -> tuple[PathPredicate, PathPr
         chosen = matches(regex)
     except BadInputError as error:
         raise BadInputError(f"{WHERE}.decay_exclude: {error}") from error
-    paths = path_names(params)
-    if regex and not any(map(chosen, paths)):
+    paths = param_names.path_names(params)
+    with time_limit(
+        f"{WHERE}.decay_exclude={regex!r} takes too long to match; remove any repetition inside "
+        "a repetition, such as '(a+)+'"
+    ):
+        excluded = frozenset(filter(chosen, paths))
+    if regex and not excluded:
         near = difflib.get_close_matches(regex, paths, n=1, cutoff=0.0)
         raise BadInputError(
-            f"{WHERE}.decay_exclude={regex!r} matches no parameter path from end to end; "
+            f"{WHERE}.decay_exclude={regex!r} matches no parameter path in full; "
             f"the nearest is {near[0] if near else 'none'}"
         )
-    return (lambda path: small(path) or chosen(path)), small
+    return Exclusions(lambda path: small(path) or path in excluded, small)
+
+
+@contextmanager
+def time_limit(message: str) -> Iterator[None]:
+    """Raises BadInputError with `message` if the body takes longer than MATCH_SECONDS.
+
+    Only a signal can interrupt Python's regex matcher, and only the main thread receives signals.
+    In other threads there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise BadInputError(message)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, MATCH_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _moments(section: Mapping) -> dict[str, float]:
-    return {
-        "b1": _number(section, "b1", below=1.0),
-        "b2": _number(section, "b2", below=1.0),
-        "eps": _number(section, "eps"),
-    }
+    betas = {"b1": _number(section, "b1", below=1.0), "b2": _number(section, "b2", below=1.0)}
+    return betas | {"eps": _number(section, "eps")}
 
 
 def _get(section: Mapping, name: str) -> Any:
@@ -192,7 +195,7 @@ def _get(section: Mapping, name: str) -> Any:
 
 
 def _number(section: Mapping, name: str, *, below: float = math.inf) -> float:
-    """A finite number in [0, below)."""
+    """Reads a field that must be a finite number in [0, below)."""
     value = _get(section, name)
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value < below:
@@ -207,4 +210,4 @@ def _refuse_unknown_fields(section: Mapping) -> None:
     for name in section:
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)[0]
-            raise BadInputError(f"{WHERE}.{name} is no field of an optimizer; did you mean {near}?")
+            raise BadInputError(f"{WHERE}.{name} is not an optimizer field; did you mean {near}?")

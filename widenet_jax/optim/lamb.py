@@ -1,4 +1,8 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2) with a unit that storage cannot change."""
+"""LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2), independent of how kernels are stored.
+
+A trust ratio belongs to a unit: one kernel of one block, or of one expert, or of one of q, k, v. It
+does not change if several units are stacked in one array.
+"""
 
 from collections.abc import Callable
 
@@ -12,7 +16,7 @@ nothing = matches("")  # the predicate that excludes no path
 
 
 def trust_ratio(param: Array, update: Array, unit_axes: tuple[int, ...]) -> Array:
-    """||param|| / ||update|| for each unit; 1 where either norm is 0. Norms are in float32.
+    """Computes ||param|| / ||update|| for each unit, in float32; 1 where either norm is 0.
 
     Args:
       param: any shape; float.
@@ -39,12 +43,12 @@ def scale_by_trust_ratio(
 ) -> optax.GradientTransformation:
     """Multiplies each unit's update by its trust ratio, ||param|| / ||update||.
 
-    Differs from `optax.scale_by_trust_ratio`, which takes one ratio a leaf: there four experts
-    stacked in one array share a ratio that none of them would have alone.
+    Differs from `optax.scale_by_trust_ratio`, which takes one ratio per leaf: there, four experts
+    stacked in one array share one ratio, which differs from the ratio of each.
 
     Args:
-      unit_axes: for the path and rank of a leaf, the axes over which it holds several units.
-      exclude: paths whose updates pass unscaled.
+      unit_axes: maps the path and rank of a leaf to the axes over which it holds several units.
+      exclude: paths whose updates are not scaled.
     """
 
     def scale(path: str, update: Array, param: Array) -> Array:
@@ -55,9 +59,7 @@ def scale_by_trust_ratio(
 
     def update_fn(updates, state, params=None):
         if params is None:
-            raise ValueError(
-                "the trust ratio needs the parameters: call tx.update(g, state, params)"
-            )
+            raise ValueError("trust ratios need the parameters: call tx.update(g, state, params)")
         return map_with_path(scale, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
@@ -73,18 +75,18 @@ def lamb(
     exclude_decay: PathPredicate = nothing,
     exclude_trust_ratio: PathPredicate = nothing,
 ) -> optax.GradientTransformation:
-    """p <- p - lr * ratio(p, u) * u, with u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p.
+    """Builds LAMB: p <- p - lr * ratio(p, u) * u.
 
-    m_hat and v_hat are Adam's moments with bias correction; the ratio is taken per kernel of one
-    block, one expert, one of q, k, v.
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p, where m_hat and v_hat are Adam's moments
+    with bias correction. There is one ratio for each kernel of a block, of an expert, of q, k or v.
 
     Args:
-      learning_rate: a number, or a function of the count of updates so far.
+      learning_rate: a number, or a function of the number of updates so far.
       b1: decay of the first moment.
       b2: decay of the second moment.
       eps: added outside the square root.
-      weight_decay: factor of p inside u, so under the ratio, as in the paper.
-      exclude_decay: paths without decay.
+      weight_decay: factor of p inside u, so that the ratio scales it, as in the paper.
+      exclude_decay: paths without weight decay.
       exclude_trust_ratio: paths whose ratio is 1.
     """
     return optax.chain(
@@ -96,5 +98,5 @@ def lamb(
 
 
 def decay_mask(exclude: PathPredicate) -> Callable[[PyTree], PyTree]:
-    """The mask optax asks for: a function from parameters to booleans, True where they decay."""
+    """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
     return lambda params: map_with_path(lambda path, _: not exclude(path), params)

@@ -1,4 +1,4 @@
-"""Learning rates: linear warm-up from 0, then one of three decays."""
+"""Learning-rate schedules: linear warm-up from 0, then one of three decays."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import optax
 
 from widenet_jax.errors import BadInputError, choose
 
-# What is left of (peak - end) when the fraction t in [0, 1] of the decay is over.
+# The remaining share of (peak - end) after the fraction t in [0, 1] of the decay.
 DECAYS: dict[str, Callable] = {
     "cosine": lambda t: 0.5 * (1.0 + jnp.cos(math.pi * t)),
     "linear": lambda t: 1.0 - t,
@@ -24,23 +24,23 @@ def build_schedule(
     warmup_steps: int,
     total_steps: int,
 ) -> optax.Schedule:
-    """The learning rate as a function of the number of updates made before this one.
+    """Builds the learning rate as a function of the step: the number of updates made before.
 
       step 0                       0, or the peak if there is no warm-up
       step s < warmup_steps        learning_rate * s / warmup_steps
       step warmup_steps            learning_rate, exactly
       step total_steps and later   end_learning_rate (`constant`: learning_rate)
-    The run's last update is step total_steps - 1, one step short of the end rate.
+    The run's last update is step total_steps - 1, one step before the end rate is reached.
 
     Args:
       name: cosine, linear or constant.
       learning_rate: the peak.
-      end_learning_rate: where the decay ends; `constant` has no decay and ignores it.
-      warmup_steps: length of the warm-up, 0 for none.
-      total_steps: length of the run, warm-up included.
+      end_learning_rate: the rate at the end of the decay; ignored by `constant`.
+      warmup_steps: length of the warm-up; 0 for none.
+      total_steps: length of the run, including the warm-up.
 
     Raises:
-      BadInputError: unknown name, no steps, or a warm-up longer than the run.
+      BadInputError: the name is unknown, the run has no steps, or the warm-up is longer than it.
     """
     decay = choose(DECAYS, name, field="config.optimizer.schedule")
     if total_steps < 1:
@@ -51,7 +51,7 @@ def build_schedule(
             f"shorten it, for instance --config.optimizer.warmup='{total_steps // 10} steps'"
         )
     end = learning_rate if name == "constant" else end_learning_rate
-    # A divisor of 1 stands in for an empty phase: no step then falls inside it.
+    # The divisors are at least 1 to avoid 0 / 0; no step lies inside an empty phase.
     decay_steps = max(total_steps - warmup_steps, 1)
 
     def schedule(step):

@@ -1,4 +1,4 @@
-"""Several hosts must run one program: they compare what they are about to do, before they do it."""
+"""Checks that all hosts are about to run the same program on the same data."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 def check_agreement(facts: Mapping[str, object]) -> None:
-    """Compares `facts` over all hosts; every host calls it with the same names, or finds out.
+    """Compares `facts` over all hosts. Every host calls this at the same place.
 
     Raises:
-      BadInputError: they differ; names the fact and the odd hosts. All hosts raise it.
+      BadInputError: on all hosts, if names or values differ; names the fact and the odd hosts.
     """
     if jax.process_count() == 1:
         return
     names = sorted(facts)
-    compare(["which fields there are"], [digest(names)])
+    compare(["the names of the fields"], [digest(names)])
     compare(names, [digest(facts[name]) for name in names])
 
 
 def on_every_host(begin: Callable[[], T]) -> T:
-    """`begin()`, which asks nothing of other hosts; where it fails on one, all of them fail.
+    """Returns `begin()`, which must not communicate; if it fails on one host, all hosts fail.
 
-    Without this the others would wait for the one that is gone.
+    Otherwise the other hosts would wait for the one that has ended.
 
     Raises:
-      BadInputError: here, or on another host.
+      BadInputError: `begin` raised it here or on another host.
     """
     try:
         found, error = begin(), None
@@ -43,13 +43,14 @@ def on_every_host(begin: Callable[[], T]) -> T:
         failed = np.asarray(multihost_utils.process_allgather(np.int32(error is not None)))
         if error is None and failed.any():
             odd = ", ".join(map(str, np.flatnonzero(failed)))
-            error = BadInputError(f"process {odd} cannot begin, see its own message")
+            error = BadInputError(f"process {odd} cannot begin; its own message says why")
     if error:
         raise error
     return found
 
 
 def compare(names: list[str], digests: list[int]) -> None:
+    """Raises BadInputError if hosts have different digests, one for each name."""
     table = multihost_utils.process_allgather(np.array(digests, np.uint32))  # [hosts, facts]
     complaint = disagreement(names, np.asarray(table).reshape(-1, len(names)))
     if complaint:
@@ -57,12 +58,12 @@ def compare(names: list[str], digests: list[int]) -> None:
 
 
 def disagreement(names: list[str], table: np.ndarray) -> str | None:
-    """What the first fact is that hosts differ in, and which hosts are odd; None if they agree.
+    """Describes the first fact that hosts differ in and names the odd hosts; None if all agree.
 
     Args:
-      names: of the facts.
-      table: uint32 [hosts, facts], a digest each. Where as many hosts say one thing as another,
-        those that differ from host 0 are the odd ones.
+      names: names of the facts.
+      table: uint32 [hosts, facts], digests. The odd hosts are the minority; in a tie, those that
+        differ from host 0.
     """
     for name, column in zip(names, table.T, strict=True):
         values, counts = np.unique(column, return_counts=True)
@@ -80,12 +81,12 @@ def disagreement(names: list[str], table: np.ndarray) -> str | None:
 
 
 def digest(fact: object) -> int:
-    """32 bits of a fact's text."""
+    """Returns 32 bits of the SHA-256 of a fact's repr."""
     return int(hashlib.sha256(repr(fact).encode()).hexdigest()[:8], 16)
 
 
 def code_sha256() -> str:
-    """Of this package's source files."""
+    """Returns the SHA-256 of this package's source files, names included."""
     package = Path(__file__).parents[1]
     sha = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

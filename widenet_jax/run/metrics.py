@@ -1,7 +1,7 @@
-"""Where numbers go: JSON lines always, TensorBoard and W&B when asked.
+"""Sinks of metrics: JSON lines always, TensorBoard and W&B on request.
 
 `metrics.jsonl` holds no wall times, so that a resumed run's file equals an unbroken run's byte for
-byte; times go to `timing.jsonl`.
+byte. Times go to `timing.jsonl`.
 """
 
 import hashlib
@@ -16,25 +16,26 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import require
+from widenet_jax.files import absolute, is_remote, write_bytes
 
 Metrics = Mapping[str, object]
 
 
 class JsonLines:
-    """Appends one JSON object a line.
+    """A file of JSON lines that records are appended to.
 
-    Object stores cannot append: on a gs:// path lines are kept back until `flush`, which writes a
-    part of its own, `metrics.jsonl.parts/00000000.jsonl`, numbered in the order of writing.
+    Object stores cannot append. On a gs:// path `flush` writes the pending lines to a separate
+    part, `metrics.jsonl.parts/00000000.jsonl`, numbered in the order of writing.
     """
 
     def __init__(self, path: epath.Path):
         self.path = path
-        self.parts = epath.Path(f"{path}.parts") if str(path).startswith("gs://") else None
+        self.parts = epath.Path(f"{path}.parts") if is_remote(path) else None
         self.pending: list[dict] = []
 
     def write(self, record: Mapping) -> None:
-        """`record` holds a `step`."""
+        """Appends a record, which must hold a `step`; on gs:// it is pending until `flush`."""
         self.pending.append(dict(record))
         if self.parts is None:
             self.flush()
@@ -55,10 +56,10 @@ class JsonLines:
         self.flush()
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
-        """Forgets what was written after `last_step`, and of that step the splits in `again`.
+        """Removes records after `last_step`, and those of that step whose split is in `again`.
 
-        The run writes it once more. Lines in the middle that are no records, as a bad disk leaves
-        them, are moved to a file beside, with a warning.
+        The resumed run writes these records again. Damaged lines in the middle of the file are
+        moved to `FILE.damaged`, with a warning.
         """
         for file in self.files():
             lines = file.read_bytes().splitlines(keepends=True)
@@ -75,9 +76,7 @@ class JsonLines:
                 if record is not None and is_kept(record, last_step, again)
             ]
             if len(kept) != len(lines):
-                beside = epath.Path(f"{file}.tmp")
-                beside.write_bytes(b"".join(kept))
-                beside.replace(file)
+                write_bytes(file, b"".join(kept))
 
     def files(self) -> list[epath.Path]:
         if self.parts is not None:
@@ -85,13 +84,13 @@ class JsonLines:
         return [self.path] if self.path.exists() else []
 
     def read(self) -> list[dict]:
-        """Every whole record: a run that is still writing may have left half a line."""
+        """Reads every complete record; skips a line that a running run has written only in part."""
         lines = [line for file in self.files() for line in file.read_bytes().splitlines(True)]
         return [record for record in map(parse, lines) if record is not None]
 
 
 def parse(line: bytes) -> dict | None:
-    """A whole record; None of half a line, which a killed run may leave, or of garbage."""
+    """Parses one record; returns None for an incomplete line (left by a killed run) or garbage."""
     try:
         record = json.loads(line)
         return record if line.endswith(b"\n") and isinstance(record["step"], int) else None
@@ -106,7 +105,7 @@ def is_kept(record: Mapping, last_step: int, again: Collection[str]) -> bool:
 
 
 def without_nan(value: Any) -> Any:
-    """JSON has no numbers that are not finite: they become null."""
+    """Replaces non-finite numbers, which JSON cannot represent, by None."""
     if isinstance(value, Mapping):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -115,10 +114,10 @@ def without_nan(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Scalars; an array of numbers becomes one scalar an element.
+    """Scalars written as TensorBoard events; an array becomes one scalar per element.
 
-    Events are written by the calling thread. (tensorboardX's own SummaryWriter has a thread that
-    dies on a full disk, after which its queue fills and the run waits for ever.)
+    The calling thread writes the events. tensorboardX's SummaryWriter uses a thread that dies on a
+    full disk, after which its queue fills up and the run waits forever.
     """
 
     def __init__(self, workdir: epath.Path):
@@ -129,11 +128,11 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter
 
         self.directory.mkdir(parents=True, exist_ok=True)
-        suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # two starts may meet in one second
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # unique if a run starts twice in a second
         self.writer = EventsWriter(str(self.directory / "events"), filename_suffix=suffix)
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
-        """TensorBoard hides what an earlier start wrote after `last_step`."""
+        """Makes TensorBoard hide the events that an earlier start wrote after `last_step`."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         self.open()
@@ -163,22 +162,15 @@ class WeightsAndBiases:
     """A W&B run of the project named in `config.tracking.wandb_project`."""
 
     def __init__(self, project: str, *, workdir: epath.Path, config: Mapping):
-        try:
-            import wandb
-        except ImportError:
-            raise BadInputError(
-                f"config.tracking.wandb_project={project} needs the wandb package: "
-                "pip install -e '.[wandb]', or leave the field empty"
-            ) from None
-        # Two workdirs may end in the same name; the same workdir is always the same run.
-        whole = str(workdir) if "://" in str(workdir) else os.path.abspath(workdir)
-        run_id = hashlib.sha256(whole.encode()).hexdigest()[:16]
-        self.run = wandb.init(
-            project=project, name=workdir.name, id=run_id, resume="allow", config=config
-        )
+        field = f"config.tracking.wandb_project={project}"
+        wandb = require("wandb", extra="wandb", what=field)
+        # Derive the id from the whole path, because two workdirs may have the same last part.
+        run_id = hashlib.sha256(str(absolute(str(workdir))).encode()).hexdigest()[:16]
+        about = {"project": project, "name": workdir.name, "config": config}
+        self.run = wandb.init(**about, id=run_id, resume="allow")
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
-        """W&B itself drops what it already has."""
+        """Does nothing: W&B itself drops steps that it already has."""
 
     def write(self, record: Mapping) -> None:
         self.run.log(scalars(record), step=record["step"])
@@ -191,9 +183,12 @@ class WeightsAndBiases:
 
 
 def scalars(record: Mapping) -> dict[str, float]:
-    """{"split": "eval", "a": 1, "b": [[2, 3]]} -> {"eval/a": 1, "eval/b/0/0": 2, "eval/b/0/1": 3}.
+    """Flattens a record to scalars.
 
-    Training and evaluation keep apart: they may have a number of the same name at the same step.
+    {"split": "eval", "a": 1, "b": [[2, 3]]} becomes
+    {"eval/a": 1, "eval/b/0/0": 2, "eval/b/0/1": 3}.
+
+    The split is part of the name, because training and evaluation have metrics of the same name.
     """
     flat = {}
     for name, value in record.items():
@@ -206,7 +201,7 @@ def scalars(record: Mapping) -> dict[str, float]:
 
 
 class MetricsWriter:
-    """Writes each record to every sink; only host 0 has any."""
+    """All sinks of a run: each record goes to every sink; only the first host has sinks."""
 
     def __init__(self, workdir: epath.Path, *, tracking: Mapping, config: Mapping, main_host: bool):
         self.metrics = JsonLines(workdir / "metrics.jsonl")
@@ -215,17 +210,16 @@ class MetricsWriter:
         self.main_host = main_host
         if main_host and tracking["tensorboard"]:
             self.sinks.append(TensorBoard(workdir))
-        if main_host and tracking["wandb_project"]:
-            project = tracking["wandb_project"]
+        if main_host and (project := tracking["wandb_project"]):
             self.sinks.append(WeightsAndBiases(project, workdir=workdir, config=config))
 
     def resume(self, step: int, *, again: Collection[str] = ()) -> None:
-        """Continues after `step`; the splits in `again` of that step are written once more."""
+        """Continues after `step`; the splits in `again` of that step will be written again."""
         for sink in [*self.sinks, self.timing] if self.main_host else []:
             sink.resume(step, again=again)
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
-        """Numbers keep seven significant digits: what float32 holds."""
+        """Writes one record; numbers keep the seven significant digits that float32 holds."""
         record = {"step": step, "split": split}
         record |= {name: rounded(value) for name, value in metrics.items()}
         for sink in self.sinks:
@@ -240,13 +234,13 @@ class MetricsWriter:
             sink.flush()
 
     def close(self) -> None:
-        """Everything written is on disk, also where a run ends early."""
+        """Flushes and closes every sink."""
         for sink in [*self.sinks, self.timing]:
             sink.close()
 
 
 def rounded(value: object) -> object:
-    """Plain Python numbers, or nested lists of them, with seven significant digits."""
+    """Returns plain Python numbers, or nested lists of them, with seven significant digits."""
     array = np.asarray(value)
     if np.issubdtype(array.dtype, np.integer):
         return array.tolist()

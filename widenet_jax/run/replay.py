@@ -1,4 +1,4 @@
-"""Replaying the step whose loss or gradient was not finite, from the state kept for that."""
+"""Replay of the step whose loss or gradient was not finite, from the state kept for it."""
 
 from contextlib import closing
 from typing import Any
@@ -11,97 +11,86 @@ from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.checkpoint.checkpoints import FAILED
+from widenet_jax.checkpoint.checkpoints import FAILED, items_of
 from widenet_jax.checkpoint.hashes import fingerprint
 from widenet_jax.checkpoint.series import Series
-from widenet_jax.data.images.sources import Source
-from widenet_jax.data.pipeline import TrainTransform, train_batches
+from widenet_jax.data import Source, Transform
+from widenet_jax.data.pipeline import train_batches
 from widenet_jax.data.sampler import record_at
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import Experiment
-from widenet_jax.param_names import path_names
+from widenet_jax.experiment import Experiment, make_forward
+from widenet_jax.param_names import named_leaves
 from widenet_jax.sharding import global_batch, host_positions, to_host
-from widenet_jax.typing import PyTree
+from widenet_jax.typing import Array, PyTree
 
 
 def records_of_step(experiment: Experiment, step: int) -> list[int]:
-    """The training records of the global batch after `step` updates, in order."""
+    """Returns the training records of the global batch that follows `step` updates, in order."""
     B = experiment.config.batch_size
-    _, records = record_at(
-        step * B + np.arange(B),
-        seed=experiment.config.seed,
-        num_records=experiment.facts.num_examples,
-    )
+    N, seed = experiment.facts.num_examples, experiment.config.seed
+    _, records = record_at(step * B + np.arange(B), seed=seed, num_records=N)
     return records.tolist()
 
 
 def replay(
-    experiment: Experiment, source: Source, transform: TrainTransform, workdir: epath.Path
+    experiment: Experiment, source: Source, transform: Transform, workdir: epath.Path
 ) -> dict[str, Any]:
-    """Works on that batch again, with the same parameters and randomness; changes nothing.
+    """Repeats that step with the same parameters, carry and randomness; changes nothing.
 
-    Returns {step, loss, gradient_norm, not_finite: {gradients: [parameter], images: [where]},
-    batch: [where]}; an image is listed as not finite if its logits are, without dropout or mixup.
+    Returns {step, unit, loss, gradient_norm, not_finite: {gradients: [parameter], examples:
+    [description]}, batch: [description]}. An example counts as not finite if an output of the
+    model is, without dropout or mixup.
 
     Raises:
       BadInputError: no step of this run was kept for a replay.
     """
-    config, mesh = experiment.config, experiment.mesh
+    task, target = experiment.task, experiment.state
+    items = {name: item for name, item in items_of(target).items() if name != "opt_state"}
     with closing(Series(workdir / FAILED, keep=1)) as series:
-        kept, _ = series.newest(
-            {"params": experiment.state.params},
-            fingerprint=fingerprint(experiment.state.params),
-            finite=False,
-        )
+        kept, _ = series.newest(items, fingerprint=fingerprint(target.params), finite=False)
     if kept is None:
         raise BadInputError(f"--workdir={workdir}: no step of this run was kept for a replay")
     params, step = kept.items["params"], kept.meta["step"]
-    positions = host_positions(mesh, config.batch_size)
-    with train_batches(
-        source,
-        transform=transform,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        positions=positions,
-        start_step=step,
-        num_steps=step + 1,
-        num_workers=0,
-        prefetch=1,
-        on_bad_example=config.data.on_bad_example,
-    ) as batches:
-        local = next(batches)
-    batch = global_batch(local, mesh=mesh, batch_size=config.batch_size, positions=positions)
+    batch = batch_of_step(experiment, source, transform, step) | kept.items.get("carry", {})
 
-    def work(params: PyTree, batch: dict, step: jax.Array) -> dict:
-        grads, (means, _) = experiment.gradients(params, batch, step)
-        apply = lambda images, mask, rngs: experiment.model.apply(  # noqa: E731
-            {"params": params}, images, mask=mask, train=False
-        )
-        logits = experiment.task.logits(apply, batch)
+    def work(params: PyTree, batch: dict[str, Array], step: Array) -> dict[str, PyTree]:
+        grads, metrics = experiment.gradients(params, batch, step)
+        outputs, _ = make_forward(experiment.model)(params, task.inputs(batch), None)
+        finite = [jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in jax.tree.leaves(outputs)]
         return {
-            "loss": means["loss"],
+            "loss": metrics.means["loss"],
             "gradient_norm": optax.tree.norm(grads),
             "finite_gradients": jax.tree.map(lambda g: jnp.isfinite(g).all(), grads),
-            "finite_images": jnp.isfinite(logits).all(axis=-1),
+            "finite_examples": jnp.stack(finite).all(axis=0),
         }
 
-    whole = NamedSharding(mesh, P())
-    found = jax.jit(work, out_shardings=whole)(params, batch, jnp.int32(step))
+    replicated = NamedSharding(experiment.mesh, P())
+    found = jax.jit(work, out_shardings=replicated)(params, batch, jnp.int32(step))
     found = to_host(found)
     places = [source.describe(record) for record in records_of_step(experiment, step)]
-    gradients = zip(
-        path_names(found["finite_gradients"]),
-        jax.tree.leaves(found["finite_gradients"]),
-        strict=True,
-    )
+    named = named_leaves(found["finite_gradients"])
     return {
         "mode": "replay",
         "step": step + 1,
-        "loss": str(found["loss"]),  # JSON has no number for what is not finite
+        "unit": task.unit,
+        "loss": str(found["loss"]),  # JSON has no number that is not finite
         "gradient_norm": str(found["gradient_norm"]),
         "not_finite": {
-            "gradients": [name for name, finite in gradients if not finite],
-            "images": [places[i] for i in np.flatnonzero(~found["finite_images"])],
+            "gradients": [name for name, finite in named if not finite],
+            "examples": [places[i] for i in np.flatnonzero(~found["finite_examples"])],
         },
         "batch": places,
     }
+
+
+def batch_of_step(
+    experiment: Experiment, source: Source, transform: Transform, step: int
+) -> dict[str, Array]:
+    """Reads the training batch that follows `step` updates, onto the devices."""
+    config, mesh = experiment.config, experiment.mesh
+    steps = {"start_step": step, "num_steps": step + 1, "num_workers": 0, "prefetch": 1}
+    place = {"batch_size": config.batch_size, "positions": host_positions(mesh, config.batch_size)}
+    settings = {"seed": config.seed, "on_bad_example": config.data.on_bad_example}
+    with train_batches(source, transform=transform, **settings, **place, **steps) as batches:
+        local = next(batches)
+    return global_batch(local, mesh=mesh, **place)

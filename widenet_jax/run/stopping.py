@@ -1,8 +1,8 @@
-"""Stopping in time: SIGTERM, as preemption sends it, and --max_seconds.
+"""Stop requests: SIGTERM (preemption), Ctrl-C and --max_seconds.
 
-The first request is answered at the next safe moment, once the state is saved; a second SIGTERM
-ends the process at once. A thread does the listening, so that both are noticed also while the main
-thread is inside compiled code. Imports no JAX: it listens from the first moment on.
+The first request stops the run at the next step boundary, after the state is saved. A second signal
+ends the process at once. A thread receives the signals, so that they are noticed while the main
+thread is inside compiled code. This module does not import JAX: it listens before JAX is loaded.
 """
 
 import ctypes
@@ -15,122 +15,131 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from widenet_jax.errors import StoppedError
+from widenet_jax.errors import INTERRUPTED, STOPPED, StoppedError
 
-EXIT_CODE = 143  # exit code: what shells report of a process that SIGTERM ended
-SIGTERM = signal.SIGTERM
+SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 TIME_IS_UP = "time is up (--max_seconds)"
 CLOSING_SECONDS = 5.0
-SAME_SECONDS = 1.0  # `timeout`, for one, signals a process and then its group: that is one request
-AGAIN = "The same command goes on from there"
-NOTHING = "there was nothing new to save. The same command begins where this one did"
+# Signals this close together are one request: `timeout` signals a process and then its group.
+SAME_SECONDS = 1.0
+NOTHING = "nothing new to save. Run the same command again to start over from where this run began"
 
 
 class StopRequestedError(Exception):
-    """Unwinds from wherever the run is to where it saves."""
+    """Unwinds the stack to the place where the run saves its state."""
 
 
 class Stop:
-    """Whether this run was asked to stop.
+    """Tracks stop requests (SIGTERM, Ctrl-C, --max_seconds).
 
     Attributes:
-      reason: why, or None as long as nobody has asked.
-      unsaved: there may be finished steps that no checkpoint holds. Before there are any, a
-        request ends the process at once.
+      reason: None until a stop is requested.
+      unsaved: there may be finished steps that no checkpoint holds. While there are none, a request
+        ends the process at once.
     """
 
     def __init__(self):
         self.reason: str | None = None
         self.unsaved = False
         self._waiting = False
-        self._told: float | None = None  # when the first SIGTERM came
+        self._first_signal: float | None = None  # its time
         self._own_signals = 0
         self._tell_hosts: Callable[[int], Any] | None = None
         self._ticks = 0
         self._pipe: int | None = None
         self._timer: threading.Timer | None = None
         self._hosts_stop = False
+        self._handlers_before: dict[int, Any] = {}
 
     def listen(self) -> None:
-        """Answers SIGTERM from now on until `close`. Called from the main thread."""
+        """Answers SIGTERM and Ctrl-C from now on until `close`. Called from the main thread."""
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._pipe = write
-        self._handler_before = signal.signal(SIGTERM, self._in_main_thread)
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background jobs do
+                self._handlers_before[number] = signal.signal(number, self._in_main_thread)
         threading.Thread(target=self._watch, args=(read,), name="stop", daemon=True).start()
 
     def close(self) -> None:
-        """Leaves signals as they were; does nothing where `listen` was not called."""
+        """Restores the signal handlers; does nothing if `listen` was not called."""
         if self._timer:
             self._timer.cancel()
         if self._pipe is not None:
-            signal.signal(SIGTERM, self._handler_before)
+            for number, handler in self._handlers_before.items():
+                signal.signal(number, handler)
             signal.set_wakeup_fd(-1)
-            os.close(self._pipe)  # which ends the thread
+            os.close(self._pipe)  # ends the thread
             self._pipe = None
 
     def after(self, seconds: float) -> None:
-        """Asks for a stop `seconds` from now; at once for 0 or less."""
+        """Requests a stop `seconds` from now; at once for 0 or less."""
 
         def ask() -> None:
             self._own_signals += 1
             self.reason = self.reason or TIME_IS_UP
-            os.kill(os.getpid(), SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
 
         self._timer = threading.Timer(max(0.0, seconds), ask)
         self._timer.daemon = True
         self._timer.start()
 
     def share(self, hosts: int) -> None:
-        """On several hosts: one that is told tells all. Called once they have found each other.
+        """Forwards a signal received by one host to all hosts.
 
-        JAX then has a SIGTERM handler of its own, in C, from which it lets all hosts agree on a
-        step. It would swallow a second signal; so ours comes first and passes the first one on.
+        Called after `jax.distributed.initialize`, which replaces the SIGTERM handler by one in C
+        that makes all hosts agree on a step. That handler would swallow a second signal. So this
+        class installs its handler again and passes the first request on to the one in C.
         """
         if hosts == 1:
-            signal.signal(SIGTERM, self._in_main_thread)
+            signal.signal(signal.SIGTERM, self._in_main_thread)
             return
         libc = ctypes.CDLL(None)
         libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
-        handler = libc.signal(SIGTERM, None)
-        signal.signal(SIGTERM, self._in_main_thread)
+        handler = libc.signal(signal.SIGTERM, None)
+        signal.signal(signal.SIGTERM, self._in_main_thread)
         self._tell_hosts = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
 
     def _watch(self, pipe: int) -> None:
-        """A byte arrives for every signal that Python handles, whatever the main thread does."""
-        while number := os.read(pipe, 1):  # nothing is read once the other end is closed
-            if number[0] != SIGTERM:
+        """Receives one byte for every signal, whatever the main thread does."""
+        while received := os.read(pipe, 1):  # empty once the other end is closed
+            number = received[0]
+            if number not in SIGNALS:
                 continue
-            if self._own_signals:
+            if number == signal.SIGTERM and self._own_signals:
                 self._own_signals -= 1
                 self._request(TIME_IS_UP)
-                continue
-            if self._told is None:
-                self._told = time.monotonic()
-                self._request("SIGTERM")
-            elif time.monotonic() - self._told > SAME_SECONDS:
-                end_process("SIGTERM again: ending at once")
+            elif self._first_signal is None:
+                self._first_signal = time.monotonic()
+                self._request(SIGNALS[number])
+            elif time.monotonic() - self._first_signal > SAME_SECONDS:
+                end_process(f"{SIGNALS[number]} while stopping: ending at once", 128 + number)
         os.close(pipe)
 
     def _request(self, reason: str) -> None:
         alone = self._tell_hosts is None
         self.reason = reason
         if alone and not self.unsaved:
-            end_process(f"stopped: {reason}; {NOTHING}")
-        say(f"{reason}: saving after this step, then stopping; another SIGTERM ends at once")
+            end_process(f"stopped: {reason}; {NOTHING}", self.exit_code)
+        say(f"{reason}: saving after this step, then stopping; another signal ends at once")
         if not alone:
-            self._tell_hosts(SIGTERM)
+            self._tell_hosts(signal.SIGTERM)
 
-    def _in_main_thread(self, *_: Any) -> None:
-        """Breaks off a wait. Hosts cannot do so alone: they have to stop at the same step."""
+    def _in_main_thread(self, number: int, _: Any) -> None:
+        """Interrupts a wait. Several hosts do not interrupt: they must stop at the same step."""
         if self._waiting and self._tell_hosts is None:
             self._waiting = False
-            self.reason = self.reason or "SIGTERM"  # the thread may be about to say so
+            self.reason = self.reason or SIGNALS[signal.Signals(number)]  # may precede the thread
             raise StopRequestedError
 
+    @property
+    def exit_code(self) -> int:
+        """INTERRUPTED after Ctrl-C on this host, STOPPED after every other request."""
+        return INTERRUPTED if self.reason == SIGNALS[signal.SIGINT] else STOPPED
+
     def requested(self) -> bool:
-        """Whether to stop here. On several hosts all ask at the same places and get one answer."""
+        """Returns whether to stop here. All hosts ask at the same places and get one answer."""
         if self._tell_hosts is None:
             return self.reason is not None
         from jax.experimental import multihost_utils
@@ -141,7 +150,7 @@ class Stop:
         return self._hosts_stop
 
     def check(self) -> None:
-        """Raises StopRequestedError where asked to stop."""
+        """Raises StopRequestedError if a stop was requested."""
         if self.requested():
             raise StopRequestedError
 
@@ -156,10 +165,10 @@ class Stop:
             self._waiting = False
 
     def reading(self, batches: Any) -> Iterator[Any]:
-        """The batches, each wait for one broken off by a request to stop; closed at the end.
+        """Yields the batches and closes them at the end; a stop request interrupts the wait.
 
-        After a request closing them may take CLOSING_SECONDS: readers that hang would hang the
-        end, too, and the process is about to go.
+        After a request, closing is given CLOSING_SECONDS: a reader that hangs must not keep the
+        process from ending.
         """
         try:
             while True:
@@ -177,28 +186,22 @@ class Stop:
                 batches.close()
 
     def stopped(self, step: int) -> StoppedError:
-        """What to raise once everything is saved."""
-        reason = self.reason or "another host was asked to"
-        saved = f"saved after step {step:,}. {AGAIN}" if step else NOTHING
-        return StoppedError(f"{reason}; {saved}")
+        """Returns the error to raise once the state is saved; step 0: there was none to save."""
+        reason = self.reason or "another host received a stop request"
+        saved = f"saved after step {step:,}. Run the same command again to resume"
+        return StoppedError(f"{reason}; {saved if step else NOTHING}")
 
 
 def say(text: str) -> None:
+    """Prints a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def end_process(text: str, code: int = EXIT_CODE) -> NoReturn:
-    """At once, without waiting for threads, readers or other hosts."""
-    say(text)
-    leave(code)
+def end_process(text: str, code: int = STOPPED) -> NoReturn:
+    """Ends the process at once, without waiting for threads, readers or other hosts.
 
-
-def leave(code: int) -> NoReturn:
-    """Ends the process without its destructors.
-
-    Those crashed (exit code 139 in place of `code`) where a run ended while JAX still had an
-    initialisation under way, as at an unreadable image in the first batch.
+    Skips destructors and exit handlers; only for stops, where one of those may hang.
     """
+    say(text)
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)

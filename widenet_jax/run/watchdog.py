@@ -1,4 +1,4 @@
-"""A watchdog: says where every thread is when a run makes no progress, and can end it."""
+"""A watchdog: reports, with the stacks of all threads, that a run makes no progress."""
 
 import faulthandler
 import os
@@ -6,13 +6,16 @@ import sys
 import threading
 import time
 
+from widenet_jax.run.stopping import say
+
 
 class Watchdog:
-    """Expects `beat` now and then; otherwise prints the stacks of all threads to stderr.
+    """Expects regular calls of `beat`; without them prints the stacks of all threads to stderr.
 
     Args:
-      dump_after_seconds: without a beat; again after as long again. 0: never.
-      exit_after_seconds: without a beat the process ends with exit code 3. 0: never.
+      dump_after_seconds: print the stacks this long after the last beat, and again each time as
+        much more time has passed. 0: never.
+      exit_after_seconds: end the process with exit code 3 this long after the last beat. 0: never.
     """
 
     EXIT_CODE = 3
@@ -30,7 +33,7 @@ class Watchdog:
             ).start()
 
     def beat(self, what: str) -> None:
-        """`what` has just begun; named if nothing follows."""
+        """Records that `what` has just begun; the next report names it."""
         self.what, self.last, self.dumps = what, time.monotonic(), 0
 
     def _watch(self, interval: float) -> None:
@@ -38,24 +41,19 @@ class Watchdog:
             silent = time.monotonic() - self.last
             due = self.dump_after and silent >= self.dump_after * (self.dumps + 1)
             end = self.exit_after and silent >= self.exit_after
+            stuck = f"no progress for {silent:.0f} s since {self.what}"
             if due or end:
                 self.dumps += 1
-                print(
-                    f"watchdog: no progress for {silent:.0f} s since {self.what}; where every "
-                    "thread is:",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say(f"watchdog: {stuck}; stacks of all threads:")
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
             if end:
-                print(
-                    f"failed: no progress for {silent:.0f} s since {self.what} "
-                    f"(config.watchdog.exit_after_seconds={self.exit_after:g}); the same command "
-                    "goes on from the last checkpoint",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"failed: {stuck} (config.watchdog.exit_after_seconds={self.exit_after:g}); "
+                    "run the same command again to resume from the last checkpoint, if there is "
+                    "one, or to start"
                 )
-                os._exit(self.EXIT_CODE)
+                os._exit(self.EXIT_CODE)  # the main thread hangs, so nothing can be closed
 
     def close(self) -> None:
+        """Ends the thread."""
         self.closed.set()

@@ -1,13 +1,11 @@
-"""What a workdir says about its run: config, environment, git state, class names."""
+"""The records of a run in its workdir: config, environment, git state, facts about the data."""
 
 import fcntl
-import importlib.util
 import json
-import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -17,33 +15,26 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.config.stored_names import upgrade
+from widenet_jax.errors import BadInputError, require
+from widenet_jax.files import UNFINISHED, is_remote, write_json
 
-# A resumed run may change these: they move work about or add records, and no number depends on
-# them. (Sharding changes the order of additions, so exactness ends at rounding.)
+# A resumed run may change these fields: they place work or add records, and no number depends on
+# them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
-    "sharding.",
-    "data.path",
-    "data.num_workers",
-    "data.prefetch",
-    "checkpoint.",
-    "tracking.",
-    "watchdog.",
-    # What to do about trouble is decided when it is there. It changes no number before.
-    "on_nonfinite",
-    "max_skipped_updates",
-    "data.on_bad_example",
-    "data.max_bad_fraction",
+    *("sharding.", "data.path", "data.num_workers", "data.prefetch"),
+    *("checkpoint.", "tracking.", "watchdog."),
+    # How to treat bad numbers and bad examples may be decided when they occur.
+    *("on_nonfinite", "max_skipped_updates", "data.on_bad_example", "data.max_bad_fraction"),
 )
-# Several hosts may differ in these: where the data lies, and how it is read.
+# Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
-WRITING = ".tmp"  # a file that is being written
 LOCK = ".lock"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:
-    """A config as JSON would store it: plain dicts and lists."""
+    """Returns a config as JSON stores it: plain dicts and lists."""
     return json.loads(json.dumps(config.to_dict()))
 
 
@@ -59,14 +50,14 @@ def flatten(tree: dict, prefix: str = "") -> dict[str, Any]:
 
 
 def shared_fields(config: ConfigDict) -> dict[str, Any]:
-    """The fields that have to be the same on all hosts of a run."""
+    """Returns the fields that must be the same on all hosts of a run."""
     return {k: v for k, v in flatten(plain(config)).items() if k not in MAY_DIFFER}
 
 
 def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None:
     """Raises BadInputError where the workdir holds a run of another config, or none to evaluate."""
-    if str(workdir).startswith("gs://") and importlib.util.find_spec("gcsfs") is None:
-        raise BadInputError(f"--workdir={workdir} needs the gcsfs package: pip install -e '.[gcs]'")
+    if str(workdir).startswith("gs://"):
+        require("gcsfs", extra="gcs", what=f"--workdir={workdir}")
     stored_file = workdir / "config.json"
     if workdir.exists() and not workdir.is_dir():
         raise BadInputError(f"--workdir={workdir} is a file; name a directory")
@@ -75,16 +66,18 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             raise BadInputError(
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
-        begun = {stored_file.name + WRITING, LOCK}  # a start that was cut off leaves no more
+        begun = {stored_file.name + UNFINISHED, LOCK}  # all that a start leaves that was cut off
         if workdir.exists() and {path.name for path in workdir.iterdir()} - begun:
             raise BadInputError(
-                f"--workdir={workdir} is not empty and holds no run of this program; name a new "
-                "directory"
+                f"--workdir={workdir} is not empty and holds no run of this program; name another"
             )
         return
     try:
-        stored = flatten(json.loads(stored_file.read_text()))
-    except (ValueError, AttributeError):
+        stored = json.loads(stored_file.read_text())
+        if not isinstance(stored, dict):
+            raise ValueError
+        stored = flatten(upgrade(stored))
+    except ValueError:
         raise BadInputError(
             f"{stored_file} is no JSON object, so it was changed or damaged; restore it from a "
             "copy (every checkpoint's meta/metadata has one), or name a new --workdir"
@@ -95,38 +88,37 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
         for key in sorted(stored.keys() | ours.keys())
         if stored.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
     ]
-    if changed and mode != "train":
-        raise BadInputError(
-            f"--workdir={workdir} holds a run of another config ({'; '.join(changed[:4])}); leave "
-            "the config out, and to evaluate on other data use scripts/evaluate.py"
-        )
     if changed:
-        raise BadInputError(
-            f"--workdir={workdir} holds a run of another config ({'; '.join(changed[:4])}"
-            f"{'; and more' if len(changed) > 4 else ''}); name a new --workdir, or repeat that "
-            "run's config to go on with it"
-        )
+        fields = "; ".join(changed[:4] + ["and more"] * (len(changed) > 4))
+        advice = "name a new --workdir, or repeat that run's config to resume it"
+        if mode != "train":
+            advice = "leave the config out, and to evaluate on other data use scripts/evaluate.py"
+        holds = f"--workdir={workdir} holds a run of another config"
+        raise BadInputError(f"{holds} ({fields}); {advice}")
 
 
-def write_run(
-    workdir: epath.Path, config: ConfigDict, class_names: tuple[str, ...], *, main_host: bool
-) -> None:
-    """Writes config.json (first: it marks a workdir), class_names.json and environment.json.
+def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) -> None:
+    """Writes config.json, a file for each entry of `info`, and environment.json.
 
-    The last lists every start of the run, each with its versions, devices and commit.
+    config.json comes first, because it marks a workdir. environment.json lists every start of the
+    run, each with its versions, devices and commit.
+
+    Args:
+      workdir: of the run.
+      config: of the run.
+      info: facts of the data that tasks need: {"class_names": [...]} goes to class_names.json.
     """
-    if not main_host:
-        return
     workdir.mkdir(parents=True, exist_ok=True)
     if not (workdir / "config.json").exists():
         write_json(workdir / "config.json", plain(config))
-    write_json(workdir / "class_names.json", list(class_names))
+    for name, value in info.items():
+        write_json(workdir / f"{name}.json", value)
     starts = workdir / "environment.json"
     write_json(starts, [*earlier_starts(starts), environment()])
 
 
 def earlier_starts(path: epath.Path) -> list[dict]:
-    """What is in environment.json; where that is damaged, it is put aside with a warning."""
+    """Reads environment.json; a damaged one is renamed, with a warning."""
     if not path.exists():
         return []
     try:
@@ -140,12 +132,12 @@ def earlier_starts(path: epath.Path) -> list[dict]:
 
 @contextmanager
 def locked(workdir: epath.Path) -> Iterator[None]:
-    """The only start of a run in a local workdir; the lock goes with the process, however it ends.
+    """Locks a local workdir against another start; the lock ends with the process, however it ends.
 
     Raises:
-      BadInputError: there is another.
+      BadInputError: another process holds the lock.
     """
-    if "://" in str(workdir):  # object stores have no locks
+    if is_remote(workdir):  # object stores have no locks
         yield
         return
     workdir.mkdir(parents=True, exist_ok=True)
@@ -160,19 +152,8 @@ def locked(workdir: epath.Path) -> Iterator[None]:
         yield
 
 
-def write_json(path: epath.Path, value: Any) -> None:
-    """Whole or not at all: a reader, or a killed run, never leaves half a file."""
-    beside = epath.Path(f"{path}{WRITING}")
-    with beside.open("w") as file:
-        file.write(json.dumps(value, indent=1) + "\n")
-        file.flush()
-        if "://" not in str(path):
-            os.fsync(file.fileno())
-    beside.replace(path)
-
-
 def environment() -> dict[str, Any]:
-    """Versions, devices, the command and the state of the code."""
+    """Returns versions, devices, the command and the state of the code."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -185,7 +166,7 @@ def environment() -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """None where it is not installed, as this package when it runs from its directory."""
+    """Returns a package's version; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -193,7 +174,7 @@ def version(package: str) -> str | None:
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None outside a checkout."""
+    """Returns the commit and whether files differ from it; None outside a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(directory), *arguments]

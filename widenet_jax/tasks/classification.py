@@ -1,99 +1,129 @@
-"""Image classification: what a batch means, the loss, the metrics."""
+"""Image classification."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
 
+from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError
+from widenet_jax.tasks import contract
+from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import smooth_labels, softmax_cross_entropy
 from widenet_jax.tasks.mixup import mixup
-from widenet_jax.typing import Array, Aux
-
-# (images, mask, rngs) -> (logits, aux); rngs None: evaluation.
-Apply = Callable[[Array, Array | None, dict[str, Array] | None], tuple[Array, Aux]]
-
-# Aux entries that are losses, one number a routing operation; the rest are sums over tokens.
-LOSSES = ("loss", "load_balance_loss")
+from widenet_jax.typing import Array
 
 
 @dataclass(frozen=True)
-class Classification:
-    """Cross-entropy against smoothed, mixed labels, plus the layers' own losses (eq. 8).
+class Classification(Task):
+    """Cross-entropy against smoothed, mixed labels, plus the feed-forwards' own losses (eq. 8).
 
     Attributes:
       num_classes: V.
-      label_smoothing: after mixup, which is the same as before: both are linear.
-      mixup_alpha: 0 for none.
-      mixup_group_size: partners come from the same group of consecutive images.
+      image_shape: (height, width, channels) of a batch's images.
+      label_smoothing: applied after mixup; before it would be the same, as both are linear.
+      mixup_alpha: of the Beta distribution; 0 turns mixup off.
+      mixup_group_size: partners come from the same group of so many consecutive images.
     """
 
     num_classes: int
+    image_shape: tuple[int, int, int]
     label_smoothing: float
     mixup_alpha: float
     mixup_group_size: int
 
+    headline: ClassVar[Headline] = Headline("accuracy")
+    unit: ClassVar[str] = "images"
+    group_field: ClassVar[str] = "config.augment.mixup_group_size"
+
+    @classmethod
+    def build(cls, config: ConfigDict, facts: DataFacts) -> "Classification":
+        """Builds the task of `config.task` and `config.augment`.
+
+        Raises:
+          BadInputError: a field is out of range.
+        """
+        return cls(
+            num_classes=len(facts.info["class_names"]),
+            image_shape=facts.example["image"].shape,
+            label_smoothing=config.task.label_smoothing,
+            mixup_alpha=config.augment.mixup_alpha,
+            mixup_group_size=config.augment.mixup_group_size,
+        )
+
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise BadInputError(
-                f"config.task.label_smoothing={self.label_smoothing} must be in [0, 1)"
-            )
+            smoothing = self.label_smoothing
+            raise BadInputError(f"config.task.label_smoothing={smoothing} must be in [0, 1)")
         if self.mixup_alpha < 0:
+            alpha = self.mixup_alpha
+            raise BadInputError(f"config.augment.mixup_alpha={alpha} must be 0 (none) or more")
+        if self.mixup_alpha > 0 and self.mixup_group_size < 2:
             raise BadInputError(
-                f"config.augment.mixup_alpha={self.mixup_alpha} must be above 0, or 0 for none"
+                f"{self.group_field}={self.mixup_group_size} must be at least 2: mixup needs a "
+                "partner; config.augment.mixup_alpha=0 turns it off"
             )
 
-    def loss(
-        self, apply: Apply, batch: Mapping[str, Array], rngs: dict[str, Array]
-    ) -> tuple[Array, tuple[Aux, Aux]]:
-        """The scalar to minimise, metrics that are means over the batch, and sums over it.
+    @property
+    def model_fields(self) -> dict[str, int]:
+        return {"num_classes": self.num_classes}
 
-        batch: image [B, height, width, channels] uint8, label [B] int32.
+    @property
+    def group_size(self) -> int:
+        return self.mixup_group_size if self.mixup_alpha > 0 else 1
+
+    def batch_spec(self, batch_size: int) -> ArraySpecs:
+        return {
+            "image": jax.ShapeDtypeStruct((batch_size, *self.image_shape), jnp.uint8),
+            "label": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+        }
+
+    def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        mask = {"mask": batch["mask"]} if "mask" in batch else {}
+        return {"image": to_unit_range(batch["image"]), **mask}
+
+    def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
+        """batch: image [B, height, width, channels] uint8, label [B] int32.
+
+        Training accuracy counts the heavier of two mixed labels.
         """
         images = to_unit_range(batch["image"])
         targets = jax.nn.one_hot(batch["label"], self.num_classes)
         if self.mixup_alpha > 0:
-            images, targets = mixup(
-                rngs["mixup"],
-                images,
-                targets,
-                alpha=self.mixup_alpha,
-                group_size=self.mixup_group_size,
-            )
-        logits, aux = apply(images, None, rngs)
+            settings = {"alpha": self.mixup_alpha, "group_size": self.mixup_group_size}
+            images, targets = mixup(rngs["mixup"], images, targets, **settings)
+        logits, aux = apply({"image": images}, rngs)
         smoothed = smooth_labels(targets, self.label_smoothing)
         cross_entropy = softmax_cross_entropy(logits, smoothed).mean()
+        of_layers, each = contract.layer_losses(aux)
+        loss = cross_entropy + of_layers
         means = {
             "cross_entropy": cross_entropy,
-            # Against the heavier of two mixed labels.
             "accuracy": (logits.argmax(-1) == targets.argmax(-1)).mean(),
+            **each,
+            "loss": loss,
         }
-        loss = cross_entropy
-        if aux:
-            loss = loss + aux["loss"].sum()  # summed over the T routing operations, eq. 8
-            means["load_balance_loss"] = aux["load_balance_loss"]
-        means["loss"] = loss
-        return loss, (means, {k: v for k, v in aux.items() if k not in LOSSES})
+        return loss, Metrics(means=means, layer_sums=contract.layer_sums(aux))
 
-    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Aux:
-        """Sums over the real images of a batch; `mask` [B] is False at padding."""
-        mask = batch["mask"]
-        logits, aux = apply(to_unit_range(batch["image"]), mask, None)
-        target = jax.nn.one_hot(batch["label"], self.num_classes)
+    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
+        logits, aux = apply(self.inputs(batch), None)
+        mask, label = batch["mask"], batch["label"]
+        target = jax.nn.one_hot(label, self.num_classes)
         sums = {
             "cross_entropy": jnp.where(mask, softmax_cross_entropy(logits, target), 0.0).sum(),
-            "correct": ((logits.argmax(-1) == batch["label"]) & mask).sum(dtype=jnp.int32),
+            "correct": ((logits.argmax(-1) == label) & mask).sum(dtype=jnp.int32),
             "images": mask.sum(dtype=jnp.int32),
         }
-        return sums | {k: v for k, v in aux.items() if k not in LOSSES}
+        return Evaluation(sums=sums, layer_sums=contract.layer_sums(aux))
 
-    def logits(self, apply: Apply, batch: Mapping[str, Array]) -> Array:
-        """[B, V] for images as they are, without training's noise."""
-        return apply(to_unit_range(batch["image"]), batch.get("mask"), None)[0]
-
-    def summarize(self, sums: Mapping) -> dict[str, float]:
-        """Sums of `evaluate` over a whole set as metrics."""
+    def summarize(
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        del rows
         return {
             "accuracy": float(sums["correct"] / sums["images"]),
             "cross_entropy": float(sums["cross_entropy"] / sums["images"]),
@@ -102,8 +132,5 @@ class Classification:
 
 
 def to_unit_range(images: Array) -> Array:
-    """uint8 pixels to float32 in [-1, 1], on the device: bytes travel, not floats."""
+    """Maps uint8 pixels to float32 in [-1, 1]; on the device, so that bytes are transferred."""
     return images.astype(jnp.float32) / 127.5 - 1.0
-
-
-TASKS = {"classification": Classification}

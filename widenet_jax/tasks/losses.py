@@ -1,4 +1,4 @@
-"""Losses on dense targets, in float32 whatever the model computes in."""
+"""Losses on dense targets, computed in float32 whatever the model's dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -7,19 +7,19 @@ from widenet_jax.typing import Array
 
 
 def smooth_labels(target: Array, smoothing: float) -> Array:
-    """(1 - smoothing) * target + smoothing / V; a distribution stays one.
+    """Smooths targets: (1 - smoothing) * target + smoothing / V. Rows still sum to 1.
 
-    Linear in the target, so it commutes with mixup.
+    Affine in the target, so it commutes with mixup.
 
     Args:
       target: [..., V], rows that sum to 1.
-      smoothing: in [0, 1]; 0 returns the target.
+      smoothing: in [0, 1]; 0 returns the target unchanged.
     """
     return (1.0 - smoothing) * target + smoothing / target.shape[-1]
 
 
 def softmax_cross_entropy(logits: Array, target: Array) -> Array:
-    """-sum_v target_v * log softmax(logits)_v, for each example.
+    """Computes -sum_v target_v * log softmax(logits)_v for each example.
 
     Args:
       logits: [..., V], any float type.

@@ -1,10 +1,10 @@
-"""Mixup (Zhang et al. 2018, arXiv:1710.09412) on the device, inside groups of images."""
+"""Mixup (Zhang et al. 2018, arXiv:1710.09412) on the device, within groups of images."""
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, check_group
 from widenet_jax.sharding import constrain
 from widenet_jax.typing import Array
 
@@ -12,21 +12,21 @@ from widenet_jax.typing import Array
 def mixup(
     rng: Array, images: Array, targets: Array, *, alpha: float, group_size: int
 ) -> tuple[Array, Array]:
-    """x_i <- lambda_i x_i + (1 - lambda_i) x_next(i), the targets likewise.
+    """Mixes each image with the next: x_i <- lambda_i x_i + (1 - lambda_i) x_next(i).
 
-    lambda_i ~ Beta(alpha, alpha), one an example. next(i) is the following image of the same group
-    of `group_size` consecutive images, and the group's first image after its last: partners never
-    leave a group, so nothing crosses devices when whole groups lie on each.
+    Targets are mixed likewise. lambda_i ~ Beta(alpha, alpha), drawn per example. next(i) is the
+    next image in the same group of `group_size` consecutive images, cyclically. If each device
+    holds whole groups, mixup therefore needs no communication between devices.
 
-    Differs from the original, which draws one lambda a batch and a random partner: batches are
-    shuffled already, so the next image is as random.
+    Differs from the original, which draws one lambda per batch and random partners. Batches are
+    shuffled, so the next image is a random partner as well.
 
     Args:
       rng: a key.
       images: [B, H, W, C], float.
       targets: [B, V], float, rows that sum to 1.
-      alpha: above 0; a caller that wants no mixup does not call.
-      group_size: images a group, at least 2; divides B. The model's routing group by choice.
+      alpha: above 0; to train without mixup, do not call this function.
+      group_size: images per group; at least 2, and divides B. May be that of the model's routing.
 
     Returns:
       Images and targets of the same shapes and types; mixed in float32.
@@ -39,8 +39,8 @@ def mixup(
     _check(batch, alpha=alpha, group_size=group_size)
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise BadInputError(f"mixup: images are {images.dtype}; normalise them to float first")
-    # Whole on every device: of a split draw, which rejects until all are accepted, the devices
-    # would have to agree on the end, round by round.
+    # Replicate the draw. It uses rejection sampling: if it were sharded, every round would need a
+    # collective to find out whether all devices have finished.
     weight = constrain(jax.random.beta(rng, alpha, alpha, (batch,), jnp.float32), P())
 
     def mix(x: Array) -> Array:
@@ -55,11 +55,4 @@ def mixup(
 def _check(batch: int, *, alpha: float, group_size: int) -> None:
     if not alpha > 0:
         raise BadInputError(f"mixup: alpha={alpha} must be above 0; 0 in the config turns it off")
-    if group_size >= 2 and batch % group_size == 0:
-        return
-    sizes = [size for size in range(2, batch + 1) if batch % size == 0]
-    fitting = ", ".join(map(str, sizes)) or "none, so use a larger batch or turn mixup off"
-    raise BadInputError(
-        f"mixup: groups of {group_size} images cannot pair up a batch of {batch}; "
-        f"group sizes that can: {fitting}"
-    )
+    check_group(batch, group_size, field="config.augment.mixup_group_size", smallest=2)

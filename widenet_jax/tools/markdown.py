@@ -1,10 +1,10 @@
-"""Tables in Markdown that can also be read as they are."""
+"""Markdown tables with aligned columns."""
 
 from collections.abc import Sequence
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the header; columns are padded to one width."""
+    """Formats rows as a table; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")

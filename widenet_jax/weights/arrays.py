@@ -1,4 +1,4 @@
-"""Flat files of named arrays, `.npz` and `.safetensors`: data only, never a pickle."""
+"""Flat files of named arrays, `.npz` and `.safetensors`. Pickles are refused: they can run code."""
 
 import io
 import zipfile
@@ -10,19 +10,20 @@ import safetensors
 import safetensors.numpy
 from etils import epath
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import write_bytes
 
 SUFFIXES = (".npz", ".safetensors")
-# safetensors' names of what weights are stored in.
+# safetensors' names of the types that weights have.
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 NOT_READABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError)
 
 
 def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
-    """Every array of a file, by name; floating point numbers of any width as float32.
+    """Reads every array of a file, by name; floating-point numbers of any width become float32.
 
     Raises:
-      BadInputError: no such file, a damaged one, or one that holds Python objects.
+      BadInputError: the file is missing, damaged, or contains Python objects.
     """
     read = read_npz if path.suffix == ".npz" else read_safetensors
     try:
@@ -35,21 +36,25 @@ def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
 
 
 def read_npz(data: bytes) -> dict[str, np.ndarray]:
+    """Reads the bytes of a `.npz` file."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
 def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
-    """Unlike `safetensors.numpy` it knows bfloat16."""
+    """Reads the bytes of a `.safetensors` file, bfloat16 too, which `safetensors.numpy` refuses."""
     arrays = {}
     for name, tensor in safetensors.deserialize(data):
-        dtype = choose(FLOATS, tensor["dtype"], field=f"type of {name}")
-        arrays[name] = np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
+        if tensor["dtype"] not in FLOATS:
+            known = ", ".join(FLOATS)
+            raise BadInputError(f"{name} has type {tensor['dtype']}; weights have {known}")
+        data_type = FLOATS[tensor["dtype"]]
+        arrays[name] = np.frombuffer(tensor["data"], data_type).reshape(tensor["shape"])
     return arrays
 
 
 def as_float32(array: np.ndarray) -> np.ndarray:
-    """NumPy files know no bfloat16: big_vision's hold its two bytes as an untyped `V2`."""
+    """Converts floating-point arrays; big_vision's `.npz` files have bfloat16 as untyped `V2`."""
     if array.dtype == np.dtype("V2"):
         array = array.view(ml_dtypes.bfloat16)
     is_float = array.dtype == ml_dtypes.bfloat16 or array.dtype.kind == "f"
@@ -57,12 +62,12 @@ def as_float32(array: np.ndarray) -> np.ndarray:
 
 
 def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a `.npz` or `.safetensors` file."""
-    # safetensors writes the buffer as it lies in memory, whatever the strides say.
+    """Writes a `.npz` or `.safetensors` file, whole or not at all."""
+    # safetensors writes the buffer in memory order and ignores strides.
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     if path.suffix == ".npz":
         data = io.BytesIO()
         np.savez(data, **whole)
-        path.write_bytes(data.getvalue())
+        write_bytes(path, data.getvalue())
     else:
-        path.write_bytes(safetensors.numpy.save(whole))
+        write_bytes(path, safetensors.numpy.save(whole))

@@ -1,8 +1,8 @@
-"""Exported models: a directory of plain files that needs neither this package nor a checkpoint.
+"""Exported models: plain files that other programs read without this package.
 
-params.safetensors or params.npz   every parameter under its path, float32
-config.json  class_names.json      what was trained, on what
-export.json                        format version, step, hash of the parameters, results
+params.safetensors or params.npz   every parameter by path, float32
+config.json  class_names.json      the run's configuration; the classes
+export.json                        format version, step, SHA-256 of the parameters, results
 README.md                          the model card
 """
 
@@ -17,7 +17,9 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.config.stored_names import upgrade
+from widenet_jax.errors import BadInputError, check_format, choose
+from widenet_jax.files import write_json, write_text
 from widenet_jax.weights.arrays import read_arrays, write_arrays
 from widenet_jax.weights.model_card import model_card
 
@@ -28,14 +30,14 @@ RECORD = "export.json"
 
 @dataclass(frozen=True)
 class Exported:
-    """A trained model as a file holds it.
+    """A stored model: everything an export or a run's checkpoint keeps of it.
 
     Attributes:
       params: host arrays.
-      config: of the run, plain dicts.
-      class_names: label k is class_names[k].
-      step: of the checkpoint.
-      result: the run's `result.json`; empty where the run has not ended.
+      config: the run's, as plain dicts, under today's names.
+      class_names: label k is class_names[k]; empty for a task without classes.
+      step: the checkpoint's step.
+      result: the run's `result.json`; empty if the run has not finished.
     """
 
     params: dict
@@ -45,15 +47,31 @@ class Exported:
     result: Mapping[str, Any] = field(default_factory=dict)
 
 
+def check_image_classifier(model: Exported, place: str) -> None:
+    """Raises BadInputError unless a stored model classifies images.
+
+    Args:
+      model: as read.
+      place: where it was read from, for the message.
+    """
+    if not (model.class_names and "patch_size" in model.config["model"]):
+        task, name = (model.config[section]["name"] for section in ("task", "model"))
+        raise BadInputError(
+            f"{place} holds a model {name} of the task {task}; only image classifiers can be "
+            "evaluated, exported or finetuned here"
+        )
+
+
 def is_exported(directory: epath.Path) -> bool:
+    """Tells whether a directory is a finished export."""
     return (directory / RECORD).exists()
 
 
 def write_exported(directory: epath.Path, model: Exported, *, file_format: str) -> None:
-    """Writes the files; `export.json` last, so that what was cut off is not taken for whole.
+    """Writes an export; `export.json` comes last, so that an interrupted export is not opened.
 
     Raises:
-      BadInputError: an unknown format, or a directory that is not empty.
+      BadInputError: the format is unknown, or the directory is not empty.
     """
     arrays_file = choose(FORMATS, file_format, field="format")
     if directory.exists() and any(directory.iterdir()):
@@ -68,49 +86,44 @@ def write_exported(directory: epath.Path, model: Exported, *, file_format: str) 
         "step": model.step,
         "result": dict(model.result),
     }
-    (directory / "README.md").write_text(model_card(model.config, model.class_names, record))
-    for name, value in (
-        ("config.json", model.config),
-        ("class_names.json", list(model.class_names)),
-        (RECORD, record),
-    ):
-        (directory / name).write_text(json.dumps(value, indent=1) + "\n")
+    write_text(directory / "README.md", model_card(model.config, model.class_names, record))
+    write_json(directory / "config.json", model.config)
+    write_json(directory / "class_names.json", list(model.class_names))
+    write_json(directory / RECORD, record)
 
 
 def read_exported(directory: epath.Path) -> Exported:
-    """What `write_exported` wrote.
+    """Reads an export, of this version or an earlier one.
 
     Raises:
-      BadInputError: a file is missing or damaged, or of a newer version.
+      BadInputError: a file is missing or damaged, or has an unknown format version.
     """
     record = read_json(directory / RECORD)
-    if record.get("format_version") != FORMAT_VERSION:
+    check_format(record, FORMAT_VERSION, place=directory / RECORD)
+    # A record must not name a file outside its directory.
+    if record["params_file"] not in FORMATS.values():
         raise BadInputError(
-            f"{directory / RECORD} has format_version {record.get('format_version')!r}, and this "
-            f"version of widenet_jax reads {FORMAT_VERSION}; use the version that wrote it"
+            f"{directory / RECORD}: params_file {record['params_file']!r} is none of "
+            f"{', '.join(FORMATS.values())}; copy or export it again"
         )
-    arrays = read_arrays(directory / choose(PARAMS_FILES, record["params_file"], field=RECORD))
+    arrays = read_arrays(directory / record["params_file"])
     params = flax.traverse_util.unflatten_dict(arrays, sep="/")
     if params_sha256(params) != record["params_sha256"]:
         raise BadInputError(
-            f"{directory / record['params_file']}: other numbers than were exported; copy or "
-            "export it again"
+            f"{directory / record['params_file']}: the parameters differ from the exported ones; "
+            "copy or export it again"
         )
     return Exported(
         params=params,
-        config=read_json(directory / "config.json"),
+        config=upgrade(read_json(directory / "config.json")),
         class_names=tuple(read_json(directory / "class_names.json")),
         step=record["step"],
         result=record["result"],
     )
 
 
-# What a record may name: nothing outside its directory.
-PARAMS_FILES = {name: name for name in FORMATS.values()}
-
-
 def read_json(path: epath.Path) -> Any:
-    """Raises BadInputError where a file is missing or no JSON."""
+    """Reads a JSON file; raises BadInputError if it is missing or damaged."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -1,4 +1,7 @@
-"""Finetuning: parameters of another run into a new model (ViT, section 3.2)."""
+"""Finetuning of vision models: a pretrained backbone under a new head (ViT, section 3.2).
+
+Positions are a square grid of patches, perhaps after a CLS token, and are resized to the new grid.
+"""
 
 from collections.abc import Mapping
 
@@ -10,26 +13,26 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.typing import PyTree
 
 POSITION = "position/position_embedding"
-# The classifier is new; the pretraining representation layer before it is dropped.
-LEFT_BEHIND = ("head/", "representation/")
+# The head is new, and the representation layer of pretraining before it is dropped.
+NOT_COPIED = ("head/", "representation/")
 
 
 def finetune_params(fresh: PyTree, pretrained: PyTree, *, cls_token: bool, source: str) -> PyTree:
-    """`fresh` with its backbone taken from `pretrained`, positions resized, the head left as it is.
+    """Returns `fresh` with the backbone of `pretrained`: positions are resized, the head is kept.
 
     Args:
       fresh: newly initialised parameters of the model to finetune (host arrays).
-      pretrained: parameters of the run at `source`.
-      cls_token: the first position row belongs to a CLS token and is not part of the grid.
-      source: named in errors.
+      pretrained: parameters that `config.init_from` names (host arrays).
+      cls_token: whether the first row of the positions belongs to a CLS token.
+      source: value of `config.init_from`, named in errors.
 
     Raises:
       BadInputError: the backbones differ.
     """
     new = flax.traverse_util.flatten_dict(fresh, sep="/")
     old = flax.traverse_util.flatten_dict(pretrained, sep="/")
-    new_backbone = {k for k in new if not k.startswith(LEFT_BEHIND)}
-    old_backbone = {k for k in old if not k.startswith(LEFT_BEHIND)}
+    new_backbone = {k for k in new if not k.startswith(NOT_COPIED)}
+    old_backbone = {k for k in old if not k.startswith(NOT_COPIED)}
     if odd := sorted(new_backbone ^ old_backbone):
         raise BadInputError(
             f"config.init_from={source} holds another model: {odd[0]} is in only one of the two; "
@@ -50,7 +53,7 @@ def finetune_params(fresh: PyTree, pretrained: PyTree, *, cls_token: bool, sourc
 
 
 def resize_positions(position: np.ndarray, num_tokens: int, *, cls_token: bool) -> np.ndarray:
-    """[1, T, D] -> [1, num_tokens, D]: bilinear over the square grid of patches; CLS row kept.
+    """Resizes [1, T, D] to [1, num_tokens, D], bilinear over the grid of patches; keeps a CLS row.
 
     Raises:
       BadInputError: one of the grids is not square.
@@ -58,24 +61,24 @@ def resize_positions(position: np.ndarray, num_tokens: int, *, cls_token: bool) 
     extra = int(cls_token)
     old_side, new_side = square_side(position.shape[1] - extra), square_side(num_tokens - extra)
     grid = position[0, extra:].reshape(old_side, old_side, -1)
-    # Each embedding channel is an image; OpenCV resizes any number of them channel by channel.
-    resized = np.stack(
-        [
-            cv2.resize(grid[..., d], (new_side, new_side), interpolation=cv2.INTER_LINEAR)
-            for d in range(grid.shape[-1])
-        ],
-        axis=-1,
-    )
+    # OpenCV limits the channels of an image, so each embedding channel is resized by itself.
+    channels, size = (grid[..., d] for d in range(grid.shape[-1])), (new_side, new_side)
+    linear = cv2.INTER_LINEAR
+    resized = np.stack([cv2.resize(c, size, interpolation=linear) for c in channels], axis=-1)
     return np.concatenate([position[:, :extra], resized.reshape(1, new_side**2, -1)], axis=1)
 
 
 def square_side(tokens: int) -> int:
+    """Returns the side of a square grid; raises BadInputError if `tokens` is not a square."""
     side = round(tokens**0.5)
     if side * side != tokens:
-        raise BadInputError(f"positions of {tokens} patches are no square grid and cannot resize")
+        raise BadInputError(
+            f"positions of {tokens} patches do not form a square grid and cannot be resized; "
+            "finetune at the image size of pretraining"
+        )
     return side
 
 
 def has_cls_row(model: Mapping) -> bool:
-    """Whether the first row of the position embedding of `config.model` belongs to a CLS token."""
+    """Tells whether the first position row of `config.model` belongs to a CLS token."""
     return model["cls_token"] != "none"

@@ -1,32 +1,35 @@
 """Google's ViT checkpoints, flat `.npz` files, as parameters of our ViT.
 
-Key layouts as written over the years by google-research/vision_transformer and big_vision:
+google-research/vision_transformer and big_vision have written several layouts:
 
-- under `opt/target/` (a whole training state), `params/`, `params/img/` (the image tower of a
-  pair), or nothing;
-- positions at `Transformer/posembed_input/pos_embedding`, `Transformer/pos_embedding` or
-  `pos_embedding`, with a row for the CLS token (added after the token was prepended) or without
-  (added before);
-- blocks apart, `encoderblock_0`, ..., or stacked along a leading axis, `encoderblock`;
-- a block's layers numbered together (`LayerNorm_0`, `MultiHeadDotProductAttention_1`,
-  `LayerNorm_2`, `MlpBlock_3`) or each kind from 0;
-- a tanh layer `pre_logits` before the head, or none; no head.
+- The tree lies under `opt/target/` (a whole training state), `params/`, `params/img/` (the image
+  tower of a pair), or at the top.
+- Positions are at `Transformer/posembed_input/pos_embedding`, `Transformer/pos_embedding` or
+  `pos_embedding`. They have a row for the CLS token (added after the token was prepended) or none
+  (added before).
+- Blocks are separate, `encoderblock_0`, ..., or stacked along a leading axis, `encoderblock`.
+- The layers of a block are numbered together (`LayerNorm_0`, `MultiHeadDotProductAttention_1`,
+  `LayerNorm_2`, `MlpBlock_3`), or each kind from 0.
+- A tanh layer `pre_logits` may precede the head; the head may be absent.
 
-Their pixels are in [-1, 1], their GELU is the tanh form and their LayerNorm's epsilon 1e-6: ours.
-Sources of these facts: vision_transformer/vit_jax/checkpoint.py, big_vision/models/vit.py.
+Pixels are in [-1, 1], as ours.
+Sources: vision_transformer/vit_jax/checkpoint.py, big_vision/models/vit.py.
 """
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import flax.traverse_util
 import numpy as np
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
 
 PREFIXES = ("opt/target/", "params/", "img/")
 POSITIONS = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding")
-# Their names of what is in a block, in the order of ours. The two norms are told apart by number.
+# Our layers for each kind of theirs in a block. The number of a LayerNorm tells which of the two
+# it is.
 LAYERS = {
     "LayerNorm": ("norm_attention", "norm_ffn"),
     "MultiHeadDotProductAttention": ("attention",),
@@ -38,8 +41,8 @@ OUTSIDE = {
     "embedding/bias": "embed/projection/bias",
     "cls": "position/cls_token",
     "pos_embedding": "position/position_embedding",
-    "Transformer/encoder_norm/scale": "encoder/norm_out/scale",
-    "Transformer/encoder_norm/bias": "encoder/norm_out/bias",
+    "Transformer/encoder_norm/scale": f"{ENCODER}/{NORM_OUT}/scale",
+    "Transformer/encoder_norm/bias": f"{ENCODER}/{NORM_OUT}/bias",
     "pre_logits/kernel": "representation/kernel",
     "pre_logits/bias": "representation/bias",
     "head/kernel": "head/kernel",
@@ -49,24 +52,24 @@ NEEDED = ("embedding/kernel", "pos_embedding", "Transformer/encoder_norm/scale")
 
 
 def is_google(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether a flat file looks like one of theirs."""
+    """Tells whether the names in a flat file are Google's."""
     return any(name.endswith("embedding/kernel") for name in arrays)
 
 
 def from_google(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
-    """Our tree of parameters from theirs.
+    """Converts the arrays of a Google file to our parameter tree.
 
     Args:
-      arrays: the file's, by name.
-      source: named in errors.
+      arrays: by their name in the file.
+      source: the file, named in errors.
 
     Raises:
-      BadInputError: a part that our ViT has no place for, or one that is missing.
+      BadInputError: a part that our ViT does not have, or a part that is missing.
     """
     theirs = unstack_blocks(move_positions(strip_prefixes(arrays)))
     for name in NEEDED:
         if name not in theirs:
-            raise BadInputError(f"{source}: no {name}, so this is no ViT with learned positions")
+            raise BadInputError(f"{source}: no {name}, so this is not a ViT with learned positions")
     norms = numbers_of_norms(theirs)
     ours = {}
     for name, array in theirs.items():
@@ -80,8 +83,27 @@ def from_google(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     return flax.traverse_util.unflatten_dict(ours, sep="/")
 
 
+def model_fields(arrays: Mapping[str, np.ndarray], *, source: str) -> dict[str, Any]:
+    """Returns the fields of `config.model` that Google's files decide.
+
+    The number of heads N is an axis of the query kernel [D, N, H]; all models share the rest.
+
+    Raises:
+      BadInputError: the file has no attention.
+    """
+    kernels = [a for k, a in strip_prefixes(arrays).items() if k.endswith("/query/kernel")]
+    if not kernels:
+        raise BadInputError(f"{source}: no query/kernel, so this is not a ViT")
+    return {
+        "num_heads": kernels[0].shape[-2],
+        "norm_epsilon": 1e-6,
+        "activation": "gelu_tanh",
+        "norm_position": "pre",
+    }
+
+
 def strip_prefixes(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Without what the whole tree is under; what lies beside it (optimizer, text) is left out."""
+    """Takes the tree out of its parents; drops what lies beside it (optimizer, text tower)."""
     found = dict(arrays)
     for prefix in PREFIXES:
         under = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
@@ -90,11 +112,12 @@ def strip_prefixes(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def move_positions(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Renames the position embedding to `pos_embedding` in every layout."""
     return {("pos_embedding" if k in POSITIONS else k): v for k, v in arrays.items()}
 
 
 def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`encoderblock/X` [L, ...] to `encoderblock_0/X` [...], and so on."""
+    """Splits `encoderblock/X` [L, ...] into `encoderblock_0/X` [...], and so on."""
     stacked = "Transformer/encoderblock/"
     apart = {}
     for name, array in arrays.items():
@@ -107,25 +130,25 @@ def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def numbers_of_norms(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """["0", "2"] where a block's layers are numbered together, ["0", "1"] where kinds are apart."""
+    """Lists the numbers of a block's LayerNorms: ["0", "2"] or, numbered by kind, ["0", "1"]."""
     found = (re.search(r"encoderblock_\d+/LayerNorm_(\d+)/", name) for name in arrays)
     return sorted({match[1] for match in found if match})
 
 
 def path_in_block(name: str, norms: list[str]) -> str | None:
-    """Ours for a name within a block; None if there is no such thing."""
+    """Returns our path for a name within a block; None if our ViT has no such layer."""
     match = re.fullmatch(r"Transformer/encoderblock_(\d+)/([A-Za-z]+)_(\d+)/(.+)", name)
     if not match or match[2] not in LAYERS:
         return None
     block, kind, number, rest = match.groups()
     layer = LAYERS[kind][norms.index(number) if kind == "LayerNorm" else 0]
     head, _, leaf = rest.rpartition("/")
-    parts = (f"encoder/block_{int(block):02d}_{layer}", MLP.get(head, head), leaf)
+    parts = (f"{ENCODER}/{block_part(int(block), layer)}", MLP.get(head, head), leaf)
     return "/".join(part for part in parts if part)
 
 
 def merge_heads(path: str, array: np.ndarray) -> np.ndarray:
-    """query, key, value: kernel [D, N, H] and bias [N, H] to [D, D] and [D]; out: [N, H, D] too."""
+    """Merges the axes N and H of attention's kernels [D, N, H], [N, H, D] and biases [N, H]."""
     if "_attention/" not in path or "_norm_attention/" in path:
         return array
     if path.endswith("/bias"):
@@ -134,7 +157,7 @@ def merge_heads(path: str, array: np.ndarray) -> np.ndarray:
 
 
 def fit_positions(ours: dict[str, np.ndarray]) -> None:
-    """A CLS token without a position row of its own gets one of zeros: the same sum."""
+    """Adds a position row of zeros for a CLS token that has none; the sum stays the same."""
     rows, token = ours["position/position_embedding"], ours.get("position/cls_token")
     tokens = rows.shape[1]
     if token is not None and round(tokens**0.5) ** 2 == tokens:

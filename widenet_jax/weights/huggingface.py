@@ -1,81 +1,107 @@
-"""Hugging Face's ViT (`.safetensors` of transformers' ViTModel and ViTForImageClassification) as
-parameters of our ViT.
+"""Hugging Face's ViT files (`.safetensors` of the transformers library) as parameters of our ViT.
+
+Reads `ViTModel`, `ViTForImageClassification`, `ViTForMaskedImageModeling` and the encoders of
+ViT-MAE and ViT-MSN, under both sets of names that transformers has used for a block:
+`encoder.layer.0.attention.attention.query` in stored files, and `layers.0.attention.q_proj` in the
+modules of version 5.
 
 PyTorch stores a linear layer as [out, in] and a convolution as [out, in, height, width]; ours are
-[in, out] and [height, width, in, out]. `ViTModel`'s pooler is our representation layer.
-Differs from theirs: `hidden_act="gelu"` is the exact GELU and their epsilon is 1e-12. Google's
-models, of which most of theirs are copies, were trained with the tanh form and 1e-6, as ours.
-Sources of these facts: transformers/models/vit/modeling_vit.py.
+[in, out] and [height, width, in, out]. The pooler of `ViTModel` is our representation layer.
+`config.json` beside the weights says which function they belong to: see `model_fields`.
+Sources: modeling_vit.py, configuration_vit.py and activations.py of transformers.
 """
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import flax.traverse_util
 import numpy as np
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
 
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
-BLOCK = r"encoder\.layer\.(\d+)\.(.+)"
-# Modules of ours by theirs: outside the blocks, and in one.
+BLOCK = r"(?:encoder\.layer|layers)\.(\d+)\.(.+)"
+# Our module for each of theirs: outside the blocks, and within one block.
 OUTSIDE = {
     EMBEDDINGS: "embed/projection",
-    "layernorm": "encoder/norm_out",
+    "layernorm": f"{ENCODER}/{NORM_OUT}",
     "pooler.dense": "representation",
     "classifier": "head",
 }
 IN_BLOCK = {
     "layernorm_before": "norm_attention",
+    "layernorm_after": "norm_ffn",
+    # Names in stored files.
     "attention.attention.query": "attention/query",
     "attention.attention.key": "attention/key",
     "attention.attention.value": "attention/value",
     "attention.output.dense": "attention/out",
-    "layernorm_after": "norm_ffn",
     "intermediate.dense": "mlp/wi",
     "output.dense": "mlp/wo",
+    # Names of the modules of transformers 5.
+    "attention.q_proj": "attention/query",
+    "attention.k_proj": "attention/key",
+    "attention.v_proj": "attention/value",
+    "attention.o_proj": "attention/out",
+    "mlp.fc1": "mlp/wi",
+    "mlp.fc2": "mlp/wo",
 }
-# Arrays that are no module's weight or bias.
+# Arrays that are not the weight or bias of a module.
 ALONE = {
     "embeddings.cls_token": "position/cls_token",
     "embeddings.position_embeddings": "position/position_embedding",
 }
-UNUSED = ("embeddings.mask_token",)  # of masked pretraining
+# Parts that only pretraining uses: the token for masked patches, and the decoder of pixels.
+UNUSED = r"embeddings\.mask_token|decoder\..+"
+# Our activation for each of their names of the same function.
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+    "relu": "relu",
+}
 
 
 def is_huggingface(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether a flat file looks like one of theirs."""
+    """Tells whether the names in a flat file are Hugging Face's."""
     return any(name.endswith(f"{EMBEDDINGS}.weight") for name in arrays)
 
 
 def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
-    """Our tree of parameters from theirs.
+    """Converts the arrays of Hugging Face's files to our parameter tree.
+
+    A model without biases of query, key and value (`qkv_bias=False`) gets zeros.
 
     Args:
-      arrays: the file's, by name.
-      source: named in errors.
+      arrays: by their name in the file.
+      source: the file, named in errors.
 
     Raises:
-      BadInputError: a part that our ViT has no place for.
+      BadInputError: a part that our ViT does not have.
     """
     ours = {}
     for name, array in arrays.items():
         theirs = name.removeprefix("vit.")
-        if theirs in UNUSED:
+        if re.fullmatch(UNUSED, theirs):
             continue
-        path = ALONE.get(theirs) or path_of(theirs)
+        path = ALONE.get(theirs) or our_path(theirs)
         if path is None:
             raise BadInputError(f"{source}: {name} has no place in a ViT; is this another model?")
-        ours[path] = turn(array) if path.endswith("/kernel") else array
+        # [out, in] to [in, out]; [out, in, height, width] to [height, width, in, out].
+        ours[path] = np.moveaxis(array, (0, 1), (-1, -2)) if path.endswith("/kernel") else array
+    for path in [p for p in ours if p.endswith(("query/kernel", "key/kernel", "value/kernel"))]:
+        bias = path.replace("/kernel", "/bias")
+        ours.setdefault(bias, np.zeros(ours[path].shape[-1], np.float32))
     return flax.traverse_util.unflatten_dict(ours, sep="/")
 
 
-def path_of(theirs: str) -> str | None:
-    """Ours for a module's weight or bias; None if there is no such module."""
+def our_path(theirs: str) -> str | None:
+    """Returns our path for a module's weight or bias; None if our ViT has no such module."""
     module, _, leaf = theirs.rpartition(".")
     if match := re.fullmatch(BLOCK, module):
         inner = IN_BLOCK.get(match[2])
-        ours = inner and f"encoder/block_{int(match[1]):02d}_{inner}"
+        ours = inner and f"{ENCODER}/{block_part(int(match[1]), inner)}"
     else:
         ours = OUTSIDE.get(module)
     if ours is None or leaf not in ("weight", "bias"):
@@ -84,6 +110,32 @@ def path_of(theirs: str) -> str | None:
     return f"{ours}/{kernel if leaf == 'weight' else 'bias'}"
 
 
-def turn(kernel: np.ndarray) -> np.ndarray:
-    """[out, in] to [in, out]; [out, in, height, width] to [height, width, in, out]."""
-    return np.moveaxis(kernel, (0, 1), (-1, -2))
+def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Returns the fields of `config.model` that Hugging Face's `config.json` decides.
+
+    A model with other values of them takes the same arrays and computes another function. Copies
+    of Google's models are published with the exact GELU and an epsilon of 1e-12, although they
+    were trained with the tanh form and 1e-6.
+
+    Args:
+      config: the contents of `config.json`. Absent fields have the defaults of `ViTConfig`.
+      source: the file, named in errors.
+
+    Raises:
+      BadInputError: a value that our models do not have.
+    """
+    activation = config.get("hidden_act", "gelu")
+    if activation not in ACTIVATIONS:
+        raise BadInputError(
+            f"{source}: hidden_act={activation!r} is not an activation of our ViT; it has "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    try:
+        return {
+            "num_heads": int(config.get("num_attention_heads", 12)),
+            "norm_epsilon": float(config.get("layer_norm_eps", 1e-12)),
+            "activation": ACTIVATIONS[activation],
+            "norm_position": "pre",
+        }
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"{source}: {error}; download it again") from None

@@ -1,4 +1,4 @@
-"""The model card of an exported model: what it is, how it was trained, what it reaches."""
+"""The model card of an exported image classifier: architecture, training, accuracy, use."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -6,7 +6,8 @@ from typing import Any
 
 CARD = """# {title}
 
-{what}, trained with [widenet_jax](https://arxiv.org/abs/2107.11817) for image classification.
+{what}, trained for image classification with widenet_jax, an implementation of
+[WideNet](https://arxiv.org/abs/2107.11817).
 
 | | |
 |---|---|
@@ -18,20 +19,20 @@ CARD = """# {title}
 
 ## Use
 
-In a checkout of widenet_jax, with this directory as `DIR`:
+Run in a checkout of widenet_jax, with this directory as `DIR`:
 
     python scripts/predict.py --workdir=DIR photo.jpg --top=5
     python scripts/evaluate.py --workdir=DIR \\
         --config.data.source=image_folder --config.data.path=PHOTOS --config.data.eval_split=val
     python -m widenet_jax.main --config=CONFIG --workdir=RUN --config.init_from=DIR   # finetune
 
-`{params_file}` holds every parameter (float32) under its path; other programs read it without
+`{params_file}` contains every parameter by path, in float32. Other programs read it without
 widenet_jax:
 
     {read_line}
 
-Pixels go in as value / 127.5 - 1, that is, within [-1, 1], {size} x {size}. The whole
-configuration of the run is in `config.json`.
+Images are {size} x {size} pixels, scaled to [-1, 1] as value / 127.5 - 1. `config.json` has the
+whole configuration of the run.
 """
 
 READ_LINES = {
@@ -44,12 +45,12 @@ CLASSES_SHOWN = 20
 def model_card(
     config: Mapping[str, Any], class_names: Sequence[str], record: Mapping[str, Any]
 ) -> str:
-    """Markdown.
+    """Returns the card as Markdown.
 
     Args:
-      config: of the run, plain dicts.
+      config: the run's, as plain dicts.
       class_names: label k is class_names[k].
-      record: `export.json`.
+      record: contents of `export.json`.
     """
     what = describe_model(config["model"])
     facts = training_facts(config) | results(record)
@@ -65,46 +66,40 @@ def model_card(
 
 
 def describe_model(model: Mapping[str, Any]) -> str:
-    """ "WideNet: 12 blocks of 768, ..." """
-    moe = model["moe"]
+    """Describes a `config.model`: "WideNet: 12 blocks of width 768, 12 heads, ..."."""
+    moe = model["moe"] if model["ffn"] == "moe" else None
     shares = model["share_attention"] or model["share_ffn"]
     family = {(True, True): "WideNet", (True, False): "ViT-MoE", (False, True): "Shared ViT"}.get(
         (bool(moe), bool(shares)), "ViT"
     )
     parts = [
-        f"{model['depth']} blocks of {model['embed_dim']}",
+        f"{model['depth']} blocks of width {model['embed_dim']}",
         f"{model['num_heads']} heads",
-        f"patches of {model['patch_size']}",
+        f"patches of {model['patch_size']} pixels",
     ]
     if moe:
         parts.append(
-            f"{moe['num_selected_experts']} of {moe['num_experts']} experts of {moe['mlp_dim']} "
-            f"a token (blocks: {moe['blocks']})"
+            f"{moe['num_selected_experts']} of {moe['num_experts']} experts of width "
+            f"{moe['mlp_dim']} for each token (blocks: {model['ffn_blocks']})"
         )
     else:
-        parts.append(f"feed-forward of {model['mlp_dim']}")
-    shared = [
-        name
-        for name, key in (
-            ("attention", "share_attention"),
-            ("feed-forward", "share_ffn"),
-            ("norms", "share_norms"),
-        )
-        if model[key]
-    ]
+        parts.append(f"feed-forward of width {model['mlp_dim']}")
+    names = {"attention": "attention", "ffn": "feed-forward", "norms": "norms"}
+    shared = [name for key, name in names.items() if model[f"share_{key}"]]
     if shared:
         parts.append(f"all blocks share {', '.join(shared)}")
     return f"{family}: {', '.join(parts)}"
 
 
 def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the rows on data, schedule and optimizer."""
     data, optimizer = config["data"], config["optimizer"]
+    dataset = f"{data['source']} {data['name'] or PurePath(data['path']).name}".strip()
     return {
-        # The name of the directory only: where it lay is nobody's business.
-        "data": f"{data['source']} {data['name'] or PurePath(data['path']).name}, "
-        f"split {data['train_split']}",
+        # Names without directories: a published card should not show paths of the machine.
+        "data": f"{dataset}, split {data['train_split']}",
         "image size": data["image_size"],
-        "started from": config["init_from"] or "scratch",
+        "started from": PurePath(config["init_from"]).name or "scratch",
         "length": f"{config['duration']}, batches of {config['batch_size']}",
         "optimizer": f"{optimizer['name']}, learning rate {optimizer['learning_rate']}, "
         f"weight decay {optimizer['weight_decay']}",
@@ -113,11 +108,11 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the run's own evaluation, where it came to one."""
+    """Returns the rows on the run's final evaluation."""
     result = record["result"]
     facts = {"step": f"{record['step']:,}", "SHA-256 of the parameters": record["params_sha256"]}
     if not result:
-        return facts | {"test accuracy": "not evaluated: the run had not ended"}
+        return facts | {"test accuracy": "not evaluated: the run has not finished"}
     return facts | {
         "parameters": f"{result['params']:,} (applied as {result['params_unrolled']:,})",
         "test accuracy": f"{result['test_accuracy']:.2%} of {result['test_images']:,} images",
@@ -125,7 +120,7 @@ def results(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first ones; all of them are in `class_names.json`."""
+    """Lists the first CLASSES_SHOWN names; `class_names.json` has all of them."""
     more = len(names) - CLASSES_SHOWN
     text = ", ".join(names[:CLASSES_SHOWN])
     return f"{text}, and {more:,} more in `class_names.json`" if more > 0 else text

@@ -1,4 +1,4 @@
-"""Files that must not become pictures: each is named, on one line, with what is wrong."""
+"""Files that must not be decoded: each is refused in one line that names file and damage."""
 
 import io
 import struct
@@ -26,7 +26,7 @@ def png_chunk(name: bytes, content: bytes) -> bytes:
 
 
 def bomb_png(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that declares the size."""
+    """Returns a PNG of a few bytes that declares this size."""
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b"")
 
@@ -112,7 +112,7 @@ def test_a_file_cut_anywhere_is_never_decoded(kind):
 
 
 def test_a_thumbnails_end_is_not_the_images_end():
-    # A thumbnail lies in an APP segment near the start, with an end-of-image marker of its own.
+    # A thumbnail lies in an APP segment near the start and has its own end-of-image marker.
     thumbnail = encoded("JPEG", NOISE[:8, :8])
     segment = b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
     data = JPEG[:2] + segment + JPEG[2:]
@@ -123,7 +123,7 @@ def test_a_thumbnails_end_is_not_the_images_end():
 
 @pytest.mark.parametrize("data", [JPEG, RESTARTS, PNG], ids=["JPEG", "restarts", "PNG"])
 def test_bytes_after_the_end_are_harmless(data):
-    # A second picture, too: some cameras append a preview.
+    # A second picture is ignored, too: some cameras append a preview.
     for more in (b"\0" * 100, JPEG[:3000]):
         np.testing.assert_array_equal(files.decode(data + more, "x"), files.decode(data, "x"))
 

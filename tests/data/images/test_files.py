@@ -1,4 +1,4 @@
-"""Decoding, and crops whose result can be told by hand."""
+"""Decoding, and crops with results computed by hand."""
 
 import io
 
@@ -47,7 +47,7 @@ def test_jpeg_equals_pillows_within_a_level(options):
 
 def test_exif_orientation_is_ignored():
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
+    exif[0x0112] = 6  # rotated by 90 degrees
     data = encoded(picture(40, 60), "JPEG", exif=exif.tobytes())
     assert files.decode(data, "x").shape == (40, 60, 3)
 
@@ -83,7 +83,7 @@ WHOLE = {"progressive": {"progressive": True}, "restarts": {"restart_marker_bloc
 
 
 def jpeg(mode: str = "RGB", sampling: int | None = None, **options) -> bytes:
-    """Noise, so that no two rows are alike: 70 x 51 pixels, no multiple of any block's size."""
+    """Encodes 70 x 51 pixels of noise: all rows differ, and the last JPEG blocks are partial."""
     noise = np.random.default_rng(0).integers(0, 256, (70, 51, 3), dtype=np.uint8)
     if sampling is None:
         return encoded_image(Image.fromarray(noise).convert(mode), "JPEG", **options)
@@ -103,7 +103,7 @@ def test_a_slice_of_a_file_is_that_of_its_pixels(options, capfd):
     for bottom in range(1, 71):
         window = slice(bottom // 2, bottom), slice(3, 40)
         np.testing.assert_array_equal(image[window], whole[window])
-    assert capfd.readouterr() == ("", "")  # libjpeg would complain there
+    assert capfd.readouterr() == ("", "")  # libjpeg warns on stderr
 
 
 def test_rows_below_the_slice_are_not_decoded(monkeypatch):
@@ -156,8 +156,8 @@ def test_windows_keep_to_area_and_aspect():
         aspects.append(w / h)
     assert min(shares) >= 0.05 and max(shares) <= 1
     assert 0.74 < min(aspects) < 0.76 and 1.32 < max(aspects) < 1.35
-    # The height is even over its range, which ends where the window fills the photo's 300 rows
-    # (aspect up to 4/3): on average half way from sqrt(0.05) to 1, give or take the aspect's part.
+    # The height is uniform over its range, which ends at the photo's 300 rows (aspect up to 4/3).
+    # Its mean is about half way from sqrt(0.05) to 1; the aspect ratio shifts it a little.
     assert 0.55 < np.mean(np.sqrt(shares)) < 0.65
 
 

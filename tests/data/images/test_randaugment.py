@@ -1,4 +1,4 @@
-"""Each RandAugment operation against Pillow on the same pixels; the draw itself by counting."""
+"""RandAugment: each operation agrees with Pillow, and each is drawn equally often."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ MAGNITUDES = (3.0, 10.0, 15.0)
 
 
 class Sign:
-    """A generator whose draws are all `value`: picks the direction, and Cutout's centre."""
+    """Generator whose draws are all `value`: it sets the direction, and Cutout's centre."""
 
     def __init__(self, value: int):
         self.value = value
@@ -21,7 +21,7 @@ class Sign:
 
 
 def photo(seed: int = 0, height: int = 96, width: int = 128) -> np.ndarray:
-    """A smooth picture with noise and an uneven histogram: uint8 [H, W, 3]."""
+    """Makes a smooth picture with noise and an uneven histogram: uint8 [H, W, 3]."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / 20.0
     waves = np.stack([np.sin(x), np.cos(y + x / 2), np.sin(x * y / 9)], axis=-1)
@@ -111,7 +111,7 @@ def test_cutout_is_120_pixels_at_size_224():
     rows, columns = np.nonzero(holed[..., 0])
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (52, 171, 52, 171)
     assert (holed[52:172, 52:172] == 128).all()
-    assert not image.any()  # the input stays
+    assert not image.any()  # the input is not modified
     corner = OPERATIONS["Cutout"](image, 15, Sign(0))
     assert (corner == 128).sum() == 60 * 60 * 3
 

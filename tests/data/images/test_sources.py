@@ -1,4 +1,4 @@
-"""Every source yields what was put there, and names what is missing."""
+"""Every source returns the stored examples, and names missing files."""
 
 import errno
 import os
@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from image_sources import refused
 
-from widenet_jax.data.images import files, sources
+from widenet_jax.data.images import files
+from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError
 
 
 def png(value: int) -> bytes:
-    """A 4x5 image of one grey level."""
+    """Encodes a 4x5 image of a single grey level."""
     return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
 
 
@@ -33,11 +34,11 @@ def test_a_path_is_needed(name):
 
 
 def test_digits_are_split_by_class_and_cover_the_set():
-    train = sources.build_source({"source": "digits"}, "train")
-    test = sources.build_source({"source": "digits"}, "test")
+    train = build_source({"source": "digits"}, "train")
+    test = build_source({"source": "digits"}, "test")
     assert (len(train), len(test)) == (1437, 360)
     counts = np.bincount([test[i]["label"] for i in range(len(test))])
-    assert counts.min() >= 34 and counts.max() <= 37  # a fifth of 174 to 183 a class
+    assert counts.min() >= 34 and counts.max() <= 37  # a fifth of the 174 to 183 per class
     pixels = sum(int(s[i]["image"].sum()) for s in (train, test) for i in range(len(s)))
     from sklearn.datasets import load_digits
 
@@ -66,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_image_folder_reads_sorted_classes(folder):
-    source = sources.build_source({"source": "image_folder", "path": str(folder)}, "val")
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
     assert source.class_names == ("ant", "zebra")
     assert [source[i]["label"] for i in range(len(source))] == [0, 0, 1, 1]
     values = [int(files.decode(source[i]["image"], "")[0, 0, 0]) for i in range(4)]
@@ -103,10 +104,13 @@ def test_an_empty_class_folder_is_named(folder):
         (lambda path: (path.unlink(), path.symlink_to("gone.png")), "link to a file that is not"),
         (lambda path: (path.unlink(), path.symlink_to(path.name)), "Too many levels"),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "not a regular file"),
+        (lambda path: os.truncate(path, 1 << 36), "68,719,476,736 bytes, more than"),
     ],
 )
 def test_an_unreadable_file_is_a_bad_example(folder, damage, found):
-    source = sources.build_source({"source": "image_folder", "path": str(folder)}, "val")
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
     damage(folder / "val" / "ant" / "a.png")
     with pytest.raises(BadExampleError, match=rf"val/ant/a\.png \(image 0\): {found}") as error:
         source[0]
@@ -118,18 +122,18 @@ def test_an_unreadable_file_is_a_bad_example(folder, damage, found):
     [(errno.EACCES, BadExampleError), (errno.EIO, BadExampleError), (errno.EMFILE, BadInputError)],
 )
 def test_only_what_lies_with_the_file_is_a_bad_example(folder, monkeypatch, number, kind):
-    def refuse(path: str, *mode: str, **options: int) -> None:
+    def refuse(path: str, flags: int) -> None:
         raise OSError(number, os.strerror(number), path)
 
-    source = sources.build_source({"source": "image_folder", "path": str(folder)}, "val")
-    monkeypatch.setattr(sources, "open", refuse, raising=False)
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(BadInputError, match=os.strerror(number)) as error:
         source[0]
     assert type(error.value) is kind
 
 
 def test_a_class_folder_that_went_away_is_no_bad_example(folder):
-    source = sources.build_source({"source": "image_folder", "path": str(folder)}, "val")
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
     (folder / "val").rename(folder / "unmounted")
     with pytest.raises(BadInputError, match=r"val/ant: class folder is gone") as error:
         source[0]

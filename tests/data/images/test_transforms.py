@@ -1,4 +1,4 @@
-"""Which steps a configuration asks for, in which order; and what it may not ask for."""
+"""The steps of a transform and their order; values that `config.augment` may not have."""
 
 import functools
 
@@ -36,7 +36,7 @@ def photo(height: int = 50, width: int = 70) -> np.ndarray:
 def test_train_images_have_the_size(crop, before, channels):
     train, _ = build(32, crop=crop, randaugment_before_crop=before, eval_crop_fraction=8 / 9)
     for seed in range(20):
-        image = train(photo()[..., :channels], np.random.default_rng(seed))
+        image = train.picture(photo()[..., :channels], np.random.default_rng(seed))
         assert image.shape == (32, 32, channels) and image.dtype == np.uint8
 
 
@@ -44,9 +44,9 @@ def test_train_images_have_the_size(crop, before, channels):
 @pytest.mark.parametrize("shape", [(50, 70), (70, 50), (8, 300), (32, 32)])
 def test_eval_images_have_the_size_and_no_luck(crop, shape):
     _, evaluation = build(32, eval_crop=crop, eval_crop_fraction=8 / 9)
-    image = evaluation(photo(*shape))
+    image = evaluation.picture(photo(*shape))
     assert image.shape == (32, 32, 3)
-    np.testing.assert_array_equal(image, evaluation(photo(*shape)))
+    np.testing.assert_array_equal(image, evaluation.picture(photo(*shape)))
 
 
 def test_nothing_asked_nothing_done():
@@ -54,8 +54,8 @@ def test_nothing_asked_nothing_done():
         8, crop="none", flip=False, randaugment_layers=0, eval_crop="squash", eval_crop_fraction=1.0
     )
     image = photo(8, 8)
-    np.testing.assert_array_equal(train(image, np.random.default_rng(0)), image)
-    np.testing.assert_array_equal(evaluation(image), image)
+    np.testing.assert_array_equal(train.picture(image, np.random.default_rng(0)), image)
+    np.testing.assert_array_equal(evaluation.picture(image), image)
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -78,7 +78,7 @@ def test_order_of_steps(before):
         expected = files.random_flip(expected, rng)
         if not before:
             expected = augment(expected)
-        np.testing.assert_array_equal(train(image, np.random.default_rng(seed)), expected)
+        np.testing.assert_array_equal(train.picture(image, np.random.default_rng(seed)), expected)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_order_of_steps(before):
         ({"crop_area_min": 1.5}, "augment.crop_area_min=1.5 must be between"),
         ({"pad_pixels": -1}, "augment.pad_pixels=-1 must be between"),
         ({"randaugment_layers": -2}, "augment.randaugment_layers=-2 must be between"),
-        ({"randaugment_magnitude": 99}, "augment.randaugment_magnitude=99.0 must be between"),
+        ({"randaugment_magnitude": 99.0}, "augment.randaugment_magnitude=99.0 must be between"),
         ({"eval_crop_fraction": 1.5}, "augment.eval_crop_fraction=1.5 must be between"),
     ],
 )

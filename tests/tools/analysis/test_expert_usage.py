@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from small_runs import metrics_of
 
-from widenet_jax.data.pipeline import read_image
+from widenet_jax.data.chunks import read_example
+from widenet_jax.data.images.transforms import image_of
 from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.tools.analysis.expert_usage import ExpertUsage, as_json, entropy, measure_usage
 from widenet_jax.tools.analysis.over_source import open_source
@@ -16,7 +17,7 @@ from widenet_jax.weights.trained import open_trained
 
 
 def usage_of(first: np.ndarray) -> ExpertUsage:
-    """From first choices [L, tokens] of 2 experts, K = 1, all tokens of one class of two."""
+    """Builds the usage of first choices [L, tokens]: 2 experts, K = 1, all tokens of one class."""
     L = len(first)
     one_hot = np.eye(2)[first]  # [L, tokens, E]
     sent = np.stack([one_hot.sum(axis=1), np.zeros((L, 2))], axis=1)
@@ -36,9 +37,9 @@ def usage_of(first: np.ndarray) -> ExpertUsage:
 BY_HAND = usage_of(
     np.array([
         [0, 0, 1, 1],
-        [1, 1, 0, 0],  # always the other one
-        [0, 1, 0, 1],  # has nothing to do with the first
-        [0, 0, 0, 0],  # always the same
+        [1, 1, 0, 0],  # always the other expert
+        [0, 1, 0, 1],  # independent of the first block
+        [0, 0, 0, 0],  # always the same expert
         [0, 0, 1, 0],
     ])
 )  # fmt: skip
@@ -53,7 +54,7 @@ def test_agreement_by_hand():
 
 
 def test_mutual_information_by_hand():
-    """Block 1 says all of block 0 without ever agreeing; 2 says nothing; 3 has nothing to say.
+    """Block 1 determines block 0 without ever agreeing; 2 is independent; 3 is constant.
 
     Blocks 0 and 4: entropies log 2 and h = H(1/4); jointly (0,0), (0,0), (1,1), (1,0), entropy
     1.5 log 2. Information log 2 + h - 1.5 log 2 = h - 0.5 log 2; the smaller entropy is h.
@@ -64,13 +65,13 @@ def test_mutual_information_by_hand():
 
 
 def test_shares_by_class_and_even_tokens():
-    """4 pairs over 2 experts are 2 each; of a class without images no share is made up."""
+    """4 pairs over 2 experts are 2 each; a class without images has shares of 0."""
     assert BY_HAND.even_tokens == 2.0
     np.testing.assert_array_equal(BY_HAND.by_class[4], [[0.75, 0.25], [0, 0]])
     np.testing.assert_allclose(BY_HAND.load_entropy[:4], [np.log(2)] * 3 + [0])
 
 
-def test_entropy_of_nothing_is_nothing():
+def test_a_share_of_zero_adds_no_entropy():
     np.testing.assert_allclose(entropy(np.array([[1.0, 0.0], [0.5, 0.5]])), [0, np.log(2)])
 
 
@@ -84,7 +85,7 @@ def usage(trained) -> ExpertUsage:
     return measure_usage(trained)
 
 
-def test_the_runs_own_statistics_come_out_again(usage, digits_run):
+def test_equals_the_metrics_of_the_run(usage, digits_run):
     last = metrics_of(digits_run, "eval")[-1]
     np.testing.assert_allclose(usage.load, last["load"], atol=1e-6)
     np.testing.assert_allclose(usage.importance, last["importance"], atol=1e-5)
@@ -94,19 +95,19 @@ def test_the_runs_own_statistics_come_out_again(usage, digits_run):
 
 
 def test_against_a_loop_over_tokens(usage, trained):
-    """T = N_I N_p K / E = 360 * 16 * 2 / 4; classes and blocks token by token."""
+    """T = N_I N_p K / E = 360 * 16 * 2 / 4; classes and blocks are counted token by token."""
     assert usage.even_tokens == 360 * 16 * 2 / 4
     source, transform = open_source(trained)
-    examples = [read_image(source, i) for i in range(len(source))]
-    images = to_unit_range(np.stack([transform(image) for image, _ in examples]))
+    examples = [read_example(source, i) for i in range(len(source))]
+    images = np.stack([transform.picture(image_of(example)) for example in examples])
     route = jax.jit(lambda x: token_routing(trained.model, trained.params, x)[1].expert_index)
-    chosen = np.asarray(route(images))
+    chosen = np.asarray(route({"image": to_unit_range(images)}))
     sent, same = np.zeros((2, 10, 4)), 0
-    for image, (_, label) in enumerate(examples):
+    for image, example in enumerate(examples):
         for token in range(16):
             for block in range(2):
                 for expert in chosen[block, image, token]:
-                    sent[block, label, expert] += 1
+                    sent[block, example["label"], expert] += 1
             same += chosen[0, image, token, 0] == chosen[1, image, token, 0]
     np.testing.assert_array_equal(usage.sent, sent)
     assert usage.agreement[0, 1] == pytest.approx(same / (360 * 16))

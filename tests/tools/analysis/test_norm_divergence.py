@@ -1,4 +1,4 @@
-"""Eq. 9 by hand, against the triple loop it is, and out of a model's parameters."""
+"""Eq. 9 by hand, against its triple loop, and from a model's parameters."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_two_blocks_of_two_elements_by_hand():
 
 
 def triple_loop(gamma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eq. 9 as it is written, for each element i, and the same for each block j."""
+    """Computes eq. 9 as printed for each element i, and the same sum for each block j."""
     N, M = gamma.shape
     element, block = np.zeros(M), np.zeros(N)
     for i in range(M):
@@ -36,7 +36,7 @@ def triple_loop(gamma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("decimals", [0, 6])  # rounded to whole numbers: many ties
-def test_the_sorted_sums_are_the_loop(decimals: int):
+def test_the_sorted_sums_equal_the_loop(decimals: int):
     gamma = np.random.default_rng(0).normal(size=(5, 7), scale=2).round(decimals)
     y = divergence(gamma)
     element, block = triple_loop(gamma)
@@ -45,8 +45,8 @@ def test_the_sorted_sums_are_the_loop(decimals: int):
     assert y.element.mean() == pytest.approx(y.block.mean(), rel=1e-12)
 
 
-def test_vectors_that_are_one_vector_still_differ_between_elements():
-    """|1 - 3| = 2 is the only distance that is not 0: of 2 blocks each counts it twice, of 8."""
+def test_equal_blocks_still_differ_between_elements():
+    """|1 - 3| = 2 is the only nonzero distance; each of 2 blocks has it twice, and D^2 L = 8."""
     y = divergence(np.array([[1.0, 3.0], [1.0, 3.0]]))
     np.testing.assert_allclose(y.block, [4 / 8, 4 / 8])
 
@@ -56,7 +56,7 @@ def norm(*values: float) -> dict:
 
 
 def test_gamma_and_beta_of_a_model_in_the_order_of_the_blocks():
-    """The norms before the feed-forward, and no others; beta = -2 gamma doubles every distance."""
+    """Only the norms before the feed-forward count; beta = -2 gamma doubles every distance."""
     encoder = {
         "norm_out": norm(50, 50),
         "block_02_norm_ffn": norm(0, 0),
@@ -70,6 +70,8 @@ def test_gamma_and_beta_of_a_model_in_the_order_of_the_blocks():
     np.testing.assert_allclose(found["beta"].block, [18 / 3, 20 / 3, 34 / 3])
 
 
-def test_a_shared_norm_cannot_diverge():
-    with pytest.raises(BadInputError, match=r"needs blocks with norms of their own"):
+def test_a_shared_norm_has_no_divergence():
+    with pytest.raises(
+        BadInputError, match=r"compares blocks that have their own norms; this model has 0"
+    ):
         norm_divergence({"encoder": {"norm_ffn": norm(1, 2)}})

@@ -1,4 +1,4 @@
-"""Which images a model is measured on, and how their classes become its."""
+"""The labelled images that a model is measured on, with the model's labels."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from widenet_jax.tools.analysis.over_source import Relabelled, map_classes, open
 from widenet_jax.weights.trained import open_trained
 
 
-def test_classes_go_together_by_name():
-    """In another order, and fewer of them."""
+def test_classes_are_matched_by_name():
+    """The source has fewer classes, in another order."""
     labels = map_classes(("ship", "cat"), ("bird", "cat", "dog", "ship"), place="runs/x")
     np.testing.assert_array_equal(labels, [3, 1])
 
@@ -20,7 +20,7 @@ def test_a_class_the_model_does_not_know():
         map_classes(("cat", "zebra", "yak"), ("bird", "cat"), place="runs/x")
     assert str(caught.value) == (
         "class 'zebra' of the data (2 such of 3) is none of the 2 that runs/x knows (bird, cat); "
-        "classes go together by name: rename them, or finetune on this data"
+        "classes are matched by name: rename them, or finetune on this data"
     )
 
 

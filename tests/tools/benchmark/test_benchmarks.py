@@ -1,9 +1,10 @@
-"""Benchmarks at sizes that take no time: what they report, not how fast this machine is."""
+"""Benchmarks at small sizes: the rows that they report, not the speed of this machine."""
 
 import itertools
 import json
 import multiprocessing
 import time
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -17,13 +18,13 @@ from widenet_jax.errors import RunFailedError
 from widenet_jax.tools.benchmark import dispatch, input_pipeline, peaks, report, train_step
 from widenet_jax.tools.benchmark.checkpoint import checkpoint_row, directory_bytes
 from widenet_jax.tools.benchmark.timing import median_seconds
+from widenet_jax.tools.benchmark.train_step import random_batch
 from widenet_jax.tools.plan.facts import data_facts
-from widenet_jax.tools.plan.flops import train_flops
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_median_of_rounds_without_the_first_call():
+def test_median_of_rounds_without_the_first_call():
     pauses = iter([0.5, *[0.01] * 3, *[0.05] * 3, *[0.02] * 3])
     seconds = median_seconds(lambda: time.sleep(next(pauses)), rounds=3, calls=3)
     assert seconds == pytest.approx(0.02, abs=0.01)
@@ -38,20 +39,25 @@ def test_peaks():
     assert peaks.peak_flops("cpu") is None
 
 
-def test_a_training_step_is_timed(monkeypatch: pytest.MonkeyPatch):
-    config = load_config("configs/digits.py:widenet_tiny")
-    data = data_facts(config)
-    monkeypatch.setattr(train_step, "median_seconds", lambda call, **_: (call(), 0.5)[1])
-    monkeypatch.setattr(train_step, "peak_flops", lambda kind: 1e9)
-    row = train_step.train_step_row("d", config, data, jax.devices()[:2], rounds=1, steps=1)
-    assert row["images_per_second"] == 64 / 0.5
-    assert row["mfu"] == pytest.approx(128 * train_flops(config.model, (8, 8, 1), 10) / 2e9)
-    assert row["memory_gib"] * 2**30 > 3 * 4 * 53_066  # parameters and two moments
-    assert row["devices"] == 2 and row["compile_seconds"] > 0
+def test_mfu():
+    assert peaks.mfu(61.5e12, "TPU v3", num_devices=2) == 0.5
+    assert peaks.mfu(61.5e12, "cpu", num_devices=2) is None
+
+
+def test_random_batches_are_valid_for_every_task():
+    """Pixels, tokens below 7, real numbers, a mask of real examples, and no example marked bad."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shaped = partial(jax.ShapeDtypeStruct, (8, 100), sharding=sharding)
+    dtypes = {"image": "uint8", "tokens": "int32", "x": "float32", "mask": "bool", "bad": "bool"}
+    batch = random_batch({k: shaped(v) for k, v in dtypes.items()}, below={"a": 7, "b": 30_000})
+    assert {name: str(array.dtype) for name, array in batch.items()} == dtypes
+    assert set(np.unique(batch["tokens"])) == set(range(7))
+    assert batch["image"].max() > 200 and batch["x"].min() < 0
+    assert batch["mask"].all() and not batch["bad"].any()
 
 
 def test_a_checkpoint_is_measured(tmp_path: Path):
-    """53,066 parameters and two moments of 4 bytes, and little else; noise hardly compresses."""
+    """53,066 parameters and two moments of 4 bytes; noise hardly compresses."""
     config = load_config("configs/digits.py:widenet_tiny")
     args = ("d", config, data_facts(config), jax.devices()[:1])
     row = checkpoint_row(*args, workdir=epath.Path(tmp_path), rounds=2)
@@ -62,33 +68,32 @@ def test_a_checkpoint_is_measured(tmp_path: Path):
     assert 0 < row["verify_s"] < row["restore_s"]
 
 
-def test_out_of_memory_says_what_to_try(monkeypatch: pytest.MonkeyPatch):
+def test_out_of_memory_suggests_a_batch_size(monkeypatch: pytest.MonkeyPatch):
     config = load_config("configs/digits.py:widenet_tiny")
 
-    def fail(call, **options):
+    def fail(experiment):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    monkeypatch.setattr(train_step, "median_seconds", fail)
+    monkeypatch.setattr(train_step, "lower_step", fail)
     with pytest.raises(RunFailedError, match=r"batch 64 does not fit.*--config\.batch_size=32"):
         train_step.train_step_row(
             "d", config, data_facts(config), jax.devices()[:2], rounds=1, steps=1
         )
 
 
-def test_sizes_that_make_sense():
-    choices = {"images": [4], "tokens": [8], "images_per_group": [1, 3, 4], "experts": [1, 4],
+def test_sizes_keep_groups_whole_and_k_at_most_e():
+    choices = {"images": [4], "tokens": [8], "examples_per_group": [1, 3, 4], "experts": [1, 4],
                "selected": [2], "embed_dim": [8], "mlp_dim": [16]}  # fmt: skip
-    found = [(s.images_per_group, s.experts) for s in dispatch.sizes(**choices)]
+    found = [(s.examples_per_group, s.experts) for s in dispatch.sizes(**choices)]
     assert found == [(1, 4), (4, 4)]
 
 
-def test_a_dispatch_method_is_timed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "median_seconds", lambda call, **_: (call(), 0.001)[1])
+def test_a_dispatch_method_is_timed():
     size = dispatch.LayerSize(4, 8, 2, 4, 2, 16, 32)
     row = dispatch.dispatch_row("einsum", size, dtype="float32", rounds=1)
-    assert row["ms"] == 1.0
-    # 32 tokens, 2 experts each, two matrices of 16 x 32: forward and twice that backward.
-    assert row["tflops"] * 1e12 * 0.001 == pytest.approx(3 * (32 * 2 * 2 * 2 * 16 * 32))
+    # 32 tokens, 2 experts each, two matrices of 16 x 32; the backward pass counts twice.
+    flops = 3 * (32 * 2 * 2 * 2 * 16 * 32)
+    assert row["tflops"] * 1e12 * row["ms"] / 1e3 == pytest.approx(flops)
 
 
 @pytest.fixture
@@ -102,26 +107,26 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_turn_over_whole_batches(monkeypatch: pytest.MonkeyPatch):
-    """Batches of 8 by a clock that steps a quarter of a second whenever it is read."""
+def test_a_turn_counts_whole_batches(monkeypatch: pytest.MonkeyPatch):
+    """Batches of 8, with a clock that advances a quarter of a second at each reading."""
     clock = itertools.count(0.0, 0.25)
     monkeypatch.setattr(input_pipeline.time, "perf_counter", lambda: next(clock))
     cpu = iter([10.0, 10.28])
     monkeypatch.setattr(input_pipeline, "cpu_seconds", lambda: next(cpu))
     rate, cpu_ms = input_pipeline.one_turn(itertools.repeat(None), 8, seconds=2.0)
-    # Read at 0.25, 0.5, ... 1.75; done at 2.0: seven batches in two seconds, 0.28 s of processor.
+    # Readings at 0.25, 0.5, ... 1.75, end at 2.0: seven batches in 2 s, with 0.28 s of processor.
     assert rate == pytest.approx(7 * 8 / 2.0)
     assert cpu_ms == pytest.approx(280 / 56)
 
 
-def test_processor_time_counts_workers():
+def test_processor_time_includes_workers():
     before = input_pipeline.cpu_seconds()
     worker = multiprocessing.get_context("spawn").Process(target=sum, args=(range(10**9),))
     worker.start()
     try:
         deadline = time.monotonic() + 30
         while (grown := input_pipeline.cpu_seconds() - before) < 0.3:
-            assert time.monotonic() < deadline, f"only {grown:.2f} s were seen"
+            assert time.monotonic() < deadline, f"counted only {grown:.2f} s"
             time.sleep(0.05)
     finally:
         worker.kill()
@@ -142,21 +147,18 @@ def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch
     assert cv2.imread(f"{photos}/input.png").shape[1] > 500
 
 
-def test_the_quotient_is_of_turns_in_the_same_round(photos: Path, monkeypatch):
-    """Rounds (ours, theirs): (10, 20), (90, 100), (80, 200). Quotients 0.5, 0.9 and 0.4.
+def test_quotients_are_taken_within_a_round():
+    """Rounds (ours, theirs): (10, 20), (90, 100), (80, 200), with quotients 0.5, 0.9 and 0.4.
 
-    Their median is 0.5; the quotient of the medians would be 80 / 100.
+    The median of the quotients is 0.5; the quotient of the medians would be 80 / 100.
     """
-    rates = iter([10.0, 20.0, 90.0, 100.0, 80.0, 200.0] * 2)
-    monkeypatch.setattr(input_pipeline, "one_turn", lambda *_: (next(rates), 1.0))
-    turn = input_pipeline.nullcontext
-    monkeypatch.setattr(
-        input_pipeline, "pipelines", lambda *_: {"ours": turn, input_pipeline.TF_DATA: turn}
+    ours, theirs = (
+        [(10.0, 1.0), (90.0, 2.0), (80.0, 3.0)],
+        [(20.0, 4.0), (100.0, 4.0), (200.0, 4.0)],
     )
-    rows = input_pipeline.input_rows(
-        str(photos), "train", image_size=8, batch_size=2, workers=[0], rounds=3, seconds=0
-    )
-    assert rows[0]["images_per_second"] == 80.0 and rows[0]["of_tf_data"] == 0.5
+    rows = input_pipeline.summarize("crop", {"ours": ours, input_pipeline.TF_DATA: theirs})
+    assert rows[0] == {"operations": "crop", "pipeline": "ours", "images_per_second": 80.0,
+                       "cpu_ms": 2.0, "of_tf_data": 0.5}  # fmt: skip
     assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_tf_data"] == 1.0
 
 
@@ -164,24 +166,31 @@ def command():
     return import_file(str(ROOT / "scripts/benchmark.py")).main
 
 
-def test_the_other_commands(capsys: pytest.CaptureFixture):
-    argv = ["dispatch", "--images", "2", "--tokens", "4", "--images_per_group", "1", "2"]
+def test_the_train_step_command(capsys: pytest.CaptureFixture):
+    config = str(ROOT / "configs/digits.py:vit_tiny,depth=1")
+    argv = ["train_step", "--config", config, "--rounds=1", "--steps=1", "--json"]
+    assert command()([*argv, "--config.batch_size=32"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["batch_size"] == 32 and row["devices"] == len(jax.devices())
+    assert row["examples_per_second"] == pytest.approx(32 / (1e-3 * row["step_ms"]))
+    assert row["memory_gib"] * 2**30 > 3 * 4 * 27_466  # parameters and two moments
+    assert row["mfu"] is None and row["compile_seconds"] > 0  # the peak of a CPU is unknown
+
+
+def test_the_dispatch_command(capsys: pytest.CaptureFixture):
+    argv = ["dispatch", "--images", "2", "--tokens", "4", "--examples_per_group", "1", "2"]
     argv += ["--embed_dim", "8", "--mlp_dim", "8", "--rounds", "1", "--dtype", "float32"]
     assert command()([*argv, "--method", "einsum"]) == 0
     assert capsys.readouterr().out.count("| einsum |") == 2
-    config = str(ROOT / "configs/digits.py:vit_tiny,depth=1")
-    argv = ["train_step", "--config", config, "--rounds=1", "--steps=1"]
-    assert command()([*argv, "--config.batch_size=32", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["batch_size"] == 32
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
         (["input", "--path=/nowhere"], "/nowhere: no such directory"),
-        (["input", "--path=/nowhere", "--wrong=1"], "no flag --wrong=1"),
-        (["dispatch", "--images", "3", "--images_per_group", "2"], "must divide --images"),
-        (["dispatch", "--images_per_group", "0"], "'0' must be a whole number of at least 1"),
+        (["input", "--path=/nowhere", "--wrong=1"], "no flag --wrong"),
+        (["dispatch", "--images", "3", "--examples_per_group", "2"], "must divide --images"),
+        (["dispatch", "--examples_per_group", "0"], "'0' must be a whole number of at least 1"),
         (["dispatch", "--method", "einsun", "--images", "1"], "config.model.moe.dispatch='einsun'"),
         (["train_step", "--config", "configs/none.py"], "no Python file"),
     ],

@@ -1,11 +1,11 @@
-"""The pipeline measured against computes what ours does; only where TensorFlow is installed."""
+"""The tf.data baseline computes the same as our pipeline; skipped without TensorFlow."""
 
 import numpy as np
 import pytest
 
 from widenet_jax.data.images import randaugment
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: an optional extra")
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (optional)")
 
 from widenet_jax.tools.benchmark import tf_pipeline  # noqa: E402
 
@@ -25,9 +25,9 @@ def test_the_same_operations():
 
 @pytest.mark.parametrize("name", [n for n in randaugment.OPERATIONS if n != "Cutout"])
 def test_an_operation_computes_the_same(name: str, photo: np.ndarray):
-    """To one grey level, but for a few pixels where a rounding falls the other way.
+    """Equal to one grey level, except for a few pixels that round differently.
 
-    What has a direction is drawn until both went the same way.
+    An operation with a random direction is drawn again until both directions agree.
     """
     theirs = tf_pipeline.OPERATIONS[name](tf.constant(photo), 9.0).numpy().astype(int)
     for seed in range(20):
@@ -38,8 +38,8 @@ def test_an_operation_computes_the_same(name: str, photo: np.ndarray):
     raise AssertionError(f"{name}: {(np.abs(ours - theirs) <= 1).mean():.3f} of the pixels agree")
 
 
-def test_cutout_covers_as_much(photo: np.ndarray):
-    """Squares of 2 * 36 pixels where they lie inside; edges cut some."""
+def test_cutout_covers_the_same_area(photo: np.ndarray):
+    """Squares of 2 * 36 pixels, cut off at the edges of the image."""
     whole = (tf_pipeline.cutout(tf.constant(photo), 9.0).numpy() == 128).all(-1)
     assert 36 * 36 <= whole.sum() <= 73 * 73
 

@@ -1,9 +1,9 @@
-"""Programs that stand in for gcloud, sky, xpk and kubectl, and for the machines behind gcloud.
+"""Programs that stand in for gcloud, sky, xpk and kubectl, and for the workers behind gcloud.
 
-The stand-in records every call and plays what `Cloud.states` and `Cloud.fails` say. `ssh` really
-runs its command, in a home directory for each of two workers, and `scp` really copies, so that what
-arrives there has gone through every layer of quoting. In those homes `python3 -m uv` makes a
-"python" that records its arguments and ends with the next of `Cloud.exit_codes`.
+The programs record every call and answer as `Cloud.states` and `Cloud.fails` tell them. `ssh` runs
+its command in a home directory for each of two workers, and `scp` copies into it, so that commands
+pass through every layer of quoting. In those homes `python3 -m uv` creates a "python" that records
+its arguments and exits with the next of `Cloud.exit_codes`.
 """
 
 import json
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from widenet_jax.cli.launch_tpu import main
 from widenet_jax.cli.parser import exit_code_of
-from widenet_jax.tools.launch.command import main
 
 ROOT = Path(__file__).parents[3]
 WORKERS = 2
@@ -65,7 +65,7 @@ if verb == "scp":
             shutil.copy(file, home / target.partition(":")[2])
 """
 
-# `python3 -m uv venv ... venv` makes the recording python; `pip install` does nothing.
+# `python3 -m uv venv ... venv` creates the recording python; `pip install` does nothing.
 MACHINE_PYTHON = """#!/bin/bash
 if [[ "$*" == *"uv venv"* ]]; then
   mkdir -p venv/bin && cp "$STAND_IN/machine/training" venv/bin/python
@@ -90,10 +90,10 @@ class Cloud:
     """A directory with the stand-ins.
 
     Args:
-      directory: an empty one.
-      states: what `describe` says, one after the other; the last for ever. NOT_FOUND is an error.
-      exit_codes: of the training, start after start.
-      fails: verb -> messages of its first calls; "" lets a call succeed.
+      directory: a new directory.
+      states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error.
+      exit_codes: exit codes of the training, one per start.
+      fails: verb -> error messages of its first calls; "" lets a call succeed.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Cloud:
         program(directory / "machine" / "training", f"#!{sys.executable} -IS\n{TRAINING}")
 
     def launch(self, *arguments: str, path: str = "", **env: str) -> subprocess.CompletedProcess:
-        """scripts/launch_tpu.py in this process; what the stand-ins print is caught with it."""
+        """Runs launch_tpu.py in this process; captures its output and that of the stand-ins."""
         env |= {"STAND_IN": str(self.directory)}
         env["PATH"] = path or f"{self.directory}/bin:{os.environ['PATH']}"
         before = dict(os.environ)
@@ -136,23 +136,23 @@ class Cloud:
         return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
     def calls(self) -> list[list[str]]:
-        """Every call, as [program, argument, ...]."""
+        """Returns every call as [program, argument, ...]."""
         file = self.directory / "calls.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def steps(self) -> list[str]:
-        """The calls in short: "create", "describe", "ssh all bash widenet_run/setup.sh", ..."""
+        """Returns the calls in short form: "create", "describe", "ssh all mkdir", ..."""
         return [short(call) for call in self.calls()]
 
     def trainings(self, worker: int = 0) -> list[tuple[list[str], str]]:
-        """Arguments and WANDB_API_KEY of every start on a worker that still exists."""
+        """Returns arguments and WANDB_API_KEY of every start since the worker was created."""
         file = self.directory / f"worker_{worker}" / "argv.jsonl"
         return [tuple(json.loads(line)) for line in file.read_text().splitlines()]
 
 
 @contextmanager
 def printed(file: Path, descriptor: int) -> Iterator[Path]:
-    """What this process and its children write to the descriptor goes to the file."""
+    """Redirects a descriptor of this process and its children to a file."""
     stream = (sys.stdout, sys.stderr)[descriptor - 1]
     stream.flush()
     kept = os.dup(descriptor)

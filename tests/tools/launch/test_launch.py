@@ -1,4 +1,4 @@
-"""scripts/launch_tpu.py against stand-ins on PATH: the commands, their order, what arrives."""
+"""scripts/launch_tpu.py with stand-ins on PATH: commands, their order, what the workers receive."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
     "--workdir=gs://bucket/a run", "--name=mine", "--skip_plan", "--poll_seconds=0.02",
 )  # fmt: skip
-HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must leave alone
+HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must preserve
 START = [
     "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
     "ssh 0 cat",
@@ -39,7 +39,7 @@ def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
         assert f"$ {shlex.join(call)}" in done.stderr
 
 
-def test_every_worker_gets_the_arguments_as_they_were_given(tmp_path: Path):
+def test_every_worker_receives_the_arguments_unchanged(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud")
     done = cloud.launch(*ARGUMENTS, f"--config.data.path={HARD}")
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_every_worker_gets_the_arguments_as_they_were_given(tmp_path: Path):
     assert not (code / ".git").exists()
 
 
-def test_secrets_go_by_file_and_never_by_command_line(tmp_path: Path):
+def test_secrets_travel_in_a_file_and_in_no_command_line(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud")
     done = cloud.launch(*ARGUMENTS, WANDB_API_KEY="s3cr3t 'key'")
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def test_secrets_go_by_file_and_never_by_command_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])
-def test_a_preempted_tpu_is_made_anew_and_the_run_started_again(tmp_path: Path, backend: str):
+def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path, backend: str):
     ready, gone = ("READY", "PREEMPTED") if backend == "tpu-vm" else ("ACTIVE", "SUSPENDED")
     states = ("NOT_FOUND", "CREATING", ready, ready, gone, gone, "CREATING", ready)
     cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134, 0))
@@ -77,7 +77,7 @@ def test_a_preempted_tpu_is_made_anew_and_the_run_started_again(tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert cloud.steps() == [
         *("describe", "create", "describe", "describe"), *START,
-        *("describe", "describe"),  # the run failed; a moment later the TPU is gone
+        *("describe", "describe"),  # the run failed; the preemption is reported a moment later
         *("describe", "delete", "create", "describe", "describe"), *START,
     ]  # fmt: skip
     assert "mine is gone" in done.stderr
@@ -113,15 +113,15 @@ def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path)
     assert "delete" not in cloud.steps()
 
 
-def test_workers_that_do_not_take_connections_yet(tmp_path: Path):
+def test_connecting_is_retried_while_workers_start(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused", "Connection refused"]})
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert cloud.steps().count("ssh all mkdir") == 3
 
 
-def test_a_broken_connection_is_made_again(tmp_path: Path):
-    """The log breaks off, and so does asking for the exit code; the TPU is still there."""
+def test_a_broken_connection_is_reopened(tmp_path: Path):
+    """Following the log and reading the exit code both fail; the TPU is still ready."""
     fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
     cloud = Cloud(tmp_path / "cloud", fails=fails)
     done = cloud.launch(*ARGUMENTS)
@@ -131,7 +131,7 @@ def test_a_broken_connection_is_made_again(tmp_path: Path):
     assert len(cloud.trainings()) == 1
 
 
-def test_workers_that_never_take_connections(tmp_path: Path):
+def test_workers_that_never_accept_connections(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused"] * 9})
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 3
@@ -140,7 +140,7 @@ def test_workers_that_never_take_connections(tmp_path: Path):
     assert done.stdout.splitlines() == ["mine: READY", "worker 0 cannot be reached"]
 
 
-def test_preempted_during_set_up(tmp_path: Path):
+def test_preemption_during_set_up(tmp_path: Path):
     states = ("NOT_FOUND", "READY", "PREEMPTED", "READY")
     fails = {"scp": ["ERROR: lost connection"]}
     cloud = Cloud(tmp_path / "cloud", states=states, fails=fails)
@@ -151,23 +151,23 @@ def test_preempted_during_set_up(tmp_path: Path):
     ]
 
 
-def test_a_failed_set_up_is_one_line(tmp_path: Path):
+def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", fails={"scp": ["ERROR: disk full"]})
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].endswith("ERROR: disk full")
 
 
-def test_a_tpu_that_runs_this_already_is_followed(tmp_path: Path):
+def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0))
     assert cloud.launch(*ARGUMENTS).returncode == 0
     home = cloud.directory / "worker_0" / "widenet_run"
     with subprocess.Popen(["sleep", "2"]) as still_running:
-        Thread(target=still_running.wait).start()  # so that it is gone once it has ended
+        Thread(target=still_running.wait).start()  # reaps it, so that its pid disappears
         (home / "run.pid").write_text(str(still_running.pid))
         other = cloud.launch(*ARGUMENTS, "--config.seed=1")
         assert other.returncode == 2
-        assert "running something else" in other.stderr
+        assert "running another job" in other.stderr
         before = len(cloud.calls())
         assert cloud.launch(*ARGUMENTS).returncode == 0
     assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 cat"]
@@ -177,7 +177,7 @@ def test_a_tpu_that_runs_this_already_is_followed(tmp_path: Path):
     ("message", "code", "words"),
     [
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) INVALID_ARGUMENT: Location us-west4-a is not "
-         "found or access is unauthorized.", 2, "--zone=us-west4-a is no zone that has v5e-16"),
+         "found or access is unauthorized.", 2, "--zone=us-west4-a does not offer v5e-16"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit "
          "'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0", 3, "quota for v5e-16"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) There is no more capacity in the zone "
@@ -189,7 +189,9 @@ def test_a_tpu_that_runs_this_already_is_followed(tmp_path: Path):
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) something new", 3, "something new"),
     ],
 )  # fmt: skip
-def test_errors_are_one_line(tmp_path: Path, message: str, code: int, words: str):
+def test_errors_of_gcloud_are_reported_in_one_line(
+    tmp_path: Path, message: str, code: int, words: str
+):
     cloud = Cloud(tmp_path / "cloud", fails={"create": [message]})
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == code
@@ -205,7 +207,7 @@ def test_a_queued_resource_that_failed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("backend", ["tpu-vm", "skypilot", "gke"])
-def test_no_gcloud_no_sky_no_xpk(tmp_path: Path, backend: str):
+def test_a_missing_tool_is_named(tmp_path: Path, backend: str):
     cloud = Cloud(tmp_path / "cloud")
     for tool in ("gcloud", "sky", "xpk"):
         (cloud.directory / "bin" / tool).unlink()
@@ -220,8 +222,9 @@ def test_no_gcloud_no_sky_no_xpk(tmp_path: Path, backend: str):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["--tpu=v9-8"], "choose one of v2, v3, v4, v5e, v5p, v6e"),
-        (["--tpu=big"], "as in v3-256 or v5e-16"),
+        (["--tpu=v9-8"], "choose one of v2, v3, v4, v5p, v5e, v6e"),
+        (["--tpu=v3-255", "--dry_run"], "powers of two of at least 8 cores"),
+        (["--tpu=big"], "write it as in v3-256"),
         (["--workdir=runs/here"], "give a gs:// directory"),
         (["--name=Mine_1"], "lower-case letters"),
         (["--config=configs/none.py"], "git does not track configs/none.py"),
@@ -229,12 +232,12 @@ def test_no_gcloud_no_sky_no_xpk(tmp_path: Path, backend: str):
         (["--config.data.path=photos"], "--config.data.path=gs://BUCKET/DIR"),
         (["--config.init_from=runs/a"], "config.init_from=runs/a is relative"),
         (["--backend=gke"], "--backend=gke needs --cluster"),
-        (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk has no such TPU"),
-        (["--backend=gke", "--cluster=c", "--spot"], "node pool"),
+        (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk does not support it"),
+        (["--backend=gke", "--cluster=c", "--spot"], "xpk cluster create --spot"),
         (["--backend=other"], "invalid choice"),
     ],
 )
-def test_mistakes_are_noticed_before_anything_is_made(
+def test_mistakes_are_found_before_anything_is_created(
     tmp_path: Path, changes: list[str], words: str
 ):
     cloud = Cloud(tmp_path / "cloud")
@@ -245,7 +248,7 @@ def test_mistakes_are_noticed_before_anything_is_made(
     assert cloud.calls() == []
 
 
-def test_skypilot_gets_a_task(tmp_path: Path):
+def test_skypilot_receives_a_task(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud")
     flags = ("--backend=skypilot", "--spot", f"--config.data.path={HARD}")
     done = cloud.launch(*ARGUMENTS, *flags, "--dry_run", WANDB_API_KEY="s3cr3t")
@@ -270,7 +273,7 @@ def test_skypilot_gets_a_task(tmp_path: Path):
     assert file.endswith("task.yaml")
 
 
-def test_gke_gets_a_workload(tmp_path: Path):
+def test_gke_receives_a_workload(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud")
     flags = ("--backend=gke", "--cluster=c", f"--config.data.path={HARD}")
     done = cloud.launch(*ARGUMENTS, *flags, WANDB_API_KEY="s3cr3t")
@@ -288,8 +291,8 @@ def test_gke_gets_a_workload(tmp_path: Path):
 
 
 @pytest.mark.parametrize("tpu", ["v3-256", "v5e-16"])
-def test_the_dry_run_in_the_docs_is_what_it_prints(tmp_path: Path, tpu: str):
-    """Up to the name of the temporary directory and the plan."""
+def test_the_dry_run_in_the_docs_is_current(tmp_path: Path, tpu: str):
+    """Equal except for the name of the temporary directory; without the plan."""
     cloud = Cloud(tmp_path / "cloud")
     done = cloud.launch(
         "--config=configs/imagenet.py:widenet_b", f"--tpu={tpu}", "--zone=europe-west4-a",
@@ -322,7 +325,7 @@ def test_status_logs_stop_delete(tmp_path: Path):
     assert not home.exists()
 
 
-def test_status_of_what_is_not_there_or_not_allowed(tmp_path: Path):
+def test_status_of_an_absent_tpu_and_without_permission(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",))
     done = cloud.launch("status", "mine", "--zone=z")
     assert done.stdout.strip() == "mine: there is no such TPU"
@@ -344,7 +347,7 @@ def test_status_of_what_is_not_there_or_not_allowed(tmp_path: Path):
         ("gke", "delete", "xpk workload delete --cluster=c --zone=z --workload=mine"),
     ],
 )  # fmt: skip
-def test_engines_are_asked(tmp_path: Path, backend: str, verb: str, command: str):
+def test_commands_of_the_engines(tmp_path: Path, backend: str, verb: str, command: str):
     cloud = Cloud(tmp_path / "cloud")
     done = cloud.launch(verb, "mine", "--zone=z", f"--backend={backend}", "--cluster=c")
     assert done.returncode == 0, done.stderr

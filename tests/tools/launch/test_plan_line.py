@@ -1,4 +1,4 @@
-"""The line that a launch opens with."""
+"""The plan that a launch prints first."""
 
 import pytest
 
@@ -6,21 +6,21 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.tools.launch.plan_line import check_fits, plan_line, plan_of
 
 
-def test_a_plan_as_a_line():
+def test_format():
     plan = {"fits": True, "hours": 12.96, "core_days": 81.4, "more": 1}
     assert plan_line(plan) == "plan: fits, 13 h, 81.4 core-days"
     assert plan_line({"fits": False, "hours": None}) == "plan: does not fit"
     assert plan_line("libtpu is missing") == "no plan: libtpu is missing"
 
 
-def test_what_does_not_fit_is_not_launched():
+def test_a_run_that_does_not_fit_is_refused():
     check_fits({"fits": True}, "v3-8")
-    check_fits("nobody knows", "v3-8")
+    check_fits("libtpu is missing", "v3-8")
     with pytest.raises(BadInputError, match=r"--tpu=v3-8: the run does not fit"):
         check_fits({"fits": False}, "v3-8")
 
 
-def test_why_there_is_no_plan():
+def test_the_reason_for_no_plan_is_one_line():
     said = plan_of("configs/no_such_file.py", "v3-8", [])
     assert isinstance(said, str)
     assert "\n" not in said

@@ -1,4 +1,4 @@
-"""Scopes of operations to parts of the step."""
+"""Parts of the step from the scopes of operations."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_parts(op_name: str, part: str):
     assert part_of(op_name) == part
 
 
-def test_sums_dearest_first():
+def test_sums_per_part_slowest_first():
     def price(op_name: str, **ms: float) -> Price:
         line = f'  %x = f32[] negate(%y), metadata={{op_name="{op_name}"}}'
         return Price(parse_instruction(line), 1, **ms)

@@ -1,4 +1,4 @@
-"""A step compiled for TPUs that are not there; the compiler itself where it is installed."""
+"""Compiling for TPUs without TPUs; the tests of the compiler itself need libtpu."""
 
 import gzip
 import importlib.util
@@ -20,20 +20,20 @@ from widenet_jax.tools.plan.topology import Topology, parse_topology
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
-    reason="the TPU compiler is not installed: pip install libtpu==0.0.51",
+    reason="the TPU compiler is not installed: pip install -e '.[plan]'",
 )
 
 
 @needs_libtpu
 def test_a_small_step_for_eight_tpu_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("XLA_FLAGS")  # libtpu reads them and ends at one it does not know
+    monkeypatch.delenv("XLA_FLAGS")  # libtpu aborts on a flag that it does not know
     config = load_config("configs/digits.py:widenet_tiny")
     data, notes = data_facts(config), []
     compiler = TpuCompiler(parse_topology("v3-8"), cache=tmp_path, note=notes.append)
     step = compiler.compile("digits", config, data)
     assert notes == ["digits: compiling for v3-8"]
     assert step.fits
-    # Parameters and two moments, float32, are the least it can hold.
+    # At least the parameters and two moments in float32.
     assert 3 * 4 * 53_066 < step.peak_bytes < 2**30
 
     prices = price_module(parse(step.hlo), compiler.topology)
@@ -41,17 +41,17 @@ def test_a_small_step_for_eight_tpu_cores(tmp_path: Path, monkeypatch: pytest.Mo
     for scope in ("attention", "router", "dispatch", "experts"):
         assert f"/{scope}/" in scopes
     assert sum(price.compiler_ms for price in prices) > sum(price.roofline_ms for price in prices)
-    # Gradients of all parameters are summed over the cores: at least their bytes travel.
+    # The gradients of all parameters are summed over the cores.
     assert sum(price.collective_bytes for price in prices) > 4 * 53_066
 
-    # Once more, without the compiler: from the cache, and the same.
+    # The second time the same step comes from the cache, without a note.
     assert compiler.compile("digits", config, data) == step
     assert len(notes) == 1
 
 
 @needs_libtpu
-def test_the_compiler_names_what_it_needs():
-    """192 GiB in and as much out of one v3 core."""
+def test_memory_that_a_step_would_need():
+    """192 GiB of arguments and 192 GiB of results on one v3 core."""
     devices = planning.tpu_devices(parse_topology("v3-8"))
     place = jax.sharding.SingleDeviceSharding(devices[0])
     shape = jax.ShapeDtypeStruct((48, 2**30), jax.numpy.float32)
@@ -62,27 +62,27 @@ def test_the_compiler_names_what_it_needs():
 
 
 @needs_libtpu
-def test_a_slice_that_is_not_made():
-    with pytest.raises(BadInputError, match="knows no v3:3x5"):
+def test_an_unknown_slice():
+    with pytest.raises(BadInputError, match="does not know v3:3x5"):
         TpuCompiler(parse_topology("v3:3x5"))
 
 
 @needs_libtpu
-def test_a_batch_that_does_not_divide_is_named():
+def test_a_batch_that_does_not_divide():
     config = load_config("configs/digits.py:widenet_tiny")
     config.batch_size = 60
     with pytest.raises(BadInputError, match=r"config\.batch_size=60 must be a multiple"):
         TpuCompiler(parse_topology("v3-8")).compile("x", config, data_facts(config))
 
 
-def test_without_the_compiler_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_compiler_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadInputError, match=r"pip install libtpu==0\.0\.51"):
+    with pytest.raises(BadInputError, match=r"pip install -e '\.\[plan\]'"):
         TpuCompiler(parse_topology("v3-8"))
 
 
-def test_memory_a_step_needs():
-    """10 in, 8 out of which 6 take over an argument's place, 3 beside, a program of 1."""
+def test_peak_memory():
+    """10 arguments, 8 results of which 6 alias an argument, 3 temporaries, a program of 1."""
     memory = SimpleNamespace(
         argument_size_in_bytes=10,
         output_size_in_bytes=8,
@@ -93,7 +93,7 @@ def test_memory_a_step_needs():
     assert peak_bytes(memory) == 16
 
 
-def test_messages_of_the_compiler():
+def test_error_messages_of_the_compiler():
     message = (
         "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
         "required for HLO temporaries (17.80G) exceeds available HBM (15.48G). HLO module: jit_f."
@@ -104,7 +104,7 @@ def test_messages_of_the_compiler():
 
 
 @needs_libtpu
-def test_what_is_stored_is_whole_and_private_to_its_program(tmp_path: Path):
+def test_the_cache_stores_whole_steps_by_program_and_slice(tmp_path: Path):
     step = CompiledStep("HloModule m", True, 5.0, 1.0)
     planning.store(tmp_path / "deep" / "a.json.gz", step)
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a.json.gz"]

@@ -1,4 +1,4 @@
-"""Sizes of image sets that are not here."""
+"""Sizes of image sets, without the sets."""
 
 import pytest
 
@@ -16,15 +16,16 @@ from widenet_jax.tools.plan.facts import data_facts
         ("configs/digits.py", (1_437, 10, (8, 8, 1))),
     ],
 )
-def test_sets_that_the_configs_name(config: str, numbers: tuple):
+def test_sets_of_the_configs(config: str, numbers: tuple):
     facts = data_facts(load_config(config))
-    assert (facts.num_examples, len(facts.class_names), facts.image_shape) == numbers
+    shape = facts.example["image"].shape
+    assert (facts.num_examples, len(facts.info["class_names"]), shape) == numbers
 
 
-def test_other_sets_need_two_numbers():
+def test_other_sets_need_both_numbers():
     config = load_config("configs/imagenet.py:vit_b")
     config.data.path = "/data/flowers"
     with pytest.raises(BadInputError, match=r"'flowers'.*--num_examples=N --num_classes=N"):
         data_facts(config, num_examples=7, num_classes=None)
     facts = data_facts(config, num_examples=1020, num_classes=102)
-    assert (facts.num_examples, len(facts.class_names)) == (1020, 102)
+    assert (facts.num_examples, len(facts.info["class_names"])) == (1020, 102)

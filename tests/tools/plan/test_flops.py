@@ -1,12 +1,14 @@
-"""FLOPs against sums written out by hand."""
+"""FLOPs compared with sums written out by hand."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from widenet_jax.models.build import build_model
 from widenet_jax.models.sizes import parse_variant, vision_model
-from widenet_jax.models.vit import num_tokens
-from widenet_jax.tools.plan.flops import forward_flops, train_flops
+from widenet_jax.tools.plan.flops import blocks_flops, forward_flops, train_flops
 
-IMAGE = (224, 224, 3)
+INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 
 
 def model_of(variant: str) -> dict:
@@ -19,34 +21,44 @@ def test_vit_b():
     patches = 2 * (14 * 14) * (16 * 16 * 3) * D
     block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
     head = 2 * D * D + 2 * D * 1000
-    assert forward_flops(model_of("vit_b"), IMAGE, 1000) == patches + 12 * block + head
+    assert forward_flops(model_of("vit_b"), INPUTS, num_classes=1000) == patches + 12 * block + head
 
 
-def test_widenet_counts_the_experts_a_token_sees_and_no_capacity():
-    """WideNet-L: no CLS token, 2 of 4 experts a token; C = 1.2 does not enter."""
+def test_widenet_counts_the_selected_experts_and_no_capacity():
+    """WideNet-L: no CLS token, 2 of 4 experts per token; the capacity factor does not matter."""
     T, D, F = 196, 1024, 4096
     patches = 2 * T * (16 * 16 * 3) * D
     block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * 2 * T * D * F)
     head = 2 * D * D + 2 * D * 1000
     expected = patches + 24 * block + head
     for variant in ("widenet_l", "widenet_l,capacity_factor=4", "widenet_l,experts=16"):
-        assert forward_flops(model_of(variant), IMAGE, 1000) == expected
+        assert forward_flops(model_of(variant), INPUTS, num_classes=1000) == expected
 
 
 def test_vit_moe_has_experts_in_two_blocks_only():
     dense, sparse = model_of("vit_b"), model_of("vit_moe_b,mlp_dim=3072")
-    dense |= {"cls_token": "none"}
-    more = forward_flops(sparse, IMAGE, 1000) - forward_flops(dense, IMAGE, 1000)
-    assert more == 2 * (2 * 2 * 196 * 768 * 3072)  # one more expert a token in 2 of 12 blocks
+    dense |= {"cls_token": "none", "pool": "mean"}
+    more = forward_flops(sparse, INPUTS, num_classes=1000) - forward_flops(
+        dense, INPUTS, num_classes=1000
+    )
+    assert more == 2 * (2 * 2 * 196 * 768 * 3072)  # one more expert per token in 2 of 12 blocks
 
 
 @pytest.mark.parametrize(("variant", "ms"), [("vit_b", 27.5), ("vit_l", 96), ("widenet_l", 157)])
-def test_milliseconds_at_full_speed(variant: str, ms: float):
-    """16 images on a TPUv3 core of 61.5 TFLOP/s, as the figures of this project count."""
-    seconds = 16 * train_flops(model_of(variant), IMAGE, 1000) / 61.5e12
+def test_milliseconds_at_100_percent_mfu(variant: str, ms: float):
+    """16 images on a TPUv3 core of 61.5 TFLOP/s."""
+    seconds = 16 * train_flops(model_of(variant), INPUTS, num_classes=1000) / 61.5e12
     assert 1e3 * seconds == pytest.approx(ms, rel=5e-3)
 
 
+def test_blocks_count_by_tokens_alone():
+    """A stack of blocks costs the same for text: here 128 tokens, D = 768, F = 3072."""
+    T, D, F = 128, 768, 3072
+    block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
+    assert blocks_flops(model_of("vit_b"), T, with_experts=0) == 12 * block
+
+
 def test_tokens():
-    assert num_tokens(model_of("vit_b"), IMAGE) == 197
-    assert num_tokens(model_of("widenet_h"), IMAGE) == 256
+    for variant, tokens in (("vit_b", 197), ("widenet_h", 256)):
+        model = build_model(model_of(variant), num_classes=1000)
+        assert model.num_tokens(INPUTS) == tokens

@@ -1,4 +1,4 @@
-"""Lines of HLO, as the TPU compiler writes them, read into instructions."""
+"""The HLO parser on lines as the TPU compiler writes them."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_a_custom_call_and_a_conditional():
     assert parse_instruction(branch).called == {"branch_0": "left", "branch_1": "right"}
 
 
-def test_an_estimate_of_nothing_is_none():
+def test_an_estimate_of_zero_cycles_counts_as_none():
     line = '  %c = s32[8]{0} copy(%i), backend_config={"estimated_cycles":"0"}'
     assert parse_instruction(line).cycles is None
 

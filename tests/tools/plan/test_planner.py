@@ -1,12 +1,13 @@
-"""Figures of a plan, by hand, and what makes a step fit; the compiler is played by a double."""
+"""Figures of a plan, by hand, and changes that make a step fit, with a double of the compiler."""
 
 import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
+from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import DataFacts
 from widenet_jax.tools.plan.compile import CompiledStep
+from widenet_jax.tools.plan.facts import data_facts
 from widenet_jax.tools.plan.planner import GIB, changes, plan_run
 from widenet_jax.tools.plan.topology import parse_topology
 
@@ -19,25 +20,25 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %r = f32[20750000]{0} all-reduce(%a)
 }
 """
-DATA = DataFacts(1_281_167, tuple(map(str, range(1000))), (224, 224, 3))
+DATA = data_facts(load_config("configs/imagenet.py:vit_b"))
 
 
 class Double:
-    """Compiles nothing; a step needs `gib_a_part` for each image worked on at once, and 1 GiB."""
+    """Compiles nothing; a step needs 1 GiB, and `gib_per_image` for each image of a part."""
 
     topology = parse_topology("v3-256")
 
-    def __init__(self, gib_an_image: float):
-        self.gib_an_image = gib_an_image
+    def __init__(self, gib_per_image: float):
+        self.gib_per_image = gib_per_image
         self.seen: list[str] = []
 
     def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
         parts = config.optimizer.accumulation_steps
         images = config.batch_size // 256 // parts
-        if config.model.moe and images % config.model.moe.images_per_group:
-            raise BadInputError("groups of images would be cut")
+        if config.model.moe and images % config.model.moe.examples_per_group:
+            raise BadInputError("routing groups would be split")
         self.seen.append(name)
-        peak = (1 + self.gib_an_image * images) * GIB
+        peak = (1 + self.gib_per_image * images) * GIB
         fits = peak <= 15.48 * GIB
         return CompiledStep(HLO if fits else "", fits, peak, 60.0)
 
@@ -47,14 +48,14 @@ def test_the_figures_of_a_plan():
     plan = plan_run("vit_b", config, DATA, Double(0.5), price_per_core_hour=2.0)
     facts = plan.facts
     assert facts["params"] == facts["params_unrolled"] == 87_158_248
-    assert (facts["cores"], facts["images_per_core"]) == (256, 16)
+    assert (facts["cores"], facts["examples_per_core"]) == (256, 16)
     assert facts["fits"] and facts["hbm_peak_gib"] == 9.0 and facts["advice"] is None
     assert facts["step_ms"] == pytest.approx(100.0)
     assert facts["compiler_priced_share"] == 1.0
     assert facts["collective_mb"] == pytest.approx(2 * 83 * 255 / 256)
     assert facts["collective_ms"] == pytest.approx(2 * 83 / 332 * 255 / 256)
-    assert facts["images_per_second_per_core"] == pytest.approx(160.0)
-    # 105.4 GFLOP an image, 160 a second, of 61.5 TFLOP/s.
+    assert facts["examples_per_second_per_core"] == pytest.approx(160.0)
+    # 105.4 GFLOP per image, 160 images/s, of 61.5 TFLOP/s.
     assert facts["mfu"] == pytest.approx(105.4e9 * 160 / 61.5e12, rel=1e-3)
     assert facts["limit_ms"] == pytest.approx(16 * 105.4e9 / 61.5e9, rel=1e-3)
     # 300 epochs of 1,281,167 images in batches of 4096, a tenth of a second each.
@@ -64,27 +65,29 @@ def test_the_figures_of_a_plan():
     assert facts["cost"] == pytest.approx(2.0 * 24 * facts["core_days"])
 
 
-def test_a_shared_model_counts_its_parameters_twice_over():
-    facts = plan_run("w", load_config("configs/imagenet.py:widenet_b"), DATA, Double(0.1)).facts
-    assert facts["params"] < facts["params_unrolled"] / 8
+def test_unique_and_unrolled_parameters_of_a_shared_model():
+    facts = plan_run(
+        "w", load_config("configs/imagenet.py:widenet_b,depth=2"), DATA, Double(0.1)
+    ).facts
+    assert facts["params"] < 0.6 * facts["params_unrolled"]
     assert facts["cost"] is None
 
 
-def test_fewer_images_at_once_where_they_do_not_fit():
+def test_gradient_accumulation_makes_a_step_fit():
     """16 images need 33 GiB of 15.48; 8 need 17; 4 need 9."""
     double = Double(2.0)
-    facts = plan_run("v", load_config("configs/imagenet.py:vit_b,mlp_dim=8"), DATA, double).facts
+    facts = plan_run("v", load_config("configs/imagenet.py:vit_b,depth=1"), DATA, double).facts
     assert not facts["fits"] and facts["step_ms"] is None and facts["core_days"] is None
     assert facts["advice"]["flags"] == ["--config.optimizer.accumulation_steps=4"]
     assert facts["advice"]["hbm_peak_gib"] == 9.0
     assert facts["advice"]["step_ms"] == pytest.approx(100.0)
-    remat = "--config.model.remat=block"  # tried first; the stand-in does not honour it
+    remat = "--config.model.remat=block"  # tried first; the double ignores it
     assert double.seen == ["v", f"v {remat}", "v --config.optimizer.accumulation_steps=4"]
 
 
-def test_what_would_cut_routing_groups_is_passed_over():
-    """Groups are 16 images: neither parts nor smaller batches are possible on 256 cores."""
-    config = load_config("configs/imagenet.py:widenet_l")
+def test_changes_that_split_routing_groups_are_skipped():
+    """Groups have 16 images, so 256 cores allow neither parts nor smaller batches."""
+    config = load_config("configs/imagenet.py:widenet_b,depth=2")
     for fsdp, splitting in ((1, ["--config.sharding.fsdp=-1"]), (-1, [])):
         config.sharding.fsdp = fsdp
         facts = plan_run("w", config, DATA, Double(2.0)).facts
@@ -92,18 +95,18 @@ def test_what_would_cut_routing_groups_is_passed_over():
         assert facts["advice"]["tried"] == ["--config.model.remat=block", *splitting]
 
 
-def test_a_program_that_leaves_no_room_for_its_data_does_not_fit():
+def test_the_program_counts_towards_the_memory():
     class Large(Double):
         def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
             parts = config.optimizer.accumulation_steps
             return CompiledStep(HLO, True, 15.5 * GIB / parts, 60.0)
 
-    facts = plan_run("v", load_config("configs/imagenet.py:vit_b"), DATA, Large(0)).facts
+    facts = plan_run("v", load_config("configs/imagenet.py:vit_b,depth=1"), DATA, Large(0)).facts
     assert not facts["fits"]
     assert facts["advice"]["flags"] == ["--config.optimizer.accumulation_steps=2"]
 
 
-def test_changes_that_cannot_be_enough_are_not_tried():
+def test_changes_that_save_too_little_are_not_tried():
     config = load_config("configs/imagenet.py:vit_b")
     config.optimizer.accumulation_steps, config.model.remat = 2, "block"
     first = [next(iter(changes(config, excess))) for excess in (1.01, 3.0, 5.0)]
@@ -111,7 +114,7 @@ def test_changes_that_cannot_be_enough_are_not_tried():
     assert steps == [4, 8, 16]  # 2, 4 and 8 times as many parts
 
 
-def test_recomputing_blocks_comes_first_where_the_model_can():
+def test_recomputation_is_tried_first():
     config = load_config("configs/imagenet.py:vit_b")
     config.model.remat = "none"
     assert changes(config, excess=2.0)[0] == {"model.remat": "block"}

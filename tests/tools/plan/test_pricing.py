@@ -1,6 +1,7 @@
-"""Prices of small programs, with the sums beside them.
+"""Prices of small programs, with the calculation beside them.
 
-A v3 core: 940,000 cycles a millisecond, 450 GB/s, 61.5 TFLOP/s, 332 GB/s over its chip's links.
+A v3 core has 940,000 cycles per millisecond, 450 GB/s of memory bandwidth, 61.5 TFLOP/s and 332
+GB/s over the links of its chip.
 """
 
 import pytest
@@ -31,7 +32,7 @@ def test_cycles_become_milliseconds_and_bookkeeping_is_free():
     assert found["z"].roofline_ms == 0
 
 
-def test_a_loop_counts_once_a_trip():
+def test_a_loop_counts_once_per_trip():
     condition = (
         "%cond (p: (s32[], f32[8])) -> pred[] {\n"
         "  %p = (s32[], f32[8]) parameter(0)\n"
@@ -49,13 +50,13 @@ def test_a_loop_counts_once_a_trip():
     found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", condition + body)
     assert found["work"].trips == 24
     assert found["work"].ms == pytest.approx(24.0)
-    # How often a loop runs that data decides, the text does not say: once.
+    # A trip count that depends on data is unknown: the body counts once.
     undecided = condition.replace("compare(%i, %n), direction=LT", "custom-call(%i, %n)")
     found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", undecided + body)
     assert found["work"].trips == 1
 
 
-def test_calls_and_the_dearest_branch():
+def test_calls_and_the_slowest_branch():
     others = (
         "%cheap (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
         f"  ROOT %a = f32[8] negate(%p), {CYCLES}\n}}\n"
@@ -71,8 +72,8 @@ def test_calls_and_the_dearest_branch():
     assert {name: price.ms for name, price in found.items()} == pytest.approx({"a": 1.0, "b": 2.0})
 
 
-def test_a_branch_counts_its_loops_and_a_loop_may_not_run():
-    """24 trips of 1 ms are dearer than 2 ms at once; a loop of 0 trips costs nothing."""
+def test_loops_inside_branches():
+    """24 trips of 1 ms take longer than 2 ms once; a loop of 0 trips costs nothing."""
     body = (
         "%body (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
         f"  ROOT %a = f32[8] negate(%p), {CYCLES}\n}}\n"
@@ -95,12 +96,12 @@ def test_a_branch_counts_its_loops_and_a_loop_may_not_run():
             f"true_computation=%once, false_computation=%loop_{n}"
         )
         found = {key: price.ms for key, price in prices(entry, body + loops + once).items()}
-        found.pop("less", None)  # the loop's comparison: next to nothing
+        found.pop("less", None)  # the loop's comparison costs almost nothing
         assert found == pytest.approx({name: ms})
 
 
 def test_ragged_matmuls_at_80_percent_of_the_peak():
-    """Rows [M, K] = [2048, 1024] to N = 4096: 2 M K N = 17.2 GFLOP; weights' gradient the same."""
+    """Rows [M, K] = [2048, 1024] to N = 4096: 2 M K N = 17.2 GFLOP; the kernels' gradient too."""
     metadata = "  %m = s32[5]{0} parameter(0)\n"
     forward = (
         "  %rows = f32[2048,1024]{1,0} parameter(1)\n  %w = f32[4,1024,4096]{2,1,0} parameter(2)\n"
@@ -117,8 +118,8 @@ def test_ragged_matmuls_at_80_percent_of_the_peak():
         assert prices(metadata + entry)["ragged-dot-none.1"].roofline_ms == pytest.approx(ms)
 
 
-def test_a_gather_reads_the_rows_it_takes_not_the_table():
-    """1000 rows of 512 B out of 1,000,000, and 4 B of index each."""
+def test_a_gather_reads_only_the_rows_it_returns():
+    """1000 of 1,000,000 rows of 512 B, with an index of 4 B each."""
     entry = (
         "  %t = f32[1000000,128]{1,0} parameter(0)\n  %i = s32[1000]{0} parameter(1)\n"
         "  ROOT %g = f32[1000,128]{1,0} gather(%t, %i), offset_dims={1}"
@@ -127,7 +128,7 @@ def test_a_gather_reads_the_rows_it_takes_not_the_table():
     assert prices(entry)["g"].roofline_ms == pytest.approx(1e3 * moved / 225e9)
 
 
-def test_a_scatter_touches_the_rows_it_adds():
+def test_a_scatter_moves_only_the_rows_it_changes():
     entry = (
         "  %t = f32[1000000,128]{1,0} parameter(0)\n  %i = s32[1000]{0} parameter(1)\n"
         "  %u = f32[1000,128]{1,0} parameter(2)\n"
@@ -137,7 +138,7 @@ def test_a_scatter_touches_the_rows_it_adds():
     assert prices(entry)["s"].roofline_ms == pytest.approx(1e3 * moved / 225e9)
 
 
-def test_an_update_in_place_touches_what_it_writes():
+def test_an_update_in_place_moves_only_what_it_writes():
     entry = (
         "  %t = f32[1000,128]{1,0} parameter(0)\n  %u = f32[10,128]{1,0} parameter(1)\n"
         "  %i = s32[] parameter(2)\n"
@@ -146,7 +147,7 @@ def test_an_update_in_place_touches_what_it_writes():
     assert prices(entry)["s"].roofline_ms == pytest.approx(1e3 * (2 * 10 * 512 + 8) / 225e9)
 
 
-def test_fusions_without_cycles_by_what_happens_inside():
+def test_fusions_without_cycles_are_priced_by_their_instructions():
     inside = (
         "%gather_inside (a: f32[1000000,128], b: s32[1000]) -> f32[1000,128] {{\n"
         "  %a = f32[1000000,128]{{1,0}} parameter(0)\n  %b = s32[1000]{{0}} parameter(1)\n"
@@ -159,7 +160,7 @@ def test_fusions_without_cycles_by_what_happens_inside():
     moved = 2 * 1000 * 512 + 1000 * 4
     found = prices(fusion, inside.format(root="ROOT ", rest=""))
     assert found["f"].roofline_ms == pytest.approx(1e3 * moved / 225e9)
-    # Written into a larger buffer in place: only the rows.
+    # Written into a larger buffer in place: only the rows count.
     update = (
         "  %z = f32[9000,128]{1,0} constant(0)\n  %o = s32[] constant(0)\n"
         "  ROOT %u = f32[9000,128]{1,0} dynamic-update-slice(%z, %g, %o, %o)\n"
@@ -176,15 +177,15 @@ def test_other_instructions_read_and_write_everything():
     assert prices(entry)["s"].roofline_ms == pytest.approx(1e3 * (2 * 8000) / 225e9)
 
 
-def test_collectives_apart_by_what_a_ring_sends():
-    """4 MB: an all-reduce among 8 sends 2 * 7/8 of it, an all-gather 7/8, a permute all."""
+def test_collectives_are_priced_separately_by_bytes_in_a_ring():
+    """Of 4 MB among 8 devices an all-reduce sends 2 * 7/8, an all-gather 7/8, a permute all."""
     array = "f32[1000000]{0}"
     for opcode, sent in (
         ("all-reduce", 7e6),
         ("all-gather", 3.5e6),
         ("all-to-all", 3.5e6),
         ("collective-permute", 4e6),
-        ("reduce-scatter", 28e6),  # the result is an eighth of what went in
+        ("reduce-scatter", 28e6),  # the result is an eighth of the input
     ):
         found = prices(f"  %x = {array} parameter(0)\n  ROOT %c = {array} {opcode}(%x)")
         assert found["c"].collective_bytes == pytest.approx(sent)
@@ -192,7 +193,7 @@ def test_collectives_apart_by_what_a_ring_sends():
         assert found["c"].ms == 0
 
 
-def test_a_collective_that_is_started_early_counts_once():
+def test_an_asynchronous_collective_counts_once():
     entry = (
         "  %x = f32[125000]{0} parameter(0)\n"
         "  %s = (f32[125000]{0}, f32[1000000]{0}) all-gather-start(%x)\n"
@@ -212,7 +213,7 @@ def test_one_ring_uses_the_links_of_one_dimension():
 
 
 def test_a_reduce_scatter_written_as_a_fusion():
-    """4 MB summed among 4 of the 8, each keeping a quarter: 3/4 of it is sent, not 2 * 3/4."""
+    """4 MB summed among 4 of 8 devices, each keeping a quarter: 3/4 is sent, not 2 * 3/4."""
     inside = (
         "%all-reduce-scatter (input: f32[1000000]) -> f32[250000] {\n"
         "  %input = f32[1000000]{0} parameter(0)\n"
@@ -238,6 +239,6 @@ def test_a_reduce_scatter_written_as_a_fusion():
         ("", 8),
     ],
 )
-def test_devices_that_take_part(groups: str, size: int):
+def test_group_size(groups: str, size: int):
     found = prices(f"  %x = f32[8] parameter(0)\n  ROOT %c = f32[8] all-reduce(%x), {groups}")
     assert group_size(found["c"].instruction, V3) == size

@@ -1,22 +1,22 @@
-"""What people read of plans."""
+"""Plans as text."""
 
 from widenet_jax.tools.plan.report import breakdown_table, comparison, plan_rows
 
 FITS = {
     "config": "configs/imagenet.py:vit_l", "topology": "v3-256", "cores": 256, "devices": 256,
-    "batch_size": 4096, "images_per_core": 16.0, "params": 305_376_232,
-    "params_unrolled": 305_376_232, "gflops_per_image": 369.3, "limit_ms": 96.1,
+    "batch_size": 4096, "unit": "images", "examples_per_core": 16.0, "params": 305_376_232,
+    "params_unrolled": 305_376_232, "gflops_per_example": 369.3, "limit_ms": 96.1,
     "dispatch": None, "hbm_peak_gib": 6.76,
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
     "step_ms": 220.0, "compiler_priced_share": 0.995, "collective_ms": 7.4,
-    "collective_mb": 1225.4, "images_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
+    "collective_mb": 1225.4, "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
     "core_days": 61.2, "cost": None, "advice": None,
 }  # fmt: skip
-NOTHING = dict.fromkeys(
+NO_TIMES = dict.fromkeys(
     ("step_ms", "compiler_priced_share", "collective_ms", "collective_mb",
-     "images_per_second_per_core", "mfu", "hours", "core_days", "cost")
+     "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")
 )  # fmt: skip
-TOO_LARGE = FITS | NOTHING | {
+TOO_LARGE = FITS | NO_TIMES | {
     "config": "configs/imagenet.py:widenet_l", "hbm_peak_gib": 17.8, "fits": False,
     "advice": {"flags": ["--config.optimizer.accumulation_steps=2"], "hbm_peak_gib": 9.8,
                "step_ms": 480.0, "tried": ["--config.optimizer.accumulation_steps=2"]},
@@ -25,28 +25,28 @@ TOO_LARGE = FITS | NOTHING | {
 
 def test_one_plan():
     rows = dict(line.split("  ", 1) for line in plan_rows(FITS).splitlines())
-    assert rows["slice"].strip() == "v3-256: 256 cores, batch 4096, 16 images a core"
-    assert rows["memory of a device"].strip() == "6.8 of 15.5 GiB: fits"
-    assert rows["step"].strip() == "220.0 ms, 99.5% of it priced by the compiler, 0.5% by roofline"
-    assert rows["collectives, apart"].strip() == "7.4 ms for 1,225 MB a device"
-    assert rows["the run"].strip() == "93,835 steps: 5.7 hours, 61.2 core-days"
+    assert rows["slice"].strip() == "v3-256: 256 cores, batch 4096, 16 images per core"
+    assert rows["memory per device"].strip() == "6.8 of 15.5 GiB: fits"
+    assert rows["step"].strip() == "220.0 ms; 99.5% priced by the compiler, 0.5% by roofline"
+    assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
+    assert rows["run"].strip() == "93,835 steps: 5.7 hours, 61.2 core-days"
     assert "cost" not in rows and "dispatch" not in rows
     methods = {"training": "gather", "evaluation": "ragged"}
     assert "gather in training, ragged in evaluation" in plan_rows(FITS | {"dispatch": methods})
     assert "1,234.50" in plan_rows(FITS | {"cost": 1234.5})
 
 
-def test_a_plan_that_does_not_fit_says_what_would():
+def test_a_plan_that_does_not_fit_names_a_change():
     text = plan_rows(TOO_LARGE)
     assert "17.8 of 15.5 GiB: does not fit" in text
     assert "add --config.optimizer.accumulation_steps=2: 9.8 GiB, 480.0 ms (compiled)" in text
     nothing = {"flags": None, "hbm_peak_gib": None, "step_ms": None, "tried": ["--a=1", "--b=2"]}
-    assert "nothing that was tried: --a=1; --b=2." in plan_rows(TOO_LARGE | {"advice": nothing})
+    assert "none found (tried: --a=1; --b=2)." in plan_rows(TOO_LARGE | {"advice": nothing})
     nothing["tried"] = []
-    assert "no change that this config allows" in plan_rows(TOO_LARGE | {"advice": nothing})
+    assert "the config allows no change" in plan_rows(TOO_LARGE | {"advice": nothing})
 
 
-def test_several_plans_as_a_table():
+def test_table_of_several_plans():
     lines = comparison([FITS, TOO_LARGE], paper=True).splitlines()
     header, rule, first, second = ([c.strip() for c in line.split("|")[1:-1]] for line in lines[:4])
     assert set("".join(rule)) == {"-"}
@@ -61,7 +61,7 @@ def test_several_plans_as_a_table():
     assert "paper" not in plain and "cost" in plain.splitlines()[0]
 
 
-def test_shares_of_a_step():
+def test_parts_of_a_step():
     parts = {
         "experts": {"ms": 3.0, "roofline_ms": 1.0, "collective_ms": 0.5},
         "optimizer": {"ms": 1.0, "roofline_ms": 0.0, "collective_ms": 0.0},

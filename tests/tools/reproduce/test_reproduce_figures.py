@@ -1,4 +1,4 @@
-"""The paper's figures, read back from the pixels."""
+"""The paper's figures, checked by the pixels of the pictures."""
 
 from pathlib import Path
 
@@ -24,13 +24,13 @@ def coloured(picture: Path, colour: str) -> np.ndarray:
 
 def row(label: str, variant: str, mean: float, params: int = 7, paper=None, same_as=None) -> dict:
     return {
-        "label": label, "variant": variant, "mean": mean, "std": None, "accuracies": [mean],
-        "params": params, "paper": paper, "same_as": same_as, "training_accuracy": None,
+        "label": label, "variant": variant, "mean": mean, "std": None, "values": [mean],
+        "params": params, "paper": paper, "same_as": same_as, "training": None,
     }  # fmt: skip
 
 
 def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path):
-    """Blue on the left, orange on the right: two numbers each; NaN and text are words."""
+    """Blue dots on the left, orange dots on the right; NaN and text are written as words."""
     rows = [row("one", "v", 50.0, paper=70.0), row("two", "v", 60.0, paper=80.0)]
     lost = [row("three", "v", np.nan, paper=np.nan), row("four", "v", 55.0, paper="out of memory")]
     draw_table(TABLE_3, rows, tmp_path / "two.png")
@@ -47,8 +47,8 @@ def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path):
 
 def test_accuracy_against_experts_falls_where_parameters_grow(tmp_path: Path):
     rows = [
-        row("E = 4", "vit_moe_s", 50.0, params=10**6) | {"training_accuracy": 10.0},
-        row("E = 16", "vit_moe_s,experts=16", 30.0, params=10**7) | {"training_accuracy": 20.0},
+        row("E = 4", "vit_moe_s", 50.0, params=10**6) | {"training": 10.0},
+        row("E = 16", "vit_moe_s,experts=16", 30.0, params=10**7) | {"training": 20.0},
         row("E = 8", "vit_moe_s,experts=8", 40.0, params=4 * 10**6),
     ]
     draw_against(FIGURE_2, SMALL, rows, tmp_path / "fig2.png")
@@ -73,11 +73,11 @@ def test_groups_are_numbers_of_routings_and_equal_runs_are_one_point(tmp_path: P
 
 
 def test_divergence_of_every_seed(digits_run, tmp_path: Path):
-    """A row a seed, here of the same run twice; a model without finished runs has no curve."""
+    """The same run counts as two seeds here; a model without finished runs has no curve."""
     wide, plain = FIGURE_4.rows[1], FIGURE_4.rows[0]
     measured = {
-        run_of(SMALL, FIGURE_4, wide): Measured((), (str(digits_run),) * 2, None),
-        run_of(SMALL, FIGURE_4, plain): Measured((), (), None),
+        run_of(SMALL, FIGURE_4, wide): Measured((), (str(digits_run),) * 2),
+        run_of(SMALL, FIGURE_4, plain): Measured(()),
     }
     curves = divergences(FIGURE_4, SMALL, measured)
     alone = norm_divergence(open_trained(str(digits_run)).params)["gamma"].block

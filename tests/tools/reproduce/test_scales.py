@@ -46,9 +46,7 @@ def test_at_the_papers_scale_models_are_the_papers():
 def test_every_run_has_a_config(scale):
     for run in runs_of(scale, EXPERIMENTS.values()):
         model = load_config(f"{run.stage.config}:{run.variant}").model
-        assert not (
-            model.moe and model.moe.routing_groups and model.depth % model.moe.routing_groups
-        )
+        assert not (model.moe and model.routing_groups and model.depth % model.routing_groups)
 
 
 def test_runs_are_shared_and_backbones_come_first():

@@ -1,20 +1,30 @@
-"""The paper's numbers and ours side by side, and what is said of them."""
+"""Tables with the paper's numbers and ours, and the sentences below them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from widenet_jax.tools.reproduce.experiments import FIGURE_3, FIGURE_4, TABLE_3, TABLE_4, TABLE_5
-from widenet_jax.tools.reproduce.runs import DIVERGED, Measured
+from widenet_jax.tools.reproduce.experiments import (
+    FIGURE_3,
+    FIGURE_4,
+    TABLE_1,
+    TABLE_3,
+    TABLE_4,
+    TABLE_5,
+    TOP_1,
+    Metric,
+)
+from widenet_jax.tools.reproduce.runs import DIVERGED, Measured, mean_of
 from widenet_jax.tools.reproduce.scales import SCALES, run_of
 from widenet_jax.tools.reproduce.tables import (
     compare,
     compared,
     comparison,
-    first_is_ahead,
     markdown,
     norms_markdown,
+    paper_sign,
     rows_of,
 )
 from widenet_jax.tools.sweep.runner import DONE, FAILED, Outcome
@@ -25,7 +35,7 @@ TRIAL = Trial("t", "configs/cifar10.py", {})
 
 
 def measured(*accuracies: float | str) -> Measured:
-    """Percents; NaN diverged, text is a status."""
+    """Seeds with these percents; NaN is a seed that diverged, text is another status."""
     outcomes = []
     for a in accuracies:
         if isinstance(a, str):
@@ -35,7 +45,7 @@ def measured(*accuracies: float | str) -> Measured:
         else:
             result = {"test_accuracy": a / 100, "params": 1234}
             outcomes.append(Outcome(TRIAL, DONE, result=result))
-    return Measured(tuple(outcomes), (), 567.8)
+    return Measured(tuple(outcomes), rate=567.8)
 
 
 def rows_with(experiment, *of: Measured) -> list[dict]:
@@ -47,47 +57,65 @@ def rows_with(experiment, *of: Measured) -> list[dict]:
 
 def row(*accuracies: float) -> dict:
     of = measured(*accuracies)
-    return {"mean": of.mean, "accuracies": of.accuracies, "statuses": of.statuses}
+    values = of.values(TOP_1)
+    return {"mean": mean_of(values), "values": values, "statuses": of.statuses}
 
 
 def test_two_rows_stand_as_in_the_paper_or_not():
-    assert compare(row(50.0), row(49.9), ahead=True) == "as in the paper"
-    assert compare(row(50.0), row(49.9), ahead=False) == "the other way round"
-    assert compare(row(50.0), row(50.0), ahead=True) == "too close to tell"
-    assert compare(row(50.0), row(math.nan), ahead=True) == "with a seed that diverged"
-    assert compare(row(50.0, math.nan), row(40.0), ahead=True) == "with a seed that diverged"
-    assert compare(row(50.0), row(), ahead=True) is None
-    assert compare(row(50.0), row(49.9), ahead=None) is None
+    assert compare(row(50.0), row(49.9), sign=1) == "as in the paper"
+    assert compare(row(50.0), row(49.9), sign=-1) == "the other way round"
+    assert compare(row(50.0), row(50.0), sign=1) == "too close to tell"
+    assert compare(row(50.0), row(math.nan), sign=1) == "with a seed that diverged"
+    assert compare(row(50.0, math.nan), row(40.0), sign=1) == "with a seed that diverged"
+    assert compare(row(50.0), row(), sign=1) is None
+    assert compare(row(50.0), row(49.9), sign=0) is None
+
+
+def test_a_lower_metric_is_better_where_the_experiment_says_so():
+    """A figure that worsens falls in accuracy and rises in perplexity; printed numbers decide
+    without a direction.
+    """
+    perplexity = Metric("perplexity", higher_is_better=False, label="perplexity")
+    rising = replace(FIGURE_3, metric=perplexity)
+    assert paper_sign(FIGURE_3, {}, {}) == 1
+    assert paper_sign(rising, {}, {}) == -1
+    assert paper_sign(TABLE_1, {"paper": 78.6}, {"paper": 77.5}) == 1
+    result = {"test_perplexity": 20.5, "params": 1, "unit": "tokens"}
+    of = Measured((Outcome(TRIAL, DONE, result=result),), rate=9.0)
+    assert of.values(perplexity) == [20.5]
+    runs = {run_of(SMALL, rising, one): of for one in rising.rows}
+    text = markdown(rising, SMALL, rows_of(rising, SMALL, runs))
+    assert "ours, perplexity" in text and "ours, tokens/s" in text
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(2.2, "too close to tell"), (2.3, "as in the paper")])
-def test_what_is_not_significant_is_too_close(gap: float, verdict: str):
+def test_a_difference_within_the_noise_of_seeds_is_too_close(gap: float, verdict: str):
     """Three seeds at -1, 0, 1 around each mean: s = 1, an error of sqrt(1/3 + 1/3) = 0.8165, and
     4 degrees of freedom, of which 5% lie beyond t = 2.776: gaps of 2.267 and more are significant.
     """
     high, low = (row(mean - 1, mean, mean + 1) for mean in (50 + gap, 50.0))
-    assert compare(high, low, ahead=True) == verdict
+    assert compare(high, low, sign=1) == verdict
 
 
 def test_seeds_that_do_not_vary_decide_by_their_sign():
-    assert compare(row(50.0, 50.0), row(49.0, 49.0), ahead=False) == "the other way round"
+    assert compare(row(50.0, 50.0), row(49.0, 49.0), sign=-1) == "the other way round"
 
 
-def test_which_rows_are_compared():
-    """Table 3 has 4 + 4 + 4 rows: 6 pairs in each size. Of a figure, neighbours."""
+def test_a_table_compares_within_a_size_and_a_figure_neighbours():
+    """Table 3 has 4 + 4 + 4 rows, hence 6 pairs in each size."""
     rows = rows_with(TABLE_3, *[measured(50.0)] * 12)
     assert len(compared(TABLE_3, rows)) == 18
-    figure = rows_with(FIGURE_3, *[measured(50.0)] * 4)  # the last row is the third again
+    figure = rows_with(FIGURE_3, *[measured(50.0)] * 4)  # the last row equals the third
     pairs = [(one["label"], other["label"]) for one, other in compared(FIGURE_3, figure)]
     assert [(one[:6], other[:6]) for one, other in pairs] == [
         ("G = 12", "G = 6 "),
         ("G = 6 ", "G = 3 "),
     ]
-    assert [first_is_ahead(FIGURE_3, *pair) for pair in compared(FIGURE_3, figure)] == [True, True]
-    expected = [first_is_ahead(TABLE_3, *pair) for pair in compared(TABLE_3, rows)]
-    # B: ahead of shared norms, NaN is no order, behind no sharing; shared norms behind no sharing.
-    assert expected[:6] == [True, None, False, None, False, None]
-    assert expected[12:] == [True, True, None, False, None, None]  # H without sharing: no memory
+    assert [paper_sign(FIGURE_3, *pair) for pair in compared(FIGURE_3, figure)] == [1, 1]
+    expected = [paper_sign(TABLE_3, *pair) for pair in compared(TABLE_3, rows)]
+    # B: above shared norms; NaN gives no order; below no sharing, as shared norms are.
+    assert expected[:6] == [1, 0, -1, 0, -1, 0]
+    assert expected[12:] == [1, 1, 0, -1, 0, 0]  # H without sharing: out of memory
 
 
 def test_a_table_with_everything_that_can_happen():
@@ -122,8 +150,8 @@ def test_a_row_that_diverged_in_the_paper_only():
     rows = rows_with(TABLE_3.of_sizes(["b"]), *[measured(50.0 - i) for i in range(4)])
     lines = comparison(TABLE_3, rows)
     assert "without MoE diverged in the paper, and did not here." in lines
-    assert "A single seed has no error bar: there the sign alone counts." in lines
-    # Of the paper's 76.3 < 77.5 < 77.9 ours has only the first: 49 < 50, but 47 is the least.
+    assert "A single seed has no error bar: there only the sign counts." in lines
+    # The paper has 76.3 < 77.5 < 77.9; ours agrees with the first only: 49 < 50, 47 is lowest.
     assert lines[1] == (
         "Of 3 pairs of rows that the paper orders: 1 as in the paper, 2 the other way round."
     )
@@ -134,7 +162,7 @@ def test_a_row_that_diverged_in_the_paper_only():
 
 
 def test_equal_runs_are_named_once_and_compared_once():
-    """Of 4 blocks 3 and 2 groups of 12 are one group: the last row is the third."""
+    """With 4 blocks, 3 and 2 groups of 12 both become one group: the last row equals the third."""
     rows = rows_with(FIGURE_3, measured(50.0), measured(40.0), measured(30.0), measured(0.0))
     assert [row["same_as"] for row in rows] == [None, None, None, "G = 3 of 12 blocks"]
     text = markdown(FIGURE_3, SMALL, rows)

@@ -1,9 +1,9 @@
-"""Settings and how lists of them combine."""
+"""Settings, and functions that combine lists of them."""
 
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.sweep.axes import chainit, fixed, parse_axis, product, sweep, zipit
+from widenet_jax.tools.sweep.axes import chainit, parse_axis, product, sweep, zipit
 
 
 def test_product_varies_the_last_axis_fastest():
@@ -12,18 +12,18 @@ def test_product_varies_the_last_axis_fastest():
     ]  # fmt: skip
 
 
-def test_a_product_of_nothing_is_one_run():
+def test_a_product_of_no_axes_is_one_run():
     assert product([]) == [{}]
 
 
-def test_zipit_goes_along_and_repeats_what_is_fixed():
-    assert zipit([sweep("a", [1, 2]), sweep("b", [3, 4]), fixed("c", 5)]) == [
+def test_zipit_combines_in_step_and_repeats_an_axis_of_one_value():
+    assert zipit([sweep("a", [1, 2]), sweep("b", [3, 4]), sweep("c", [5])]) == [
         {"a": 1, "b": 3, "c": 5}, {"a": 2, "b": 4, "c": 5},
     ]  # fmt: skip
 
 
-def test_chainit_and_fixed_of_some_length():
-    assert chainit([fixed("a", 1, length=2), sweep("b", [3])]) == [{"a": 1}, {"a": 1}, {"b": 3}]
+def test_chainit_lists_one_axis_after_the_other():
+    assert chainit([sweep("a", [1, 2]), sweep("b", [3])]) == [{"a": 1}, {"a": 2}, {"b": 3}]
 
 
 def test_axes_of_different_lengths_are_not_zipped():
@@ -37,7 +37,7 @@ def test_a_field_is_swept_once(combine):
         combine([sweep("seed", [1]), sweep("config.seed", [2])])
 
 
-def test_text_of_the_command_line():
+def test_axes_of_the_command_line():
     assert parse_axis("seed=0, 1", "--sweep") == [{"seed": "0"}, {"seed": "1"}]
     assert parse_axis("variant=vit_b;widenet_b,experts=8", "--sweep") == [
         {"variant": "vit_b"}, {"variant": "widenet_b,experts=8"},

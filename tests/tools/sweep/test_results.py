@@ -1,4 +1,4 @@
-"""Rows, tables, means over seeds, exit codes, pictures."""
+"""Results of a sweep: rows, tables, means over seeds, exit codes, pictures."""
 
 import csv
 import json
@@ -6,43 +6,53 @@ from pathlib import Path
 
 import cv2
 import pytest
+from tools import other_task
 
 from widenet_jax.tools.sweep import results
 from widenet_jax.tools.sweep.axes import product, sweep
 from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.results import Results
 from widenet_jax.tools.sweep.runner import Outcome
 from widenet_jax.tools.sweep.trials import expand
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Directory:
-    made = Directory(tmp_path)
+    made = Directory(tmp_path / "sweep")
     made.make()
     return made
 
 
-@pytest.fixture
-def outcomes(directory: Directory) -> list[Outcome]:
-    """depth 1 and 2 with seeds 0 and 1: three done, one pruned."""
+def outcomes_of(
+    config: str, metric: str, directory: Directory, scores=(0.5, 0.7, 0.9, None)
+) -> list[Outcome]:
+    """Depths 1 and 2 with seeds 0 and 1: three trials are done, one was pruned at 0.1."""
     settings = product([sweep("model.depth", [1, 2]), sweep("seed", [0, 1])])
     found = []
-    for trial, accuracy in zip(
-        expand("configs/digits.py", settings), (0.5, 0.7, 0.9, None), strict=True
-    ):
+    for trial, score in zip(expand(config, settings), scores, strict=True):
         workdir = Path(directory.workdir(trial))
         workdir.mkdir()
-        record = {"step": 5, "split": "eval", "accuracy": accuracy or 0.1, "cross_entropy": 1.0}
+        record = {"step": 5, "split": "eval", metric: score or 0.1, "cross_entropy": 1.0}
         (workdir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-        result = {"test_accuracy": accuracy, "params_sha256": "ab", "expert_load": [0.5, 0.5]}
+        result = {f"test_{metric}": score, "params_sha256": "ab", "expert_load": [0.5, 0.5]}
         found.append(
-            Outcome(trial, "done", 0, result=result) if accuracy else Outcome(trial, "pruned", 143)
+            Outcome(trial, "done", 0, result=result) if score else Outcome(trial, "pruned", 143)
         )
     return found
 
 
-def test_the_csv_has_a_row_a_trial_the_best_first(outcomes, directory):
-    results.write(outcomes, directory)
-    rows = list(csv.DictReader((directory.path / "results.csv").open()))
+@pytest.fixture
+def outcomes(directory: Directory) -> list[Outcome]:
+    return outcomes_of("configs/digits.py", "accuracy", directory)
+
+
+def rows_of_csv(directory: Directory) -> list[dict]:
+    return list(csv.DictReader((directory.path / "results.csv").open()))
+
+
+def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
+    Results(outcomes, directory, {}).write()
+    rows = rows_of_csv(directory)
     assert [row["test_accuracy"] for row in rows] == ["0.9", "0.7", "0.5", ""]
     assert [(row["model.depth"], row["seed"]) for row in rows] == [
         ("2", "0"), ("1", "1"), ("1", "0"), ("2", "1"),
@@ -52,24 +62,41 @@ def test_the_csv_has_a_row_a_trial_the_best_first(outcomes, directory):
     assert "expert_load" not in rows[0]
 
 
+def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monkeypatch):
+    """The task's headline names the metric and its direction; 0 is a value like any other."""
+    config = other_task.config(tmp_path, monkeypatch)
+    found = outcomes_of(config, "perplexity", directory, scores=(9.0, 3.0, 4.0, None))
+    found[2].result["test_perplexity"] = 0.0
+    results_ = Results(found, directory, {})
+    results_.write()
+    rows = rows_of_csv(directory)
+    assert [row["test_perplexity"] for row in rows] == ["0.0", "3.0", "9.0", ""]
+    assert rows[3]["last_eval_perplexity"] == "0.1"
+    assert [row["mean"] for row in results_.over_seeds()] == [0.0, 6.0]
+    assert results_.as_json()["headline"] == {"name": "perplexity", "higher_is_better": False}
+    assert (directory.path / "learning_curves.png").exists()
+
+
 def test_means_over_seeds(outcomes, directory):
-    rows = results.rows_of(outcomes, directory)
-    one, two = results.over_seeds(rows, ["model.depth", "seed"])
+    one, two = Results(outcomes, directory, {}).over_seeds()
     assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None}
     assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6, "std": pytest.approx(0.02**0.5)}
-    assert results.over_seeds(rows, ["model.depth"]) == []
+    depths = [Outcome(trial, "done", result={"test_accuracy": 0.5}) for trial in expand(
+        "configs/digits.py", sweep("model.depth", [1, 2])
+    )]  # fmt: skip
+    assert Results(depths, directory, {}).over_seeds() == []
 
 
 def test_the_report_names_the_failed_and_their_logs(outcomes, directory):
     outcomes[0].status, outcomes[0].exit_code, outcomes[0].message = "failed", 2, "error: no"
-    text = results.report(outcomes, directory)
+    text = Results(outcomes, directory, {}).report()
     assert f"{outcomes[0].trial.name}, exit code 2: error: no" in text
     assert str(directory.log(outcomes[0].trial)) in text
     lines = text.splitlines()
     assert lines[0].split() == [
         "trial", "model.depth", "seed", "status", "test_accuracy", "params", "last_eval_accuracy",
     ]  # fmt: skip
-    assert "90.00%" in lines[1]
+    assert lines[1].split()[-1] == "0.9"
     assert "std" in text
 
 
@@ -83,13 +110,28 @@ def test_exit_codes(outcomes):
 
 
 def test_a_picture_of_each_axis_and_the_curves(outcomes, directory):
-    results.write(outcomes, directory)
+    Results(outcomes, directory, {}).write()
     two_panels = cv2.imread(str(directory.path / "sweep.png")).shape
-    assert two_panels[1] == 9 * 120  # an inch and four for each axis
+    assert two_panels[1] == 9 * 120  # an inch, and four for each axis
     assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 14 * 120
 
 
+def test_the_picture_orders_seeds_by_number_and_not_by_result(directory):
+    """Seed 0 is the worst, so that the order by result would be 1, 2, 0."""
+    found = []
+    for trial, score in zip(
+        expand("configs/digits.py", sweep("seed", [0, 1, 2])), (0.2, 0.9, 0.5), strict=True
+    ):
+        found.append(Outcome(trial, "done", 0, result={"test_accuracy": score}))
+    Results(found, directory, {}).write()
+    image = cv2.imread(str(directory.path / "sweep.png")).astype(int)
+    blue = (image[..., 0] - image[..., 2] > 40).astype("uint8")
+    _, _, _, centres = cv2.connectedComponentsWithStats(blue)
+    heights = [-y for _, y in sorted(centres[1:].tolist())]
+    assert sorted(range(3), key=heights.__getitem__) == [0, 2, 1]
+
+
 def test_no_picture_before_a_trial_is_done(outcomes, directory):
-    results.write(outcomes[3:], directory)
+    Results(outcomes[3:], directory, {}).write()
     assert not (directory.path / "sweep.png").exists()
     assert (directory.path / "results.csv").exists()

@@ -1,4 +1,4 @@
-"""The runner on programs that stand in for training; tests/sweep/test_sweep.py has real runs."""
+"""The runner on programs that stand in for training; test_sweep.py has real runs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tools import trial_program
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.sweep.axes import product, sweep
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import Listed, Outcome, Runner
+from widenet_jax.tools.sweep.runner import Listed, Outcome, Runner, score_of
 from widenet_jax.tools.sweep.trials import Trial, expand
 
 DIGITS = "configs/digits.py"
@@ -42,7 +42,7 @@ def starts(path: Path, trial: Trial) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
-def test_a_failed_trial_is_told_and_does_not_stop_the_rest(tmp_path: Path):
+def test_a_failed_trial_is_reported_and_does_not_stop_the_rest(tmp_path: Path):
     trials = trials_of([0, 13, 2])
     outcomes, stopped = run(trials, tmp_path, workers=1)
     assert [outcome.status for outcome in outcomes] == ["done", "failed", "done"]
@@ -60,7 +60,7 @@ def test_finished_trials_are_not_started_again_and_failed_ones_are(tmp_path: Pat
     assert [starts(tmp_path, trial) for trial in longer] == [1, 2, 1]
 
 
-def test_as_many_at_a_time_as_there_are_workers(tmp_path: Path):
+def test_as_many_trials_run_at_a_time_as_there_are_workers(tmp_path: Path):
     trials = trials_of(range(4), pause=0.1)
     most = 0
     ended = threading.Event()
@@ -87,8 +87,8 @@ def test_index_runs_one_and_finds_what_others_did(tmp_path: Path):
     assert [outcome.status for outcome in outcomes] == ["done", "done", "waiting"]
 
 
-def test_sigterm_is_passed_on_and_the_next_call_goes_on(tmp_path: Path):
-    trials = trials_of([0, 1, 2], pause=0.3)
+def test_sigterm_is_passed_on_and_the_next_call_resumes(tmp_path: Path):
+    trials = trials_of([0, 1, 2], pause=0.1)
     metrics = tmp_path / trials[0].name / "metrics.jsonl"
 
     def stop_after_a_step() -> None:
@@ -108,10 +108,10 @@ def test_sigterm_is_passed_on_and_the_next_call_goes_on(tmp_path: Path):
 
 
 def test_a_trial_that_a_killed_sweep_left_running_is_waited_for(tmp_path: Path):
-    """Its lock lives as long as its process: it is not started twice."""
+    """The lock lives as long as the trial's process, so that the trial is not started twice."""
     trials = trials_of([0], pause=0.3)
     code = (
-        "import sys; from pathlib import Path; sys.path[:0] = ['tests', 'tests/sweep'];"
+        "import sys; from pathlib import Path; sys.path[:0] = ['tests', 'tests/tools/sweep'];"
         "import test_runner as t; t.run(t.trials_of([0], pause=0.3), Path(sys.argv[1]))"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as first:
@@ -136,7 +136,7 @@ def test_a_stop_while_waiting_for_such_a_trial(tmp_path: Path):
     assert outcomes[0].status == "waiting"
 
 
-def test_what_was_handed_to_a_scheduler_is_not_handed_over_again(tmp_path: Path):
+def test_a_trial_is_handed_to_a_scheduler_once(tmp_path: Path):
     trials = trials_of([0])
     directory = Directory(tmp_path)
     directory.make()
@@ -154,6 +154,13 @@ def test_what_was_handed_to_a_scheduler_is_not_handed_over_again(tmp_path: Path)
     workdir.mkdir()
     (workdir / "result.json").write_text(json.dumps({"test_accuracy": 0.7}))
     assert run(trials, tmp_path)[0][0].result == {"test_accuracy": 0.7}
+
+
+def test_the_score_of_a_result_is_its_headline_metric():
+    named = {"headline": {"name": "f1", "higher_is_better": True}, "test_f1": 0.51234}
+    assert score_of(named | {"test_accuracy": 0.9}) == ": test f1 0.5123"
+    assert score_of({"test_accuracy": 0.9}) == ": test accuracy 0.9000"  # an earlier version's
+    assert score_of({}) == ""
 
 
 def test_another_sweep_in_the_same_directory(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""From settings to trials: names, checked values, sweeps that a config asks for."""
+"""Trials from settings: names, checked values, commands, and the sweep that a config asks for."""
 
 from pathlib import Path
 
@@ -9,22 +9,20 @@ from widenet_jax.tools.sweep.axes import product, sweep
 from widenet_jax.tools.sweep.trials import expand, settings_of_config
 
 DIGITS = "configs/digits.py"
-# As V-MoE's configs write it.
-GET_HYPER = """
-def get_hyper(hyper):
-  # Adjust this to train with multiple seed or adjust other hyperparameters.
-  return hyper.product([
-      hyper.chainit([
-          hyper.product([
-              hyper.fixed('config.optimizer.name', 'sgd', length=1),
-              hyper.sweep('config.optimizer.learning_rate', [0.03, 0.01]),
+GET_SWEEP = """
+def get_sweep(sweep):
+  return sweep.product([
+      sweep.chainit([
+          sweep.product([
+              sweep.sweep('config.optimizer.name', ['sgd']),
+              sweep.sweep('config.optimizer.learning_rate', [0.03, 0.01]),
           ]),
-          hyper.zipit([
-              hyper.sweep('config.optimizer.weight_decay', [0.1, 0.2]),
-              hyper.sweep('config.model.depth', [1, 2]),
+          sweep.zipit([
+              sweep.sweep('optimizer.weight_decay', [0.1, 0.2]),
+              sweep.sweep('model.depth', [1, 2]),
           ]),
       ]),
-      hyper.sweep('config.seed', range(2)),
+      sweep.sweep('seed', range(2)),
   ])
 """
 
@@ -34,8 +32,8 @@ def config_with(tmp_path: Path, text: str) -> str:
     return str(tmp_path / "mine.py")
 
 
-def test_a_get_hyper_as_v_moe_writes_them(tmp_path: Path):
-    config = config_with(tmp_path, GET_HYPER)
+def test_a_config_asks_for_a_sweep(tmp_path: Path):
+    config = config_with(tmp_path, GET_SWEEP)
     trials = expand(config, settings_of_config(config))
     assert [trial.settings for trial in trials[::2]] == [
         {"optimizer.learning_rate": 0.03, "optimizer.name": "sgd", "seed": 0},
@@ -50,21 +48,17 @@ def test_a_get_hyper_as_v_moe_writes_them(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_a_get_sweep(tmp_path: Path):
-    config = config_with(tmp_path, "\ndef get_sweep(sweep): return sweep.sweep('seed', range(3))")
-    assert settings_of_config(config) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "write get_sweep"),
-        ("\ndef get_hyper(hyper): return 3", "get_hyper: TypeError"),
-        ("\ndef get_hyper(hyper): return hyper.cube([])", "no attribute 'cube'"),
+        ("\ndef get_sweep(sweep): return 3", "get_sweep: TypeError"),
+        ("\ndef get_sweep(sweep): return []", "returns no settings"),
+        ("\ndef get_sweep(sweep): return sweep.cube([])", "no attribute 'cube'"),
         ("\ndef get_sweep(s): return s.product([s.sweep('a', [1])] * 2)", "swept twice"),
     ],
 )
-def test_a_config_that_asks_for_no_sweep(tmp_path: Path, text: str, words: str):
+def test_a_config_whose_sweep_cannot_be_used(tmp_path: Path, text: str, words: str):
     with pytest.raises(BadInputError, match=words):
         settings_of_config(config_with(tmp_path, text))
 
@@ -108,7 +102,7 @@ def test_values_of_every_type_arrive():
     ("config", "settings", "flags", "words"),
     [
         (DIGITS, {"sed": 1}, [], "did you mean --config.seed"),
-        (DIGITS, {"seed": "x"}, [], "wants a whole number"),
+        (DIGITS, {"seed": "x"}, [], "needs a whole number"),
         (DIGITS, {"variant": "vit_huge"}, [], "vit_huge"),
         (f"{DIGITS}:vit_tiny", {"variant": "vit_tiny"}, [], "the variant is swept as well"),
         (DIGITS, {"seed": 1}, ["--config.seed=2"], "is set, and swept as well"),

@@ -1,39 +1,40 @@
-"""What the bytes of a JPEG or PNG file tell before they are decoded: how large, if damaged, and
-where to cut them to decode the upper rows alone.
+"""Checks of JPEG and PNG files before decoding: size, damage, and where the upper rows end.
 
-libjpeg fills what it cannot read with grey and only warns, on stderr, so OpenCV returns garbage for
-a damaged file. These checks walk the file's structure once, in about 3 % of the time of decoding.
+libjpeg fills the parts that it cannot read with grey and only warns, on stderr, so OpenCV returns
+garbage for a damaged file. These checks walk the file's structure once, in about 3 % of the time
+of decoding.
 """
 
 import re
 from typing import NamedTuple
 
 JPEG_START, PNG_START = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
-# The size beyond which Pillow, too, takes an image for a decompression bomb (twice 2^30 / 4 / 3
-# bytes of RGB): decoded, it would be half a GiB.
+# Pillow's limit for a decompression bomb, too (twice 2^30 / 4 / 3 pixels): half a GiB of RGB.
 MAX_PIXELS = 2 * (1 << 30) // 4 // 3
 
-# JPEG: 0xFF and a code. Inside the image data 0xFF 0x00 is a data byte; a run of 0xFF is padding.
+# A JPEG marker is 0xFF and a code. In the image data 0xFF 0x00 is a data byte; a run of 0xFF is
+# padding.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _RESTARTS, _END, _SCAN, _RESTART_INTERVAL = range(0xD0, 0xD8), 0xD9, 0xDA, 0xDD
-_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # what declares the size
-# What may stand where a scan's data ends: tables, another scan, the end, comments, applications'.
+# Start-of-frame markers, which declare the size.
+_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# Markers that may follow a scan's data: tables, another scan, the end, comments, APP segments.
 _AFTER_SCAN = {0xC4, 0xCC, _END, _SCAN, 0xDB, 0xDC, _RESTART_INTERVAL, 0xFE, *range(0xE0, 0xF0)}
-# Rows decoded below the last one wanted: libjpeg interpolates colour between neighbouring rows.
+# Extra rows to decode below the window: libjpeg interpolates colour between neighbouring rows.
 _ROWS_BELOW = 2
-# libjpeg reads up to eight bytes ahead, and gives up where the data end. Zeros are no marker.
+# libjpeg reads up to eight bytes ahead and fails at the end of the data. Zeros hold no marker.
 _READ_AHEAD = bytes(16)
 
 
 class FileFacts(NamedTuple):
-    """What `examine` found.
+    """The result of `examine`.
 
     Attributes:
       problem: why the file should not be decoded, or None.
-      height: rows, as the file declares them; 0 where it does not.
-      width: likewise.
-      height_at: where a JPEG that `first_rows` can cut holds its height; 0 for any other file.
-      data_end: where the scan of such a JPEG ends.
+      height: the rows that the file declares; 0 if it declares none.
+      width: the columns, likewise.
+      height_at: offset of the height in a JPEG that `first_rows` can cut; 0 for any other file.
+      data_end: offset of the end of such a JPEG's scan.
     """
 
     problem: str | None
@@ -44,14 +45,14 @@ class FileFacts(NamedTuple):
 
 
 def examine(data: bytes) -> FileFacts:
-    """What can be told of an encoded image without decoding it.
+    """Finds the size and the visible damage of an encoded image without decoding it.
 
-    Found for certain: an empty file, one that is neither JPEG nor PNG, one cut short anywhere, one
-    that declares more than MAX_PIXELS. Damage inside a JPEG's data is found where it makes a marker
-    that cannot be there, at which libjpeg stops decoding. In ImageNet's photos with one random run
-    of bytes that is 70 % at 256 bytes, 95 % at 1 KiB and 98 % at 4 KiB, but 1 % at a single byte,
-    and a run of zeros is not found: JPEG has no checksum, and what is there decodes to something.
-    (PNG has one, and libpng refuses.)
+    It always finds an empty file, a file that is neither JPEG nor PNG, one that is cut short
+    anywhere, and one that declares more than MAX_PIXELS. It finds damage inside a JPEG's data where
+    the damage makes an invalid marker, at which libjpeg stops decoding. In ImageNet's photos it
+    finds 70 % of the random runs of 256 bytes, 95 % of 1 KiB and 98 % of 4 KiB, but 1 % of single
+    bytes, and no run of zeros: JPEG has no checksum, so other damage decodes to a wrong picture.
+    (PNG has checksums, which libpng verifies.)
     """
     if not data:
         return FileFacts("empty file")
@@ -69,12 +70,12 @@ def examine(data: bytes) -> FileFacts:
 
 
 def first_rows(data: bytes, facts: FileFacts, rows: int) -> bytes:
-    """A file whose first `rows` rows are those of the file `data`, and that decodes sooner.
+    """Returns a file with the same first `rows` rows, which decodes faster.
 
-    In a JPEG of one scan the rows follow one another, so a decoder told of a smaller height stops
-    early. What it leaves unread must hold no marker, or libjpeg complains of it on stderr; so the
-    file ends with the scan's data, without the end-of-image marker, on which OpenCV does not
-    insist. Others (progressive, with restart markers, PNG) come back as they are.
+    In a JPEG of one scan the rows follow one another, so a decoder stops early if the header
+    declares a smaller height. libjpeg warns on stderr of a marker among the bytes that it leaves
+    unread, so the file ends with the scan's data, without the end-of-image marker, which OpenCV
+    does not need. Other files (progressive, with restart markers, PNG) are returned unchanged.
     """
     height = rows + _ROWS_BELOW
     if not facts.height_at or height >= facts.height:
@@ -88,10 +89,10 @@ def _number(data: bytes, first: int, size: int) -> int:
 
 
 def _walk_jpeg(data: bytes) -> FileFacts:
-    """From marker to marker until the end-of-image marker.
+    """Walks from marker to marker until the end-of-image marker.
 
-    Segments are stepped over by their length, so an embedded thumbnail's end is not taken for the
-    image's; bytes after the end are harmless.
+    Segments are skipped by their length, so that the end of an embedded thumbnail does not count as
+    the end of the image. Bytes after the end are ignored.
     """
     at, height, width = len(JPEG_START), 0, 0
     height_at, data_end = 0, 0

@@ -1,9 +1,9 @@
-"""Image files to pixels, and the crops: uint8 [H, W, C] in and out, C = 1 or 3 (RGB).
+"""Decoding of image files, and crops: uint8 [H, W, C] in and out, C = 1 or 3 (RGB).
 
-What crops or resizes takes an `EncodedImage` too, and decodes it.
+Most crops also take an `EncodedImage`, of which they decode only the rows that they need.
 
-NumPy and OpenCV only, so that worker processes stay light. OpenCV drops a trailing axis of one
-channel; `_channels_back` restores it.
+Imports NumPy and OpenCV only, so that worker processes stay light. OpenCV drops a trailing axis of
+one channel; `_channels_back` restores it.
 """
 
 import math
@@ -14,12 +14,11 @@ import numpy as np
 from widenet_jax.data.images.file_checks import examine, first_rows
 from widenet_jax.errors import BadExampleError
 
-# Parallelism is one image a worker; OpenCV's own threads would fight over the same cores.
+# Each worker decodes one image at a time; OpenCV's threads would compete for the same cores.
 cv2.setNumThreads(0)
 
-# 8-bit RGB, without turning the photo as its EXIF says: labels and reference numbers belong to the
-# stored pixels. The two flags combine; IMREAD_UNCHANGED (-1) would swallow any other flag, and keep
-# alpha and 16 bits.
+# 8-bit RGB, without the rotation that EXIF asks for: labels and published accuracies belong to the
+# stored pixels. IMREAD_UNCHANGED (-1) would override the other flag and keep alpha and 16 bits.
 _DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 ASPECT_RANGE = (3 / 4, 4 / 3)
@@ -27,25 +26,25 @@ CROP_ATTEMPTS = 100
 
 
 class EncodedImage:
-    """A JPEG or PNG file, decoded to uint8 RGB when it is sliced, and no further than that needs.
+    """A JPEG or PNG file, decoded to uint8 RGB when it is sliced, down to the last row needed.
 
-    Its pixels are the same however it is sliced. Grey becomes RGB, CMYK is converted, transparency
-    is dropped, 16 bits keep the upper 8.
+    The pixels do not depend on the slice. Grey becomes RGB, CMYK is converted, transparency is
+    dropped, and of 16 bits the upper 8 remain.
 
     Attributes:
       shape: (height, width, 3).
     """
 
     def __init__(self, data: bytes, where: str):
-        """Looks at the file and decodes nothing.
+        """Examines the file without decoding it.
 
         Args:
           data: the file's bytes.
-          where: what to call the image in an error, e.g. its path.
+          where: the image's name in messages, e.g. its path.
 
         Raises:
-          BadExampleError: the file is cut short, too large or no JPEG or PNG. Damage in the middle
-            of a JPEG is mostly, not always, found: see `examine`.
+          BadExampleError: the file is cut short, too large, or neither a JPEG nor a PNG. `examine`
+            says which damage inside a JPEG is found.
         """
         self._data, self._where, self._facts = data, where, examine(data)
         if self._facts.problem:
@@ -53,7 +52,7 @@ class EncodedImage:
         self.shape = (self._facts.height, self._facts.width, 3)
 
     def __getitem__(self, window: tuple[slice, slice]) -> np.ndarray:
-        """image[top:bottom, left:right] as of an array, with bounds inside of it.
+        """Decodes image[top:bottom, left:right]; the bounds must lie inside the image.
 
         Raises:
           BadExampleError: the file cannot be decoded.
@@ -62,7 +61,7 @@ class EncodedImage:
         upper = self._data if bottom is None else first_rows(self._data, self._facts, bottom)
         image = _decode(upper)
         if image is None and upper is not self._data:
-            # Data are missing: libjpeg fills up with grey, but only where it meets the file's end.
+            # Image data are missing. libjpeg fills the gap with grey only if the file has its end.
             image = _decode(self._data)
         if image is None:
             raise self._bad("not a readable JPEG or PNG image")
@@ -77,7 +76,7 @@ Image = np.ndarray | EncodedImage
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-    """The whole of an `EncodedImage`: uint8 [H, W, 3]. Raises as that does."""
+    """Decodes a whole file to uint8 [H, W, 3]. Raises as `EncodedImage` does."""
     return EncodedImage(data, where)[:, :]
 
 
@@ -85,7 +84,7 @@ def _decode(data: bytes) -> np.ndarray | None:
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), _DECODE_FLAGS)
     except cv2.error as error:
-        if error.code == cv2.Error.StsNoMem:  # the machine's fault, not the file's
+        if error.code == cv2.Error.StsNoMem:  # out of memory says nothing about the file
             raise
         return None
 
@@ -101,8 +100,8 @@ def resize(image: np.ndarray, height: int, width: int, *, smooth: bool) -> np.nd
       image: uint8 [H, W, C].
       height: new height.
       width: new width.
-      smooth: average over the source area when shrinking (evaluation); otherwise, and whenever
-        enlarging, bilinear between the four nearest pixels.
+      smooth: average over the source area when shrinking (evaluation). Without it, and when
+        enlarging, interpolate between the four nearest pixels.
     """
     old_height, old_width = image.shape[:2]
     if (old_height, old_width) == (height, width):
@@ -115,12 +114,12 @@ def resize(image: np.ndarray, height: int, width: int, *, smooth: bool) -> np.nd
 def random_window(
     height: int, width: int, area_min: float, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """The window of an inception crop: (top, left, window height, window width).
+    """Draws the window of an inception crop: (top, left, window height, window width).
 
-    Drawn as TensorFlow's sample_distorted_bounding_box draws it, which trained the published
-    models: an aspect ratio (width / height) uniform in 3/4..4/3, then a height uniform among those
-    whose area is within area_min..1 of the image, then a place. So it is the side and not the area
-    that is uniform. After 100 failures, the whole image.
+    Follows TensorFlow's sample_distorted_bounding_box, with which the published models were
+    trained: an aspect ratio (width / height) uniform in 3/4..4/3, then a height uniform among those
+    that give an area within area_min..1 of the image, then a position. The side is uniform, not the
+    area. After 100 failed attempts the window is the whole image.
     """
     lowest, highest = area_min * height * width, float(height * width)
     for _ in range(CROP_ATTEMPTS):
@@ -140,13 +139,13 @@ def random_window(
 def inception_crop(
     image: Image, size: int, area_min: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """A random window of the image, resized to uint8 [size, size, C]."""
+    """Resizes a random window of the image to uint8 [size, size, C]."""
     top, left, height, width = random_window(*image.shape[:2], area_min, rng)
     return resize(image[top : top + height, left : left + width], size, size, smooth=False)
 
 
 def pad_and_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarray:
-    """The image moved by up to `pad` pixels each way; what comes in from outside is black."""
+    """Shifts the image by up to `pad` pixels in each direction; pixels from outside are black."""
     height, width = image.shape[:2]
     padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
     top, left = (int(v) for v in rng.integers(2 * pad + 1, size=2))
@@ -154,12 +153,12 @@ def pad_and_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.nd
 
 
 def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Mirrored left to right, every other time."""
+    """Mirrors the image left to right with probability 1/2."""
     return _channels_back(cv2.flip(image, 1)) if rng.integers(2) else image
 
 
 def squash(image: Image, size: int, *, smooth: bool) -> np.ndarray:
-    """The whole image at [size, size, C], whatever its aspect ratio."""
+    """Resizes the whole image to [size, size, C]; its aspect ratio is not kept."""
     return resize(image[:, :], size, size, smooth=smooth)
 
 

@@ -1,17 +1,17 @@
-"""RandAugment: N operations in a row, drawn from a fixed set, all at magnitude M.
+"""RandAugment: applies N operations in sequence, drawn from a fixed set, all at magnitude M.
 
 Cubuk et al. 2020 (arXiv:1909.13719), with the operations and the strengths of the implementation
-released for TPUs, which trained the published models: sixteen operations and one empty slot, M on a
-scale of ten that may go beyond (the recipe's M = 15). Pixels are computed as Pillow computes them
-wherever Pillow has the operation. Known differences:
-  - Contrast blends with the image's mean grey (Pillow). The released code divides a pixel count by
-    256 where it means to average, so at 224 pixels it blends with the constant 196.
+released for TPUs, which trained the published models: sixteen operations and one empty slot. M = 10
+is the nominal strength; larger values are allowed (the recipe has M = 15). If Pillow has an
+operation, the pixels are those that Pillow computes. Known differences:
+  - Contrast blends with the image's mean grey, as in Pillow. The released code divides a pixel
+    count by 256 instead of averaging, so at 224 pixels it blends with the constant 196.
   - Color and Sharpness may differ from Pillow by one grey level (rounding of the blend).
   - Solarize at M >= 10 has a threshold of 256 or more and changes nothing, in Pillow too.
-  - Lengths in pixels (Cutout, TranslateX and Y) are the released ones at 224 pixels, and scale with
-    the image.
+  - Lengths in pixels (Cutout, TranslateX, TranslateY) are the released code's at 224 pixels, and
+    scale with the image size.
 
-Images are uint8 [H, W, C], C = 1 or 3 (RGB), of any size; on one channel Color does nothing.
+Images are uint8 [H, W, C], C = 1 or 3 (RGB), of any size. Color leaves grey images unchanged.
 """
 
 import math
@@ -32,11 +32,11 @@ _LUMA = np.array([19595, 38470, 7471], np.int32)
 Operation = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 
 
-# --- Operations on single pixel values: tables of 256 entries -------------------------------------
+# --- Operations on single pixel values: lookup tables of 256 entries ------------------------------
 
 
 def _apply_table(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Maps every value through `table`: uint8 [256], or [256, C] for one table a channel."""
+    """Maps every value through `table`: uint8 [256], or [256, C] for one per channel."""
     if table.ndim == 2:
         table = table[None]  # cv2.LUT reads [1, 256, C] as C tables
     return cv2.LUT(image, table).reshape(image.shape)
@@ -80,7 +80,7 @@ def equalize(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> n
 
 
 def invert(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """255 - value."""
+    """Replaces each value by 255 - value."""
     return 255 - image
 
 
@@ -91,7 +91,7 @@ def posterize(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> 
 
 
 def solarize(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Inverts values from int(256 M / 10) up."""
+    """Inverts values of at least int(256 M / 10)."""
     threshold = int(magnitude / LEVEL_SCALE * 256)
     table = np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS)
     return _apply_table(image, table.astype(np.uint8))
@@ -103,7 +103,7 @@ def solarize_add(image: np.ndarray, magnitude: float, rng: np.random.Generator) 
     return _apply_table(image, np.where(_LEVELS < 128, added, _LEVELS).astype(np.uint8))
 
 
-# --- Blends with a degenerate image: 0 gives that one, 1 the image, beyond extrapolates ----------
+# --- Blends: factor 0 gives a degenerate image, 1 the image itself, more than 1 extrapolates ------
 
 
 def _factor(magnitude: float) -> float:
@@ -111,26 +111,26 @@ def _factor(magnitude: float) -> float:
 
 
 def _blend_table(degenerate: int, factor: float) -> np.ndarray:
-    """The blend of every value with one grey level; fractions are cut off, as Pillow does."""
+    """Blends every value with one grey level; truncates fractions, as Pillow does."""
     blended = degenerate + np.float32(factor) * (_LEVELS - degenerate).astype(np.float32)
     return np.clip(blended, 0, 255).astype(np.uint8)
 
 
 def _blend(degenerate: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
-    # addWeighted rounds to nearest; just under half a level less makes it cut fractions off.
+    # addWeighted rounds to nearest; subtracting almost half a level makes it truncate.
     blended = cv2.addWeighted(image, factor, degenerate, 1 - factor, -0.499)
     return blended.reshape(image.shape)
 
 
 def _grey(image: np.ndarray) -> np.ndarray:
-    """Luma: uint8 [H, W]."""
+    """Computes the luma: uint8 [H, W]."""
     if image.shape[2] == 1:
         return image[..., 0]
     return ((image @ _LUMA + 0x8000) >> 16).astype(np.uint8)
 
 
 def color(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Towards grey, or away from it."""
+    """Blends with the grey version of the image, or extrapolates away from it."""
     if image.shape[2] == 1:
         return image
     grey = cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB)
@@ -138,18 +138,18 @@ def color(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.n
 
 
 def contrast(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Towards the image's mean grey, or away from it."""
+    """Blends with the image's mean grey level, or extrapolates away from it."""
     mean = int(_grey(image).mean() + 0.5)
     return _apply_table(image, _blend_table(mean, _factor(magnitude)))
 
 
 def brightness(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Towards black, or away from it."""
+    """Blends with black, or extrapolates away from it."""
     return _apply_table(image, _blend_table(0, _factor(magnitude)))
 
 
 def sharpness(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Towards a 3x3 blur, or away from it; the border pixels stay."""
+    """Blends with a 3x3 blur, or extrapolates away from it; border pixels do not change."""
     kernel = np.ones((3, 3), np.float32)
     kernel[1, 1] = 5
     smooth = image.copy()
@@ -158,7 +158,7 @@ def sharpness(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> 
     return _blend(smooth, image, _factor(magnitude))
 
 
-# --- Geometry: nearest pixel, outside is grey ---------------------------------------------------
+# --- Geometry: nearest-pixel sampling, grey outside the image -------------------------------------
 
 
 def _signed(value: float, rng: np.random.Generator) -> float:
@@ -166,49 +166,43 @@ def _signed(value: float, rng: np.random.Generator) -> float:
 
 
 def warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """output(x, y) = image(matrix @ (x, y, 1)) at the nearest pixel, in pixel-centre coordinates.
+    """Computes output(x, y) = image(matrix @ (x, y, 1)) at the nearest pixel.
 
     Args:
       image: uint8 [H, W, C].
-      matrix: float [2, 3], as Pillow's Image.transform(AFFINE) takes it: coordinates in which the
-        centre of the first pixel is (0.5, 0.5).
+      matrix: float [2, 3], with the convention of Pillow's Image.transform(AFFINE): the centre of
+        the first pixel is (0.5, 0.5).
     """
     # OpenCV puts the centre of the first pixel at (0, 0).
     corner = matrix.astype(np.float64).copy()
     corner[:, 2] += corner[:, :2].sum(axis=1) * 0.5 - 0.5
-    warped = cv2.warpAffine(
-        image,
-        corner,
-        (image.shape[1], image.shape[0]),
-        flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_CONSTANT,
-        borderValue=(FILL,) * 3,
-    )
+    nearest, size = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP, (image.shape[1], image.shape[0])
+    outside = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": (FILL,) * 3}
+    warped = cv2.warpAffine(image, corner, size, flags=nearest, **outside)
     return warped.reshape(image.shape)
 
 
 def rotate(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """By 30 M / 10 degrees either way about the centre."""
+    """Rotates by 30 M / 10 degrees about the centre, in a random direction."""
     angle = math.radians(_signed(magnitude / LEVEL_SCALE * 30.0, rng))
     cos, sin = math.cos(angle), math.sin(angle)
     x, y = image.shape[1] / 2, image.shape[0] / 2
-    return warp(
-        image, np.array([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
-    )
+    matrix = [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]
+    return warp(image, np.array(matrix))
 
 
 def shear_x(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Rows shift by 0.3 M / 10 of their height in the image, either way."""
+    """Shears in x: moves row y by 0.3 M / 10 * y pixels, in a random direction."""
     return warp(image, np.array([[1, _signed(magnitude / LEVEL_SCALE * 0.3, rng), 0], [0, 1, 0]]))
 
 
 def shear_y(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Columns shift by 0.3 M / 10 of their place in the image, either way."""
+    """Shears in y: moves column x by 0.3 M / 10 * x pixels, in a random direction."""
     return warp(image, np.array([[1, 0, 0], [_signed(magnitude / LEVEL_SCALE * 0.3, rng), 1, 0]]))
 
 
 def _shifted(image: np.ndarray, shift: int, axis: int) -> np.ndarray:
-    """output[i] = image[i + shift] along `axis`, FILL where there is none."""
+    """Computes output[i] = image[i + shift] along `axis`, with FILL outside the image."""
     length = image.shape[axis]
     shift = max(-length, min(length, shift))
     moved = np.full_like(image, FILL)
@@ -228,17 +222,17 @@ def _translate(
 
 
 def translate_x(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Left or right by 100 M / 10 pixels at a width of 224."""
+    """Shifts left or right by 100 M / 10 pixels at a width of 224."""
     return _translate(image, magnitude, rng, axis=1)
 
 
 def translate_y(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """Up or down by 100 M / 10 pixels at a height of 224."""
+    """Shifts up or down by 100 M / 10 pixels at a height of 224."""
     return _translate(image, magnitude, rng, axis=0)
 
 
 def cutout(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
-    """A grey square about a random pixel, reaching int(40 M / 10) pixels each way at size 224."""
+    """Paints a grey square of half-width int(40 M / 10) pixels (at 224) about a random pixel."""
     height, width = image.shape[:2]
     reach = int(magnitude / LEVEL_SCALE * CUTOUT_PIXELS * min(height, width) / REFERENCE_SIZE)
     y, x = int(rng.integers(height)), int(rng.integers(width))
@@ -247,40 +241,31 @@ def cutout(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.
     return holed
 
 
-OPERATIONS: dict[str, Operation] = {
-    "AutoContrast": auto_contrast,
-    "Equalize": equalize,
-    "Invert": invert,
-    "Rotate": rotate,
-    "Posterize": posterize,
-    "Solarize": solarize,
-    "Color": color,
-    "Contrast": contrast,
-    "Brightness": brightness,
-    "Sharpness": sharpness,
-    "ShearX": shear_x,
-    "ShearY": shear_y,
-    "TranslateX": translate_x,
-    "TranslateY": translate_y,
-    "Cutout": cutout,
-    "SolarizeAdd": solarize_add,
-}
+def by_name(*operations: Callable) -> dict[str, Callable]:
+    """Maps the paper's names of operations to functions: "ShearX" to `shear_x`."""
+    return {of.__name__.title().replace("_", ""): of for of in operations}
+
+
+OPERATIONS: dict[str, Operation] = by_name(
+    *(auto_contrast, equalize, invert, rotate, posterize, solarize, color, contrast, brightness),
+    *(sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add),
+)
 _DRAW: tuple[Operation | None, ...] = (*OPERATIONS.values(), None)
 
 
 def rand_augment(
     image: np.ndarray, *, num_layers: int, magnitude: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Applies `num_layers` operations, each drawn evenly from OPERATIONS and the empty slot.
+    """Applies `num_layers` operations, each drawn uniformly from OPERATIONS and the empty slot.
 
     Args:
       image: uint8 [H, W, C], C = 1 or 3.
-      num_layers: N.
-      magnitude: M, on a scale of LEVEL_SCALE.
-      rng: draws the operations, their directions and places.
+      num_layers: N, the number of operations.
+      magnitude: M; LEVEL_SCALE is the nominal strength.
+      rng: draws the operations, their directions and positions.
 
     Returns:
-      uint8 [H, W, C]; the input is left as it was.
+      uint8 [H, W, C]; the input is not modified.
     """
     for _ in range(num_layers):
         operation = _DRAW[int(rng.integers(len(_DRAW)))]

@@ -1,58 +1,45 @@
-"""Where images come from: random-access sources, one per storage layout.
-
-`build_source` makes the one that `config.data` names. A source is small to pickle: worker processes
-get a copy, and open files only when they first read one.
-"""
+"""Sources of labelled images: the embedded digits, and folders of image files."""
 
 import errno
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.splits import check_split
-from widenet_jax.errors import BadExampleError, BadInputError, choose
+from widenet_jax.errors import BadExampleError, BadInputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-# What can be wrong with one file for good. Other errors (too many open files, a time-out) say
-# nothing of the file and may be over the next moment: skipping it would not be repeatable.
+# Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
+# skipping the file would not be reproducible.
 FILE_ERRORS = {
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
-    errno.EIO,
+    errno.EIO, errno.EINVAL, errno.EFBIG,
 }  # fmt: skip
-# The digits' test set: drawn once for everybody, whatever the run's seed.
+# Every run has the same test set of digits, whatever its seed.
 DIGITS_SPLIT_SEED = 0
 DIGITS_TEST_SHARE = 0.2
 
 
-class Source(Protocol):
-    """A labelled image set that can be read in any order.
+class LabelledImages:
+    """Base class of sources of labelled images.
+
+    `source[i]` is {"image": uint8 [H, W, 1 or 3] or the bytes of an image file, "label": int}.
 
     Attributes:
-      class_names: label k is class_names[k].
+      class_names: the name of each label: label k is class_names[k].
     """
 
     class_names: tuple[str, ...]
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": uint8 [H, W, 1 or 3] or the bytes of a JPEG or PNG file, "label": int}.
-
-        Raises:
-          BadExampleError: this image cannot be read, and others of the set can.
-        """
-        ...
-
-    def describe(self, index: int) -> str:
-        """Which image this is, for an error message: its file or set, and its index."""
-        ...
+    @property
+    def info(self) -> dict[str, Any]:
+        return {"class_names": list(self.class_names)}
 
 
-class Digits:
+class Digits(LabelledImages):
     """scikit-learn's 1,797 handwritten digits: real 8x8 scans that need no download.
 
     A fifth (360 images) is the test split, stratified by class and the same for every run.
@@ -62,7 +49,7 @@ class Digits:
     class_names = tuple(str(digit) for digit in range(10))
 
     def __init__(self, split: str):
-        # Slow to import, and needed by this source alone.
+        # scikit-learn is slow to import, and only this source needs it.
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
@@ -90,10 +77,10 @@ class Digits:
         return f"digits {self._split} image {index}"
 
 
-class ImageFolder:
+class ImageFolder(LabelledImages):
     """Image files in `root/split/class/`, ImageNet's layout; classes in sorted order.
 
-    Every class folder must hold an image: an empty one is mostly a copy that was broken off.
+    Every class folder must hold an image: an empty folder usually means an interrupted copy.
     """
 
     def __init__(self, root: str, split: str):
@@ -110,11 +97,8 @@ class ImageFolder:
         self._files: list[str] = []
         counts = []
         for name in self.class_names:
-            files = sorted(
-                entry.name
-                for entry in _entries(folder / split / name)
-                if entry.name.lower().endswith(IMAGE_SUFFIXES)
-            )
+            found = (entry.name for entry in _entries(folder / split / name))
+            files = sorted(file for file in found if file.lower().endswith(IMAGE_SUFFIXES))
             self._files += [f"{name}/{file}" for file in files]
             counts.append(len(files))
         self._labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -131,8 +115,7 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
-            with open(self._path(index), "rb", buffering=0) as file:
-                image = file.read()
+            image = read_regular(self._path(index))
         except OSError as error:
             raise self._unreadable(index, error) from None
         return {"image": image, "label": int(self._labels[index])}
@@ -155,10 +138,10 @@ class ImageFolder:
 
 
 def _entries(folder: Path) -> list[os.DirEntry]:
-    """What a folder holds, hidden files apart.
+    """Lists the entries of a folder, except hidden ones.
 
     Raises:
-      BadInputError: it may not be read.
+      BadInputError: the folder cannot be listed.
     """
     try:
         return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
@@ -168,40 +151,3 @@ def _entries(folder: Path) -> list[os.DirEntry]:
 
 def _subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if entry.is_dir())
-
-
-def _need_path(data: Mapping[str, Any]) -> str:
-    if not data.get("path"):
-        raise BadInputError(
-            f"config.data.source={data['source']} needs a directory: add --config.data.path=DIR"
-        )
-    return os.path.expanduser(data["path"])
-
-
-def _build_tfds(data: Mapping[str, Any], split: str) -> Source:
-    if not data.get("name") and not data.get("path"):
-        raise BadInputError(
-            "config.data.source=tfds needs a set: add --config.data.name=cifar10, for instance"
-        )
-    return Tfds(data.get("name") or "", os.path.expanduser(data.get("path") or ""), split)
-
-
-SOURCES: dict[str, Callable[[Mapping[str, Any], str], Source]] = {
-    "digits": lambda data, split: Digits(split),
-    "image_folder": lambda data, split: ImageFolder(_need_path(data), split),
-    "array_record": lambda data, split: ArrayRecord(_need_path(data), split),
-    "tfds": _build_tfds,
-}
-
-
-def build_source(data: Mapping[str, Any], split: str) -> Source:
-    """The source that `config.data` names.
-
-    Args:
-      data: reads `source` (a key of SOURCES), `path` (all but digits) and `name` (tfds).
-      split: the split to open, e.g. "train".
-
-    Raises:
-      BadInputError: unknown source or split, or nothing readable at the path; one line.
-    """
-    return choose(SOURCES, data["source"], field="config.data.source")(data, split)

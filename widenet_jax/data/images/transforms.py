@@ -1,4 +1,4 @@
-"""What happens to one image: the training and evaluation transforms `config.augment` asks for."""
+"""Transforms of labelled images for training and for evaluation, from `config.augment`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from widenet_jax.data.contract import Example
 from widenet_jax.data.images import files
 from widenet_jax.data.images.randaugment import rand_augment
 from widenet_jax.errors import check_range, choose
@@ -16,19 +17,19 @@ EVAL_CROPS = dict.fromkeys(("central", "squash"))
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Crop, flip and RandAugment one training image to uint8 [image_size, image_size, C].
+    """Augmentation of one training image to uint8 [image_size, image_size, C].
 
     Attributes:
       image_size: side of the result.
       crop: "inception" (a random window, resized), "pad" (squashed to size, then moved by up to
         `pad_pixels`) or "none" (squashed to size).
-      crop_area_min: smallest share of the image an inception window covers.
-      pad_pixels: how far "pad" moves the image.
-      flip: mirror every other image.
-      randaugment_layers: operations an image; 0 turns RandAugment off.
+      crop_area_min: smallest share of the image that an inception window covers.
+      pad_pixels: largest shift of "pad", in pixels.
+      flip: whether to mirror images, with probability 1/2.
+      randaugment_layers: operations per image; 0 turns RandAugment off.
       randaugment_magnitude: their strength.
-      randaugment_before_crop: squash to size and RandAugment, then crop (the released code's
-        order), instead of crop, flip, RandAugment.
+      randaugment_before_crop: the released code's order: squash to size, RandAugment, crop, flip.
+        Otherwise: crop, flip, RandAugment.
     """
 
     image_size: int
@@ -40,8 +41,12 @@ class TrainTransform:
     randaugment_magnitude: float
     randaugment_before_crop: bool
 
-    def __call__(self, image: files.Image, rng: np.random.Generator) -> np.ndarray:
-        """uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
+    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
+        return labelled(self.picture(image_of(example), rng), example)
+
+    def picture(self, image: files.Image, rng: np.random.Generator) -> np.ndarray:
+        """Augments uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
         if self.randaugment_before_crop:
             image = self._rand_augment(files.squash(image, self.image_size, smooth=False), rng)
         image = self._crop(image, rng)
@@ -57,16 +62,13 @@ class TrainTransform:
 
     def _rand_augment(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return rand_augment(
-            image,
-            num_layers=self.randaugment_layers,
-            magnitude=self.randaugment_magnitude,
-            rng=rng,
+            image, num_layers=self.randaugment_layers, magnitude=self.randaugment_magnitude, rng=rng
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
-    """One image as evaluation sees it: uint8 [image_size, image_size, C].
+    """Crop of one image for evaluation, to uint8 [image_size, image_size, C].
 
     Attributes:
       image_size: side of the result.
@@ -78,45 +80,50 @@ class EvalTransform:
     crop: str
     resize: int
 
-    def __call__(self, image: files.Image) -> np.ndarray:
-        """uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
+    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
+        del rng
+        return labelled(self.picture(image_of(example)), example)
+
+    def picture(self, image: files.Image) -> np.ndarray:
+        """Crops uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
         if self.crop == "central":
             return files.central_crop(image, self.image_size, self.resize)
         return files.squash(image, self.image_size, smooth=True)
 
 
+def image_of(example: Example) -> files.Image:
+    """Returns the example's image; an image file is decoded only when it is cropped."""
+    image = example["image"]
+    return files.EncodedImage(image, example["where"]) if isinstance(image, bytes) else image
+
+
+def labelled(picture: np.ndarray, example: Example) -> dict[str, np.ndarray]:
+    """Returns one example's row of a batch: {"image", "label"}."""
+    return {"image": picture, "label": np.int32(example["label"])}
+
+
 def build_transforms(
     augment: Mapping[str, Any], image_size: int
 ) -> tuple[TrainTransform, EvalTransform]:
-    """The transforms of `config.augment`.
+    """Builds the transforms of `config.augment`.
 
     Args:
-      augment: reads crop, crop_area_min, pad_pixels, flip, randaugment_layers,
-        randaugment_magnitude, randaugment_before_crop, eval_crop and
-        eval_crop_fraction.
-      image_size: side of the images the model takes.
+      augment: the section; its fields crop, crop_area_min, pad_pixels, flip, randaugment_layers,
+        randaugment_magnitude, randaugment_before_crop, eval_crop and eval_crop_fraction are used.
+      image_size: side of the model's input images.
 
     Raises:
-      BadInputError: a value that cannot work; one line naming the field.
+      BadInputError: a field is out of range; the message names it.
     """
     choose(TRAIN_CROPS, augment["crop"], field="config.augment.crop")
     choose(EVAL_CROPS, augment["eval_crop"], field="config.augment.eval_crop")
     check_range("config.augment.eval_crop_fraction", augment["eval_crop_fraction"], 0.01, 1.0)
-    train = TrainTransform(
-        image_size=image_size,
-        crop=augment["crop"],
-        crop_area_min=float(augment["crop_area_min"]),
-        pad_pixels=int(augment["pad_pixels"]),
-        flip=bool(augment["flip"]),
-        randaugment_layers=int(augment["randaugment_layers"]),
-        randaugment_magnitude=float(augment["randaugment_magnitude"]),
-        randaugment_before_crop=bool(augment["randaugment_before_crop"]),
-    )
-    evaluation = EvalTransform(
-        image_size=image_size,
-        crop=augment["eval_crop"],
-        resize=round(image_size / augment["eval_crop_fraction"]),
-    )
+    names = [field.name for field in dataclasses.fields(TrainTransform)]
+    own = {name: augment[name] for name in names if name != "image_size"}
+    train = TrainTransform(image_size=image_size, **own)
+    resize = round(image_size / augment["eval_crop_fraction"])
+    evaluation = EvalTransform(image_size, augment["eval_crop"], resize)
     check_range("config.data.image_size", image_size, 1, 65_536)
     check_range("config.augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
     check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)

@@ -1,63 +1,64 @@
-"""Readers of tar archives of images, and of CIFAR-10's binary archive, into `convert.Converted`.
+"""Converters of tar archives of images, and of CIFAR-10's binary archive.
 
-Nothing is extracted to disk: members are read in memory one at a time, links, devices and giants
-refused. JPEG and PNG files are kept byte for byte; CIFAR-10's raw pixels become PNG, which loses
-nothing.
+Nothing is extracted to disk. JPEG and PNG files are kept byte for byte; CIFAR-10's raw pixels
+become PNG, which is lossless.
 """
 
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 
 from widenet_jax.data.images import sources
-from widenet_jax.data.prepare.convert import Converted
+from widenet_jax.data.prepare.convert import Converted, check_labels, read_text
+from widenet_jax.data.prepare.tar_files import Member, members, read_archive
 from widenet_jax.errors import BadInputError
 
-MAX_IMAGE_BYTES = 256 << 20
-MAX_INNER_ARCHIVE_BYTES = 4 << 30
+CIFAR_CLASSES = 10
 CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
+CIFAR_FILE_BYTES = 10_000 * CIFAR_RECORD_BYTES
+CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR_TEST, CIFAR_NAMES = "test_batch.bin", "batches.meta.txt"
 
 
 def read_tar(files: Mapping[str, Sequence[str]], labels: str | None = None) -> Converted:
-    """Tar archives of images.
+    """Reads tar archives of images.
 
-    The class of a member is its folder's name (`[.../]CLASS/image.jpg`), or the name of the inner
-    archive it lies in (`CLASS.tar` inside the outer one, as ImageNet's training archive has it), or
-    for a flat archive (ImageNet's validation images) what the labels file says. Labels number the
-    class names in sorted order. Archives are read twice: for the classes, then for the images.
+    The class of an image is the name of its folder (`[.../]CLASS/image.jpg`), or the name of the
+    inner archive that holds it (`CLASS.tar` in the outer one: ImageNet's training archive), or for
+    a flat archive (ImageNet's validation images) the class that the labels file gives. Labels
+    number the class names in sorted order. Archives are read twice: for the classes, then for the
+    images.
 
     Args:
       files: for each split its archives, in order.
       labels: a text file of lines "image-file-name class".
+
+    Raises:
+      BadInputError: an archive is damaged, or an image has no class.
     """
     given = _read_labels(labels) if labels else {}
     names: set[str] = set()
     counts: dict[str, int | None] = {}
     for split, paths in files.items():
-        found = [entry for path in paths for entry in _scan(path, given)]
-        names.update(name for name, _ in found)
-        nested = any(is_archive for _, is_archive in found)
-        counts[split] = None if nested else len(found)
+        count = 0
+        nested = False
+        for path in paths:
+            for member in _images_and_archives(read_archive(path)):
+                names.add(_class_of(member, given))
+                nested |= member.is_archive
+                count += 1
+        counts[split] = None if nested else count
     class_names = tuple(sorted(names))
     label_of = {name: label for label, name in enumerate(class_names)}
-    return Converted(
-        class_names,
-        {split: _from_tars(paths, given, label_of) for split, paths in files.items()},
-        counts,
-    )
+    splits = {split: _from_tars(paths, given, label_of) for split, paths in files.items()}
+    return Converted(class_names, splits, counts)
 
 
 def _read_labels(path: str) -> dict[str, str]:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}") from None
     labels = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         pair = line.split(maxsplit=1)
         if len(pair) == 1:
             raise BadInputError(f"{path} line {number}: expected 'image-file-name class'")
@@ -66,51 +67,18 @@ def _read_labels(path: str) -> dict[str, str]:
     return labels
 
 
-def _open_tar(path: str, content: Any = None) -> tarfile.TarFile:
-    """Opens the archive at `path`, or the one in the file object `content`."""
-    try:
-        return tarfile.open(None if content else path, "r:*", fileobj=content)
-    except (OSError, tarfile.TarError) as error:
-        raise BadInputError(f"{path}: not a readable tar archive ({error})") from None
+def _images_and_archives(found: Iterator[Member]) -> Iterator[Member]:
+    for member in found:
+        if member.is_archive or member.name.lower().endswith(sources.IMAGE_SUFFIXES):
+            yield member
 
 
-def _members(archive: tarfile.TarFile, path: str) -> Iterator[tarfile.TarInfo]:
-    """The images and inner archives among the members; refuses links, devices and giants."""
-    try:
-        for member in archive:
-            name = Path(member.name).name
-            if member.isdir() or name.startswith("."):
-                continue
-            if not member.isreg():
-                raise BadInputError(f"{path}: member {member.name} is a link or device; remove it")
-            inner = name.endswith(".tar")
-            if member.size > (MAX_INNER_ARCHIVE_BYTES if inner else MAX_IMAGE_BYTES):
-                raise BadInputError(f"{path}: member {member.name} is {member.size} bytes: too big")
-            if inner or name.lower().endswith(sources.IMAGE_SUFFIXES):
-                yield member
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise BadInputError(f"{path}: damaged or cut short ({error}); download again") from None
-
-
-def _is_archive(member: tarfile.TarInfo) -> bool:
-    return member.name.endswith(".tar")
-
-
-def _scan(path: str, given: Mapping[str, str]) -> list[tuple[str, bool]]:
-    """For each member of the archive its class, and whether it is an archive itself."""
-    with _open_tar(path) as archive:
-        return [
-            (_class_of(member, given, path), _is_archive(member))
-            for member in _members(archive, path)
-        ]
-
-
-def _class_of(member: tarfile.TarInfo, given: Mapping[str, str], path: str) -> str:
-    name = Path(member.name)
-    label = name.stem if _is_archive(member) else given.get(name.name) or name.parent.name
+def _class_of(member: Member, given: Mapping[str, str]) -> str:
+    path = Path(member.name)
+    label = path.stem if member.is_archive else given.get(path.name) or path.parent.name
     if not label:
         raise BadInputError(
-            f"{path}: {member.name} lies in no class folder and --labels does not list it"
+            f"{member.content.where}: lies in no class folder and --labels does not list it"
         )
     return label
 
@@ -119,64 +87,73 @@ def _from_tars(
     paths: Sequence[str], given: Mapping[str, str], label_of: Mapping[str, int]
 ) -> Iterator[tuple[int, bytes]]:
     for path in paths:
-        with _open_tar(path) as archive:
-            for member in _members(archive, path):
-                label = label_of[_class_of(member, given, path)]
-                content = archive.extractfile(member)
-                if not _is_archive(member):
-                    yield label, content.read()
-                    continue
-                where = f"{path}:{member.name}"
-                with _open_tar(where, content) as inner:
-                    for image in _members(inner, where):
-                        yield label, inner.extractfile(image).read()
+        for member in _images_and_archives(read_archive(path)):
+            label = label_of[_class_of(member, given)]
+            for image in _images_of(member):
+                yield label, image.content.read_exactly(image.size)
+
+
+def _images_of(member: Member) -> Iterator[Member]:
+    """Yields an image itself, or the images of an inner archive."""
+    if not member.is_archive:
+        yield member
+        return
+    for image in _images_and_archives(members(member.content)):
+        if image.is_archive:
+            raise BadInputError(f"{image.content.where}: an archive in an inner archive; unpack it")
+        yield image
 
 
 def read_cifar10_binary(archive: str) -> Converted:
-    """The official cifar-10-binary.tar.gz: 50,000 training and 10,000 test images of 32x32.
+    """Reads the official cifar-10-binary.tar.gz: 50,000 training and 10,000 test images of 32x32.
 
     A record is a label byte, then the red, green and blue planes. (The archive for Python is a
     pickle, which could run code; it is not read.)
+
+    Raises:
+      BadInputError: the archive is damaged, or is another one.
     """
     files: dict[str, bytes] = {}
-    with _open_tar(archive) as opened:
-        for member in opened:
-            name = Path(member.name).name
-            if member.isreg() and name.endswith((".bin", "batches.meta.txt")):
-                if member.size > MAX_IMAGE_BYTES:
-                    raise BadInputError(f"{archive}: member {name} is too large")
-                files[name] = opened.extractfile(member).read()
-    train = sorted(name for name in files if name.startswith("data_batch_"))
-    if not train or "test_batch.bin" not in files:
+    for member in read_archive(archive):
+        name = Path(member.name).name
+        if name in (*CIFAR_TRAIN, CIFAR_TEST, CIFAR_NAMES):
+            if member.size > CIFAR_FILE_BYTES:
+                raise BadInputError(f"{member.content.where}: {member.size:,} bytes: too big")
+            files[name] = member.content.read_exactly(member.size)
+    train = [name for name in CIFAR_TRAIN if name in files]
+    if not train or CIFAR_TEST not in files:
         raise BadInputError(
             f"{archive}: holds no data_batch_*.bin and test_batch.bin; "
             "download cifar-10-binary.tar.gz (not the Python version)"
         )
-    names = files.get("batches.meta.txt", b"").decode().split()
-    splits = {
-        "train": [_cifar_records(archive, name, files[name]) for name in train],
-        "test": [_cifar_records(archive, "test_batch.bin", files["test_batch.bin"])],
+    try:
+        names = tuple(files.get(CIFAR_NAMES, b"").decode().split())
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{archive}:{CIFAR_NAMES}: not UTF-8 text ({error})") from None
+    names = names or tuple(str(label) for label in range(CIFAR_CLASSES))
+    records = {
+        split: [_cifar_records(f"{archive}:{name}", files[name], len(names)) for name in chosen]
+        for split, chosen in {"train": train, "test": [CIFAR_TEST]}.items()
     }
-    return Converted(
-        tuple(names) or tuple(str(label) for label in range(10)),
-        {split: _cifar_examples(parts) for split, parts in splits.items()},
-        {split: sum(map(len, parts)) for split, parts in splits.items()},
-    )
+    splits = {split: _cifar_examples(parts) for split, parts in records.items()}
+    return Converted(names, splits, {k: sum(map(len, parts)) for k, parts in records.items()})
 
 
-def _cifar_records(archive: str, name: str, data: bytes) -> np.ndarray:
+def _cifar_records(where: str, data: bytes, num_classes: int) -> np.ndarray:
+    """Returns one row of bytes per record: uint8 [N, CIFAR_RECORD_BYTES]."""
     if len(data) % CIFAR_RECORD_BYTES or not data:
-        raise BadInputError(f"{archive}: {name} is cut short ({len(data)} bytes); download again")
-    return np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
+        raise BadInputError(
+            f"{where}: {len(data):,} bytes, not a multiple of {CIFAR_RECORD_BYTES:,}: it is cut "
+            "short; download it again"
+        )
+    rows = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
+    check_labels(rows[:, 0], where, num_classes)
+    return rows
 
 
 def _cifar_examples(parts: Sequence[np.ndarray]) -> Iterator[tuple[int, bytes]]:
     for part in parts:
         for record in part:
-            pixels = record[1:].reshape(3, 32, 32).transpose(1, 2, 0)
-            yield int(record[0]), encode_png(pixels)
-
-
-def encode_png(image: np.ndarray) -> bytes:
-    """A PNG file of uint8 [H, W, 3] RGB."""
-    return cv2.imencode(".png", np.ascontiguousarray(image[..., ::-1]))[1].tobytes()
+            # Three planes of 32 x 32, red first; OpenCV takes [32, 32, 3], blue first.
+            pixels = record[1:].reshape(3, 32, 32)[::-1].transpose(1, 2, 0)
+            yield int(record[0]), cv2.imencode(".png", np.ascontiguousarray(pixels))[1].tobytes()

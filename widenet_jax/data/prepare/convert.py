@@ -1,28 +1,30 @@
-"""Readers of other layouts: image folders, parquet, .npz packs and TFDS sets (see also `archives`).
+"""The contract of a converter, the checks that all converters share, and two converters: of image
+folders and of TFDS sets.
 
-Each returns a `Converted`, whose (label, encoded image) pairs `records.write_set` packs. JPEG and
-PNG files are kept byte for byte. Nothing is unpickled: arrays of objects are refused.
+A converter reads one layout into a `Converted`, whose (label, encoded image) pairs
+`records.write_set` packs. `archives`, `npz` and `parquet` hold the others. A new layout is one new
+module, and a subcommand in `cli/prepare_data.py`. JPEG and PNG files are kept byte for byte.
+Nothing is unpickled.
 """
 
 import dataclasses
-import json
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from widenet_jax.data import Source
 from widenet_jax.data.images import sources
+from widenet_jax.data.input_files import open_regular, read_regular
 from widenet_jax.errors import BadInputError
 
 Examples = Iterable[tuple[int, bytes]]
-MAX_ARRAY_BYTES = 16 << 30  # of one array of a .npz, which is inflated in memory
 
 
 @dataclasses.dataclass
 class Converted:
-    """What a reader found.
+    """An image set in another layout.
 
     Attributes:
       class_names: label k is class_names[k].
@@ -35,33 +37,62 @@ class Converted:
     counts: dict[str, int | None]
 
 
-# --- A folder of class folders ------------------------------------------------------------------
+# --- Checks that converters share -----------------------------------------------------------------
 
 
-def read_image_folder(root: str) -> Converted:
-    """root/SPLIT/CLASS/image files; every split must have the same classes."""
-    found = {}
-    if not Path(root).is_dir():
-        raise BadInputError(f"{root}: no such directory")
-    for split in sorted(p.name for p in Path(root).iterdir() if p.is_dir()):
-        found[split] = sources.ImageFolder(root, split)
-    if not found:
-        raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")
-    names = _same_classes({split: source.class_names for split, source in found.items()})
-    return Converted(
-        names,
-        {split: _from_source(source) for split, source in found.items()},
-        {split: len(source) for split, source in found.items()},
-    )
+def open_input(path: str) -> BinaryIO:
+    """Opens an input file; raises BadInputError unless it is a regular file that can be read."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}") from None
 
 
-def _from_source(source: sources.Source) -> Iterator[tuple[int, bytes]]:
-    for index in range(len(source)):
-        example = source[index]
-        yield example["label"], example["image"]
+def read_text(path: str) -> str:
+    """Returns the content of a UTF-8 text file.
+
+    Raises:
+      BadInputError: it cannot be read, or is not UTF-8 (the message names the line).
+    """
+    try:
+        content = read_regular(path)
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadInputError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}") from None
 
 
-def _same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def check_labels(labels: np.ndarray, where: str, num_classes: int, first: int = 0) -> None:
+    """Checks the labels of some consecutive records of a file.
+
+    Args:
+      labels: any array.
+      where: the file, for the message.
+      num_classes: labels must be below it.
+      first: index in the file of the first of these records.
+
+    Raises:
+      BadInputError: they are not one dimension of integers from 0 to num_classes - 1.
+    """
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        kind = f"{labels.dtype} of shape {labels.shape}"
+        raise BadInputError(f"{where}: labels must be integers in one dimension, not {kind}")
+    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(bad):
+        raise BadInputError(
+            f"{where} record {first + bad[0]}: label {labels[bad[0]]} has no class name; labels "
+            f"run from 0 to {num_classes - 1}"
+        )
+
+
+def same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the class names that all files or splits have.
+
+    Raises:
+      BadInputError: two of them differ.
+    """
     (first, expected), *rest = names.items()
     for other, classes in rest:
         if classes != expected:
@@ -73,131 +104,38 @@ def _same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     return expected
 
 
-# --- Hugging Face parquet -----------------------------------------------------------------------
+# --- A folder of class folders --------------------------------------------------------------------
 
 
-def read_parquet(
-    files: Mapping[str, Sequence[str]], *, image_column: str = "image", label_column: str = "label"
-) -> Converted:
-    """Parquet files of a Hugging Face image set: a struct {bytes, path} and an integer label.
-
-    Class names come from the set's own description in the file; without one they are the numbers.
-    """
-    import pyarrow.parquet as pq
-
-    names: dict[str, tuple[str, ...]] = {}
-    counts: dict[str, int | None] = {}
-    for split, paths in files.items():
-        opened = [_open_parquet(path, image_column, label_column) for path in paths]
-        counts[split] = sum(file.metadata.num_rows for file in opened)
-        described = _class_names_of(opened[0].schema_arrow.metadata, label_column)
-        names[split] = described or _numbers(opened, label_column)
-
-    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-        for path in paths:
-            batches = pq.ParquetFile(path).iter_batches(256, columns=[image_column, label_column])
-            for batch in batches:
-                for row in batch.to_pylist():
-                    yield row[label_column], _parquet_image(row[image_column], path)
-
-    longest = max(names.values(), key=len)
-    if any(own != longest[: len(own)] for own in names.values()):
-        _same_classes(names)
-    return Converted(longest, {split: examples(paths) for split, paths in files.items()}, counts)
-
-
-def _open_parquet(path: str, image_column: str, label_column: str) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise BadInputError(f"{path}: not a readable parquet file ({error})") from None
-    for column, option in ((image_column, "--image-column"), (label_column, "--label-column")):
-        if column not in file.schema_arrow.names:
-            raise BadInputError(
-                f"{path}: no column {column!r}; there are {', '.join(file.schema_arrow.names)} "
-                f"(choose with {option})"
-            )
-    return file
-
-
-def _class_names_of(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
-    """The names in the description that the `datasets` library stores with a schema."""
-    try:
-        described = json.loads((metadata or {})[b"huggingface"])
-        return tuple(described["info"]["features"][column]["names"])
-    except (KeyError, TypeError, ValueError):
-        return ()
-
-
-def _numbers(files: Sequence[Any], column: str) -> tuple[str, ...]:
-    highest = max(max(file.read([column])[column].to_pylist()) for file in files)
-    return tuple(str(label) for label in range(highest + 1))
-
-
-def _parquet_image(value: Any, path: str) -> bytes:
-    image = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(image, bytes):
-        raise BadInputError(f"{path}: an image is not stored in the file (no bytes)")
-    return image
-
-
-# --- Packed .npz --------------------------------------------------------------------------------
-
-
-def read_npz(files: Mapping[str, Sequence[str]]) -> Converted:
-    """.npz packs: `jpeg` (uint8, all files end to end), `offsets` (int64 [n + 1]), `labels`,
-    `class_names`; image i is jpeg[offsets[i]:offsets[i + 1]]."""
-    names: dict[str, tuple[str, ...]] = {}
-    counts: dict[str, int | None] = {}
-    for split, paths in files.items():
-        counts[split] = 0
-        for path in paths:
-            pack = _load_npz(path, ("class_names", "labels"))
-            names[path] = tuple(str(name) for name in pack["class_names"])
-            counts[split] += len(pack["labels"])
-
-    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-        for path in paths:
-            pack = _load_npz(path, ("jpeg", "offsets", "labels"))
-            jpeg, offsets, labels = pack["jpeg"], pack["offsets"], pack["labels"]
-            if len(offsets) != len(labels) + 1 or offsets[-1] > len(jpeg):
-                raise BadInputError(f"{path}: offsets do not fit the labels and the image bytes")
-            for i, label in enumerate(labels.tolist()):
-                yield label, jpeg[offsets[i] : offsets[i + 1]].tobytes()
-
+def read_image_folder(root: str) -> Converted:
+    """Reads root/SPLIT/CLASS/image files; every split must have the same classes."""
+    if not Path(root).is_dir():
+        raise BadInputError(f"{root}: no such directory")
+    names = sorted(path.name for path in Path(root).iterdir() if path.is_dir())
+    if not names:
+        raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")
+    found = {split: sources.ImageFolder(root, split) for split in names}
     return Converted(
-        _same_classes(names), {split: examples(paths) for split, paths in files.items()}, counts
+        same_classes({split: source.class_names for split, source in found.items()}),
+        {split: _from_source(source) for split, source in found.items()},
+        {split: len(source) for split, source in found.items()},
     )
 
 
-def _load_npz(path: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays asked for, each inflated once."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                if member.file_size > MAX_ARRAY_BYTES:
-                    raise BadInputError(f"{path}: array {member.filename} is too large")
-        with np.load(path, allow_pickle=False) as pack:
-            return {key: pack[key] for key in keys}
-    except KeyError as error:
-        raise BadInputError(f"{path}: {error.args[0]}; needs {', '.join(keys)}") from None
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
-        if isinstance(error, BadInputError):
-            raise
-        raise BadInputError(f"{path}: not a readable .npz pack ({error})") from None
+def _from_source(source: Source) -> Iterator[tuple[int, bytes]]:
+    for index in range(len(source)):
+        example = source[index]
+        yield example["label"], example["image"]
 
 
-# --- TensorFlow Datasets ------------------------------------------------------------------------
+# --- TensorFlow Datasets --------------------------------------------------------------------------
 
 
 def prepare_tfds(name: str, data_dir: str | None) -> Any:
     """Downloads and prepares a TFDS image classification set as array_record; needs TensorFlow.
 
     Returns:
-      The TFDS builder. A set that is there already is left in the format it has.
+      The TFDS builder. A set that has been prepared before keeps its file format.
 
     Raises:
       BadInputError: no TensorFlow, no such set, or not a classification set.
@@ -222,7 +160,7 @@ def prepare_tfds(name: str, data_dir: str | None) -> Any:
 
 
 def read_tfds(builder: Any) -> Converted:
-    """The images of a prepared TFDS set in whatever format it is stored; needs TensorFlow."""
+    """Reads a prepared TFDS set in any of its file formats; needs TensorFlow."""
     import tensorflow_datasets as tfds
 
     def examples(split: str) -> Iterator[tuple[int, bytes]]:
@@ -230,14 +168,11 @@ def read_tfds(builder: Any) -> Converted:
         if builder.info.file_format.value == "array_record":  # as_dataset refuses this one
             dataset = builder.as_data_source(split, decoders=encoded)
         else:
-            dataset = tfds.as_numpy(
-                builder.as_dataset(split=split, shuffle_files=False, decoders=encoded)
-            )
+            dataset = builder.as_dataset(split=split, shuffle_files=False, decoders=encoded)
+            dataset = tfds.as_numpy(dataset)
         for example in dataset:
             yield int(example["label"]), bytes(example["image"])
 
-    return Converted(
-        tuple(builder.info.features["label"].names),
-        {split: examples(split) for split in builder.info.splits},
-        {split: info.num_examples for split, info in builder.info.splits.items()},
-    )
+    names = tuple(builder.info.features["label"].names)
+    counts = {split: info.num_examples for split, info in builder.info.splits.items()}
+    return Converted(names, {split: examples(split) for split in counts}, counts)

@@ -1,4 +1,4 @@
-"""Pictures of what the model is fed: a grid of augmented images, a sheet of all operations."""
+"""Pictures of an image classifier's inputs: a grid of augmentations, a sheet of all operations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 
 from widenet_jax.data import sampler
+from widenet_jax.data.chunks import read_example
 from widenet_jax.data.images import files
 from widenet_jax.data.images.randaugment import OPERATIONS
-from widenet_jax.data.images.sources import build_source
-from widenet_jax.data.images.transforms import build_transforms
-from widenet_jax.data.pipeline import read_image
+from widenet_jax.data.images.transforms import build_transforms, image_of
+from widenet_jax.data.sources import build_source
 
 SHEET_COLUMNS = 6
 _CAPTION_HEIGHT = 18
@@ -20,13 +20,13 @@ _CAPTION_HEIGHT = 18
 def augmentation_grid(
     config: Mapping[str, Any], *, num_images: int, num_draws: int, seed: int
 ) -> np.ndarray:
-    """One row an image: as evaluated, then `num_draws` augmentations as epochs 0, 1, ... draw them.
+    """Draws one row per image: the evaluation input, then the augmentations of the first epochs.
 
     Args:
       config: reads `data` and `augment`.
-      num_images: rows, spread over the training split.
-      num_draws: augmentations of each.
-      seed: as the run's.
+      num_images: number of rows, spread evenly over the training split.
+      num_draws: number of epochs drawn.
+      seed: the run's seed; the augmentations are those of the run.
 
     Returns:
       uint8 [height, width, 3] RGB.
@@ -37,25 +37,26 @@ def augmentation_grid(
     chosen = np.linspace(0, len(source) - 1, min(num_images, len(source))).astype(int)
     rows = []
     for record in chosen.tolist():
-        image, label = read_image(source, record)
-        name = source.class_names[label]
-        tiles = [evaluation(image)]
+        example = read_example(source, record)
+        image = image_of(example)
+        name = source.class_names[example["label"]]
+        tiles = [evaluation.picture(image)]
         for epoch in range(num_draws):
             rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
-            tiles.append(train(image, rng))
+            tiles.append(train.picture(image, rng))
         captions = [name] + [f"epoch {epoch}" for epoch in range(num_draws)]
         rows.append(_row(tiles, captions))
     return np.concatenate(rows)
 
 
 def operations_sheet(image: np.ndarray, magnitude: float, size: int, seed: int = 0) -> np.ndarray:
-    """The image and every RandAugment operation on it: uint8 [height, width, 3] RGB.
+    """Draws an image and every RandAugment operation on it: uint8 [height, width, 3] RGB.
 
     Args:
       image: uint8 [H, W, C].
       magnitude: M, on RandAugment's scale of ten.
-      size: side the image is squashed to first.
-      seed: draws directions and places.
+      size: side of the square to which the image is resized first.
+      seed: seed of the operations' directions and positions.
     """
     rng = np.random.default_rng(seed)
     image = files.squash(image, size, smooth=True)
@@ -63,12 +64,8 @@ def operations_sheet(image: np.ndarray, magnitude: float, size: int, seed: int =
     captions = ["original", *OPERATIONS]
     tiles += [np.full_like(image, 255)] * (-len(tiles) % SHEET_COLUMNS)
     captions += [""] * (len(tiles) - len(captions))
-    return np.concatenate(
-        [
-            _row(tiles[first : first + SHEET_COLUMNS], captions[first : first + SHEET_COLUMNS])
-            for first in range(0, len(tiles), SHEET_COLUMNS)
-        ]
-    )
+    rows = (slice(i, i + SHEET_COLUMNS) for i in range(0, len(tiles), SHEET_COLUMNS))
+    return np.concatenate([_row(tiles[row], captions[row]) for row in rows])
 
 
 def _row(tiles: Sequence[np.ndarray], captions: Sequence[str]) -> np.ndarray:
@@ -78,7 +75,7 @@ def _row(tiles: Sequence[np.ndarray], captions: Sequence[str]) -> np.ndarray:
 
 
 def _captioned(image: np.ndarray, caption: str) -> np.ndarray:
-    """The image, enlarged if tiny, with a line of text above: uint8 [H, W, 3]."""
+    """Returns the image, enlarged if tiny, below a line of text: uint8 [H, W, 3]."""
     if image.shape[2] == 1:
         image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
     enlarge = max(1, 112 // image.shape[1])

@@ -1,26 +1,25 @@
-"""How far the LayerNorms of different blocks lie apart (WideNet, eq. 9, figs. 4 and 5)."""
+"""Divergence of the LayerNorms of different blocks (WideNet, eq. 9, figs. 4 and 5)."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.param_names import ENCODER, split_block_part
 
 VECTORS = {"gamma": "scale", "beta": "bias"}  # the paper's names and ours
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Eq. 9 of one vector (gamma or beta) over the blocks' norms; L blocks of D elements.
+    """Eq. 9 of one vector (gamma or beta) over the norms of L blocks with D elements each.
 
     Attributes:
-      element: [D], for element i |v_ij - v_mn| averaged over blocks j, elements m and blocks
-        n != j, with 1 / (D L^2): eq. 9 as printed.
-      block: [L], the same for block j, averaged over elements i and m and blocks n != j, with
-        1 / (D^2 L): what the figures plot, one value a block. Its mean over blocks is the mean of
-        `element` over elements.
+      element: [D]; for element i, |v_ij - v_mn| summed over blocks j, elements m and blocks
+        n != j, times 1 / (D L^2): eq. 9 as printed.
+      block: [L]; for block j, the same summed over elements i and m and blocks n != j, times
+        1 / (D^2 L). The figures plot it. Its mean over blocks is the mean of `element`.
     """
 
     element: np.ndarray
@@ -28,10 +27,10 @@ class Divergence:
 
 
 def divergence(vectors: np.ndarray) -> Divergence:
-    """Of `vectors` [L, D], row j that of block j; exact in float64.
+    """Computes eq. 9 for `vectors` [L, D], one row for each block, in float64.
 
-    The triple sum without its D^2 L^2 steps: in sorted order the sum of the distances from one
-    number to all others is two partial sums.
+    Sorting avoids the D^2 L^2 terms: in sorted order, the sum of the distances from one number to
+    all others is the difference of two partial sums.
     """
     v = np.asarray(vectors, np.float64)
     L, D = v.shape
@@ -44,7 +43,7 @@ def divergence(vectors: np.ndarray) -> Divergence:
 
 
 def sums_of_distances(points: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For each point p the sum of |p - x| over all x of `values` (one axis)."""
+    """Returns, for each point p, the sum of |p - x| over all x in `values` (1-D)."""
     ordered = np.sort(values)
     partial = np.concatenate([[0.0], np.cumsum(ordered)])
     below = np.searchsorted(ordered, points)
@@ -53,25 +52,25 @@ def sums_of_distances(points: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def own_norms(params: Mapping, norm: str = "norm_ffn") -> list[str]:
-    """Names of the norms that belong to one block each, by block; none where blocks share one."""
-    return sorted(name for name in params["encoder"] if re.fullmatch(rf"block_\d+_{norm}", name))
+    """Lists the norms that belong to one block each, in order; [] if the blocks share one."""
+    return sorted(n for n in params[ENCODER] if n != norm and split_block_part(n)[1] == norm)
 
 
 def norm_divergence(params: Mapping, *, norm: str = "norm_ffn") -> dict[str, Divergence]:
-    """{"gamma": ..., "beta": ...} of the LayerNorms before the MoE or feed-forward layers.
+    """Returns {"gamma": ..., "beta": ...} for the LayerNorms of a model's blocks.
 
     Args:
-      params: of one of our models, as `trained.open_trained(place).params`.
-      norm: or "norm_attention".
+      params: as `trained.open_trained(place).params`.
+      norm: "norm_ffn", before the feed-forward layers, or "norm_attention".
 
     Raises:
-      BadInputError: the blocks share one norm, or there is one block: nothing can differ.
+      BadInputError: fewer than two blocks have their own norm.
     """
-    encoder, names = params["encoder"], own_norms(params, norm)
+    encoder, names = params[ENCODER], own_norms(params, norm)
     if len(names) < 2:
         raise BadInputError(
-            "divergence of norms (eq. 9) needs blocks with norms of their own; this model has "
-            f"{len(names)}"
+            "divergence of norms (eq. 9) compares blocks that have their own norms; this model has "
+            f"{len(names)} such blocks"
         )
     return {
         vector: divergence(np.stack([encoder[name][leaf] for name in names]))

@@ -1,4 +1,4 @@
-"""A trained model over every image of a source: sums of whatever is asked for, each image once."""
+"""Sums of a function over every labelled image of a source, each image once."""
 
 import math
 import sys
@@ -12,12 +12,16 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.data.images.sources import Source, build_source
-from widenet_jax.data.pipeline import build_transforms, image_shape
+from widenet_jax.data import Source
+from widenet_jax.data.chunks import example_spec
+from widenet_jax.data.images.sources import LabelledImages
+from widenet_jax.data.images.transforms import build_transforms
+from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
-from widenet_jax.evaluation import placed_batches, sum_over
+from widenet_jax.evaluation import placed_batches, total
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import build_mesh
+from widenet_jax.tasks import Evaluation
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
 
@@ -26,13 +30,13 @@ BatchSums = Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]]
 
 
 def sums_over_source(trained: Trained, batch_sums: BatchSums) -> dict[str, np.ndarray]:
-    """`batch_sums` added up over `config.data`'s evaluation split, in float64.
+    """Adds up `batch_sums` over the evaluation split of `config.data`, in float64.
 
-    Batches are those of the run's own evaluation, so that its numbers come out again. The
-    parameters are whole on every device; labels are the model's.
+    The batches are those of the run's evaluation, so that the results are equal. Parameters are
+    replicated, and labels are the model's.
 
     Args:
-      trained: the model; its config names source, split, batch size and workers.
+      trained: the model; its config names the source, split, batch size and workers.
       batch_sums: a pure function, compiled here.
 
     Raises:
@@ -40,38 +44,33 @@ def sums_over_source(trained: Trained, batch_sums: BatchSums) -> dict[str, np.nd
     """
     config = trained.config
     source, transform = open_source(trained)
-    group = config.model.moe.images_per_group if config.model.moe else 1
+    group = trained.model.examples_per_group
     devices = jax.local_devices()
-    # As many devices as whole routing groups can be dealt out to.
+    # As many devices as divide the routing groups of a batch evenly.
     devices = devices[: math.gcd(config.evaluation.batch_size // group, len(devices))]
     mesh = build_mesh({"fsdp": 1, "expert": 1}, devices)
-    whole = NamedSharding(mesh, P())
+    replicated = NamedSharding(mesh, P())
     with jax.set_mesh(mesh):
-        params = jax.device_put(trained.params, whole)
-        step = jax.jit(batch_sums, out_shardings=whole)
-        batches = placed_batches(
-            config,
-            mesh,
-            source,
-            transform,
-            stop=Stop(),
-            beat=lambda what: None,
-            note=partial(print, file=sys.stderr),
-        )
-        return sum_over(partial(step, params), batches)
+        params = jax.device_put(trained.params, replicated)
+        step = jax.jit(batch_sums, out_shardings=replicated)
+        told = {"beat": lambda what: None, "note": partial(print, file=sys.stderr)}
+        batches = placed_batches(config, mesh, source, transform, stop=Stop(), **told)
+        return total(lambda batch: Evaluation(step(params, batch), {}), batches).sums
 
 
 def open_source(trained: Trained) -> tuple[Source, Any]:
-    """The evaluation split with the model's labels, and the transform to the model's images.
+    """Opens the evaluation split with the model's labels, and the transform to the model's images.
 
     Raises:
-      BadInputError: it cannot be opened, knows other classes, or has images of other channels.
+      BadInputError: the source cannot be opened, has classes that the model does not know, or has
+        images with another number of channels.
     """
     config = trained.config
     source = build_source(config.data, config.data.eval_split)
     _, transform = build_transforms(config.augment, config.data.image_size)
     labels = map_classes(source.class_names, trained.class_names, place=trained.place)
-    shape = image_shape(source, transform, on_bad_example=config.data.on_bad_example)
+    spec = example_spec(source, transform, on_bad_example=config.data.on_bad_example)
+    shape = spec["image"].shape
     if shape != trained.image_shape:
         raise BadInputError(
             f"config.data.source={config.data.source} has images of {shape[2]} channels, and "
@@ -81,32 +80,32 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
 
 
 def map_classes(theirs: Sequence[str], ours: Sequence[str], *, place: str) -> np.ndarray:
-    """For each label of a source the model's label of the same name: int32 [classes of the source].
+    """Returns, for each label of a source, the model's label of the same name: int32 [classes].
 
-    A source may have fewer classes than the model, and in another order.
+    A source may have fewer classes than the model, in another order.
 
     Raises:
-      BadInputError: one that the model does not know.
+      BadInputError: the source has a class that the model does not know.
     """
     index = {name: label for label, name in enumerate(ours)}
     if unknown := [name for name in theirs if name not in index]:
         shown = ", ".join(ours[:5]) + (", ..." if len(ours) > 5 else "")
         raise BadInputError(
             f"class {unknown[0]!r} of the data ({len(unknown)} such of {len(theirs)}) is none of "
-            f"the {len(ours)} that {place} knows ({shown}); classes go together by name: rename "
+            f"the {len(ours)} that {place} knows ({shown}); classes are matched by name: rename "
             "them, or finetune on this data"
         )
     return np.asarray([index[name] for name in theirs], np.int32)
 
 
 @dataclass(frozen=True)
-class Relabelled:
-    """A source whose label k is another's.
+class Relabelled(LabelledImages):
+    """A source with its labels replaced.
 
     Attributes:
-      source: where images come from.
-      class_names: of the labels given.
-      labels: int32, the label given for each of the source's.
+      source: the images.
+      class_names: of the new labels.
+      labels: int32, the new label for each of the source's.
     """
 
     source: Source

@@ -1,35 +1,33 @@
-"""Everything that `scripts/analyze.py` says of a trained model."""
+"""The analysis of a trained model: figures and numbers of `scripts/analyze.py`."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from etils import epath
 
-from widenet_jax.data.pipeline import read_image
 from widenet_jax.tools.analysis import expert_usage
+from widenet_jax.tools.analysis.image_overlay import draw_overlay_of_source
 from widenet_jax.tools.analysis.norm_divergence import Divergence, norm_divergence, own_norms
-from widenet_jax.tools.analysis.over_source import open_source
-from widenet_jax.tools.analysis.routing import image_router
-from widenet_jax.tools.analysis.routing_figures import draw_divergence, draw_overlay, draw_usage
+from widenet_jax.tools.analysis.routing import MOE
+from widenet_jax.tools.analysis.routing_figures import draw_divergence, draw_usage
 from widenet_jax.weights.trained import Trained
 
 
 def analyze_model(
     trained: Trained, others: Sequence[Trained], out: epath.Path, *, num_images: int
 ) -> dict[str, Any]:
-    """Draws the pictures into the directory `out`; returns the numbers.
+    """Draws the figures into the directory `out`; returns the numbers.
+
+    A model whose blocks share their norms has no divergence; a model without experts has no usage.
 
     Args:
       trained: the model.
-      others: models whose norms are compared with its.
+      others: models to compare its norms with.
       out: an existing directory.
-      num_images: of the data, in the overlay.
-
-    A model whose blocks share their norms has no divergence, one without experts no usage.
+      num_images: images of the data in the overlay of experts.
 
     Raises:
-      BadInputError: a source that does not fit.
+      BadInputError: the source does not fit the model.
     """
     divergences = {
         model.place: norm_divergence(model.params)
@@ -43,32 +41,17 @@ def analyze_model(
         "step": trained.step,
         "norm_divergence": {name: numbers(found) for name, found in divergences.items()},
     }
-    if trained.model.moe is None:
+    if MOE not in trained.model.ffn_names():
         return facts
     usage = expert_usage.measure_usage(trained)
     draw_usage(usage, out / "expert_usage.png", title=trained.place)
-    overlay_of_source(trained, out / "expert_overlay.png", num_images)
+    draw_overlay_of_source(trained, out / "expert_overlay.png", num_images)
     return facts | {"expert_usage": expert_usage.as_json(usage)}
 
 
 def numbers(vectors: dict[str, Divergence]) -> dict[str, dict[str, list[float]]]:
+    """Returns a divergence as JSON holds it."""
     return {
         vector: {"block": found.block.tolist(), "element": found.element.tolist()}
         for vector, found in vectors.items()
     }
-
-
-def overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -> None:
-    """Experts over images drawn from the source, the same ones for every model."""
-    source, transform = open_source(trained)
-    chosen = np.random.default_rng(0).permutation(len(source))[:num_images]
-    examples = [read_image(source, int(record)) for record in chosen]
-    pictures = [transform(image) for image, _ in examples]
-    route = image_router(trained)
-    draw_overlay(
-        trained,
-        pictures,
-        [route(picture) for picture in pictures],
-        out,
-        titles=[trained.class_names[label] for _, label in examples],
-    )

@@ -1,9 +1,9 @@
-"""What checkpoints cost: how long training waits, how long writing and reading take, how large."""
+"""Benchmark of checkpoints: time that training waits, time to write and restore, size."""
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import LAST, Checkpoints
 from widenet_jax.checkpoint.manifest import damage
-from widenet_jax.checkpoint.space import tree_bytes
-from widenet_jax.experiment import DataFacts, build_experiment
+from widenet_jax.checkpoint.space import directory_bytes, tree_bytes
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.experiment import build_experiment
 from widenet_jax.step import TrainState
 
 
@@ -27,18 +28,30 @@ def checkpoint_row(
     workdir: epath.Path,
     rounds: int,
 ) -> dict[str, Any]:
-    """Saves a state like a trained one `rounds` times, restores the last one; medians.
+    """Saves a state `rounds` times and restores the last checkpoint; times are medians.
+
+    Args:
+      name: the config's name, for the row.
+      config: the run.
+      data: facts about the training set.
+      devices: devices of the run.
+      workdir: a new directory.
+      rounds: number of checkpoints.
 
     Returns:
-      {config, state_mb: of the arrays, disk_mb: of one checkpoint, blocking_ms: the loop waits,
-      save_s: until it is committed, read back and found whole, verify_s: checking all checksums,
-      restore_s: checking, reading and placing}.
+      {config, state_mb (arrays), disk_mb (one checkpoint), blocking_ms (the training loop waits),
+      save_s (until the checkpoint is committed and verified), verify_s (all checksums), restore_s
+      (verification, reading and placement on the devices)}.
+
+    Raises:
+      BadInputError: the config contradicts itself, the data or the devices.
     """
     experiment = build_experiment(config, data, devices)
+    open_series = partial(Checkpoints, workdir, meta={}, keep=1, headline=experiment.task.headline)
     blocking, whole = [], []
     with jax.set_mesh(experiment.mesh):
         state = jax.block_until_ready(jax.jit(with_moments)(experiment.init()))
-        with closing(Checkpoints(workdir, meta={}, keep=1)) as checkpoints:
+        with closing(open_series()) as checkpoints:
             for step in range(1, rounds + 1):
                 start = time.perf_counter()
                 checkpoints.save(state, step=step)
@@ -50,7 +63,7 @@ def checkpoint_row(
         start = time.perf_counter()
         damage(newest)
         verified = time.perf_counter() - start
-        with closing(Checkpoints(workdir, meta={}, keep=1)) as checkpoints:
+        with closing(open_series()) as checkpoints:
             start = time.perf_counter()
             jax.block_until_ready(checkpoints.restore(experiment.state)[0])
             restored = time.perf_counter() - start
@@ -66,7 +79,7 @@ def checkpoint_row(
 
 
 def with_moments(state: TrainState) -> TrainState:
-    """Moments as training leaves them: the zeros of a fresh state would compress to nothing."""
+    """Replaces the optimizer's zeros by noise, because zeros compress to almost nothing."""
 
     def noise(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -74,11 +87,3 @@ def with_moments(state: TrainState) -> TrainState:
         return 1e-3 * jax.random.normal(jax.random.key(x.size), x.shape, x.dtype)
 
     return state.replace(opt_state=jax.tree.map(noise, state.opt_state))
-
-
-def directory_bytes(directory: epath.Path) -> int:
-    return sum(
-        os.path.getsize(os.path.join(place, name))
-        for place, _, names in os.walk(directory)
-        for name in names
-    )

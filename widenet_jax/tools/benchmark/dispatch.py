@@ -1,4 +1,4 @@
-"""Dispatch methods against each other: one mixture-of-experts layer, forward and backward."""
+"""Benchmark of dispatch methods: one MoE layer, forward and backward."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,17 +14,21 @@ from widenet_jax.tools.benchmark.timing import median_seconds
 
 @dataclass(frozen=True)
 class LayerSize:
-    """Sizes of a layer and what it is given.
+    """Sizes of an MoE layer and its input.
 
     Attributes:
-      images: B; `tokens`: T of each; `images_per_group`: routed together.
-      experts: E; `selected`: K.
-      embed_dim: D; `mlp_dim`: F.
+      images: examples in the batch, B.
+      tokens: tokens per example, T.
+      examples_per_group: examples that are routed together.
+      experts: E.
+      selected: experts per token, K.
+      embed_dim: D.
+      mlp_dim: F.
     """
 
     images: int
     tokens: int
-    images_per_group: int
+    examples_per_group: int
     experts: int
     selected: int
     embed_dim: int
@@ -32,18 +36,19 @@ class LayerSize:
 
 
 def sizes(**choices: Sequence[int]) -> Iterator[LayerSize]:
-    """Every combination of the choices that makes sense: whole groups, K <= E."""
+    """Yields every combination of the choices with whole groups and K <= E."""
     for values in itertools.product(*choices.values()):
         size = LayerSize(**dict(zip(choices, values, strict=True)))
-        if size.images % size.images_per_group == 0 and size.selected <= size.experts:
+        if size.images % size.examples_per_group == 0 and size.selected <= size.experts:
             yield size
 
 
 def dispatch_row(method: str, size: LayerSize, *, dtype: str, rounds: int) -> dict[str, Any]:
-    """{method, sizes..., dtype, ms, tflops}: the layer with `method` of `moe.dispatch.DISPATCHERS`.
+    """Times a layer with the dispatch `method`, a key of `moe.dispatch.DISPATCHERS`.
 
-    `tflops` are the experts' useful 1e12 FLOP/s: K experts a token, forward and backward, nothing
-    for padding or dispatch.
+    Returns:
+      {method, the fields of `size`, dtype, ms, tflops}. `tflops` is the experts' useful rate in
+      1e12 FLOP/s: K experts per token, forward and backward, without padding and dispatch.
 
     Raises:
       BadInputError: an unknown method.
@@ -54,9 +59,9 @@ def dispatch_row(method: str, size: LayerSize, *, dtype: str, rounds: int) -> di
         num_selected_experts=size.selected,
         capacity_factor=1.2,
         capacity_factor_eval=2.0,
-        images_per_group=size.images_per_group,
-        noise_std=1.0,
-        load_balance_weight=0.01,
+        examples_per_group=size.examples_per_group,
+        router={"name": "top_k", "noise_std": 1.0},
+        losses={"load_balance": 0.01, "over": "group"},
         dispatch=method,
         dtype=jnp.dtype(dtype),
     )

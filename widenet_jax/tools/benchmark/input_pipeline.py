@@ -1,13 +1,13 @@
-"""Reading and augmenting real images: ours, and tf.data where TensorFlow is installed.
+"""Benchmark of reading and augmenting JPEG files, beside tf.data if TensorFlow is installed.
 
-Both in one run, turn by turn, so that whatever else the machine does falls on both.
+The pipelines take turns within one run, so that other work on the machine slows all of them alike.
 """
 
 import importlib.util
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.images.sources import ImageFolder, Source
+from widenet_jax.data import Source
+from widenet_jax.data.images.sources import ImageFolder
 from widenet_jax.data.images.transforms import TrainTransform
 from widenet_jax.data.pipeline import train_batches
 
@@ -24,8 +25,8 @@ OPERATIONS = {
     "and RandAugment": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
 }
 TF_DATA = "tf.data"
-WARM_UP_BATCHES = 16  # workers start one after the other, and take turns
-Turn = AbstractContextManager[Iterator[Any]]  # endless batches, open for as long as they are timed
+WARM_UP_BATCHES = 16  # worker processes start one after the other and deliver in turn
+Turn = AbstractContextManager[Iterator[Any]]  # an endless iterator of batches
 
 
 def input_rows(
@@ -38,25 +39,25 @@ def input_rows(
     rounds: int,
     seconds: float,
 ) -> list[dict[str, Any]]:
-    """One row for each pipeline and set of operations.
+    """Times every pipeline with every set of operations.
 
     Args:
       path: an image folder, PATH/SPLIT/CLASS/x.jpg, JPEG files only.
-      split: of it.
-      image_size: side of the result.
-      batch_size: images.
-      workers: numbers of worker processes to try; 0 is threads.
-      rounds: in each, every pipeline has its turn.
-      seconds: a turn.
+      split: its subfolder.
+      image_size: height and width of the result.
+      batch_size: images per batch.
+      workers: numbers of worker processes to measure; 0 stands for threads.
+      rounds: every pipeline has one turn per round.
+      seconds: length of a turn.
 
     Returns:
-      [{operations, pipeline, images_per_second, cpu_ms, of_tf_data}], medians over rounds:
-      `cpu_ms` is processor time an image, of all threads and processes, which other work on the
-      machine distorts less; `of_tf_data` the quotient of the rates in a round, None without
-      TensorFlow.
+      [{operations, pipeline, images_per_second, cpu_ms, of_tf_data}], medians over rounds.
+      `cpu_ms` is the processor time per image of all threads and processes; other work on the
+      machine distorts it less than the rate. `of_tf_data` is the quotient of the rates of the same
+      round, None without TensorFlow.
 
     Raises:
-      BadInputError: there are no images.
+      BadInputError: the folder has no images.
     """
     source = ImageFolder(path, split)
     files = sorted(str(file) for file in Path(path, split).glob("*/*"))
@@ -69,31 +70,37 @@ def input_rows(
             for name, start in turns.items():
                 with start() as batches:
                     found[name].append(one_turn(batches, batch_size, seconds))
-        for name, values in found.items():
-            rates, cpu_ms = np.transpose(values)
-            quotient = rates / np.transpose(found[TF_DATA])[0] if TF_DATA in found else None
-            rows.append(
-                {
-                    "operations": operations,
-                    "pipeline": name,
-                    "images_per_second": float(np.median(rates)),
-                    "cpu_ms": float(np.median(cpu_ms)),
-                    "of_tf_data": None if quotient is None else float(np.median(quotient)),
-                }
-            )
+        rows += summarize(operations, found)
+    return rows
+
+
+def summarize(
+    operations: str, found: Mapping[str, Sequence[tuple[float, float]]]
+) -> list[dict[str, Any]]:
+    """Returns the rows of `input_rows` for one set of operations.
+
+    Args:
+      operations: their name.
+      found: pipeline -> (images/s, processor ms per image) of its turn in each round.
+    """
+    rows = []
+    for name, turns in found.items():
+        rates, cpu_ms = np.transpose(turns)
+        quotient = rates / np.transpose(found[TF_DATA])[0] if TF_DATA in found else None
+        row = {"operations": operations, "pipeline": name}
+        row |= {"images_per_second": float(np.median(rates)), "cpu_ms": float(np.median(cpu_ms))}
+        row["of_tf_data"] = None if quotient is None else float(np.median(quotient))
+        rows.append(row)
     return rows
 
 
 def pipelines(
     source: Source, files: Sequence[str], workers: Sequence[int], options: dict[str, Any]
 ) -> dict[str, Callable[[], Turn]]:
-    """What is compared, by name; tf.data only where TensorFlow is installed."""
-    turns = {
-        f"ours, {n} processes" if n else "ours, threads": partial(
-            our_batches, source, num_workers=n, **options
-        )
-        for n in workers
-    }
+    """Returns the pipelines by name; tf.data only if TensorFlow is installed."""
+    names = {n: f"ours, {n} processes" if n else "ours, threads" for n in workers}
+    ours = partial(our_batches, source, **options)
+    turns = {name: partial(ours, num_workers=n) for n, name in names.items()}
     if importlib.util.find_spec("tensorflow"):
         from widenet_jax.tools.benchmark import tf_pipeline
 
@@ -101,52 +108,28 @@ def pipelines(
     return turns
 
 
-def our_batches(
-    source: Source,
-    *,
-    image_size: int,
-    batch_size: int,
-    randaugment_layers: int,
-    randaugment_magnitude: float,
-    num_workers: int,
-) -> Turn:
-    """This project's pipeline over a training set, without end."""
-    transform = TrainTransform(
-        image_size=image_size,
-        crop="inception",
-        crop_area_min=0.05,
-        pad_pixels=0,
-        flip=True,
-        randaugment_layers=randaugment_layers,
-        randaugment_magnitude=randaugment_magnitude,
-        randaugment_before_crop=False,
-    )
-    return train_batches(
-        source,
-        transform=transform,
-        seed=0,
-        batch_size=batch_size,
-        positions=np.arange(batch_size),
-        start_step=0,
-        num_steps=10**6,
-        num_workers=num_workers,
-        prefetch=2,
-    )
+def our_batches(source: Source, *, batch_size: int, num_workers: int, **options: Any) -> Turn:
+    """Opens this project's training pipeline; it does not end. `options` of `TrainTransform`."""
+    crop = {"crop": "inception", "crop_area_min": 0.05, "pad_pixels": 0, "flip": True}
+    transform = TrainTransform(**crop, randaugment_before_crop=False, **options)
+    place = {"batch_size": batch_size, "positions": np.arange(batch_size)}
+    run = {"seed": 0, "start_step": 0, "num_steps": 10**6, "num_workers": num_workers}
+    return train_batches(source, transform=transform, **place, **run, prefetch=2)
 
 
 def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:
-    """(images a second, processor milliseconds an image) over whole batches for about `seconds`."""
+    """Returns (images/s, processor ms per image) over whole batches for about `seconds`."""
     for _ in range(WARM_UP_BATCHES):
         next(batches)
     start, cpu, images = time.perf_counter(), cpu_seconds(), 0
-    while (elapsed := time.perf_counter() - start) < seconds:
+    while (elapsed := time.perf_counter() - start) < seconds or not images:
         next(batches)
         images += batch_size
     return images / elapsed, 1e3 * (cpu_seconds() - cpu) / images
 
 
 def cpu_seconds() -> float:
-    """Processor time so far of this process and its worker processes (these on Linux only)."""
+    """Returns the processor time of this process and, on Linux, of its worker processes."""
     total = time.process_time()
     for child in multiprocessing.active_children():
         stat = Path(f"/proc/{child.pid}/stat")

@@ -1,4 +1,4 @@
-"""Rows of figures as a table and as a picture."""
+"""Benchmark rows as a table and as a bar chart."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from widenet_jax.tools.analysis.figures import save
 from widenet_jax.tools.markdown import markdown_table
 
-# Of each benchmark: what names a row, what the bars show, and its label.
+# benchmark -> (columns that name a row, column of the bars, axis label)
 PICTURES = {
-    "train_step": (("config", "batch_size"), "images_per_second", "images/s"),
+    "train_step": (("config", "batch_size"), "examples_per_second", "examples/s"),
     "dispatch": (
-        ("method", "images", "tokens", "images_per_group", "experts", "selected", "embed_dim",
+        ("method", "images", "tokens", "examples_per_group", "experts", "selected", "embed_dim",
          "mlp_dim"),
         "ms", "ms, forward and backward",
     ),
@@ -22,12 +23,12 @@ PICTURES = {
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of rows with the same keys."""
+    """Formats rows with the same keys as a Markdown table."""
     return markdown_table([list(rows[0]), *([cell(v) for v in row.values()] for row in rows)])
 
 
 def cell(value: Any) -> str:
-    """Three significant digits of a fraction, whole numbers and words as they are, "-" for None."""
+    """Formats a value: floats with three significant digits, None as "-", others unchanged."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -36,7 +37,7 @@ def cell(value: Any) -> str:
 
 
 def draw(benchmark: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """One bar a row, in the order of the table, as a PNG."""
+    """Draws one bar per row, in the order of the table, as a PNG file."""
     names, value, label = PICTURES[benchmark]
     varying = [n for n in names if len({row[n] for row in rows}) > 1] or names[:1]
     labels = [", ".join(describe(n, row[n]) for n in varying) for row in rows]
@@ -53,7 +54,7 @@ def draw(benchmark: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     fixed = [describe(n, rows[0][n]) for n in names if n not in varying]
     axes.set_title(f"{benchmark}: {', '.join(fixed)}" if fixed else benchmark, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def describe(name: str, value: Any) -> str:

@@ -1,7 +1,7 @@
-"""The same reading and augmenting in tf.data, to measure against. Needs TensorFlow.
+"""The baseline of the input benchmark: the same operations in tf.data. Needs TensorFlow.
 
-Written as TensorFlow users write it: JPEG decoding fused with the crop, all parallelism left to
-AUTOTUNE. RandAugment has the operations and strengths of `data.randaugment`, at 224 pixels.
+Follows TensorFlow practice: JPEG decoding fused with the crop, all parallelism left to AUTOTUNE.
+RandAugment has the operations and strengths of `data.images.randaugment`, at 224 pixels.
 """
 
 import math
@@ -10,8 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from widenet_jax.data.images import randaugment
 from widenet_jax.data.images.files import ASPECT_RANGE, CROP_ATTEMPTS
-from widenet_jax.data.images.randaugment import CUTOUT_PIXELS, FILL, LEVEL_SCALE, TRANSLATE_PIXELS
+from widenet_jax.data.images.randaugment import FILL, LEVEL_SCALE
 
 Operation = Callable[[tf.Tensor, float], tf.Tensor]
 
@@ -24,7 +25,7 @@ def batches(
     randaugment_layers: int,
     randaugment_magnitude: float,
 ) -> Iterator[Any]:
-    """Endless uint8 [batch_size, image_size, image_size, 3], shuffled."""
+    """Yields shuffled uint8 batches [batch_size, image_size, image_size, 3] without end."""
 
     def example(path: tf.Tensor) -> tf.Tensor:
         image = decode_and_crop(tf.io.read_file(path), image_size)
@@ -41,7 +42,7 @@ def batches(
 
 
 def decode_and_crop(data: tf.Tensor, image_size: int) -> tf.Tensor:
-    """An inception crop, decoding no more of the JPEG than it needs; uint8."""
+    """Decodes and resizes an inception crop; decodes only the part of the JPEG that it needs."""
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         tf.io.extract_jpeg_shape(data),
         tf.zeros((1, 0, 4)),
@@ -58,7 +59,7 @@ def decode_and_crop(data: tf.Tensor, image_size: int) -> tf.Tensor:
 
 
 def random_operation(image: tf.Tensor, magnitude: float) -> tf.Tensor:
-    """One operation, drawn evenly from OPERATIONS and an empty slot."""
+    """Applies one operation, drawn uniformly from OPERATIONS and the identity."""
     branches = [lambda op=op: op(image, magnitude) for op in OPERATIONS.values()]
     index = tf.random.uniform((), 0, len(branches) + 1, tf.int32)
     return tf.switch_case(index, [*branches, lambda: image])
@@ -145,7 +146,7 @@ def signed(value: float) -> tf.Tensor:
 
 
 def warp(image: tf.Tensor, matrix: Sequence[Any]) -> tf.Tensor:
-    """output(x, y) = image(matrix @ (x, y, 1)), nearest; `matrix` is 2 x 3, row by row."""
+    """Computes output(x, y) = image(matrix @ (x, y, 1)), nearest; `matrix` is 2 x 3, row-major."""
     transform = tf.stack([tf.cast(v, tf.float32) for v in (*matrix, 0.0, 0.0)])
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
@@ -167,7 +168,8 @@ def rotate(image: tf.Tensor, magnitude: float) -> tf.Tensor:
 
 def shear_x(image: tf.Tensor, magnitude: float) -> tf.Tensor:
     level = signed(magnitude / LEVEL_SCALE * 0.3)
-    return warp(image, (1.0, level, level / 2, 0.0, 1.0, 0.0))  # about the first pixel's corner
+    # About the corner of the first pixel.
+    return warp(image, (1.0, level, level / 2, 0.0, 1.0, 0.0))
 
 
 def shear_y(image: tf.Tensor, magnitude: float) -> tf.Tensor:
@@ -176,19 +178,17 @@ def shear_y(image: tf.Tensor, magnitude: float) -> tf.Tensor:
 
 
 def translate_x(image: tf.Tensor, magnitude: float) -> tf.Tensor:
-    return warp(
-        image, (1.0, 0.0, signed(magnitude / LEVEL_SCALE * TRANSLATE_PIXELS), 0.0, 1.0, 0.0)
-    )
+    pixels = signed(magnitude / LEVEL_SCALE * randaugment.TRANSLATE_PIXELS)
+    return warp(image, (1.0, 0.0, pixels, 0.0, 1.0, 0.0))
 
 
 def translate_y(image: tf.Tensor, magnitude: float) -> tf.Tensor:
-    return warp(
-        image, (1.0, 0.0, 0.0, 0.0, 1.0, signed(magnitude / LEVEL_SCALE * TRANSLATE_PIXELS))
-    )
+    pixels = signed(magnitude / LEVEL_SCALE * randaugment.TRANSLATE_PIXELS)
+    return warp(image, (1.0, 0.0, 0.0, 0.0, 1.0, pixels))
 
 
 def cutout(image: tf.Tensor, magnitude: float) -> tf.Tensor:
-    reach = int(magnitude / LEVEL_SCALE * CUTOUT_PIXELS)
+    reach = int(magnitude / LEVEL_SCALE * randaugment.CUTOUT_PIXELS)
     height, width = image.shape[0], image.shape[1]
     y = tf.random.uniform((), 0, height, tf.int32)
     x = tf.random.uniform((), 0, width, tf.int32)
@@ -198,21 +198,7 @@ def cutout(image: tf.Tensor, magnitude: float) -> tf.Tensor:
     return tf.where(hole[..., None], tf.constant(FILL, tf.uint8), image)
 
 
-OPERATIONS: dict[str, Operation] = {
-    "AutoContrast": auto_contrast,
-    "Equalize": equalize,
-    "Invert": invert,
-    "Rotate": rotate,
-    "Posterize": posterize,
-    "Solarize": solarize,
-    "Color": color,
-    "Contrast": contrast,
-    "Brightness": brightness,
-    "Sharpness": sharpness,
-    "ShearX": shear_x,
-    "ShearY": shear_y,
-    "TranslateX": translate_x,
-    "TranslateY": translate_y,
-    "Cutout": cutout,
-    "SolarizeAdd": solarize_add,
-}
+OPERATIONS: dict[str, Operation] = randaugment.by_name(
+    *(auto_contrast, equalize, invert, rotate, posterize, solarize, color, contrast, brightness),
+    *(sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add),
+)

@@ -1,4 +1,4 @@
-"""Wall clock, said carefully: warm up, repeat, take the median."""
+"""Wall-clock timing: warm-up, repetitions, median."""
 
 import time
 from collections.abc import Callable
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def median_seconds(call: Callable[[], Any], *, rounds: int, calls: int = 1) -> float:
-    """Seconds of one `call`, the median over `rounds` of the mean of `calls` in a row.
+    """Returns the seconds of one `call`: the median over `rounds` of the mean of `calls` in a row.
 
-    Waits for the device at the end of each round; the first call, which compiles, is not counted.
+    Waits for the device at the end of each round. The first call compiles and is not counted.
     """
     jax.block_until_ready(call())
     seconds = []

@@ -1,18 +1,20 @@
-"""The training step on the devices at hand: images a second, MFU, memory, compile time.
+"""Benchmark of the training step on this machine's devices: rate, MFU, memory, compile time.
 
-Images and labels are made up and stay on the device: reading real ones is `input_pipeline`'s.
+The batch is random and stays on the devices; `input_pipeline` measures reading real data.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import RunFailedError
-from widenet_jax.experiment import DataFacts, build_experiment, train_batch_shapes
-from widenet_jax.tools.benchmark.peaks import peak_flops
+from widenet_jax.experiment import Experiment, build_experiment, input_spec, train_batch_shapes
+from widenet_jax.tools.benchmark.peaks import mfu
 from widenet_jax.tools.benchmark.timing import median_seconds
 from widenet_jax.tools.plan.compile import lower_step, peak_bytes
 from widenet_jax.tools.plan.flops import train_flops
@@ -27,41 +29,28 @@ def train_step_row(
     rounds: int,
     steps: int,
 ) -> dict[str, Any]:
-    """One config.
+    """Times the training step of one config.
 
     Args:
-      name: of the config.
+      name: the config's name, for the row.
       config: the run.
-      data: of the training set.
-      devices: to use.
-      rounds: of which the median counts.
-      steps: in a row a round.
+      data: facts about the training set.
+      devices: devices to use.
+      rounds: number of rounds, of which the median counts.
+      steps: steps per round.
 
     Returns:
-      {config, device, devices, batch_size, images_per_second, mfu (None where the device's peak is
-      not known), memory_gib (of a device: the program's, and at most in use where the device
-      counts it), compile_seconds, step_ms}.
+      {config, device, devices, batch_size, step_ms, examples_per_second, mfu (None if the device's
+      peak is unknown), memory_gib (of a device: the program's need, or the measured peak where it
+      is larger), compile_seconds}.
 
     Raises:
       BadInputError: the config does not fit the devices.
       RunFailedError: out of memory.
     """
     experiment = build_experiment(config, data, devices)
-    lowered = lower_step(experiment)
-    start = time.perf_counter()
     try:
-        compiled = lowered.compile()
-        seconds = time.perf_counter() - start
-        with jax.set_mesh(experiment.mesh):
-            state = experiment.init()
-            batch = made_up(train_batch_shapes(experiment), len(data.class_names))
-
-        def step() -> Any:
-            nonlocal state
-            state, metrics = compiled(state, batch)
-            return metrics["loss"]
-
-        step_seconds = median_seconds(step, rounds=rounds, calls=steps)
+        row = measure(experiment, rounds=rounds, steps=steps)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -69,33 +58,61 @@ def train_step_row(
             f"{name}: batch {config.batch_size} does not fit {len(devices)} "
             f"{devices[0].device_kind}; try --config.batch_size={config.batch_size // 2}"
         ) from None
-    images_per_second = config.batch_size / step_seconds
-    peak = peak_flops(devices[0].device_kind)
-    flops = train_flops(config.model, data.image_shape, len(data.class_names)) * images_per_second
+    return {"config": name} | row
+
+
+def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any]:
+    """Compiles and times the training step; returns the row of `train_step_row`."""
+    devices, config, task = experiment.mesh.devices.flat, experiment.config, experiment.task
+    lowered = lower_step(experiment)
+    start = time.perf_counter()
+    compiled = lowered.compile()
+    compile_seconds = time.perf_counter() - start
+    with jax.set_mesh(experiment.mesh):
+        state = experiment.init()
+        batch = random_batch(train_batch_shapes(experiment), below=task.model_fields)
+
+    def step() -> jax.Array:
+        nonlocal state
+        state, metrics = compiled(state, batch)
+        return metrics["loss"]
+
+    seconds = median_seconds(step, rounds=rounds, calls=steps)
+    flops = train_flops(config.model, input_spec(task), **task.model_fields) * config.batch_size
     in_use = (devices[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     return {
-        "config": name,
         "device": devices[0].device_kind,
         "devices": len(devices),
         "batch_size": config.batch_size,
-        "step_ms": 1e3 * step_seconds,
-        "images_per_second": images_per_second,
-        "mfu": flops / (peak * len(devices)) if peak else None,
+        "step_ms": 1e3 * seconds,
+        "examples_per_second": config.batch_size / seconds,
+        "mfu": mfu(flops / seconds, devices[0].device_kind, len(devices)),
         "memory_gib": max(peak_bytes(compiled.memory_analysis()), in_use) / 2**30,
-        "compile_seconds": seconds,
+        "compile_seconds": compile_seconds,
     }
 
 
-def made_up(batch: dict[str, jax.ShapeDtypeStruct], num_classes: int) -> dict[str, jax.Array]:
-    """Random pixels and labels, drawn where they will be used."""
-    shardings = {key: spec.sharding for key, spec in batch.items()}
+def random_batch(
+    specs: Mapping[str, jax.ShapeDtypeStruct], *, below: Mapping[str, int]
+) -> dict[str, jax.Array]:
+    """Draws a batch on its devices.
 
-    def draw() -> dict[str, jax.Array]:
-        key = jax.random.key(0)
-        limits = {"image": 256, "label": num_classes, "bad": 1}
-        return {
-            name: jax.random.randint(key, spec.shape, 0, limits[name], "int32").astype(spec.dtype)
-            for name, spec in batch.items()
-        }
+    Bytes are uniform in 0..255, other integers uniform below the smallest number of `below`, so
+    that they are valid labels and tokens alike; floats are normal. Booleans are True, except for
+    `bad`, which the step counts as unreadable examples.
+    """
 
-    return jax.jit(draw, out_shardings=shardings)()
+    def draw(name: str, spec: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+        if spec.dtype == jnp.bool_:
+            return jnp.full(spec.shape, name != "bad")
+        if jnp.issubdtype(spec.dtype, jnp.floating):
+            return jax.random.normal(key, spec.shape, spec.dtype)
+        limit = 256 if spec.dtype == jnp.uint8 else min(below.values())
+        return jax.random.randint(key, spec.shape, 0, limit, "int32").astype(spec.dtype)
+
+    def draw_all() -> dict[str, jax.Array]:
+        keys = jax.random.split(jax.random.key(0), len(specs))
+        return {n: draw(n, spec, key) for (n, spec), key in zip(specs.items(), keys, strict=True)}
+
+    shardings = {name: spec.sharding for name, spec in specs.items()}
+    return jax.jit(draw_all, out_shardings=shardings)()

@@ -1,13 +1,13 @@
-"""Backends `tpu-vm` and `queued-resource`: from making a TPU to deleting it, by gcloud."""
+"""Backends `tpu-vm` and `queued-resource`: create, use and delete a Cloud TPU through gcloud."""
 
 import hashlib
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.run.stopping import say
 from widenet_jax.tools.launch.job import REMOTE, Job, stage
 from widenet_jax.tools.launch.tools import NOT_FOUND, Tools
 
@@ -18,31 +18,30 @@ COMING = (
     *("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"),
 )
 GONE = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "SUSPENDING", "SUSPENDED")
-# How often to look whether a TPU is going away before a failed run counts as the run's failure:
-# the run notices a host that is gone sooner than the service says so.
-LOOKS_AFTER_FAILURE = 4
-TRIES_TO_REACH = 5
+# State checks after a failed run. A run fails as soon as a host is lost, but the service reports
+# the preemption later: a single check would take a preempted run for a failed one.
+CHECKS_AFTER_FAILURE = 4
+CONNECTION_ATTEMPTS = 5
+ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
 
 
 class CloudTpu:
-    """One TPU.
+    """A Cloud TPU and the run on it.
 
     Args:
-      job: what runs on it.
-      tools: run the commands.
-      queued: ask through a queued resource, which waits until there is room.
-      poll_seconds: between looks at its state.
+      job: the run to launch.
+      tools: executes the commands.
+      queued: whether to request the TPU as a queued resource, which waits for capacity.
+      poll_seconds: pause between two checks of the TPU's state.
     """
 
     def __init__(self, job: Job, tools: Tools, *, queued: bool, poll_seconds: float = 20.0):
         self.job, self.tools, self.queued, self.poll_seconds = job, tools, queued, poll_seconds
         self.place = [f"--zone={job.zone}"] + ([f"--project={job.project}"] if job.project else [])
 
-    # Commands.
-
     def create_command(self) -> list[str]:
         job = self.job
-        version = job.runtime_version or job.tpu.family.runtime_version
+        version = job.runtime_version or job.tpu.runtime_version
         accelerator = f"--accelerator-type={job.tpu.accelerator_type}"
         spot = ["--spot"] if job.spot else []
         if self.queued:
@@ -72,22 +71,20 @@ class CloudTpu:
             *(*self.place, "--quiet", "--worker=all"),
         ]
 
-    # What they are used for.
-
     def launch(self) -> int:
-        """Until the run has ended, over any number of preemptions; returns its exit code."""
+        """Creates the TPU, runs the job through any preemptions and returns its exit code."""
         state = self.state()
         if not (state in READY and self.runs_already()):
             self.begin(state)
         while (code := self.follow()) is None:
-            say(f"{self.job.name} is gone; making it anew: the run resumes by itself")
+            say(f"{self.job.name} is gone; creating it again, the run then resumes")
             self.begin(self.state())
         if self.tools.dry:
-            print("# once describe says that the TPU is gone: delete, create, and all of it again")
+            print("# if describe reports that the TPU is gone: delete it, then repeat from create")
         return code
 
     def begin(self, state: str) -> None:
-        """Makes the TPU and starts the run, over again where the TPU goes away meanwhile."""
+        """Creates the TPU and starts the run; starts over if the TPU is preempted meanwhile."""
         while True:
             self.bring_up(state)
             try:
@@ -95,10 +92,10 @@ class CloudTpu:
             except RunFailedError:
                 if (state := self.state()) in READY:
                     raise
-                say(f"{self.job.name} went away during set-up; making it anew")
+                say(f"{self.job.name} was preempted during set-up; creating it again")
 
     def state(self, *, dry_answer: str = ABSENT) -> str:
-        """As the service calls it; ABSENT where there is no such TPU."""
+        """Returns the TPU's state as the service names it; ABSENT if there is no such TPU."""
         found = self.tools.attempt(self.describe_command(), dry_answer=dry_answer)
         if found.returncode and NOT_FOUND.search(found.stderr):
             return ABSENT
@@ -107,7 +104,7 @@ class CloudTpu:
         return found.stdout.strip()
 
     def bring_up(self, state: str) -> None:
-        """Makes the TPU unless it is there, and waits until it is ready."""
+        """Creates the TPU unless it exists, and waits until it is ready."""
         if state in GONE or state == "FAILED":
             self.tools.run(self.delete_command())
             state = ABSENT
@@ -117,8 +114,8 @@ class CloudTpu:
         while (state := self.state(dry_answer=READY[self.queued])) not in READY:
             if state not in COMING:
                 raise RunFailedError(
-                    f"{self.job.name} is {state or 'gone'} instead of ready; "
-                    f"`{' '.join(self.request('describe'))}` says why"
+                    f"{self.job.name} is {state or 'gone'} instead of ready; for the reason run "
+                    f"`{' '.join(self.request('describe'))}`"
                 )
             if state != shown:
                 say(f"{self.job.name}: {state}")
@@ -126,7 +123,7 @@ class CloudTpu:
             time.sleep(self.poll_seconds)
 
     def start(self) -> None:
-        """Code and scripts to every worker; then the run, on all of them."""
+        """Copies the code to every worker, installs it and starts the run on all of them."""
         self.reach(f"mkdir -p -m 700 {REMOTE}")
         with tempfile.TemporaryDirectory(prefix="widenet_launch_") as directory:
             files = stage(self.job, Path(directory))
@@ -137,8 +134,11 @@ class CloudTpu:
         self.on_all(f"bash {REMOTE}/start.sh")
 
     def reach(self, command: str) -> None:
-        """The first command on all workers: they take connections a while after being ready."""
-        for _ in range(TRIES_TO_REACH - 1):
+        """Runs the first command on all workers; retries until they accept connections.
+
+        A TPU is reported as ready some time before its workers accept ssh.
+        """
+        for _ in range(CONNECTION_ATTEMPTS - 1):
             ssh = self.ssh_command(command, "all")
             if self.tools.attempt(ssh).returncode == 0:
                 return
@@ -149,56 +149,61 @@ class CloudTpu:
         self.tools.run(self.ssh_command(command, "all"))
 
     def on_first(self, command: str, *, dry_answer: str = "") -> str | None:
-        """What worker 0 answered; None where it cannot be reached."""
+        """Returns what a command on worker 0 printed; None if the command failed."""
         found = self.tools.attempt(self.ssh_command(command, "0"), dry_answer=dry_answer)
         return None if found.returncode else found.stdout.strip()
 
     def runs_already(self) -> bool:
-        """Raises BadInputError where it runs something else."""
-        alive = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'
-        there = self.on_first(f"if {alive}; then sha256sum < {REMOTE}/run.sh; fi")
+        """Returns whether the TPU is running this job.
+
+        Raises:
+          BadInputError: it is running another one.
+        """
+        there = self.on_first(f"if {ALIVE}; then sha256sum < {REMOTE}/run.sh; fi")
         if not there:
             return False
         if there.split()[0] != hashlib.sha256(self.job.run_script().encode()).hexdigest():
             raise BadInputError(
-                f"{self.job.name} is running something else; stop it (`launch_tpu.py stop "
-                f"{self.job.name} --zone={self.job.zone}`), or give another --name"
+                f"{self.job.name} is running another job; stop it (`launch_tpu.py stop "
+                f"{self.job.name} --zone={self.job.zone}`) or choose another --name"
             )
         return True
 
     def follow(self) -> int | None:
-        """Prints worker 0's log until the run has ended; its exit code, None if the TPU is gone."""
+        """Prints worker 0's log until the run ends.
+
+        Returns:
+          The run's exit code; None if the TPU is gone.
+        """
         lines = "+1"
         while True:
             self.tools.stream(self.ssh_command(follow_script(lines), "0"))
             code = self.on_first(f"cat {REMOTE}/run.exit", dry_answer="0")
             if code == "0":
                 return 0
-            looks = LOOKS_AFTER_FAILURE if code else 1
-            for _ in range(looks):
+            for _ in range(CHECKS_AFTER_FAILURE if code else 1):
                 if self.state() not in READY:
                     return None
                 time.sleep(self.poll_seconds)
             if code:
                 return int(code)
-            lines = "10"  # only the connection broke
+            lines = "10"  # the run is alive, only the connection broke
 
     def stop(self) -> None:
-        """The run saves and ends; the TPU stays."""
+        """Asks the run to save and end; the TPU stays."""
         self.on_all(f"kill -TERM $(cat {REMOTE}/run.pid)")
 
     def delete(self) -> None:
         self.tools.run(self.delete_command())
 
     def status(self) -> str:
-        """For people: of the TPU, and of the run on it."""
+        """Describes the state of the TPU and of the run, for people."""
         state = self.state(dry_answer=READY[self.queued])
         text = f"{self.job.name}: {state or 'there is no such TPU'}"
         if state not in READY:
             return text
-        alive = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'
         asked = (
-            f"if {alive}; then echo running; else echo ended, exit code $(cat {REMOTE}/run.exit); "
+            f"if {ALIVE}; then echo running; else echo ended, exit code $(cat {REMOTE}/run.exit); "
             f"fi; tail -n 1 {REMOTE}/run.log"
         )
         return f"{text}\n{self.on_first(asked) or 'worker 0 cannot be reached'}"
@@ -208,17 +213,13 @@ class CloudTpu:
 
 
 def follow_script(lines: str) -> str:
-    """Prints the log from there on, as long as the run lives."""
+    """Returns a command that prints the log from `lines` on until the run ends."""
     return f"tail -n {lines} -s 0.2 -F --pid=$(cat {REMOTE}/run.pid) {REMOTE}/run.log"
 
 
 def show_scripts(files: Sequence[Path]) -> None:
-    """What the workers will be told, as comments between the commands."""
+    """Prints the scripts for the workers, as comments between the commands."""
     for file in files:
         if file.suffix == ".sh":
             lines = file.read_text().splitlines()
             print("\n".join([f"# {file.name}:", *(f"#   {line}" for line in lines)]))
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Backends `skypilot` and `gke`: engines that schedule, restart and clean up by themselves.
+"""Backends `skypilot` and `gke`: hand the job to an engine that schedules and restarts it.
 
-What is generated is a task for them: a YAML file for `sky jobs launch`, or an `xpk workload create`
-command, which makes a JobSet.
+SkyPilot receives a YAML task (`sky jobs launch`), GKE a JobSet (`xpk workload create`). Both
+restart a preempted job and clean up by themselves.
 """
 
 import shlex
@@ -17,36 +17,35 @@ from widenet_jax.tools.launch.tools import Tools
 
 
 class Readable(yaml.SafeDumper):
-    """Text of several lines as such, not as one line with escapes."""
+    """Writes multi-line text as a block instead of one line with escapes."""
 
 
-Readable.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
-)
-MAX_RESTARTS = 1000  # of a JobSet: every preemption counts as one
+def as_block(dumper: Readable, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+Readable.add_representer(str, as_block)
+MAX_RESTARTS = 1000  # JobSet counts every preemption as a restart
 
 
 def copy_tracked(into: Path) -> None:
+    """Copies the files that git tracks, as they are in the working tree."""
     for name in tracked_files():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, into / name)
 
 
 class SkyPilot:
-    """A managed job: SkyPilot finds the TPU, recovers after preemption, deletes it at the end."""
+    """A managed job. SkyPilot finds the TPU, recovers from preemption and deletes the TPU."""
 
     def __init__(self, job: Job, tools: Tools):
         self.job, self.tools = job, tools
 
     def task(self, code: str) -> dict:
-        """Args:
-        code: the directory that is copied to every host.
-        """
+        """Returns the SkyPilot task; `code` is the directory that is copied to every host."""
         job = self.job
-        version = job.runtime_version or job.tpu.family.runtime_version
+        version = job.runtime_version or job.tpu.runtime_version
         task = {
             "name": job.name,
             "workdir": code,
@@ -65,7 +64,8 @@ class SkyPilot:
             "run": f"~/venv/bin/python -m widenet_jax.main {shlex.join(job.arguments)}\n",
         }
         if job.secrets():
-            task["secrets"] = dict.fromkeys(job.secrets())  # the value comes from the environment
+            # SkyPilot reads the values from the environment.
+            task["secrets"] = dict.fromkeys(job.secrets())
         return task
 
     def launch(self) -> int:
@@ -77,9 +77,8 @@ class SkyPilot:
             if self.tools.dry:
                 print(f"# {file}\n{text}")
             secrets = [word for name in self.job.secrets() for word in ("--secret", name)]
-            self.tools.run(
-                ["sky", "jobs", "launch", "--yes", "--detach-run", *secrets, str(file)]
-            )  # fmt: skip
+            launch = ["sky", "jobs", "launch", "--yes", "--detach-run"]
+            self.tools.run([*launch, *secrets, str(file)])
         return 0
 
     def status(self) -> str:
@@ -89,24 +88,26 @@ class SkyPilot:
         self.tools.stream(["sky", "jobs", "logs", "--name", self.job.name])
 
     def delete(self) -> None:
-        """The job ends, and its TPU with it."""
+        """Cancels the job; SkyPilot then deletes its TPU."""
         self.tools.run(["sky", "jobs", "cancel", "--yes", "--name", self.job.name])
 
     stop = delete
 
 
 class Gke:
-    """A JobSet on a GKE cluster that has TPUs, by xpk; restarted whenever a host is lost."""
+    """A JobSet on a GKE cluster with TPUs, through xpk; restarted whenever a host is lost."""
 
     def __init__(self, job: Job, tools: Tools):
         self.job, self.tools = job, tools
         if not job.cluster:
-            raise BadInputError("--backend=gke needs --cluster=NAME, a cluster that xpk made")
-        if not job.tpu.family.on_gke:
-            raise BadInputError(f"--tpu={job.tpu.name}: xpk has no such TPU; use --backend=tpu-vm")
+            raise BadInputError("--backend=gke needs --cluster=NAME, a cluster that xpk created")
+        if not job.tpu.on_gke:
+            raise BadInputError(
+                f"--tpu={job.tpu.name}: xpk does not support it; use --backend=tpu-vm"
+            )
         if job.spot:
             raise BadInputError(
-                "--spot: on GKE the cluster's node pool says so; `xpk cluster create --spot`"
+                "--spot: on GKE this is a property of the cluster; use `xpk cluster create --spot`"
             )
 
     def workload(self, verb: str) -> list[str]:
@@ -121,13 +122,9 @@ class Gke:
         secrets = [f"--env-file={env}"] if job.secrets() else []
         return [
             *self.workload("create"),
-            f"--workload={job.name}",
-            f"--tpu-type={job.tpu.accelerator_type}",
-            "--num-slices=1",
-            f"--max-restarts={MAX_RESTARTS}",
-            "--base-docker-image=python:3.12",
-            f"--script-dir={code}",
-            *secrets,
+            *(f"--workload={job.name}", f"--tpu-type={job.tpu.accelerator_type}"),
+            *("--num-slices=1", f"--max-restarts={MAX_RESTARTS}"),
+            *("--base-docker-image=python:3.12", f"--script-dir={code}", *secrets),
             f"--command=pip install --quiet -e '.[{job.extras()}]' && exec {run}",
         ]
 

@@ -1,4 +1,4 @@
-"""What is launched: a run, on a TPU, in a zone; and the files that go to its machines."""
+"""A job: a run on a TPU in a zone, its checks, and the files that its workers receive."""
 
 import os
 import re
@@ -14,10 +14,10 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.tools.launch.tpus import Tpu
 
 ROOT = Path(__file__).parents[3]
-REMOTE = "widenet_run"  # a directory in the home directory of every worker
-SECRETS = ("WANDB_API_KEY",)  # from the environment here to a file of mode 0600 there
+REMOTE = "widenet_run"  # directory in the home directory of every worker
+SECRETS = ("WANDB_API_KEY",)  # environment variables, copied to a file of mode 0600
 
-# TPU VM images have Python 3.10; uv brings its own 3.12 without touching the system.
+# TPU VM images have Python 3.10; uv installs 3.12 beside it.
 SETUP = """\
 set -eu
 cd ~/{remote}
@@ -27,7 +27,8 @@ rm -rf code && mkdir code && tar -xzf code.tar.gz -C code
 python3 -m uv pip install --quiet --python venv/bin/python -e './code[{extras}]'
 """
 
-# The run outlives the ssh connection that starts it. Its exit code is the last thing written.
+# Runs detached from the ssh connection that starts it. run.exit is written last: once it exists,
+# the run has ended.
 RUN = """\
 cd ~/{remote}/code
 set -a; . ../env; set +a
@@ -48,11 +49,17 @@ until [ -s run.pid ]; do sleep 0.1; done
 
 @dataclass(frozen=True)
 class Job:
-    """Attributes:
-    name: of the TPU, the job and the workload.
-    arguments: of `python -m widenet_jax.main`, `--distributed` among them.
-    project: "" for gcloud's default.
-    cluster: of GKE.
+    """A run to launch.
+
+    Attributes:
+      name: names the TPU, the SkyPilot job or the GKE workload.
+      tpu: the TPU type.
+      zone: Google Cloud zone.
+      arguments: command line of `python -m widenet_jax.main`, including `--distributed`.
+      project: Google Cloud project; "" for gcloud's default.
+      spot: whether to use preemptible capacity.
+      runtime_version: TPU VM image; "" for the generation's default.
+      cluster: GKE cluster; "" for the other backends.
     """
 
     name: str
@@ -65,30 +72,22 @@ class Job:
     cluster: str = ""
 
     def secrets(self) -> dict[str, str]:
-        """Those that are set here."""
+        """Returns the secrets that are set in this environment."""
         return {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
 
     def extras(self) -> str:
-        """Of the package, that the run needs there."""
+        """Returns the extras of the package that the run needs, comma-separated."""
         return ",".join(["tpu", "gcs", *(["wandb"] if "WANDB_API_KEY" in self.secrets() else [])])
 
     def run_script(self) -> str:
         return RUN.format(remote=REMOTE, arguments=shlex.join(self.arguments))
 
-    def setup_script(self) -> str:
-        return SETUP.format(remote=REMOTE, extras=self.extras())
-
-    def start_script(self) -> str:
-        return START.format(remote=REMOTE)
-
 
 def check_name(name: str) -> str:
-    """Raises BadInputError unless Google's tools take it."""
+    """Returns `name`; raises BadInputError unless Google's tools accept it."""
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
-        raise BadInputError(
-            f"--name={name}: use up to 40 lower-case letters, digits and hyphens, starting with a "
-            "letter"
-        )
+        allowed = "up to 40 lower-case letters, digits and hyphens, starting with a letter"
+        raise BadInputError(f"--name={name}: use {allowed}")
     return name
 
 
@@ -100,26 +99,26 @@ def default_name(config: str) -> str:
 
 
 def tracked_files(root: Path = ROOT) -> list[str]:
-    """What git tracks, as it is in the working tree.
+    """Lists the files that git tracks and that exist in the working tree.
 
     Raises:
-      BadInputError: the package is not in a git checkout.
+      BadInputError: `root` is not a git checkout.
     """
     command = ["git", "-C", str(root), "ls-files", "-z"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         raise BadInputError(
-            f"{root} is no git checkout: what is copied to the TPU is the files that git tracks"
+            f"{root} is not a git checkout; the launcher copies what git tracks to the TPU"
         ) from None
     return [name for name in listed.split("\0") if name and (root / name).is_file()]
 
 
 def check_config(config: str, root: Path = ROOT) -> str:
-    """The config's path from the root of the checkout, with its argument.
+    """Returns the config relative to the root of the checkout, with its argument.
 
     Raises:
-      BadInputError: its file is not among those that are copied.
+      BadInputError: git does not track its file, so the workers would not receive it.
     """
     path, colon, argument = config.partition(":")
     inside = os.path.relpath(path, root)
@@ -131,39 +130,38 @@ def check_config(config: str, root: Path = ROOT) -> str:
 
 
 def check_places(config: ConfigDict) -> None:
-    """Raises BadInputError where the config reads from a directory of this machine."""
+    """Raises BadInputError if the config reads from a relative path, which no worker has."""
     for field, place in (("data.path", config.data.path), ("init_from", config.init_from)):
         if place and not place.startswith(("gs://", "/")):
             raise BadInputError(
-                f"config.{field}={place} is relative, and the TPU's workers get the code alone; "
-                f"give --config.{field}=gs://BUCKET/DIR, or where it lies on every worker as /DIR"
+                f"config.{field}={place} is relative, but the TPU's workers receive only the code; "
+                f"give --config.{field}=gs://BUCKET/DIR, or /DIR if it exists on every worker"
             )
 
 
 def stage(job: Job, into: Path, root: Path = ROOT) -> list[Path]:
-    """Writes what goes to the workers; only the user may read it.
+    """Writes the files for the workers into `into`, readable by the user alone.
 
     Returns:
-      code.tar.gz, setup.sh, start.sh, run.sh and env, with the secrets, in `into`.
+      The paths of code.tar.gz, setup.sh, start.sh, run.sh and env (the secrets).
     """
     into.chmod(0o700)
     archive = into / "code.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for name in tracked_files(root):
             tar.add(root / name, arcname=name, recursive=False)
-    written = [archive]
-    for name, text in (
-        ("setup.sh", job.setup_script()),
-        ("start.sh", job.start_script()),
-        ("run.sh", job.run_script()),
-    ):
+    scripts = {
+        "setup.sh": SETUP.format(remote=REMOTE, extras=job.extras()),
+        "start.sh": START.format(remote=REMOTE),
+        "run.sh": job.run_script(),
+    }
+    for name, text in scripts.items():
         (into / name).write_text(text)
-        written.append(into / name)
-    return [*written, write_secrets(job, into / "env")]
+    return [archive, *(into / name for name in scripts), write_secrets(job, into / "env")]
 
 
 def write_secrets(job: Job, path: Path) -> Path:
-    """NAME='value' lines, mode 0600 from the start."""
+    """Writes NAME='value' lines to a file that is created with mode 0600."""
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in job.secrets().items()]
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.writelines(lines)

@@ -1,4 +1,4 @@
-"""What a launch opens with: whether the run fits on that TPU, how long it takes, what it costs."""
+"""The plan that a launch prints first: whether the run fits the TPU, and how long it takes."""
 
 import json
 import subprocess
@@ -17,9 +17,9 @@ Plan = dict[str, Any]
 def plan_of(
     config: str, tpu: str, flags: Sequence[str], *, timeout: float = TIMEOUT_SECONDS
 ) -> Plan | str:
-    """The JSON object of scripts/plan.py, or why there is none.
+    """Returns the JSON object of scripts/plan.py, or the reason why it printed none.
 
-    What is read of it: `fits` (bool), `hours` and `core_days` (numbers, or None where unknown).
+    Callers read `fits` (bool), `hours` and `core_days` (numbers; None if the run does not fit).
     """
     command = [sys.executable, str(ROOT / "scripts" / "plan.py"), f"--config={config}"]
     command += [f"--topology={tpu}", "--json", *flags]
@@ -35,7 +35,7 @@ def plan_of(
 
 
 def plan_line(plan: Plan | str) -> str:
-    """ "plan: fits, 13 h, 81 core-days", or "no plan: why"."""
+    """Formats a plan: "plan: fits, 13 h, 81 core-days", or "no plan: REASON"."""
     if isinstance(plan, str):
         return f"no plan: {plan}"
     parts = ["fits" if plan["fits"] else "does not fit"]
@@ -46,9 +46,9 @@ def plan_line(plan: Plan | str) -> str:
 
 
 def check_fits(plan: Plan | str, tpu: str) -> None:
-    """Raises BadInputError where the plan says that the run does not fit."""
+    """Raises BadInputError if there is a plan and the run does not fit."""
     if not isinstance(plan, str) and not plan["fits"]:
         raise BadInputError(
-            f"--tpu={tpu}: the run does not fit; scripts/plan.py says what to change, --skip_plan "
-            "launches it anyway"
+            f"--tpu={tpu}: the run does not fit; scripts/plan.py prints what to change, and "
+            "--skip_plan launches without this check"
         )

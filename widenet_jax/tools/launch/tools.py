@@ -1,4 +1,4 @@
-"""Running gcloud, sky, xpk and kubectl: every command is printed; an error is one line."""
+"""Runs gcloud, sky, xpk and kubectl: prints every command and reports errors in one line."""
 
 import re
 import shlex
@@ -16,54 +16,47 @@ INSTALL = {
     "kubectl": "gcloud components install kubectl",
 }
 NOT_FOUND = re.compile(r"NOT_FOUND|was not found|not found", re.IGNORECASE)
-# What is in a tool's message -> whose doing it is, and what to do.
-CAUSES = (
-    (
-        r"no more capacity|stockout|ZONE_RESOURCE_POOL_EXHAUSTED|enough resources",
-        RunFailedError,
-        "no free {tpu} in {zone} now; --backend=queued-resource waits for one",
+# Pattern in a tool's message -> exception with advice; the first match counts.
+CAUSES = {
+    r"no more capacity|stockout|ZONE_RESOURCE_POOL_EXHAUSTED|enough resources": RunFailedError(
+        "no free {tpu} in {zone}; --backend=queued-resource waits for one"
     ),
-    (
-        r"quota|RESOURCE_EXHAUSTED",
-        RunFailedError,
+    r"quota|RESOURCE_EXHAUSTED": RunFailedError(
         "quota for {tpu} in {zone} is used up or was never granted; ask for more at "
-        "https://console.cloud.google.com/iam-admin/quotas, or name another zone or size",
+        "https://console.cloud.google.com/iam-admin/quotas, or name another zone or size"
     ),
-    (
-        r"(unknown|invalid|unsupported|bad).{0,20}(zone|location)|(zone|location)\b.{0,80}"
-        r"(not found|invalid|unknown|does not exist|doesn't exist)",
-        BadInputError,
-        "--zone={zone} is no zone that has {tpu}; `gcloud compute tpus accelerator-types list "
-        "--zone=ZONE` says what a zone has",
+    r"(unknown|invalid|unsupported|bad).{0,20}(zone|location)|(zone|location)\b.{0,80}"
+    r"(not found|invalid|unknown|does not exist|doesn't exist)": BadInputError(
+        "--zone={zone} does not offer {tpu}; `gcloud compute tpus accelerator-types list "
+        "--zone=ZONE` lists what a zone offers"
     ),
-    (
-        r"active account|UNAUTHENTICATED|reauthenticat|auth login",
-        BadInputError,
-        "gcloud is not logged in; run `gcloud auth login`",
+    r"active account|UNAUTHENTICATED|reauthenticat|auth login": BadInputError(
+        "gcloud is not logged in; run `gcloud auth login`"
     ),
-    (
-        r"PERMISSION_DENIED|does not have permission",
-        BadInputError,
-        "not allowed in this project; check --project, and that the Cloud TPU API is enabled",
+    r"PERMISSION_DENIED|does not have permission": BadInputError(
+        "permission denied; check --project, and that the Cloud TPU API is enabled there"
     ),
-)
+}
 
 
 class Tools:
-    """Args:
-    tpu: for messages.
-    zone: for messages.
-    dry: print commands, run none.
+    """Runs external commands.
+
+    Args:
+      tpu: the TPU's name, for messages.
+      zone: the zone, for messages.
+      dry: print the commands, run none.
     """
 
     def __init__(self, tpu: str, zone: str, *, dry: bool = False):
         self.tpu, self.zone, self.dry = tpu, zone, dry
 
     def run(self, command: Sequence[str], *, dry_answer: str = "") -> str:
-        """What the command printed; `dry_answer` on a dry run.
+        """Runs a command and returns what it printed; `dry_answer` on a dry run.
 
         Raises:
-          BadInputError, RunFailedError: it cannot be run, or failed.
+          BadInputError: the program is missing, or refused the user's input.
+          RunFailedError: the command failed.
         """
         found = self.attempt(command, dry_answer=dry_answer)
         if found.returncode:
@@ -71,47 +64,41 @@ class Tools:
         return found.stdout.strip()
 
     def attempt(
-        self, command: Sequence[str], *, dry_answer: str = ""
+        self, command: Sequence[str], *, dry_answer: str = "", captured: bool = True
     ) -> subprocess.CompletedProcess:
-        """The same for commands that may fail."""
-        self.show(command)
+        """Runs a command that may fail and returns the completed process.
+
+        Prints the command: on stdout in a dry run, whose output it is, else on stderr.
+
+        Raises:
+          BadInputError: the program is missing.
+        """
+        print(f"$ {shlex.join(command)}", file=sys.stdout if self.dry else sys.stderr, flush=True)
         if self.dry:
             return subprocess.CompletedProcess(command, 0, dry_answer, "")
+        options = {"stdin": subprocess.DEVNULL, "capture_output": captured, "text": True}
         try:
-            return subprocess.run(
-                list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True
-            )
+            return subprocess.run(list(command), **options)
         except FileNotFoundError:
-            raise self.missing(command[0]) from None
+            tool = command[0]
+            raise BadInputError(f"{tool} was not found on PATH: {INSTALL[tool]}") from None
 
-    def stream(self, command: Sequence[str]) -> bool:
-        """Lets the command print; whether it succeeded."""
-        self.show(command)
-        if self.dry:
-            return True
-        try:
-            return subprocess.run(list(command), stdin=subprocess.DEVNULL).returncode == 0
-        except FileNotFoundError:
-            raise self.missing(command[0]) from None
-
-    def show(self, command: Sequence[str]) -> None:
-        """On a dry run the commands are the output."""
-        print(f"$ {shlex.join(command)}", file=sys.stdout if self.dry else sys.stderr, flush=True)
-
-    def missing(self, tool: str) -> BadInputError:
-        return BadInputError(f"{tool} was not found on PATH: {INSTALL[tool]}")
+    def stream(self, command: Sequence[str]) -> None:
+        """Runs a command whose output goes straight to the terminal; ignores its exit code."""
+        self.attempt(command, captured=False)
 
     def cause(self, command: Sequence[str], message: str) -> Exception:
-        """The tool's message as one line, with what to do where that is known."""
-        said = one_line(message) or "it said nothing"
-        for pattern, kind, advice in CAUSES:
+        """Returns an exception with the tool's message in one line, and advice where known."""
+        said = one_line(message) or "no message"
+        for pattern, known in CAUSES.items():
             if re.search(pattern, message, re.IGNORECASE | re.DOTALL):
-                return kind(f"{advice.format(tpu=self.tpu, zone=self.zone)} ({said})")
+                advice = str(known).format(tpu=self.tpu, zone=self.zone)
+                return type(known)(f"{advice} ({said})")
         return RunFailedError(f"{shlex.join(command[:5])} ...: {said}")
 
 
 def one_line(message: str) -> str:
-    """The part of a tool's stderr that says what is wrong."""
+    """Returns the part of a tool's stderr that names the error, in one line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     start = next((i for i, line in enumerate(lines) if "ERROR" in line), max(0, len(lines) - 1))
     text = " ".join(lines[start:])

@@ -1,17 +1,18 @@
-"""Where a step's time goes, by the scopes that the operations came from.
+"""A step's time by part of the model, from the scopes of its instructions.
 
-The compiler keeps for each instruction the path of one operation it stems from: Linen's modules,
-and `jax.named_scope`s such as "router". A fusion of several operations counts where the one that
-named it belongs: a norm folded into the matrix product before it counts as that product.
+The compiler keeps one source operation per instruction, as a path of Linen modules and
+`jax.named_scope`s such as "router". A fusion counts as the operation that it is named after: a norm
+fused into a matrix product counts as the product.
 """
 
 import re
 from collections.abc import Iterable
 
+from widenet_jax.models.build import MODELS
 from widenet_jax.tools.plan.pricing import Price
 
-# First match wins; patterns are of whole components of the path. Dropout and the like inside
-# a layer count as the layer.
+# (part, pattern of a whole path component); the first match counts. Operations inside a layer, such
+# as dropout, count as the layer.
 PARTS = (
     ("router", r"router"),
     ("dispatch", r"dispatch|combine"),
@@ -21,25 +22,25 @@ PARTS = (
     ("feed-forward", r"(block_\d+_)?mlp"),
     ("embedding", r"embed|position"),
     ("head", r"head|representation"),
-    ("rest of the model", r"encoder|VisionTransformer"),
+    ("rest of the model", "|".join(["encoder", *(model.__name__ for model in MODELS.values())])),
 )
 LOSS, OPTIMIZER, UNNAMED = "loss and mixup", "optimizer", "no scope"
 
 
 def part_of(op_name: str) -> str:
-    """The part of the step that "jit(train_step)/jvp(Model)/encoder/.../add" belongs to."""
-    wrapper = r"^(\w+\()+|\)+$"  # transpose(jvp(encoder)) is still encoder
+    """Returns the part of the step that an op_name belongs to, e.g. "jit(f)/jvp(Model)/.../add"."""
+    wrapper = r"^(\w+\()+|\)+$"  # transpose(jvp(encoder)) -> encoder
     steps = [re.sub(wrapper, "", step) for step in op_name.split("/")[1:-1]]
     for name, pattern in PARTS:
         if any(re.fullmatch(pattern, step) for step in steps):
             return name
-    if "jvp(" in op_name:  # differentiated, but no part of the model
+    if "jvp(" in op_name:  # differentiated, but outside the model
         return LOSS
     return OPTIMIZER if op_name.startswith("jit(") else UNNAMED
 
 
 def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
-    """{part: {"ms", "roofline_ms", "collective_ms"}}, dearest first, without empty ones."""
+    """Returns {part: {"ms", "roofline_ms", "collective_ms"}}, slowest part first."""
     parts: dict[str, dict[str, float]] = {}
     for price in prices:
         name = part_of(price.instruction.op_name)

@@ -1,7 +1,7 @@
-"""A training step, compiled on any machine for TPUs that are not there.
+"""Compiles training steps for TPUs on a machine without TPUs.
 
-The `libtpu` wheel holds the compiler; no TPU and no data set is needed. What comes back is what the
-TPU itself would run: its memory and its optimised HLO.
+The `libtpu` wheel contains the compiler; no TPU and no data set is needed. The result is the
+program that the TPU would run: its memory use and its optimised HLO.
 """
 
 import gzip
@@ -22,11 +22,12 @@ import jax
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import DataFacts, Experiment, build_experiment, train_batch_shapes
+from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.tools.plan.topology import Topology
 
-# libtpu looks for a TPU host's metadata and for a lock of its own: neither is needed to compile.
+# Keeps libtpu from querying a TPU host's metadata server and from locking itself to one process.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -40,13 +41,13 @@ SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step as the compiler left it.
+    """A compiled training step.
 
     Attributes:
-      hlo: optimised HLO; '' where it did not fit.
-      fits: whether it fits the device's memory.
-      peak_bytes: of a device's memory at the worst moment, the program itself included.
-      seconds: the compiler took.
+      hlo: optimised HLO; "" if the step does not fit.
+      fits: whether the step fits the device's memory, according to the compiler.
+      peak_bytes: peak memory of a device, including the program.
+      seconds: compile time.
     """
 
     hlo: str
@@ -56,12 +57,12 @@ class CompiledStep:
 
 
 class TpuCompiler:
-    """Compiles steps for one slice, and remembers them.
+    """Compiles training steps for one slice, with a cache on disk.
 
     Args:
       topology: the slice.
-      cache: a directory of steps compiled before; None for none.
-      note: told what takes long.
+      cache: directory of compiled steps; None for no cache.
+      note: receives a line before each compilation.
 
     Raises:
       BadInputError: libtpu is missing, or does not know the slice.
@@ -80,10 +81,10 @@ class TpuCompiler:
         self._note = note
 
     def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
-        """The training step of `config`, which the notes call `name`.
+        """Compiles the training step of `config`; `name` stands for it in notes.
 
         Raises:
-          BadInputError: the config does not fit itself, the data or the slice.
+          BadInputError: the config contradicts itself, the data or the slice.
         """
         lowered = lower_step(build_experiment(config, data, self._devices))
         place = None
@@ -99,45 +100,40 @@ class TpuCompiler:
 
 
 def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
-    """Devices to compile for. JAX itself runs on the CPU.
+    """Returns the devices to compile for. JAX itself then runs on the CPU.
 
     Raises:
       BadInputError: libtpu is not installed, or does not know the topology.
     """
     if not importlib.util.find_spec("libtpu"):
-        raise BadInputError(
-            "planning needs the TPU compiler, which is not installed here: "
-            "pip install libtpu==0.0.51"
-        )
+        raise BadInputError("planning needs the TPU compiler: pip install -e '.[plan]'")
     os.environ.update(ENVIRONMENT, TPU_ACCELERATOR_TYPE=topology.accelerator_type)
     jax.config.update("jax_platforms", "cpu")
     kind = {"chip_config_name": topology.chip.config} if topology.chip.config else {}
     try:
-        description = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology.layout, **kind
-        )
+        description = topologies.get_topology_desc(topology.layout, "tpu", **kind)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         raise BadInputError(
-            f"--topology={topology.name}: the TPU compiler knows no {topology.layout} "
+            f"--topology={topology.name}: the TPU compiler does not know {topology.layout} "
             f"({' '.join(str(error).split())[:200]})"
         ) from None
     return description.devices
 
 
 def lower_step(experiment: Experiment) -> Any:
-    """A run's training step, traced and lowered."""
+    """Traces and lowers the training step."""
     with jax.set_mesh(experiment.mesh):
         return experiment.train_step.lower(experiment.state, train_batch_shapes(experiment))
 
 
 def compile_lowered(lowered: Any) -> CompiledStep:
-    """Minutes, for a large model.
+    """Compiles a lowered step; a large model takes minutes.
 
     Raises:
-      BadInputError: the compiler refuses for another reason than memory.
+      BadInputError: the compiler fails for another reason than memory.
     """
     start = time.perf_counter()
-    # JAX's own cache of programs stores what it cannot read back where there is no TPU.
+    # Keep the step out of JAX's compilation cache, which cannot load TPU programs without a TPU.
     threshold = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, threshold)
     jax.config.update(threshold, math.inf)
@@ -152,7 +148,7 @@ def compile_lowered(lowered: Any) -> CompiledStep:
 
 
 def store(place: Path, step: CompiledStep) -> None:
-    """Writes a step whole or not at all: other plans may be reading."""
+    """Writes a step atomically, because other plans may read the cache at the same time."""
     place.parent.mkdir(parents=True, exist_ok=True)
     unfinished = place.with_suffix(f".{os.getpid()}")
     unfinished.write_bytes(gzip.compress(json.dumps(asdict(step)).encode(), compresslevel=1))
@@ -160,7 +156,7 @@ def store(place: Path, step: CompiledStep) -> None:
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:
-    """Of everything that decides what is stored: program, slice, compiler, and what is kept."""
+    """Hashes everything that determines a stored step: program, slice, versions, stored fields."""
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
     kept = CompiledStep.__dataclass_fields__
     text = "\n".join([lowered.as_text(), topology.layout, topology.chip.config, *versions, *kept])
@@ -168,7 +164,7 @@ def fingerprint(lowered: Any, topology: Topology) -> str:
 
 
 def peak_bytes(memory: Any) -> float:
-    """Arguments, results that do not take over an argument's place, temporaries, the program."""
+    """Sums arguments, results that do not alias an argument, temporaries and the program."""
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -179,14 +175,13 @@ def peak_bytes(memory: Any) -> float:
 
 
 def needed_bytes(message: str) -> float:
-    """What the compiler says it would need where there is not as much.
+    """Returns the memory that the compiler's out-of-memory message asks for.
 
     Raises:
-      BadInputError: the message is about something else.
+      BadInputError: the message reports another failure.
     """
     match = _OUT_OF_MEMORY.search(message)
     if not match:
-        raise BadInputError(
-            f"the TPU compiler cannot compile this step: {' '.join(message.split())[:300]}"
-        )
+        reason = " ".join(message.split())[:300]
+        raise BadInputError(f"the TPU compiler cannot compile this step: {reason}")
     return float(match[1]) * SCALE[match[2]]

@@ -1,36 +1,65 @@
-"""FLOPs of a model by its dimensions: what MFU means everywhere in this project.
+"""FLOPs of a model from its dimensions: the definition of MFU in this project.
 
-A multiply-add is two. Counted are the matrix products that the model's mathematics needs: K experts
-a token, every token of every image. Not counted: padding, the router, dispatch and combine, norms,
-softmax, recomputation, the optimizer. A training step costs three times its forward pass.
+A multiply-add counts as two. Counted are the matrix products of the model's mathematics: every
+token, K experts per token. Not counted are padding, the router, dispatch and combine, norms,
+softmax, recomputation and the optimizer. A training step costs three times its forward pass.
 """
 
+import math
 from collections.abc import Mapping
 
-from widenet_jax.models.blocks import moe_block_indices
-from widenet_jax.models.vit import num_tokens
+import jax
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.models.build import build_model
+
+Specs = Mapping[str, jax.ShapeDtypeStruct]
 
 
-def forward_flops(model: Mapping, image_shape: tuple[int, int, int], num_classes: int) -> int:
-    """FLOPs of one image through the model of `config.model`, forward.
+def forward_flops(model: Mapping, inputs: Specs, *, num_classes: int) -> int:
+    """Returns the FLOPs of one example's forward pass through the vision model `config.model`.
 
-    A block: q, k, v and out 8TD^2, scores and their use 4T^2 D, and 4TDF for a dense layer or each
-    of K experts.
+    Args:
+      model: `config.model`.
+      inputs: shapes of the model's inputs, as `experiment.input_spec` returns them.
+      num_classes: V.
+
+    Raises:
+      BadInputError: another model, or a feed-forward whose products are not counted here.
     """
-    T, D = num_tokens(model, image_shape), model["embed_dim"]
-    moe = model["moe"]
-    moe_blocks = moe_block_indices(moe["blocks"], model["depth"]) if moe else ()
+    module = build_model(model, num_classes=num_classes)
+    if model["name"] != "vision_transformer" or not set(module.ffn_names()) <= {"mlp", "moe"}:
+        raise BadInputError(
+            f"config.model.name={model['name']}, config.model.ffn={model['ffn']}: FLOPs are "
+            "counted for vision_transformer with mlp and moe only; widenet_jax/tools/plan/flops.py "
+            "is where others are added"
+        )
+    D, pixels = model["embed_dim"], math.prod(inputs["image"].shape[1:])
+    representation = 2 * D * D if model["representation"] else 0
+    outside = 2 * pixels * D + representation + 2 * D * num_classes
+    with_experts = module.ffn_names().count("moe")
+    return outside + blocks_flops(model, module.num_tokens(inputs), with_experts)
+
+
+def blocks_flops(model: Mapping, num_tokens: int, with_experts: int) -> int:
+    """Returns the FLOPs of one example's forward pass through the blocks of `config.model`.
+
+    A block with T tokens costs 8 T D^2 for queries, keys, values and output, 4 T^2 D for the scores
+    and the weighted sum of values, and 4 T D F for the feed-forward, K times that with experts.
+
+    Args:
+      model: `config.model`.
+      num_tokens: T.
+      with_experts: the number of blocks with experts.
+    """
+    T, D, moe = num_tokens, model["embed_dim"], model["moe"]
+    attention = 8 * T * D * D + 4 * T * T * D
     dense = 4 * T * D * model["mlp_dim"]
     experts = 4 * T * D * moe["mlp_dim"] * moe["num_selected_experts"] if moe else 0
-    attention = 8 * T * D * D + 4 * T * T * D
-    blocks = model["depth"] * attention
-    blocks += len(moe_blocks) * experts + (model["depth"] - len(moe_blocks)) * dense
-    patches = image_shape[0] * image_shape[1] * image_shape[2]
-    embed = 2 * patches * D
-    representation = 2 * D * D if model["representation"] else 0
-    return embed + blocks + representation + 2 * D * num_classes
+    feed_forward = with_experts * experts + (model["depth"] - with_experts) * dense
+    return model["depth"] * attention + feed_forward
 
 
-def train_flops(model: Mapping, image_shape: tuple[int, int, int], num_classes: int) -> int:
-    """FLOPs of one image in a training step."""
-    return 3 * forward_flops(model, image_shape, num_classes)
+def train_flops(model: Mapping, inputs: Specs, *, num_classes: int) -> int:
+    """Returns the FLOPs of one example in a training step; arguments as in `forward_flops`."""
+    return 3 * forward_flops(model, inputs, num_classes=num_classes)

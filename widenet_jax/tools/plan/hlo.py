@@ -1,7 +1,7 @@
-"""The optimised HLO of a compiled step, as text, read into instructions.
+"""Parser for the text of optimised HLO.
 
-Only what pricing needs: names, opcodes, sizes, operands, called computations, the compiler's
-estimate of cycles, and the scope an operation came from.
+Reads what pricing needs: names, opcodes, sizes, operands, called computations, the compiler's cycle
+estimates, and the scopes that operations come from.
 """
 
 import math
@@ -20,9 +20,7 @@ BITS = {
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_CALLED = re.compile(
-    r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)"
-)
+_CALLED = re.compile(r"\b(calls|to_apply|condition|body|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -32,24 +30,24 @@ Arrays = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, dimensions)
 
 
 def array_bytes(arrays: Arrays) -> int:
-    """Bytes of arrays, without padding to tiles; tokens and the like count 0."""
+    """Returns the bytes of arrays, without tile padding; types without data, as tokens, count 0."""
     return sum(BITS.get(dtype, 0) * math.prod(dims) for dtype, dims in arrays) // 8
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of HLO.
+    """One HLO instruction.
 
     Attributes:
       name: unique in the module.
       opcode: "fusion", "all-reduce", ...
-      arrays: (dtype, dimensions) of what it makes; several for a tuple.
-      operands: names.
+      arrays: (dtype, dimensions) of the result; several for a tuple.
+      operands: names of instructions.
       called: computation by role: calls, to_apply, condition, body, branch_0, ...; a conditional
-        on a truth value calls true_computation and false_computation.
-      cycles: the compiler's estimate; None where it gives none.
+        on a boolean calls true_computation and false_computation.
+      cycles: the compiler's estimate; None if it gives none.
       op_name: scopes and primitive, such as "jit(train_step)/jvp(Model)/encoder/add".
-      is_root: whether it is its computation's result.
+      is_root: whether the instruction is the result of its computation.
       text: the whole line.
     """
 
@@ -65,19 +63,19 @@ class Instruction:
 
     @property
     def num_bytes(self) -> int:
-        """Of what it makes, without padding to tiles."""
+        """Bytes of the result, without tile padding."""
         return array_bytes(self.arrays)
 
     @property
     def target(self) -> str:
-        """Of a custom call; '' elsewhere."""
+        """The target of a custom call; "" for other instructions."""
         match = _TARGET.search(self.text)
         return match[1] if match else ""
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in order."""
+    """A computation: its instructions by name, in order."""
 
     name: str
     instructions: dict[str, Instruction]
@@ -92,17 +90,17 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """All computations by name, and which one the program starts in."""
+    """An HLO module: its computations by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
 
 
 def parse(text: str) -> Module:
-    """Reads `compiled.as_text()`.
+    """Parses `compiled.as_text()`.
 
     Raises:
-      ValueError: there is no entry computation in it.
+      ValueError: the text has no entry computation.
     """
     computations: dict[str, Computation] = {}
     current, entry = None, ""
@@ -121,7 +119,7 @@ def parse(text: str) -> Module:
 
 
 def parse_instruction(line: str) -> Instruction | None:
-    """One line, or None where it holds no instruction."""
+    """Parses one line; returns None if it holds no instruction."""
     start = _INSTRUCTION.match(line)
     if not start:
         return None
@@ -155,12 +153,12 @@ def _arrays(shape: str) -> Arrays:
 
 
 def _end_of_shape(line: str, start: int) -> int:
-    """The position after a shape: one word, or a tuple in parentheses."""
+    """Returns the position after a shape: one word, or a tuple in parentheses."""
     return _closing(line, start) + 1 if line[start] == "(" else line.index(" ", start)
 
 
 def _closing(line: str, opening: int) -> int:
-    """The position of the parenthesis that closes the one at `opening`."""
+    """Returns the position of the parenthesis that closes the one at `opening`."""
     depth = 0
     for match in re.finditer(r"[()]", line[opening:]):
         depth += 1 if match[0] == "(" else -1

@@ -1,4 +1,4 @@
-"""A plan: what a run would cost on TPUs nobody has rented yet, and whether it fits."""
+"""Plans: whether a run fits a TPU slice, and its time and cost there, without a TPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,15 +7,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
+from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import DataFacts
-from widenet_jax.models.vit import (
-    build_model,
-    count_parameters,
-    count_unrolled,
-    dispatch_methods,
-    parameter_shapes,
-)
+from widenet_jax.experiment import build_task, input_spec
+from widenet_jax.models.build import build_model
+from widenet_jax.models.counting import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.moe.layer import dispatch_methods
 from widenet_jax.tools.plan.compile import CompiledStep, TpuCompiler
 from widenet_jax.tools.plan.flops import train_flops
 from widenet_jax.tools.plan.hlo import parse
@@ -27,12 +24,28 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Plan:
-    """One config on one slice.
+    """The plan of one config on one slice.
 
     Attributes:
-      facts: what `--json` prints; see `plan_run`.
-      prices: every instruction's part; empty where the step does not fit.
-      hlo: the optimised program; '' where it does not fit.
+      facts: the JSON object that `--json` prints:
+        config, topology, cores, devices: names and sizes.
+        unit: what the task calls an example, in the plural.
+        batch_size, examples_per_core, steps: of the run.
+        params, params_unrolled: parameters, and those of the same model without sharing.
+        gflops_per_example: of a training step.
+        dispatch: {"training": method, "evaluation": method}; {} without experts.
+        limit_ms: time of a step at 100% MFU.
+        hbm_peak_gib, hbm_limit_gib, fits: memory of a device.
+        compile_seconds: time that the compiler took.
+        step_ms, compiler_priced_share: time of a step without collectives, and the share of it that
+          the compiler's cycle estimates cover.
+        collective_ms, collective_mb: time of the collectives, and megabytes that a device sends.
+        examples_per_second_per_core, mfu, hours, core_days: at `step_ms`.
+        cost: None without a price.
+        advice: a change that makes the step fit, see `advise`; None if it fits.
+        The times, from step_ms to cost, are None if the step does not compile into the memory.
+      prices: cost of every instruction; empty without times.
+      hlo: the optimised program; "" without times.
     """
 
     facts: dict[str, Any]
@@ -48,81 +61,71 @@ def plan_run(
     *,
     price_per_core_hour: float | None = None,
 ) -> Plan:
-    """Compiles a run's training step for a slice of TPUs and prices it.
+    """Compiles a run's training step for a TPU slice and prices it.
 
-    Where it does not fit, changes that make it fit are looked for by compiling them.
+    If the step does not fit, compiles changes until one fits.
 
     Args:
-      name: of the config, for the report.
+      name: the config's name, for the report.
       config: the run.
-      data: of the training set.
-      compiler: for the slice.
+      data: facts about the training set.
+      compiler: compiles for the slice.
       price_per_core_hour: in any currency.
 
-    Returns:
-      A plan whose `facts` are: config, topology, cores, devices, batch_size, images_per_core,
-      params, params_unrolled, gflops_per_image (training), dispatch ({"training": method,
-      "evaluation": method}; None without experts), limit_ms (a step at 100% MFU),
-      hbm_peak_gib, hbm_limit_gib (of a device), fits, step_ms (without collectives),
-      compiler_priced_share (of step_ms), collective_ms, collective_mb (sent by a device a step),
-      images_per_second_per_core, mfu, steps, hours, core_days, cost, compile_seconds, advice. The
-      times are None where it does not fit, `cost` without a price, `advice` where none is needed.
-
     Raises:
-      BadInputError: the config, the data or the slice do not go together; libtpu is missing.
+      BadInputError: the config contradicts itself, the data or the slice; libtpu is missing.
     """
     topology = compiler.topology
-    num_classes = len(data.class_names)
-    model = build_model(config.model, num_classes)
-    shapes = parameter_shapes(model, data.image_shape)
+    facts = {"config": name} | size_facts(config, data, topology)
     step = compiler.compile(name, config, data)
     prices = price_module(parse(step.hlo), topology) if step.fits else []
-    flops = train_flops(config.model, data.image_shape, num_classes)
-    peak_flops = topology.peak_flops * topology.num_devices
-    facts = {
-        "config": name,
-        "topology": topology.name,
-        "cores": topology.num_cores,
-        "devices": topology.num_devices,
-        "batch_size": config.batch_size,
-        "images_per_core": config.batch_size / topology.num_cores,
-        "params": count_parameters(shapes),
-        "params_unrolled": count_unrolled(model, data.image_shape),
-        "gflops_per_image": flops / 1e9,
-        "dispatch": dispatch_methods(config.model, data.image_shape, platform="tpu"),
-        "limit_ms": 1e3 * flops * config.batch_size / peak_flops,
+    facts |= {
         "hbm_peak_gib": step.peak_bytes / GIB,
         "hbm_limit_gib": topology.chip.hbm_limit,
         "fits": fits(step, topology),
         "compile_seconds": step.seconds,
-        "steps": to_steps(
-            config.duration,
-            field="config.duration",
-            batch_size=config.batch_size,
-            num_examples=data.num_examples,
-        ),
     }
-    facts |= times(facts, prices, topology, price_per_core_hour)
-    facts["advice"] = None
-    if not facts["fits"]:
-        facts["advice"] = advise(name, config, data, compiler, step)
+    facts |= time_facts(facts, prices, topology, price_per_core_hour)
+    facts["advice"] = None if facts["fits"] else advise(name, config, data, compiler, step)
     return Plan(facts, prices, step.hlo)
 
 
+def size_facts(config: ConfigDict, data: DataFacts, topology: Topology) -> dict[str, Any]:
+    """Returns the facts of a plan that need no compilation."""
+    task = build_task(config, data)
+    model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
+    flops = train_flops(config.model, inputs, **task.model_fields)
+    sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
+    return {
+        "topology": topology.name,
+        "cores": topology.num_cores,
+        "devices": topology.num_devices,
+        "unit": task.unit,
+        "batch_size": config.batch_size,
+        "examples_per_core": config.batch_size / topology.num_cores,
+        "params": count_parameters(parameter_shapes(model, inputs)),
+        "params_unrolled": count_unrolled(model, inputs),
+        "gflops_per_example": flops / 1e9,
+        "dispatch": dispatch_methods(config.model, model.num_tokens(inputs), platform="tpu"),
+        "limit_ms": 1e3 * flops * config.batch_size / (topology.peak_flops * topology.num_devices),
+        "steps": to_steps(config.duration, field="config.duration", **sizes),
+    }
+
+
 def fits(step: CompiledStep, topology: Topology) -> bool:
-    """The compiler counts data alone; the program has to lie in the same memory."""
+    """Returns whether the data and the program fit; the compiler itself checks the data alone."""
     return step.fits and step.peak_bytes <= topology.chip.hbm_limit * GIB
 
 
-def times(
+def time_facts(
     facts: Mapping[str, Any],
     prices: list[Price],
     topology: Topology,
     price_per_core_hour: float | None,
 ) -> dict[str, Any]:
-    """The part of a plan's facts that follows from the prices."""
+    """Returns the facts of a plan that follow from the prices; None each without prices."""
     names = ("step_ms", "compiler_priced_share", "collective_ms", "collective_mb",
-             "images_per_second_per_core", "mfu", "hours", "core_days", "cost")  # fmt: skip
+             "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")  # fmt: skip
     if not prices:
         return dict.fromkeys(names)
     step_ms = sum(price.ms for price in prices)
@@ -145,9 +148,9 @@ def times(
 def advise(
     name: str, config: ConfigDict, data: DataFacts, compiler: TpuCompiler, step: CompiledStep
 ) -> dict[str, Any]:
-    """The first change that makes a step fit: {flags, hbm_peak_gib, step_ms, tried}.
+    """Compiles changes in turn and returns {flags, hbm_peak_gib, step_ms, tried}.
 
-    `flags` is None where none of `tried` helps.
+    `flags` are those of the first change that fits; None if none of `tried` does.
     """
     topology, tried = compiler.topology, []
     for change in changes(config, step.peak_bytes / (topology.chip.hbm_limit * GIB)):
@@ -157,7 +160,7 @@ def advise(
         try:
             attempt = compiler.compile(f"{name} {' '.join(flags)}", changed, data)
         except BadInputError:
-            continue  # such as groups of images that the smaller parts would cut
+            continue  # for example routing groups that the smaller parts would split
         tried.append(" ".join(flags))
         if fits(attempt, topology):
             prices = price_module(parse(attempt.hlo), topology)
@@ -167,10 +170,10 @@ def advise(
 
 
 def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
-    """Changes of a config that save memory, those that change least first.
+    """Returns changes of a config that save memory, least intrusive first.
 
-    What is worked on at once shrinks with the number of parts, so fewer parts than `excess` (memory
-    needed over memory there is) are not worth a compilation.
+    Memory falls at most in proportion to the number of parts, so changes into fewer parts than
+    `excess` (memory needed divided by memory available) are left out: compiling them is in vain.
     """
     enough = 2
     while enough < excess:

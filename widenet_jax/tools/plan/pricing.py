@@ -1,13 +1,13 @@
-"""What a compiled step costs, instruction by instruction.
+"""The time of a compiled step, instruction by instruction.
 
-Three sources, kept apart:
-  - the compiler's own estimate of cycles, which most instructions carry;
-  - a roofline for those that carry none: a ragged matmul at 80% of the peak; gathers, scatters,
-    sorts, relayouts and what else there is at 50% of the memory's bandwidth;
-  - collectives: the bytes a device has to send, over those links of its chip that the compiler's
-    choice of rings uses. They are not part of the step's time here: how much of them hides behind
-    computation, nobody says.
-A loop's body counts once a trip.
+Three sources, reported separately:
+  - the compiler's cycle estimates, which most instructions carry;
+  - a roofline for instructions without an estimate: a ragged matmul at 80% of the peak; gathers,
+    scatters, sorts, relayouts and all others at 50% of the memory bandwidth;
+  - collectives: the bytes that a device sends, over the links of its chip that the compiler's
+    choice of rings uses. They are not part of the step time, because the compiler does not report
+    how much of them overlaps with computation.
+The body of a loop counts once per trip.
 """
 
 import math
@@ -22,13 +22,13 @@ from widenet_jax.tools.plan.topology import Topology
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
 MEMORY_SHARE_OF_BANDWIDTH = 0.5
 
-# Nothing happens at run time, or it happens inside what they call.
+# No cost at run time, or priced through the instructions that they call.
 FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"),
 }
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding"}
-# Transfers that the scheduler starts early and waits for late: hidden behind other instructions.
+# Asynchronous transfers. The scheduler overlaps them with other instructions.
 ASYNC = {
     f"{operation}-{part}"
     for operation in ("copy", "slice", "async", "send", "recv")
@@ -36,29 +36,27 @@ ASYNC = {
 }
 RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
 
-# Bytes a device sends, from its own result's bytes and the n devices that take part (rings).
+# Bytes that a device sends in a ring of n devices, from the bytes of its result.
 SENT = {
     "all-reduce": lambda size, n: 2 * size * (n - 1) / n,
-    "all-gather": lambda size, n: size * (n - 1) / n,
     "reduce-scatter": lambda size, n: size * (n - 1),
-    "all-to-all": lambda size, n: size * (n - 1) / n,
+    **dict.fromkeys(("all-gather", "all-to-all"), lambda size, n: size * (n - 1) / n),
     "ragged-all-to-all": lambda size, n: size * (n - 1) / n,
-    "collective-broadcast": lambda size, n: size,
-    "collective-permute": lambda size, n: size,
+    **dict.fromkeys(("collective-broadcast", "collective-permute"), lambda size, n: size),
 }
 
 
 @dataclass(frozen=True)
 class Price:
-    """One instruction's part of a step, all its trips together.
+    """The cost of one instruction in a step, all trips together.
 
     Attributes:
-      instruction: which.
+      instruction: the instruction.
       trips: how often it runs in one step.
-      compiler_ms: by the compiler's cycles.
-      roofline_ms: by bytes or FLOPs, where the compiler says nothing.
-      collective_bytes: sent by one device.
-      collective_ms: these over the links.
+      compiler_ms: from the compiler's cycle estimate.
+      roofline_ms: from bytes or FLOPs, where the compiler gives no estimate.
+      collective_bytes: bytes that one device sends.
+      collective_ms: time of these bytes on the links.
     """
 
     instruction: Instruction
@@ -70,12 +68,12 @@ class Price:
 
     @property
     def ms(self) -> float:
-        """Without collectives."""
+        """Milliseconds, without collectives."""
         return self.compiler_ms + self.roofline_ms
 
 
 def price_module(module: Module, topology: Topology) -> list[Price]:
-    """Every instruction that runs in a step and costs something."""
+    """Prices every instruction that runs in a step; instructions without cost are left out."""
     return [
         price
         for instruction, home, trips in executed(module, module.entry, 1)
@@ -86,7 +84,7 @@ def price_module(module: Module, topology: Topology) -> list[Price]:
 def executed(
     module: Module, name: str, trips: int
 ) -> Iterator[tuple[Instruction, Computation, int]]:
-    """(instruction, its computation, how often), through loops, calls and the dearest branch."""
+    """Yields (instruction, its computation, trips), through loops, calls and the slowest branch."""
     computation = module.computations[name]
     for instruction in computation:
         called = instruction.called
@@ -104,7 +102,7 @@ def executed(
 
 
 def trip_count(condition: Computation) -> int | None:
-    """Trips of a counted loop, whose condition is `i < N` from 0; None where data decides."""
+    """Returns N for a loop that runs while `i < N` from 0; None if the count depends on data."""
     root = condition.root
     if root.opcode != "compare" or "direction=LT" not in root.text:
         return None
@@ -114,13 +112,9 @@ def trip_count(condition: Computation) -> int | None:
 
 
 def price_instruction(
-    instruction: Instruction,
-    home: Computation,
-    trips: int,
-    module: Module,
-    topology: Topology,
+    instruction: Instruction, home: Computation, trips: int, module: Module, topology: Topology
 ) -> Price | None:
-    """Its price; None where it costs nothing."""
+    """Prices one instruction; returns None if it costs nothing."""
     opcode = instruction.opcode
     if opcode in FREE or opcode in ASYNC or instruction.target in FREE_TARGETS:
         return None
@@ -143,9 +137,9 @@ def price_instruction(
 
 
 def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> float:
-    """What a collective makes a device send; 0 for any other instruction.
+    """Returns the bytes that a device sends in one trip; 0 unless it is a collective.
 
-    A reduce-scatter may be written as a fusion of an all-reduce and the slice that is kept.
+    The compiler may write a reduce-scatter as a fusion of an all-reduce and a slice.
     """
     kind, size = instruction.opcode.removesuffix("-start"), result_bytes(instruction)
     if kind == "fusion":
@@ -159,27 +153,31 @@ def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> 
 
 
 def share_of_links(instruction: Instruction, topology: Topology) -> float:
-    """A ring ("color" in the compiler's words) runs along one dimension of the torus at a time."""
+    """Returns the share of a chip's links that a collective uses.
+
+    A ring (a "color" in the compiler's text) uses one dimension of the torus at a time.
+    """
     match = re.search(r"Strategy\w+\{colors:(\d+)", instruction.text)
     dimensions = topology.chip.dimensions
     return min(int(match[1]), dimensions) / dimensions if match else 1.0
 
 
 def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) -> int:
-    """2 M K N of a ragged matmul: rows [M, K] by [E, K, N], or [M, K] by [M, N] for weights.
+    """Returns 2 M K N of a ragged matmul.
 
-    The rows are the first operand of rank 2; the result's last axis is the other factor.
-    Metadata operands are integer vectors.
+    The product is rows [M, K] by kernels [E, K, N], or [M, K] by [M, N] for the kernels' gradient.
+    [M, K] is the first operand of rank 2 (metadata operands have rank 1); N is the result's last
+    axis.
     """
     rows = next(dims for operand in operands for _, dims in operand.arrays if len(dims) == 2)
     return 2 * math.prod(rows) * instruction.arrays[0][1][-1]
 
 
 def bytes_moved(instruction: Instruction, operands: Sequence[Instruction], module: Module) -> int:
-    """Bytes read and written.
+    """Returns the bytes read and written.
 
-    Of what a gather or a slice reads from, only what comes out; of what a scatter or an update
-    writes into, only what goes in. Inside a fusion too.
+    A gather or slice reads only the elements that it returns; a scatter or update writes only the
+    elements that it changes. The same holds inside a fusion.
     """
     opcode = instruction.opcode
     sizes = [operand.num_bytes for operand in operands]
@@ -213,16 +211,16 @@ def _written(inside: Computation) -> int:
 
 
 def result_bytes(instruction: Instruction) -> int:
-    """Of a collective's result. One that is started early returns its operands along with it."""
+    """Returns the bytes of a collective's result, without the operands that a start returns."""
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         return array_bytes(instruction.arrays[1:2])
     return instruction.num_bytes
 
 
 def group_size(instruction: Instruction, topology: Topology) -> int:
-    """Devices that take part together; all of them where the text names no groups.
+    """Returns the number of devices per group of a collective; all if it names no groups.
 
-    Written as lists {{0,1},{2,3}}, as an iota [groups,size]<=[...], or as mesh axes
+    HLO writes groups as lists {{0,1},{2,3}}, as an iota [groups,size]<=[...], or as mesh axes
     mesh['a'=2,'b'=4] {'b'}.
     """
     text = instruction.text

@@ -1,11 +1,14 @@
-"""TPUs by the names people know, and what one core of each can do.
+"""TPU slices by name, and the hardware figures of each generation.
 
-A *core* is what the name counts: a TensorCore in v2 to v5p, a chip in v5e and v6e. A *device* is
-what JAX shows and one copy of the program runs on: in v4 and v5p the two cores of a chip together.
+A *core* is the unit that the name counts: a TensorCore in v2 to v5p, a chip in v5e and v6e. A
+*device* is one entry of `jax.devices()`, which runs one copy of the program: the two cores of a
+chip together in v4 and v5p, one core elsewhere.
 """
 
+import math
 import re
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
 from widenet_jax.errors import BadInputError
 
@@ -14,29 +17,31 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Chip:
-    """One generation; every number is of a chip.
+    """Figures of one TPU generation, per chip unless stated otherwise.
 
     Sources: the "System architecture" tables of docs.cloud.google.com/tpu/docs/{v2 .. v6e} (read
-    November 2026); the clock is the peak divided by what the matrix units multiply in a cycle.
+    November 2026). The clock is the peak divided by the operations of the matrix units per cycle.
 
     Attributes:
       cores: TensorCores.
-      devices: what JAX shows of them: cores of v4 and v5p work as one.
-      name_counts: "cores" or "chips": the number in v3-256 or v5e-16.
-      dimensions: of the torus.
-      tflops: peak bfloat16, 1e12 FLOP/s.
+      devices: JAX devices; the two cores of a v4 or v5p chip form one device.
+      name_counts: "cores" or "chips", the unit of the number in v3-256 or v5e-16.
+      dimensions: number of dimensions of the torus.
+      pod: chips of the largest slice.
+      tflops: peak bfloat16 rate, 1e12 FLOP/s.
       hbm: memory bandwidth, 1e9 bytes/s.
-      clock: MHz, of the cycles that the compiler estimates.
+      clock: MHz; converts the compiler's cycle estimates into time.
       ici: 1e9 bytes/s that a chip sends over all its links together (the table's all-reduce
-        bandwidth of a pod divided by its chips; half the bidirectional figure).
-      hbm_limit: GiB a device has for a program, as the compiler says when it runs out.
-      config: of the topology, where the default is another one.
+        bandwidth of a pod divided by its chips, which is half the bidirectional figure).
+      hbm_limit: GiB per device that a program may use, from the compiler's out-of-memory message.
+      config: the `chip_config_name` that libtpu needs; "" for its default.
     """
 
     cores: int
     devices: int
     name_counts: str
     dimensions: int
+    pod: int
     tflops: float
     hbm: float
     clock: float
@@ -44,25 +49,30 @@ class Chip:
     hbm_limit: float
     config: str = ""
 
+    @property
+    def peak_flops(self) -> float:
+        """Peak bfloat16 FLOP/s of one device."""
+        return self.tflops * 1e12 / self.devices
+
 
 CHIPS = {
-    "v2": Chip(2, 2, "cores", 2, 46, 700, 700, 248, 7.48),
-    "v3": Chip(2, 2, "cores", 2, 123, 900, 940, 332, 15.48),
-    "v4": Chip(2, 1, "cores", 3, 275, 1200, 1050, 268, 30.75, config="megacore"),
-    "v5p": Chip(2, 1, "cores", 3, 459, 2765, 1750, 600, 95.73),
-    "v5e": Chip(1, 1, "chips", 2, 197, 819, 1500, 200, 15.75),
-    "v6e": Chip(1, 1, "chips", 2, 918, 1638, 1750, 400, 31.24),
+    "v2": Chip(2, 2, "cores", 2, 256, 46, 700, 700, 248, 7.48),
+    "v3": Chip(2, 2, "cores", 2, 1024, 123, 900, 940, 332, 15.48),
+    "v4": Chip(2, 1, "cores", 3, 4096, 275, 1200, 1050, 268, 30.75, config="megacore"),
+    "v5p": Chip(2, 1, "cores", 3, 8960, 459, 2765, 1750, 600, 95.73),
+    "v5e": Chip(1, 1, "chips", 2, 256, 197, 819, 1500, 200, 15.75),
+    "v6e": Chip(1, 1, "chips", 2, 256, 918, 1638, 1750, 400, 31.24),
 }
-ALIASES = {"v5litepod": "v5e", "v5": "v5p"}
+ALIASES = {"v5litepod": "v5e"}
 SLICE_EXAMPLES = "v3-256, v4-128, v5e-16, v5p-64, v6e-8, v3:8x16"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A slice of TPUs.
+    """A TPU slice.
 
     Attributes:
-      name: as the user wrote it.
+      name: the slice as the user wrote it.
       generation: key of CHIPS.
       shape: chips along each dimension.
     """
@@ -77,10 +87,7 @@ class Topology:
 
     @property
     def num_chips(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def num_cores(self) -> int:
@@ -91,87 +98,112 @@ class Topology:
         return self.num_chips * self.chip.devices
 
     @property
-    def cores_a_device(self) -> int:
-        return self.chip.cores // self.chip.devices
-
-    @property
     def layout(self) -> str:
-        """The name the compiler knows, such as "v3:8x16"."""
+        """Returns the compiler's name of the slice, such as "v3:8x16"."""
         return f"{self.generation}:{'x'.join(map(str, self.shape))}"
 
     @property
     def accelerator_type(self) -> str:
-        """The name that Cloud TPU knows, such as "v3-256"."""
+        """Returns Cloud TPU's name of the slice, such as "v3-256" or "v5litepod-16"."""
         chip = self.chip
         count = self.num_cores if chip.name_counts == "cores" else self.num_chips
         generation = "v5litepod" if self.generation == "v5e" else self.generation
         return f"{generation}-{count}"
 
-    # Of one device:
+    # Figures per device:
 
     @property
     def peak_flops(self) -> float:
-        """bfloat16 FLOP/s."""
-        return self.chip.tflops * 1e12 / self.chip.devices
+        """Peak bfloat16 FLOP/s."""
+        return self.chip.peak_flops
 
     @property
     def hbm_bandwidth(self) -> float:
-        """bytes/s."""
+        """Memory bandwidth, bytes/s."""
         return self.chip.hbm * GB / self.chip.devices
 
     @property
     def ici_bandwidth(self) -> float:
-        """bytes/s over all links of its chip: rings pass both cores of a chip one after the other,
-        so that each link carries one core's part."""
+        """Bytes/s over all links of the device's chip.
+
+        Not divided by the chip's devices: a ring passes through both cores of a chip in turn, so
+        that each link carries the traffic of one core.
+        """
         return self.chip.ici * GB
 
     @property
     def cycles_per_ms(self) -> float:
+        """Clock cycles per millisecond."""
         return self.chip.clock * 1e3
 
 
-def parse_topology(text: str) -> Topology:
-    """ "v3-256" or "v3:8x16" as a slice.
+def parse_topology(text: str, *, field: str = "--topology") -> Topology:
+    """Reads "v3-256", or a shape in chips such as "v3:8x16".
 
-    A count becomes the squarest torus of that many chips, as Cloud TPU gives it out.
+    A count becomes the squarest torus of that many chips, which is what Cloud TPU provides.
+
+    Args:
+      text: the user's name of the slice.
+      field: the flag that messages name.
 
     Raises:
-      BadInputError: an unknown generation, or a size that is not made.
+      BadInputError: an unknown generation, or a size that Cloud TPU does not offer.
     """
     known = ", ".join(CHIPS)
-    match = re.fullmatch(r"([a-z]\w*?)(?:-(\d+)|:(\d+(?:x\d+)*))", text.strip().lower())
+    match = re.fullmatch(r"([a-z]\w*?)(?:-(\d{1,9})|:(\d{1,9}(?:x\d{1,9})*))", text.strip().lower())
     if not match:
         raise BadInputError(
-            f"--topology={text} is no TPU; write it as in {SLICE_EXAMPLES} (there are {known})"
+            f"{field}={text} is not a TPU; write it as in {SLICE_EXAMPLES} (generations: {known})"
         )
     generation = ALIASES.get(match[1], match[1])
     if generation not in CHIPS:
         raise BadInputError(
-            f"--topology={text}: there is no TPU {match[1]}; there are {known}, as in v3-256"
+            f"{field}={text}: no TPU generation {match[1]}; choose one of {known}, as in v3-256"
         )
     chip = CHIPS[generation]
-    if match[3]:
-        shape = tuple(int(n) for n in match[3].split("x"))
-        if 0 in shape:
-            raise BadInputError(f"--topology={text}: give at least one chip along each dimension")
-        return Topology(text, generation, shape)
-    per_chip = chip.cores if chip.name_counts == "cores" else 1
-    chips, rest = divmod(int(match[2]), per_chip)
-    smallest = 1 if chip.name_counts == "chips" else 4
-    if rest or chips < smallest or chips & (chips - 1):
-        sizes = [f"{generation}-{per_chip * 2**k}" for k in (2, 4, 6)]
+    if match[2]:
+        chips = chips_of(generation, int(match[2]), flag=f"{field}={text}")
+        return Topology(text, generation, squarest(chips, chip.dimensions))
+    topology = Topology(text, generation, tuple(int(n) for n in match[3].split("x")))
+    if not 0 < topology.num_chips <= chip.pod:
         raise BadInputError(
-            f"--topology={text}: sizes are powers of two of at least {smallest * per_chip} "
-            f"{chip.name_counts}, such as {', '.join(sizes)}; another shape is written as "
-            f"{generation}:{'x'.join('4' * chip.dimensions)}"
+            f"{field}={text}: a slice of {generation} has 1 to {chip.pod:,} chips, at least one "
+            "along each dimension"
         )
-    return Topology(text, generation, squarest(chips, chip.dimensions))
+    return topology
+
+
+def chips_of(generation: str, count: int, *, flag: str) -> int:
+    """Returns the number of chips of the slice that Cloud TPU names `generation`-`count`.
+
+    Raises:
+      BadInputError: Cloud TPU offers no slice of that size; the message begins with `flag`.
+    """
+    chip = CHIPS[generation]
+    per_chip = chip.cores if chip.name_counts == "cores" else 1
+    chips, rest = divmod(count, per_chip)
+    if chip.dimensions == 3:
+        step = 4 * per_chip
+        sizes = f"multiples of {step} {chip.name_counts} (whole hosts of four chips)"
+        offered = count > 0 and count % step == 0
+    else:
+        smallest = 1 if per_chip == 1 else 4
+        sizes = f"powers of two of at least {smallest * per_chip} {chip.name_counts}"
+        offered = not rest and chips >= smallest and chips & (chips - 1) == 0
+    if not offered or chips > chip.pod:
+        raise BadInputError(f"{flag}: {generation} comes in {sizes}, up to {chip.pod * per_chip:,}")
+    return chips
 
 
 def squarest(chips: int, dimensions: int) -> tuple[int, ...]:
-    """128 chips in 2 dimensions are (8, 16), in 3 (4, 4, 8); `chips` is a power of two."""
-    exponent = chips.bit_length() - 1
-    low, more = divmod(exponent, dimensions)
-    shape = [2 ** (low + (i >= dimensions - more)) for i in range(dimensions)]
-    # A board of four chips in a 3D torus is written 2x2x1.
-    return (2, 2, 1) if chips == 4 and dimensions == 3 else tuple(shape)
+    """Returns the torus of `chips` chips with the smallest sum of sides, in ascending order.
+
+    128 chips are (8, 16) in two dimensions and (4, 4, 8) in three, where larger slices consist of
+    cubes of 4 x 4 x 4.
+    """
+    unit = 4 if dimensions == 3 and chips % 64 == 0 else 1
+    sides = [side for side in range(unit, chips + 1, unit) if chips % side == 0]
+    shapes = combinations_with_replacement(sides, dimensions)
+    shape = min((shape for shape in shapes if math.prod(shape) == chips), key=sum)
+    # The compiler and Cloud TPU write a three-dimensional host of four chips as 2x2x1.
+    return (2, 2, 1) if shape == (1, 2, 2) else shape

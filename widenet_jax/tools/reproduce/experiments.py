@@ -1,23 +1,43 @@
-"""The paper's vision experiments as data: which models each table and figure compares, and what is
-printed for them.
-"""
+"""The paper's vision experiments as data: the models that each table and figure compares."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from widenet_jax import paper
 from widenet_jax.errors import BadInputError
+
+PAPER_SIZES = ("b", "l", "h")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The metric by which an experiment compares its rows.
+
+    Attributes:
+      name: as in metrics.jsonl; result.json has it as `test_NAME`.
+      higher_is_better: False for a loss, an error rate or a perplexity.
+      label: as tables and axes print it.
+      scale: factor from result.json's value to the printed one.
+    """
+
+    name: str
+    higher_is_better: bool
+    label: str
+    scale: float = 1.0
+
+
+TOP_1 = Metric("accuracy", higher_is_better=True, label="top-1 %", scale=100.0)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table, one point or curve of a figure.
+    """One line of a table, or one point or curve of a figure.
 
     Attributes:
       label: as printed.
-      variant: of the model, at the paper's size.
-      paper: top-1 in percent, NaN where training diverged, text for what is no number; None where
-        the paper only draws it.
+      variant: the model's name at the paper's size.
+      paper: the printed value of the experiment's metric: NaN where training diverged, text where
+        the paper prints text, None where it only draws the value.
     """
 
     label: str
@@ -26,7 +46,7 @@ class Row:
 
     @property
     def size(self) -> str:
-        """ "b", "l" or "h"."""
+        """The model's size: "b", "l" or "h"."""
         return self.variant.partition(",")[0].rpartition("_")[2]
 
 
@@ -36,101 +56,102 @@ class Experiment:
 
     Attributes:
       name: on the command line.
-      title: what it shows.
+      title: of the table or picture.
       rows: in the order printed.
-      claim: what the text concludes from it.
-      finetuned: on CIFAR-10, from the models that pretraining gave.
-      within_size: rows of different sizes are not compared: an ablation of each size.
-      falls: every row is said to be worse than the one before, without numbers.
-      norms: the vector of the norms that is compared, "gamma" or "beta"; '' where accuracy is.
+      claim: what the paper's text concludes from it.
+      metric: which metric the rows compare, and in which direction.
+      finetuned: rows are finetuned on CIFAR-10 from the pretrained models.
+      within_size: only rows of one size are compared, as in an ablation of each size.
+      worsens: the paper claims, without numbers, that every row is worse than the row before.
+      norms: the norms' vector that a figure compares, "gamma" or "beta"; "" where `metric` is
+        compared.
     """
 
     name: str
     title: str
     rows: tuple[Row, ...]
     claim: str
+    metric: Metric = TOP_1
     finetuned: bool = False
     within_size: bool = False
-    falls: bool = False
+    worsens: bool = False
     norms: str = ""
 
     def of_sizes(self, sizes: Sequence[str]) -> "Experiment":
-        """Only the rows of these sizes."""
+        """Returns the experiment with only the rows of these sizes."""
         return replace(self, rows=tuple(row for row in self.rows if row.size in sizes))
+
+
+def rows_printed(
+    labels: dict[str, str], printed: Sequence[paper.Printed] = paper.PRETRAINING
+) -> tuple[Row, ...]:
+    """Makes rows with the paper's top-1.
+
+    Args:
+      labels: label of each row -> variant.
+      printed: where the numbers stand.
+    """
+    top_1 = {row.variant: row.top_1 for row in (*printed, paper.OUT_OF_MEMORY)}
+    return tuple(Row(label, variant, top_1[variant]) for label, variant in labels.items())
+
+
+def ablations_of(size: str) -> tuple[Row, ...]:
+    """Makes the four rows of Table 3 for a size; indented labels belong to the row above."""
+    name = f"WideNet-{size.upper()}"
+    labels = {
+        name: f"widenet_{size}",
+        "  with shared LayerNorm": f"widenet_{size},share_norms=true",
+        "  without MoE": f"widenet_{size},moe=false",
+        "  without sharing": f"vit_moe_{size}",
+    }
+    return rows_printed(labels)
 
 
 TABLE_1 = Experiment(
     "table1",
     "Table 1: pretraining",
-    (
-        Row("ViT-B", "vit_b", 78.6),
-        Row("ViT-L", "vit_l", 77.5),
-        Row("ViT-MoE-B", "vit_moe_b", 77.9),
-        Row("ViT-MoE-L", "vit_moe_l", 77.4),
-        Row("WideNet-B", "widenet_b", 77.5),
-        Row("WideNet-L", "widenet_l", 79.5),
-        Row("WideNet-H", "widenet_h", 80.1),
-    ),
+    rows_printed({row.model: row.variant for row in paper.PRETRAINING if "1" in row.tables}),
     "WideNet-H is the best, and WideNet gains from depth where ViT and ViT-MoE lose by it.",
 )
 
 TABLE_3 = Experiment(
     "table3",
     "Table 3: the three modifications",
-    (
-        Row("WideNet-B", "widenet_b", 77.5),
-        Row("  with shared LayerNorm", "widenet_b,share_norms=true", 76.3),
-        Row("  without MoE", "widenet_b,moe=false", math.nan),
-        Row("  without sharing", "vit_moe_b", 77.9),
-        Row("WideNet-L", "widenet_l", 79.5),
-        Row("  with shared LayerNorm", "widenet_l,share_norms=true", 78.3),
-        Row("  without MoE", "widenet_l,moe=false", 76.9),
-        Row("  without sharing", "vit_moe_l", 77.4),
-        Row("WideNet-H", "widenet_h", 80.1),
-        Row("  with shared LayerNorm", "widenet_h,share_norms=true", 76.6),
-        Row("  without MoE", "widenet_h,moe=false", 79.0),
-        Row("  without sharing", "vit_moe_h", "out of memory"),
-    ),
-    "Norms of their own raise accuracy in every size, and so do the experts, without which B "
-    "diverges. Sharing costs B a little and raises L; H fits with it only.",
+    tuple(row for size in PAPER_SIZES for row in ablations_of(size)),
+    "Separate norms raise accuracy in every size, and so do the experts, without which B diverges. "
+    "Sharing costs B a little and helps L; H fits into memory only with it.",
     within_size=True,
 )
 
+_TABLE_4 = {
+    "ViT-L": "vit_l",
+    "ViT-L, shared": "vit_l,share=true",
+    "WideNet-L, half the blocks": "widenet_l,depth=12",
+    "ViT-L, shared, FFN twice as wide": "vit_l,share=true,mlp_dim=8192",
+    "WideNet-L": "widenet_l",
+}
 TABLE_4 = Experiment(
     "table4",
     "Table 4: comparable speed or computation",
-    (
-        Row("ViT-L", "vit_l", 77.5),
-        Row("ViT-L, shared", "vit_l,share=true", 76.9),
-        Row("WideNet-L, half the blocks", "widenet_l,depth=12", 78.2),
-        Row("ViT-L, shared, FFN twice as wide", "vit_l,share=true,mlp_dim=8192", 75.8),
-        Row("WideNet-L", "widenet_l", 79.5),
-    ),
-    "WideNet-L is ahead of ViT-L at half the blocks already, and of shared ViT-L however wide.",
+    rows_printed(_TABLE_4),
+    "WideNet-L is ahead of ViT-L already at half the blocks, and of shared ViT-L at both widths.",
 )
 
 TABLE_5 = Experiment(
     "table5",
     "Table 5: finetuning",
-    (
-        Row("ViT-B", "vit_b", 98.3),
-        Row("ViT-L", "vit_l", 98.2),
-        Row("ViT-MoE-B", "vit_moe_b", 98.5),
-        Row("ViT-MoE-L", "vit_moe_l", 98.5),
-        Row("WideNet-B", "widenet_b", 98.4),
-        Row("WideNet-L", "widenet_l", 98.8),
-    ),
-    "WideNet-L is the best here, too.",
+    rows_printed({row.model: row.variant for row in paper.FINETUNING}, paper.FINETUNING),
+    "WideNet-L is the best after finetuning, too.",
     finetuned=True,
 )
 
-# The paper does not say which size, nor which numbers between 4 and 16 experts.
+# The paper names neither the size nor the numbers of experts between 4 and 16.
 FIGURE_2 = Experiment(
     "fig2",
     "Fig. 2: number of experts of ViT-MoE-B",
     tuple(Row(f"E = {e}", f"vit_moe_b,experts={e}") for e in (4, 8, 16)),
     "The more experts, the lower the test accuracy.",
-    falls=True,
+    worsens=True,
 )
 
 FIGURE_3 = Experiment(
@@ -138,7 +159,7 @@ FIGURE_3 = Experiment(
     "Fig. 3: groups of blocks with one routing, WideNet-B",
     tuple(Row(f"G = {g} of 12 blocks", f"widenet_b,routing_groups={g}") for g in (12, 6, 3, 2)),
     "The fewer routing operations, the lower the test accuracy.",
-    falls=True,
+    worsens=True,
 )
 
 _NORMS = (Row("ViT-B", "vit_b"), Row("WideNet-B", "widenet_b"))
@@ -153,21 +174,21 @@ EXPERIMENTS = {
 
 
 def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[Experiment]:
-    """The experiments of those names ("all" for all), with the rows of those sizes.
+    """Returns the experiments of those names ("all": every one), with the rows of those sizes.
 
     Raises:
-      BadInputError: another name or size, or no such row.
+      BadInputError: an unknown name or size, or an experiment named without a row of those sizes.
     """
     for name in names:
         if name not in (*EXPERIMENTS, "all"):
-            raise BadInputError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}, all")
+            known = ", ".join(EXPERIMENTS)
+            raise BadInputError(f"there is no experiment {name!r}; choose from {known}, all")
     for size in sizes:
-        if size not in ("b", "l", "h"):
-            raise BadInputError(f"--sizes: there is no size {size!r}; there are b, l, h")
-    found = [
-        EXPERIMENTS[name].of_sizes(sizes) for name in EXPERIMENTS if {name, "all"} & set(names)
-    ]
+        if size not in PAPER_SIZES:
+            known = ", ".join(PAPER_SIZES)
+            raise BadInputError(f"--sizes={size}: unknown size; choose from {known}")
+    found = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if {name, "all"} & set(names)]
     for one in found:
         if not one.rows and one.name in names:
-            raise BadInputError(f"--sizes={','.join(sizes)}: {one.name} has no such row")
+            raise BadInputError(f"--sizes={','.join(sizes)}: {one.name} has no row of that size")
     return [one for one in found if one.rows]

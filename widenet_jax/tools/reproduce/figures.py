@@ -1,4 +1,4 @@
-"""The paper's figures from our runs, and a picture of every table."""
+"""Draws the paper's figures from our runs, and a picture of every table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,16 +17,17 @@ from widenet_jax.tools.reproduce.runs import Measured
 from widenet_jax.tools.reproduce.scales import Run, Scale, run_of
 from widenet_jax.weights.trained import open_trained
 
-# What stands on the horizontal axis: its name, and the number of a `config.model`.
+# Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
 AXES: dict[str, tuple[str, Callable[[ConfigDict], int]]] = {
     "fig2": ("experts", lambda model: model.moe.num_experts),
-    "fig3": ("groups of blocks", lambda model: model.moe.routing_groups or model.depth),
+    "fig3": ("groups of blocks", lambda model: model.routing_groups or model.depth),
 }
 MARK = {"fmt": "o", "capsize": 3}
 
 
 def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: epath.Path) -> None:
-    """Top-1 of every row: the paper's on the left, ours with standard deviation on the right."""
+    """Draws every row's metric: the paper's on the left, ours with its spread on the right."""
+    metric = experiment.metric.label
     figure = Figure(figsize=(11, 1.5 + 0.35 * len(rows)), layout="constrained")
     figure.suptitle(experiment.title)
     paper, own = figure.subplots(1, 2, sharey=True)
@@ -36,16 +37,16 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
         elif row["paper"] is not None:
             said = "NaN" if isinstance(row["paper"], float) else row["paper"]
             paper.annotate(said, (0.02, place), xycoords=paper.get_yaxis_transform(), va="center")
-        for accuracy in row["accuracies"]:
-            own.plot(accuracy, place, "|", color="C1", alpha=0.6)
+        for value in row["values"]:
+            own.plot(value, place, "|", color="C1", alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
             own.errorbar(row["mean"], place, xerr=row["std"], color="C1", **MARK)
         elif row["mean"] is not None:
             own.annotate("NaN", (0.02, place), xycoords=own.get_yaxis_transform(), va="center")
     paper.set_yticks(range(len(rows)), [row["label"] for row in rows])
     paper.set_ylim(len(rows) - 0.5, -0.5)
-    paper.set(xlabel="top-1 %, the paper")
-    own.set(xlabel="top-1 %, ours (bars: one standard deviation; strokes: seeds)")
+    paper.set(xlabel=f"{metric}, the paper")
+    own.set(xlabel=f"{metric}, ours (bars: one standard deviation; strokes: seeds)")
     for axis in (paper, own):
         axis.grid(alpha=0.3)
     save(figure, out)
@@ -54,11 +55,12 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
 def draw_against(
     experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: epath.Path
 ) -> None:
-    """Figs. 2 and 3: our accuracy on test and training images, and parameters where they differ.
+    """Draws Figs. 2 and 3: our test and training metric, and parameter counts where they differ.
 
-    Training images are augmented and mixed, so that fewer of them are recognised (as in Fig. 2).
+    The training curve is worse where training examples are augmented and mixed (as in Fig. 2).
     """
     name, number = AXES[experiment.name]
+    metric = experiment.metric.label
     rows = [row for row in rows if not row["same_as"]]
     models = [load_config(f"{scale.pretrain.config}:{row['variant']}").model for row in rows]
     points = sorted(
@@ -67,29 +69,21 @@ def draw_against(
     )
     ended = [(x, row) for x, row in points if row["mean"] is not None]
     figure = Figure(figsize=(6, 4), layout="constrained")
-    accuracy = figure.subplots()
-    accuracy.errorbar(
-        [x for x, _ in ended],
-        [row["mean"] for _, row in ended],
-        yerr=[row["std"] or 0.0 for _, row in ended],
-        ls="-",
-        color="C0",
-        label="test",
-        **MARK,
-    )
-    learnt = [
-        (x, row["training_accuracy"]) for x, row in ended if row["training_accuracy"] is not None
-    ]
+    axis = figure.subplots()
+    places, means = [x for x, _ in ended], [row["mean"] for _, row in ended]
+    spread = [row["std"] or 0.0 for _, row in ended]
+    axis.errorbar(places, means, yerr=spread, ls="-", color="C0", label="test", **MARK)
+    learnt = [(x, row["training"]) for x, row in ended if row["training"] is not None]
     if learnt:
-        accuracy.plot(*zip(*learnt, strict=True), "x:", color="C2", label="training, augmented")
+        axis.plot(*zip(*learnt, strict=True), "x:", color="C2", label="training, augmented")
         figure.legend(loc="outside lower center", ncols=2)
-    accuracy.set(xlabel=name, title=experiment.title)
-    accuracy.set_ylabel("accuracy %, ours", color="C0")
-    accuracy.set_xticks([x for x, _ in points])
-    accuracy.grid(alpha=0.3)
+    axis.set(xlabel=name, title=experiment.title)
+    axis.set_ylabel(f"{metric}, ours", color="C0")
+    axis.set_xticks([x for x, _ in points])
+    axis.grid(alpha=0.3)
     sized = [(x, row["params"] / 1e6) for x, row in ended if row["params"] is not None]
     if len({size for _, size in sized}) > 1:
-        params = accuracy.twinx()
+        params = axis.twinx()
         params.plot(*zip(*sized, strict=True), "s--", color="C1")
         params.set_ylabel("parameters, millions", color="C1")
         params.set_ylim(bottom=0)
@@ -99,10 +93,13 @@ def draw_against(
 def divergences(
     experiment: Experiment, scale: Scale, measured: Mapping[Run, Measured]
 ) -> dict[str, np.ndarray]:
-    """Label -> [seeds, L] eq. 9 of the experiment's vector, of the seeds that are done, if any.
+    """Measures how far apart the blocks' norms are (eq. 9), for every seed that is done.
+
+    Returns:
+      label -> [seeds, L]; rows without a finished seed are left out.
 
     Raises:
-      BadInputError: norms are shared, by a flag for all runs.
+      BadInputError: the blocks share their norms, because of a flag for all runs.
     """
     curves = {}
     for row in experiment.rows:
@@ -114,14 +111,13 @@ def divergences(
 
 
 def draw_norms(experiment: Experiment, curves: Mapping[str, np.ndarray], out: epath.Path) -> None:
-    """Figs. 4 and 5: a line a model, the mean over seeds; between the seeds' extremes a band."""
+    """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     plot_divergence(axis, {name: y.mean(axis=0) for name, y in curves.items()}, experiment.norms)
     for line, y in zip(axis.lines, curves.values(), strict=True):
-        axis.fill_between(
-            range(y.shape[1]), y.min(axis=0), y.max(axis=0), color=line.get_color(), alpha=0.2
-        )
+        low, high = y.min(axis=0), y.max(axis=0)
+        axis.fill_between(range(len(low)), low, high, color=line.get_color(), alpha=0.2)
     axis.set(title=experiment.title)
     if curves:
         axis.legend()

@@ -1,157 +1,155 @@
-"""Runs an experiment's trials and gathers what they gave."""
+"""Runs the trials of experiments and collects their measurements."""
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from etils import epath
 
 from widenet_jax.run.metrics import JsonLines
+from widenet_jax.tools.reproduce.experiments import Metric
 from widenet_jax.tools.reproduce.scales import Run
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import (
-    DONE,
-    FAILED,
-    HANDED_OVER,
-    WAITING,
-    Outcome,
-    run_trials,
-)
-from widenet_jax.tools.sweep.trials import Trial
+from widenet_jax.tools.sweep.runner import DONE, FAILED, HANDED_OVER, WAITING, Outcome, run_trials
+from widenet_jax.tools.sweep.trials import MakeCommand, Trial
 
+Trials = Mapping[Run, Sequence[Trial]]  # of each run, one for each seed
 DIVERGED = "diverged"
+IMAGES = "images"  # what a result.json without "unit" counts
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the seeds of one run gave.
+    """The measurements of one run over its seeds.
 
     Attributes:
-      outcomes: one a seed; DIVERGED where numbers ceased to be finite.
-      workdirs: of those that are done.
-      images_per_second: in training, the median over the lines of timing.jsonl and the seeds,
-        whatever else the machine did then; None before the first.
-      training_accuracy: percent of the augmented, mixed training images, over the last tenth of the
-        steps and the seeds that are done; None before the first.
+      outcomes: one for each seed; DIVERGED where numbers stopped being finite.
+      workdirs: of the seeds that are done.
+      rate: units a second in training, the median over all lines of timing.jsonl, whatever else
+        the machine was doing; None before the first line.
+      training: means of the training metrics over the last tenth of the steps and the seeds that
+        are done, by name.
     """
 
     outcomes: tuple[Outcome, ...]
-    workdirs: tuple[str, ...]
-    images_per_second: float | None
-    training_accuracy: float | None = None
+    workdirs: tuple[str, ...] = ()
+    rate: float | None = None
+    training: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def accuracies(self) -> list[float]:
-        """Test accuracy in percent of every seed that ended: NaN where it diverged."""
-        ended = [outcome for outcome in self.outcomes if outcome.status in (DONE, DIVERGED)]
-        return [100 * outcome.result.get("test_accuracy", math.nan) for outcome in ended]
+    def ended(self) -> list[Outcome]:
+        """The seeds that are done or diverged."""
+        return [outcome for outcome in self.outcomes if outcome.status in (DONE, DIVERGED)]
 
     @property
     def statuses(self) -> list[str]:
-        """One a seed."""
+        """One for each seed."""
         return [outcome.status for outcome in self.outcomes]
 
     @property
-    def finite(self) -> list[float]:
-        return [accuracy for accuracy in self.accuracies if math.isfinite(accuracy)]
-
-    @property
-    def mean(self) -> float | None:
-        """Over the seeds that did not diverge; NaN where all did, None where none ended."""
-        if not self.accuracies:
-            return None
-        return statistics.fmean(self.finite) if self.finite else math.nan
-
-    @property
-    def std(self) -> float | None:
-        """Standard deviation over seeds (n - 1); None for fewer than two."""
-        return statistics.stdev(self.finite) if len(self.finite) > 1 else None
+    def results(self) -> list[dict]:
+        """The result.json of each seed that is done."""
+        return [outcome.result for outcome in self.outcomes if outcome.status == DONE]
 
     @property
     def params(self) -> int | None:
-        found = [outcome.result["params"] for outcome in self.outcomes if outcome.status == DONE]
-        return found[0] if found else None
+        """Number of unique parameters; None before a seed is done."""
+        return self.results[0]["params"] if self.results else None
 
     @property
-    def missing(self) -> list[str]:
-        """Why seeds are missing, one status each."""
-        return [status for status in self.statuses if status not in (DONE, DIVERGED)]
+    def unit(self) -> str:
+        """What `rate` counts."""
+        return next((unit_of(result) for result in self.results), IMAGES)
+
+    def values(self, metric: Metric) -> list[float]:
+        """The test metric of every seed that ended, as the paper scales it; NaN: diverged."""
+        name = f"test_{metric.name}"
+        return [metric.scale * outcome.result.get(name, math.nan) for outcome in self.ended]
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Averages the finite values; NaN where none is finite, None where there is no value."""
+    if not values:
+        return None
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else math.nan
+
+
+def std_of(values: Sequence[float]) -> float | None:
+    """Standard deviation (n - 1) of the finite values; None for fewer than two."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.stdev(finite) if len(finite) > 1 else None
 
 
 def carry_out(
-    trials: dict[Run, list[Trial]],
-    directory: Directory,
-    *,
-    workers: int,
-    command: Callable[[Trial, str], list[str]] = Trial.command,
-    retry: bool = False,
+    trials: Trials, directory: Directory, *, workers: int, command: MakeCommand, retry: bool = False
 ) -> tuple[dict[Run, Measured], bool]:
-    """Runs what is not finished, backbones first.
+    """Runs every trial that is not finished, backbones first.
 
     Args:
-      trials: each run's, one a seed, backbones before what is finetuned from them.
-      directory: of all of them.
-      workers: how many run at a time.
-      command: what starts a trial; by default a run on this machine.
-      retry: whether trials that diverged, or were handed over and have no result, are run again;
-        they go on from their last checkpoint.
+      trials: of each run, one for each seed; backbones before the runs finetuned from them.
+      directory: holds all trials.
+      workers: how many trials run at a time.
+      command: makes the command that starts a trial.
+      retry: also run trials that diverged; they resume from their last checkpoint. A trial that
+        was handed over and has not diverged is left alone, as a scheduler may still hold it.
 
     Returns:
-      What every run gave, and whether a signal cut them short. A trial whose backbone is not done
-      waits for another call.
+      The measurements of every run, and whether a signal cut the runs short. A trial whose
+      backbone is not done waits for the next call.
     """
     outcomes: dict[str, Outcome] = {}
     stopped = False
     for finetuned in (False, True):
         stage = [of for run, of in trials.items() if bool(run.backbone) == finetuned]
-        # A seed of every model before the next seed: a table is whole early.
+        # The first seed of every model comes before the second seed of any, so that a table is
+        # complete as early as possible.
         in_turn = [trial for seeds in zip(*stage, strict=True) for trial in seeds]
         ready = [trial for trial in in_turn if startable(trial, directory, retry)]
-        if retry:
-            for trial in ready:
+        for trial in ready:
+            if diverged(directory.workdir(trial)):
                 directory.handed_over(trial).unlink(missing_ok=True)
         if ready and not stopped:
             ran, stopped = run_trials(ready, directory, workers=workers, command=command)
             outcomes |= {outcome.trial.name: outcome for outcome in ran}
-    measured = {
-        run: gather([outcomes.get(t.name) or found(t, directory) for t in of], directory)
-        for run, of in trials.items()
-    }
-    return measured, stopped
+    return look_at(trials, directory, outcomes), stopped
 
 
-def look_at(trials: dict[Run, list[Trial]], directory: Directory) -> dict[Run, Measured]:
-    """How they stand, without running any."""
+def look_at(
+    trials: Trials, directory: Directory, new: Mapping[str, Outcome] = {}
+) -> dict[Run, Measured]:
+    """Collects measurements: of `new` outcomes, by name, and of what earlier calls left."""
     return {
-        run: gather([found(trial, directory) for trial in of], directory)
+        run: gather([new.get(t.name) or found(t, directory) for t in of], directory)
         for run, of in trials.items()
     }
 
 
 def startable(trial: Trial, directory: Directory, retry: bool) -> bool:
-    """Whether its backbone is there, and it has not diverged unless that is tried again."""
+    """Tells whether the trial's backbone is done and the trial may run (again)."""
     backbone = trial.settings.get("init_from")
     ready = backbone is None or has_result(backbone)
     return ready and (retry or not diverged(directory.workdir(trial)))
 
 
 def has_result(workdir: str) -> bool:
+    """Tells whether the run in `workdir` has finished."""
     return (epath.Path(workdir) / "result.json").exists()
 
 
 def diverged(workdir: str) -> bool:
-    """Whether a run kept a state that met numbers that are not finite, and did not go on."""
+    """Tells whether the run kept the state that met non-finite numbers, and did not finish."""
     return (epath.Path(workdir) / "failed").exists() and not has_result(workdir)
 
 
 def found(trial: Trial, directory: Directory) -> Outcome:
-    """A trial as an earlier call left it; it has diverged if its backbone did."""
+    """Returns the outcome that an earlier call left; a trial of a diverged backbone is diverged."""
     result = directory.result(trial)
     if result:
         return Outcome(trial, DONE, result=result)
-    if diverged(directory.workdir(trial)) or diverged(trial.settings.get("init_from", "")):
+    backbone = trial.settings.get("init_from")
+    if diverged(directory.workdir(trial)) or (backbone and diverged(backbone)):
         return Outcome(trial, DIVERGED)
     if directory.handed_over(trial).exists():
         return Outcome(trial, HANDED_OVER)
@@ -159,33 +157,39 @@ def found(trial: Trial, directory: Directory) -> Outcome:
 
 
 def gather(outcomes: Sequence[Outcome], directory: Directory) -> Measured:
+    """Collects the measurements of one run's seeds."""
     outcomes = [
         Outcome(one.trial, DIVERGED)
         if one.status == FAILED and diverged(directory.workdir(one.trial))
         else one
         for one in outcomes
     ]
-    done = [directory.workdir(one.trial) for one in outcomes if one.status == DONE]
-    rates = [rate for workdir in done for rate in rates_of(workdir)]
-    learnt = [
-        accuracy for workdir in done if (accuracy := last_training_accuracy(workdir)) is not None
+    done = [one for one in outcomes if one.status == DONE]
+    workdirs = [directory.workdir(one.trial) for one in done]
+    rates = [
+        line[f"{unit_of(one.result)}_per_second"]
+        for one, workdir in zip(done, workdirs, strict=True)
+        for line in JsonLines(epath.Path(workdir) / "timing.jsonl").read()
     ]
-    return Measured(
-        tuple(outcomes),
-        tuple(done),
-        statistics.median(rates) if rates else None,
-        statistics.fmean(learnt) if learnt else None,
-    )
+    seeds = [means for workdir in workdirs if (means := last_training_means(workdir))]
+    rate = statistics.median(rates) if rates else None
+    return Measured(tuple(outcomes), tuple(workdirs), rate, means_by_name(seeds))
 
 
-def rates_of(workdir: str) -> list[float]:
-    lines: list[dict[str, Any]] = JsonLines(epath.Path(workdir) / "timing.jsonl").read()
-    return [line["images_per_second"] for line in lines]
+def unit_of(result: Mapping) -> str:
+    """Returns the unit that the run of a result.json counts: images, sequences or tokens."""
+    return result.get("unit", IMAGES)
 
 
-def last_training_accuracy(workdir: str) -> float | None:
-    """Percent, the mean of the lines of metrics.jsonl in the last tenth of the steps."""
-    lines: list[dict[str, Any]] = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
+def last_training_means(workdir: str) -> dict[str, float]:
+    """Averages the training metrics of metrics.jsonl over the last tenth of the steps."""
+    lines = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
     lines = [line for line in lines if line["split"] == "train"]
-    last = [line["accuracy"] for line in lines if line["step"] > 0.9 * lines[-1]["step"]]
-    return 100 * statistics.fmean(last) if last else None
+    return means_by_name([line for line in lines if line["step"] > 0.9 * lines[-1]["step"]])
+
+
+def means_by_name(records: Sequence[Mapping]) -> dict[str, float]:
+    """Averages every number that all records have."""
+    numbers = [{k for k, v in record.items() if isinstance(v, int | float)} for record in records]
+    names = set.intersection(*numbers) if numbers else set()
+    return {name: statistics.fmean(record[name] for record in records) for name in sorted(names)}

@@ -1,7 +1,7 @@
-"""The paper's experiments at three scales: which runs they are, and how the runs depend.
+"""The paper's experiments at three scales: the runs, and which run starts from which.
 
-At every scale L is deeper than B and H deeper than L, half of L's blocks stand where the paper
-halves them and twice the width where it doubles it. What differs is said in `Scale.about`.
+At every scale L is deeper than B and H is deeper than L; where the paper halves L's blocks or
+doubles a width, so does the scale. `Scale.about` states the differences from the paper.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,17 +9,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from widenet_jax.models.sizes import SIZES, parse_variant
-from widenet_jax.tools.reproduce.experiments import Experiment, Row
+from widenet_jax.tools.reproduce.experiments import PAPER_SIZES, Experiment, Row
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import VARIANT, Trial, expand, name_of
 
-# Options that are numbers of blocks, features or groups, and the size's field they are a share of.
+# Options that count blocks, groups or features -> the size's field that they are a share of.
 SHARE_OF = {"depth": "depth", "routing_groups": "depth", "mlp_dim": "mlp_dim"}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A config file, the name of its image set under --data_dir ('' for none), fields to set."""
+    """A config file and the settings that a scale gives it.
+
+    Attributes:
+      config: the file.
+      data: name of its image set under --data_dir; "" for an embedded set.
+      flags: FIELD=VALUE for all its runs.
+    """
 
     config: str
     data: str
@@ -28,16 +34,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Scale:
-    """
+    """Which models stand for the paper's, and the data that they are trained on.
+
     Attributes:
-      sizes: the paper's size -> (ours, its depth).
-      pretrain: what Tables 1, 3, 4 and the figures train.
-      backbone: what Table 5 starts from.
-      finetune: what Table 5 trains.
-      seeds: how many runs each model gets.
-      topologies: slices that the plan is made for, of pretraining and finetuning; None where
-        there is nothing to rent.
-      about: what the images are.
+      sizes: the paper's size -> (our size, its depth).
+      pretrain: trains the models of Tables 1, 3, 4 and the figures.
+      backbone: trains the models that Table 5 starts from.
+      finetune: trains the models of Table 5.
+      seeds: number of runs of each model.
+      about: the data and the differences from the paper, as printed above each table.
+      topologies: TPU slices that pretraining and finetuning are planned for and launched on; None
+        where the runs need no accelerator.
     """
 
     sizes: dict[str, tuple[str, int]]
@@ -57,7 +64,7 @@ DIGITS = Stage("configs/digits.py", "", (*_SHORT, "checkpoint.every=12 epochs"))
 
 SCALES = {
     "paper": Scale(
-        {size: (size, SIZES[size]["depth"]) for size in ("b", "l", "h")},
+        {size: (size, SIZES[size]["depth"]) for size in PAPER_SIZES},
         *(IMAGENET, IMAGENET, CIFAR10),
         seeds=1,
         about="ImageNet-1K; finetuning on CIFAR-10 at 224 pixels",
@@ -75,20 +82,20 @@ SCALES = {
         {"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
         *(DIGITS, DIGITS, DIGITS),
         seeds=1,
-        about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and nothing "
-        "of what the paper claims",
+        about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and tests "
+        "none of the paper's claims",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """A model trained at a scale; its seeds are trials.
+    """A model to train at a scale; each of its seeds is a trial.
 
     Attributes:
-      stage: what trains it.
+      stage: trains it.
       variant: of the stage's config.
-      backbone: the run it is finetuned from.
+      backbone: the run that it is finetuned from; None for training from scratch.
     """
 
     stage: Stage
@@ -97,10 +104,10 @@ class Run:
 
 
 def variant_at(scale: Scale, variant: str) -> str:
-    """The paper's model at this scale: "widenet_l,depth=12" -> "widenet_s" for small.
+    """Returns the model that stands for the paper's: "widenet_l,depth=12" -> "widenet_s" in small.
 
-    Numbers of blocks and widths keep their share of the size's own; what equals the size's own is
-    left out, so that equal models are one run.
+    Numbers of blocks, groups and features keep their share of the size's default. Options that
+    equal the default are left out, so that equal models get one name and become one run.
     """
     family, size, options = parse_variant(variant)
     name, depth = scale.sizes[size]
@@ -109,13 +116,14 @@ def variant_at(scale: Scale, variant: str) -> str:
         if key in options:
             options[key] = max(1, options[key] * own[field] // SIZES[size][field])
     options = {"depth": depth} | options
-    anyway = SIZES[name] | {"routing_groups": options["depth"], "experts": 4}
-    options = {key: value for key, value in options.items() if value != anyway.get(key)}
+    default = SIZES[name] | {"routing_groups": options["depth"], "experts": 4}
+    options = {key: value for key, value in options.items() if value != default.get(key)}
     texts = [f"{key}={str(value).lower()}" for key, value in options.items()]
     return ",".join([f"{family}_{name}", *texts])
 
 
 def run_of(scale: Scale, experiment: Experiment, row: Row) -> Run:
+    """Returns the run behind a row."""
     variant = variant_at(scale, row.variant)
     if experiment.finetuned:
         return Run(scale.finetune, variant, backbone=Run(scale.backbone, variant))
@@ -123,10 +131,8 @@ def run_of(scale: Scale, experiment: Experiment, row: Row) -> Run:
 
 
 def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:
-    """Every run once, backbones before what is finetuned from them."""
-    wanted = [
-        run_of(scale, experiment, row) for experiment in experiments for row in experiment.rows
-    ]
+    """Lists every run once, backbones before the runs finetuned from them."""
+    wanted = [run_of(scale, one, row) for one in experiments for row in one.rows]
     backbones = [run.backbone for run in wanted if run.backbone]
     first = [run for run in [*wanted, *backbones] if not run.backbone]
     return list(dict.fromkeys([*first, *wanted]))
@@ -135,17 +141,17 @@ def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:
 def trial_of(
     run: Run, seed: int, directory: Directory, data_dir: str, flags: Sequence[str] = ()
 ) -> Trial:
-    """One seed of a run.
+    """Makes the trial of one seed of a run.
 
     Args:
-      run: what is trained.
-      seed: of parameters, data order and dropout; a backbone's is that of the run on it.
-      directory: where the trials' workdirs are, the backbone's among them.
+      run: the model to train.
+      seed: of parameters, data order and dropout; the backbone has the same seed.
+      directory: holds the trials' workdirs, the backbone's among them.
       data_dir: holds the image sets.
-      flags: `--config.FIELD=VALUE` that come after the stage's own.
+      flags: `--config.FIELD=VALUE`, applied after the stage's fields.
 
     Raises:
-      BadInputError: a flag that the config does not take.
+      BadInputError: the config has no such field or value.
     """
     settings = {VARIANT: run.variant, "seed": seed}
     data = [f"--config.data.path={data_dir}/{run.stage.data}"] if run.stage.data else []
@@ -156,6 +162,6 @@ def trial_of(
     backbone = trial_of(run.backbone, seed, directory, data_dir, flags)
     from_backbone = settings | {"init_from": directory.workdir(backbone)}
     (trial,) = expand(run.stage.config, [from_backbone], all_flags)
-    # Named without the directory, which may be moved, or called otherwise.
+    # The name leaves out the directory, so that a moved workdir still holds the same trials.
     named = settings | {"from": backbone.name.rpartition("-")[2]}
     return replace(trial, name=name_of(Path(run.stage.config).name, run.variant, named))

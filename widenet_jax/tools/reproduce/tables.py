@@ -1,4 +1,4 @@
-"""Tables with the paper's numbers and ours side by side, and what agrees between the two."""
+"""Tables with the paper's numbers and ours side by side, and a comparison of the two."""
 
 import itertools
 import math
@@ -8,39 +8,38 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from widenet_jax.models.sizes import CIFAR10_ROWS, IMAGENET_ROWS, TABLE_5_SLIPS
+from widenet_jax.paper import FINETUNING, PRETRAINING
 from widenet_jax.tools.markdown import markdown_table
-from widenet_jax.tools.plan.report import PAPER_CORE_DAYS
 from widenet_jax.tools.reproduce.experiments import Experiment
-from widenet_jax.tools.reproduce.runs import DIVERGED, Measured
+from widenet_jax.tools.reproduce.runs import DIVERGED, Measured, mean_of, std_of
 from widenet_jax.tools.reproduce.scales import Run, Scale, run_of
 from widenet_jax.tools.sweep.runner import DONE
 
-PRINTED_MILLIONS = {variant: printed for _, _, variant, printed in IMAGENET_ROWS}
-PRINTED_MILLIONS_FINETUNED = {variant: printed for _, _, variant, printed in CIFAR10_ROWS}
 SIGNIFICANT = 0.05  # of Welch's t-test, two-sided
-AS, OTHER, CLOSE, LOST = (
-    "as in the paper",
-    "the other way round",
-    "too close to tell",
-    "with a seed that diverged",
-)
+AS, OTHER = "as in the paper", "the other way round"
+CLOSE, LOST = "too close to tell", "with a seed that diverged"
 
 
 def rows_of(
     experiment: Experiment, scale: Scale, measured: Mapping[Run, Measured]
 ) -> list[dict[str, Any]]:
-    """A dict a row: label, size, variant (at this scale), params, paper and paper_millions (as
-    printed), accuracies (percent, one a seed that ended), mean, std, statuses (one a seed),
-    training_accuracy (percent), images_per_second, and for Table 4 paper_core_days.
+    """Makes a dict for each row.
 
-    `same_as` is the label of an earlier row that this scale makes the same run, else None.
+    Returns:
+      label, size, variant (at this scale), params, paper and paper_millions (as printed), values
+      (the experiment's metric, one for each seed that ended), mean, std, statuses (one for each
+      seed), training (the same metric in training), rate (in `unit` a second), slip (whether
+      paper_millions is one), and for Table 4 paper_core_days. `same_as` is the label of an earlier
+      row that is the same run at this scale, else None.
     """
-    printed = PRINTED_MILLIONS_FINETUNED if experiment.finetuned else PRINTED_MILLIONS
+    metric = experiment.metric
+    printed = {row.variant: row for row in (FINETUNING if experiment.finetuned else PRETRAINING)}
     rows, seen = [], {}
     for row in experiment.rows:
         run = run_of(scale, experiment, row)
         of = measured[run]
+        values, training = of.values(metric), of.training.get(metric.name)
+        in_paper = printed.get(row.variant)
         found = {
             "label": row.label,
             "size": row.size,
@@ -48,51 +47,54 @@ def rows_of(
             "same_as": seen.get(run),
             "params": of.params,
             "paper": row.paper,
-            "paper_millions": printed.get(row.variant),
-            "accuracies": of.accuracies,
-            "mean": of.mean,
-            "std": of.std,
-            "training_accuracy": of.training_accuracy,
-            "images_per_second": of.images_per_second,
+            "paper_millions": in_paper and in_paper.millions,
+            "slip": bool(in_paper and in_paper.slip),
+            "values": values,
+            "mean": mean_of(values),
+            "std": std_of(values),
+            "training": None if training is None else metric.scale * training,
+            "rate": of.rate,
+            "unit": of.unit,
             "statuses": of.statuses,
         }
         if experiment.name == "table4":
-            found["paper_core_days"] = PAPER_CORE_DAYS[row.variant]
+            found["paper_core_days"] = in_paper.core_days
         rows.append(found)
         seen.setdefault(run, row.label.strip())
     return rows
 
 
 def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Title, table, and what agrees with the paper."""
+    """Writes the title, the table, and what agrees with the paper."""
+    metric = experiment.metric.label
     columns = {
         "": lambda row: indented(row["label"]),
         "model here": lambda row: f"`{row['variant']}`",
-        "parameters": lambda row: "" if row["params"] is None else f"{row['params']:,}",
-        "paper, top-1 %": lambda row: number(row["paper"]),
-        "ours, top-1 %": ours,
-        "ours, images/s": lambda row: rate(row["images_per_second"]),
+        "parameters": lambda row: known(row["params"], ","),
+        f"paper, {metric}": lambda row: number(row["paper"]),
+        f"ours, {metric}": ours,
+        f"ours, {rows[0]['unit']}/s": lambda row: known(row["rate"], ",.0f"),
     }
     if any("paper_core_days" in row for row in rows):
         columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
     if any(row["paper_millions"] for row in rows):
-        columns["paper, parameters"] = lambda row: millions(row["paper_millions"])
+        columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
     cells = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
     parts = [f"## {experiment.title}", f"Ours: {scale.about}.", markdown_table(cells)]
     lines = comparison(experiment, rows)
-    if experiment.finetuned:
-        slips = [row.label for row in experiment.rows if row.variant in TABLE_5_SLIPS]
-        lines.append(
-            f"The printed parameters of {' and '.join(slips)} are slips: see plan.py --counts."
-        )
+    if slips := [row["label"] for row in rows if row["slip"]]:
+        named = " and ".join(slips)
+        lines.append(f"The printed parameters of {named} are slips: see plan.py --counts.")
     parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
 def norms_markdown(experiment: Experiment, scale: Scale, curves: Mapping[str, np.ndarray]) -> str:
-    """Figs. 4 and 5 in numbers: eq. 9 of each block.
+    """Writes Figs. 4 and 5 in numbers: eq. 9 of each block.
 
     Args:
+      experiment: Fig. 4 or 5.
+      scale: of the runs.
       curves: label -> [seeds, L].
     """
     parts = [f"## {experiment.title}", f"Ours: {scale.about}."]
@@ -117,12 +119,13 @@ def norms_markdown(experiment: Experiment, scale: Scale, curves: Mapping[str, np
 
 
 def indented(label: str) -> str:
-    """Markdown drops leading spaces."""
+    """Keeps leading spaces, which Markdown drops."""
     text = label.lstrip()
     return "&nbsp;" * (len(label) - len(text)) + text
 
 
 def number(value: float | str | None) -> str:
+    """Formats a printed value."""
     if value is None:
         return "drawn only"
     if isinstance(value, str):
@@ -131,7 +134,7 @@ def number(value: float | str | None) -> str:
 
 
 def ours(row: Mapping[str, Any]) -> str:
-    """ "45.12 ± 0.30 (3 seeds)", with what diverged or is missing."""
+    """Formats our value: "45.12 ± 0.30 (3 seeds)", with the seeds that diverged or are missing."""
     if row["same_as"]:
         return f"as {row['same_as']}"
     lost, done = lost_of(row), row["statuses"].count(DONE)
@@ -148,24 +151,21 @@ def ours(row: Mapping[str, Any]) -> str:
 
 
 def lost_of(row: Mapping[str, Any]) -> int:
-    """How many seeds diverged."""
+    """Counts the seeds that diverged."""
     return row["statuses"].count(DIVERGED)
 
 
-def rate(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
-
-
-def millions(value: int | None) -> str:
-    return "" if value is None else f"{value}M"
+def known(value: float | None, spec: str, unit: str = "") -> str:
+    """Formats a value; "" where there is none."""
+    return "" if value is None else format(value, spec) + unit
 
 
 def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines that say what the paper concludes and which pairs of rows stand as in the paper."""
+    """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
     lines = [f"The paper: {experiment.claim}"]
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
     for one, other in compared(experiment, rows):
-        if verdict := compare(one, other, first_is_ahead(experiment, one, other)):
+        if verdict := compare(one, other, paper_sign(experiment, one, other)):
             pairs[verdict].append((one, other))
     total = sum(map(len, pairs.values()))
     if total:
@@ -180,14 +180,21 @@ def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> lis
     if pairs[CLOSE]:
         close = "; ".join(f"{said(one)} against {said(other)}" for one, other in pairs[CLOSE])
         lines.append(f"Too close to tell: {close}.")
-    if any(len(row["accuracies"]) > 1 for of in pairs.values() for pair in of for row in pair):
+    seeds = [len(row["values"]) for of in pairs.values() for pair in of for row in pair]
+    if any(count > 1 for count in seeds):
         lines.append(
-            f"Too close to tell is what Welch's t-test gives p >= {SIGNIFICANT}, with the seeds "
-            "above; no correction for the number of pairs."
+            f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, "
+            "without a correction for the number of pairs."
         )
-    if any(len(row["accuracies"]) == 1 for of in pairs.values() for pair in of for row in pair):
-        lines.append("A single seed has no error bar: there the sign alone counts.")
-    for row in (row for row in rows if not row["same_as"] and row["accuracies"]):
+    if 1 in seeds:
+        lines.append("A single seed has no error bar: there only the sign counts.")
+    return lines + divergence_lines(rows)
+
+
+def divergence_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines about the rows that diverged in the paper or here."""
+    lines = []
+    for row in (row for row in rows if not row["same_as"] and row["values"]):
         lost, label = lost_of(row), row["label"].strip()
         in_paper = isinstance(row["paper"], float) and math.isnan(row["paper"])
         if lost:
@@ -199,53 +206,60 @@ def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> lis
 
 
 def said(row: Mapping[str, Any]) -> str:
+    """Formats a row within a sentence."""
     return f"{row['label'].strip()} {row['mean']:.2f}"
 
 
 def compared(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[tuple]:
-    """The pairs of rows whose order means something."""
-    alone = [row for row in rows if not row["same_as"]]
-    if experiment.falls:
-        return list(itertools.pairwise(alone))
+    """Lists the pairs of rows that the experiment compares."""
+    distinct = [row for row in rows if not row["same_as"]]
+    if experiment.worsens:
+        return list(itertools.pairwise(distinct))
     return [
         (one, other)
-        for one, other in itertools.combinations(alone, 2)
+        for one, other in itertools.combinations(distinct, 2)
         if not experiment.within_size or one["size"] == other["size"]
     ]
 
 
-def first_is_ahead(
-    experiment: Experiment, one: Mapping[str, Any], other: Mapping[str, Any]
-) -> bool | None:
-    """Whether the paper has the first of two rows ahead; None where it does not order them."""
-    if experiment.falls:
-        return True
+def paper_sign(experiment: Experiment, one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """Sign of the first row's value minus the second's in the paper; 0 where it orders neither."""
+    if experiment.worsens:
+        return 1 if experiment.metric.higher_is_better else -1
     printed = one["paper"], other["paper"]
     if not all(isinstance(value, float) and math.isfinite(value) for value in printed):
-        return None
-    return None if printed[0] == printed[1] else printed[0] > printed[1]
+        return 0
+    return int(np.sign(printed[0] - printed[1]))
 
 
-def compare(one: Mapping[str, Any], other: Mapping[str, Any], ahead: bool | None) -> str | None:
-    """How our two rows stand to the paper's order; None without such an order, or without runs.
+def compare(one: Mapping[str, Any], other: Mapping[str, Any], sign: int) -> str | None:
+    """Compares the order of our two rows with the paper's.
 
-    Differences that Welch's t-test over the seeds calls not significant are too close to tell;
-    where a row has one seed there is no such test, and the sign alone counts.
+    Differences that are not significant by Welch's t-test over the seeds are too close to tell.
+    Where a row has a single seed there is no such test, and only the sign counts.
+
+    Args:
+      one: a row of `rows_of`.
+      other: another.
+      sign: of `one` minus `other` in the paper, as `paper_sign` returns it.
+
+    Returns:
+      AS, OTHER, CLOSE or LOST; None where the paper gives no order, or a row has no runs.
     """
-    if ahead is None or not (one["accuracies"] and other["accuracies"]):
+    if not (sign and one["values"] and other["values"]):
         return None
     if lost_of(one) or lost_of(other):
         return LOST
     difference = one["mean"] - other["mean"]
-    if difference == 0 or not significant(one["accuracies"], other["accuracies"]):
+    if difference == 0 or not significant(one["values"], other["values"]):
         return CLOSE
-    return AS if (difference > 0) == ahead else OTHER
+    return AS if (difference > 0) == (sign > 0) else OTHER
 
 
 def significant(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Of Welch's t-test; True where a side has one value."""
+    """Tells whether Welch's t-test finds a difference; True where a side has a single value."""
     if min(len(one), len(other)) < 2:
         return True
-    if np.ptp(one) == np.ptp(other) == 0:  # nothing varies: any difference is one
+    if np.ptp(one) == np.ptp(other) == 0:  # without variance every difference is significant
         return True
     return bool(stats.ttest_ind(one, other, equal_var=False).pvalue < SIGNIFICANT)

@@ -1,6 +1,6 @@
-"""Which settings a sweep tries: lists of {field: value}, and how lists are combined.
+"""Settings that a sweep tries, as lists of {field: value}, and functions that combine the lists.
 
-This module is what a config's `get_sweep(sweep)`, or V-MoE's `get_hyper(hyper)`, is given:
+A config's `get_sweep(sweep)` receives this module:
 
   def get_sweep(sweep):
       return sweep.product([
@@ -11,8 +11,8 @@ This module is what a config's `get_sweep(sweep)`, or V-MoE's `get_hyper(hyper)`
           ]),
       ])
 
-A field is named as on the command line, with or without "config." before it. The field `variant`
-is the config's argument, what stands after the colon in `--config=configs/digits.py:vit_tiny`.
+Fields are named as on the command line, with or without "config." before them. The field `variant`
+is the config's argument, the text after the colon in `--config=configs/digits.py:vit_tiny`.
 """
 
 import itertools
@@ -25,25 +25,20 @@ Settings = dict[str, Any]
 
 
 def sweep(name: str, values: Iterable[Any]) -> list[Settings]:
-    """One trial a value."""
+    """Makes one setting for each value."""
     return [{field_name(name): value} for value in values]
 
 
-def fixed(name: str, value: Any, length: int = 1) -> list[Settings]:
-    """`length` trials with the same value; of length 1, it goes with any list in `zipit`."""
-    return sweep(name, [value] * length)
-
-
 def product(axes: Iterable[Iterable[Settings]]) -> list[Settings]:
-    """Every combination, the last axis fastest; of no axes, one trial with nothing set."""
+    """Makes every combination, the last axis fastest; without axes, one empty setting."""
     return [merge(parts) for parts in itertools.product(*axes)]
 
 
 def zipit(axes: Iterable[Iterable[Settings]]) -> list[Settings]:
-    """The first of each axis together, then the second of each, ...
+    """Combines the first settings of all axes, then the second, and so on.
 
     Raises:
-      BadInputError: axes of different lengths; one of length 1 goes with all.
+      BadInputError: the axes differ in length; an axis of length 1 is repeated.
     """
     axes = [list(axis) for axis in axes]
     longest = max(map(len, axes), default=0)
@@ -57,15 +52,21 @@ def zipit(axes: Iterable[Iterable[Settings]]) -> list[Settings]:
 
 
 def chainit(axes: Iterable[Iterable[Settings]]) -> list[Settings]:
-    """The trials of the first axis, then those of the second, ..."""
+    """Lists the settings of the first axis, then those of the second, and so on."""
     return [settings for axis in axes for settings in axis]
 
 
 def field_name(name: str) -> str:
+    """Drops "config." from a field's name."""
     return name.removeprefix("config.")
 
 
 def merge(parts: Sequence[Settings]) -> Settings:
+    """Joins settings of different fields.
+
+    Raises:
+      BadInputError: two of them set the same field.
+    """
     merged: Settings = {}
     for part in parts:
         for name in part.keys() & merged.keys():
@@ -75,10 +76,10 @@ def merge(parts: Sequence[Settings]) -> Settings:
 
 
 def parse_axis(text: str, flag: str) -> list[Settings]:
-    """ "seed=0,1,2" -> [{"seed": "0"}, {"seed": "1"}, {"seed": "2"}].
+    """Parses --sweep and --zip: "seed=0,1" -> [{"seed": "0"}, {"seed": "1"}].
 
-    Semicolons part values that have commas: "variant=widenet_b;widenet_b,share_norms=true".
-    Values stay text: the config says what they are.
+    Semicolons separate values that contain commas: "variant=widenet_b;widenet_b,share_norms=true".
+    Values stay text, as the config decides about their types.
     """
     name, equals, values = text.partition("=")
     if not (name and equals and values):
@@ -87,4 +88,5 @@ def parse_axis(text: str, flag: str) -> list[Settings]:
 
 
 def parse_values(text: str) -> list[str]:
+    """Splits "1,2", or "a,b;c" where values contain commas."""
     return [value.strip() for value in text.split(";" if ";" in text else ",")]

@@ -1,28 +1,29 @@
-"""Runs trials, several at a time, each as a process of its own.
+"""Runs trials, several at a time, each in a separate process.
 
-A trial that has a result.json is finished and not started again; one that was cut off resumes by
-itself, since a run does. So a sweep that was killed goes on by the same call.
+A trial that has a result.json is finished and is not started again. A trial that was interrupted
+resumes from its checkpoint, as any run does. So the same call resumes a sweep that was killed.
 """
 
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from widenet_jax import errors
 from widenet_jax.errors import BadInputError
-from widenet_jax.run.stopping import EXIT_CODE
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.trials import Trial
+from widenet_jax.tools.sweep.space import Space
+from widenet_jax.tools.sweep.trials import MakeCommand, Trial
 
 POLL_SECONDS = 0.1
 JUDGE_SECONDS = 1.0
 NEWS_SECONDS = 30.0
-# Of a trial that was told to stop: by itself, or before it listened.
-STOPPED_CODES = (EXIT_CODE, -signal.SIGTERM)
+# Exit codes of a trial that was told to stop: after saving, or before it handled signals.
+STOPPED_CODES = (errors.STOPPED, errors.INTERRUPTED, -signal.SIGTERM)
 
 DONE, FAILED, STOPPED, PRUNED = "done", "failed", "stopped", "pruned"
 HANDED_OVER, WAITING = "handed over", "waiting"
@@ -30,13 +31,13 @@ HANDED_OVER, WAITING = "handed over", "waiting"
 
 @dataclass
 class Outcome:
-    """How a trial stands.
+    """The state of a trial.
 
     Attributes:
-      status: done; failed; stopped (saved, goes on next time); pruned; handed over (to a scheduler
-        that runs it later); waiting (not started).
-      message: of a failed one: the last line that it printed.
-      result: of one that is done: its result.json.
+      status: done; failed; stopped (saved; the next call resumes it); pruned; handed over (to a
+        scheduler that runs it later); waiting (not started).
+      message: the last line that a failed trial printed.
+      result: the result.json of a trial that is done.
     """
 
     trial: Trial
@@ -47,55 +48,78 @@ class Outcome:
 
 
 class Source(Protocol):
-    """Where trials come from and what becomes of them."""
+    """Supplies trials and receives their outcomes.
+
+    Attributes:
+      space: what a search draws settings from; empty for a list of trials.
+    """
+
+    space: Space
 
     def ask(self) -> Trial | None:
-        """The next trial; None once there is no more."""
+        """Returns the next trial, or None when there are no more."""
 
     def hopeless(self, trial: Trial) -> bool:
-        """Whether to end a running trial early."""
+        """Tells whether to end a running trial early."""
 
     def tell(self, outcome: Outcome) -> None:
-        """A trial ended, or was found to have ended before."""
+        """Receives the outcome of a trial that ended now or before."""
 
     def outcomes(self) -> list["Outcome"]:
-        """How every trial stands."""
+        """Returns the state of every trial."""
 
 
 class Listed:
-    """Trials known beforehand; with `only`, just the one of that index is run."""
+    """A `Source` of trials known beforehand; with `only`, it supplies that index alone.
+
+    Writes the trials down in the directory.
+
+    Raises:
+      BadInputError: as `Directory.remember`.
+    """
 
     def __init__(self, trials: Sequence[Trial], directory: Directory, only: int | None = None):
+        directory.make()
+        directory.remember(trials)
         self.trials, self.directory = trials, directory
         self.left = list(trials) if only is None else [trials[only]]
         self.told: dict[str, Outcome] = {}
+        self.space: Space = {}
 
     def ask(self) -> Trial | None:
         return self.left.pop(0) if self.left else None
 
     def hopeless(self, trial: Trial) -> bool:
+        del trial
         return False
 
     def tell(self, outcome: Outcome) -> None:
         self.told[outcome.trial.name] = outcome
 
     def outcomes(self) -> list[Outcome]:
-        """In the order of the trials; others than this sweep may have finished some."""
+        """Returns the outcomes in the order of the trials; other sweeps may have finished some."""
         return [self.told.get(trial.name) or self.found(trial) for trial in self.trials]
 
     def found(self, trial: Trial) -> Outcome:
+        """Returns the outcome that an earlier call left."""
         result = self.directory.result(trial)
         return Outcome(trial, DONE, result=result) if result else Outcome(trial, WAITING)
 
 
 @dataclass
 class Slot:
-    """A trial that holds one of the workers."""
+    """A worker's trial.
+
+    Attributes:
+      process: runs the trial; None while a process of an earlier sweep still runs it.
+      pruned: the trial was told to end early.
+      look_again: time of the next check whether the trial should be pruned.
+    """
 
     trial: Trial
-    process: subprocess.Popen | None = None  # None: another process still runs the trial
+    process: subprocess.Popen | None = None
     pruned: bool = False
-    look_again: float = 0.0  # when to ask whether it is hopeless
+    look_again: float = 0.0
 
 
 def run_trials(
@@ -103,21 +127,19 @@ def run_trials(
     directory: Directory,
     *,
     workers: int = 1,
-    command: Callable[[Trial, str], list[str]] = Trial.command,
+    command: MakeCommand = Trial.command,
 ) -> tuple[list[Outcome], bool]:
-    """Runs what is not finished yet.
+    """Runs the trials that are not finished.
 
     Args:
       trials: as `expand` makes them; lists of several configs may be concatenated.
       directory: of the sweep.
-      workers: how many run at a time.
-      command: what starts a trial; by default a run on this machine.
+      workers: how many trials run at a time.
+      command: makes the command that starts a trial; by default a run on this machine.
 
     Returns:
-      Every trial's outcome, in the order given; whether a signal cut them short.
+      Every trial's outcome, in the order given, and whether a signal cut the sweep short.
     """
-    directory.make()
-    directory.remember(trials)
     listed = Listed(trials, directory)
     runner = Runner(listed, directory, workers=workers, command=command, total=len(trials))
     stopped = runner.run()
@@ -125,12 +147,17 @@ def run_trials(
 
 
 class Runner:
-    """Args:
-    source: of the trials.
-    directory: of the sweep.
-    workers: how many trials run at a time.
-    command: what starts a trial; by default a run on this machine.
-    total: how many trials there are, for the progress lines.
+    """Keeps workers busy with the trials of a source.
+
+    Args:
+      source: of the trials.
+      directory: of the sweep.
+      workers: how many trials run at a time.
+      command: makes the command that starts a trial; by default a run on this machine.
+      total: number of trials for the progress lines; 0 where it is unknown.
+
+    Raises:
+      BadInputError: `workers` is below 1.
     """
 
     def __init__(
@@ -139,7 +166,7 @@ class Runner:
         directory: Directory,
         *,
         workers: int,
-        command: Callable[[Trial, str], list[str]] = Trial.command,
+        command: MakeCommand = Trial.command,
         total: int = 0,
     ):
         if workers < 1:
@@ -148,7 +175,7 @@ class Runner:
         self.command = command
         self.total = total
         self.slots: list[Slot] = []
-        self.exhausted = False  # the source has no more
+        self.exhausted = False  # the source has no more trials
         self.ended = 0
         self.signals: list[int] = []
         self.passed_on = 0
@@ -166,11 +193,11 @@ class Runner:
                     return bool(self.signals)
                 if time.monotonic() - news > NEWS_SECONDS:
                     news = time.monotonic()
-                    self.tell_news()
+                    self.print_news()
                 time.sleep(POLL_SECONDS)
 
     def fill(self) -> None:
-        """Gives free workers a trial; finished ones pass through."""
+        """Gives every free worker a trial; finished trials free it again at once."""
         while not self.signals and len(self.slots) < self.workers:
             trial = self.source.ask()
             if trial is None:
@@ -181,28 +208,29 @@ class Runner:
             self.begin(slot)
 
     def begin(self, slot: Slot) -> None:
-        """Starts the trial, unless it is finished or still running from before."""
+        """Starts the trial, unless it is finished or an earlier sweep's process still runs it."""
         directory, trial = self.directory, slot.trial
         lock = directory.lock(trial)
         if lock is None:
             return
-        result = directory.result(trial)
-        if result is not None:
-            self.end(slot, Outcome(trial, DONE, result=result))
-        elif directory.handed_over(trial).exists():
-            self.end(slot, Outcome(trial, HANDED_OVER))
-        else:
-            self.say(f"start {trial.name}")
-            with directory.log(trial).open("a") as log:
-                slot.process = subprocess.Popen(
-                    self.command(trial, directory.workdir(trial)),
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    pass_fds=[lock.fileno()],  # so that the lock lasts as long as the trial
-                    start_new_session=True,  # Ctrl-C is for the sweep, which passes it on
-                )  # fmt: skip
-        lock.close()
+        with lock:
+            result = directory.result(trial)
+            if result is not None:
+                self.end(slot, Outcome(trial, DONE, result=result))
+            elif directory.handed_over(trial).exists():
+                self.end(slot, Outcome(trial, HANDED_OVER))
+            else:
+                self.say(f"start {trial.name}")
+                with directory.log(trial).open("a") as log:
+                    slot.process = subprocess.Popen(
+                        self.command(trial, directory.workdir(trial)),
+                        stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                        pass_fds=[lock.fileno()],  # the lock lasts as long as the trial's process
+                        start_new_session=True,  # the sweep receives Ctrl-C and passes it on
+                    )  # fmt: skip
 
     def look_at(self, slot: Slot) -> None:
+        """Records the end of a finished trial; prunes a trial that its search gives up."""
         if slot.process is None:
             if self.signals:
                 self.slots.remove(slot)
@@ -217,7 +245,7 @@ class Runner:
                 slot.process.terminate()
 
     def outcome(self, slot: Slot) -> Outcome:
-        """Of a trial whose process has ended."""
+        """Returns the outcome of a trial whose process has ended."""
         trial, code = slot.trial, slot.process.returncode
         result = self.directory.result(trial)
         if code == 0 and result is not None:
@@ -230,37 +258,48 @@ class Runner:
         return Outcome(trial, FAILED, code, self.directory.last_line(trial))
 
     def end(self, slot: Slot, outcome: Outcome) -> None:
+        """Frees the worker and reports the outcome."""
         self.slots.remove(slot)
         self.ended += 1
         self.source.tell(outcome)
-        accuracy = outcome.result.get("test_accuracy")
-        found = f": test accuracy {accuracy:.2%}" if accuracy is not None else ""
+        found = score_of(outcome.result)
         if outcome.status == FAILED:
             found = f", exit code {outcome.exit_code}: {outcome.message}"
         self.say(f"{outcome.status} {outcome.trial.name}{found}")
 
     def pass_signals_on(self) -> None:
-        """Every signal goes to the trials: at the first they save, at a second they end."""
+        """Terminates the trials once for each signal: at the first they save, at a second end."""
         while self.passed_on < len(self.signals):
             self.passed_on += 1
-            self.say("stopping: the running trials save first; the same command goes on from there")
+            self.say("stopping: running trials save first; run the same command again to resume")
             for slot in self.slots:
                 if slot.process:
                     slot.process.terminate()
 
-    def tell_news(self) -> None:
+    def print_news(self) -> None:
+        """Prints the last line of every running trial."""
         for slot in self.slots:
             line = self.directory.last_line(slot.trial)
             self.say(f"{slot.trial.name}: {line if slot.process else 'an earlier sweep runs it'}")
 
     def say(self, text: str) -> None:
+        """Prints a line with the number of trials that ended."""
         of = f"{self.ended}/{self.total}" if self.total else self.ended
         print(f"[{of}] {text}", file=sys.stderr, flush=True)
 
 
+def score_of(result: Mapping[str, Any]) -> str:
+    """Formats the headline metric of a result.json: ": test accuracy 0.9313"; "" without one.
+
+    Results of earlier versions name no headline metric: theirs is accuracy.
+    """
+    name = f"test_{result.get('headline', {}).get('name', 'accuracy')}"
+    return f": {name.replace('_', ' ')} {result[name]:.4f}" if name in result else ""
+
+
 @contextmanager
 def noting_signals(into: list[int]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C are noted in `into`, and do nothing else."""
+    """Appends SIGTERM and Ctrl-C to `into`, instead of their usual effect."""
     before = {
         number: signal.signal(number, lambda got, _: into.append(got))
         for number in (signal.SIGTERM, signal.SIGINT)

@@ -1,33 +1,40 @@
-"""What one trial of a sweep is: a config, its settings, a name, and the command that runs it."""
+"""Trials of a sweep: a config, its settings, a name, and the command that runs it."""
 
 import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
 
 from widenet_jax.config.files import fields_of, import_file, load_config, override
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.sweep import axes
 from widenet_jax.tools.sweep.axes import Settings
 
+if TYPE_CHECKING:
+    from widenet_jax.tasks import Headline
+
+MakeCommand = Callable[["Trial", str], list[str]]  # (trial, workdir) -> the command that runs it
 VARIANT = "variant"  # the config's argument, as a field
 SLUG_LENGTH = 80
+UNKNOWN_TASK = "classification"  # names the metric where every trial fails at config.task.name
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run.
+    """One run of a sweep.
 
     Attributes:
-      name: of its workdir; it follows from the config and the settings alone, so that axes may
-        be lengthened, shortened and reordered without a finished trial being lost.
+      name: of its workdir. It follows from the config and the settings alone, so that axes may be
+        lengthened, shortened and reordered without losing a finished trial.
       config: as after --config=, with the variant.
-      settings: the swept fields, each value as the config holds it.
-      flags: `--config.FIELD=VALUE` that all trials have.
+      settings: the swept fields, each value with the type that it has in the config.
+      flags: `--config.FIELD=VALUE` that all trials share.
     """
 
     name: str
@@ -36,38 +43,43 @@ class Trial:
     flags: tuple[str, ...] = ()
 
     def arguments(self, workdir: str) -> list[str]:
-        """What comes after `python -m widenet_jax.main`."""
-        fields = [
-            f"--config.{name}={text_of(value)}"
-            for name, value in self.settings.items()
-            if name != VARIANT
-        ]
-        return [f"--config={self.config}", f"--workdir={workdir}", *self.flags, *fields]
+        """Returns the arguments of `python -m widenet_jax.main`."""
+        texts = {name: text_of(value) for name, value in self.settings.items() if name != VARIANT}
+        return [f"--config={self.config}", f"--workdir={workdir}", *self.flags, *flags_of(texts)]
 
     def command(self, workdir: str) -> list[str]:
-        """Runs it here, in a process of its own."""
+        """Returns the command that runs the trial on this machine."""
         return [sys.executable, "-m", "widenet_jax.main", *self.arguments(workdir)]
+
+    def headline(self) -> "Headline":
+        """Returns the metric that the task's runs are compared by."""
+        config = load_config(self.config)  # first: a config file may add a task to TASKS
+        override(config, self.arguments("")[2:])
+        from widenet_jax.tasks import TASKS  # imports JAX, which a sweep needs only here
+
+        return TASKS.get(config.task.name, TASKS[UNKNOWN_TASK]).headline
 
 
 def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ()) -> list[Trial]:
-    """The trials of a sweep, every one checked before any is run.
+    """Makes the trials of a sweep, and checks every one before any runs.
 
     Args:
       config: FILE.py or FILE.py:ARGUMENT.
-      settings: one dict a trial, as the functions of `axes` make them; values may be text.
-      flags: `--config.FIELD=VALUE` for all trials.
+      settings: one dict for each trial, as the functions of `axes` make them; values may be text.
+      flags: `--config.FIELD=VALUE` that all trials share.
 
     Returns:
-      In the order given; settings that occur twice, however spelt, are one trial.
+      The trials in the order given. Equal settings, however spelt, become one trial.
 
     Raises:
-      BadInputError: a field, value or variant that cannot be.
+      BadInputError: the config has no such field, value or variant.
     """
     trials = {trial.name: trial for trial in (make(config, one, flags) for one in settings)}
     return list(trials.values())
 
 
 def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
+    """Makes one trial; see `expand`."""
     path, _, argument = config.partition(":")
     fields = {name: text_of(value) for name, value in settings.items() if name != VARIANT}
     if VARIANT in settings:
@@ -81,23 +93,25 @@ def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
     for name in fields:
         if name in given:
             raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")
-    loaded = load_config(full)
-    swept = [f"--config.{name}={text}" for name, text in fields.items()]
-    override(loaded, ["sweep", *flags, *swept])
-    held = dict(fields_of(loaded))
-    values = {
-        name: argument if name == VARIANT else held[name] for name in sorted(settings)
-    }  # fmt: skip
+    loaded: ConfigDict = load_config(full)
+    override(loaded, [*flags, *flags_of(fields)])
+    held = dict(fields_of(loaded)) | {VARIANT: argument}
+    values = {name: held[name] for name in sorted(settings)}
     return Trial(name_of(Path(path).name, argument, values), full, values, tuple(flags))
 
 
+def flags_of(fields: Mapping[str, str]) -> list[str]:
+    """Writes fields as on the command line."""
+    return [f"--config.{name}={text}" for name, text in fields.items()]
+
+
 def text_of(value: Any) -> str:
-    """As on the command line."""
+    """Writes a value as on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def name_of(file: str, argument: str, values: Settings) -> str:
-    """ "learning_rate_0.001-seed_0-3fa9c1d2": to read, and a hash that tells all apart."""
+    """Names a trial: "learning_rate_0.001-seed_0-3fa9c1d2", readable, with a unique hash."""
     parts = [f"{name.split('.')[-1]}_{short(value)}" for name, value in values.items()]
     readable = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in parts)
     whole = json.dumps([file, argument, values], sort_keys=True, default=str)
@@ -106,19 +120,19 @@ def name_of(file: str, argument: str, values: Settings) -> str:
 
 
 def short(value: Any) -> str:
+    """Writes a value with at most four digits."""
     return f"{value:.4g}" if isinstance(value, float) else text_of(value)
 
 
 def settings_of_config(config: str) -> list[Settings]:
-    """What the `get_sweep(sweep)` or `get_hyper(hyper)` of a config file asks for.
+    """Returns the settings that `get_sweep(sweep)` of a config file asks for.
 
     Raises:
-      BadInputError: it has neither, or they return something else than settings.
+      BadInputError: the file has no get_sweep, or it fails or returns no settings.
     """
     path = config.partition(":")[0]
     load_config(config)
-    module = import_file(path)
-    ask = getattr(module, "get_sweep", None) or getattr(module, "get_hyper", None)
+    ask = getattr(import_file(path), "get_sweep", None)
     if ask is None:
         raise BadInputError(
             f"nothing to sweep: give --sweep FIELD=VALUE,VALUE, or write get_sweep(sweep) in {path}"
@@ -131,7 +145,9 @@ def settings_of_config(config: str) -> list[Settings]:
         raise BadInputError(f"--config={config}: {error}") from None
     except Exception as error:
         raise BadInputError(
-            f"--config={config}: {ask.__name__}: {type(error).__name__}: {error}; it must return "
-            "what sweep, fixed, product, zipit or chainit return"
+            f"--config={config}: get_sweep: {type(error).__name__}: {error}; it must return "
+            "what sweep, product, zipit or chainit return"
         ) from error
+    if not found:
+        raise BadInputError(f"--config={config}: get_sweep returns no settings; return one or more")
     return found

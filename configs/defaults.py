@@ -1,0 +1,99 @@
+"""Every field of a config, with its meaning and its usual value.
+
+A config file takes these and changes what it needs:
+
+  from configs import defaults
+
+  def get_config(variant="widenet_b"):
+      family, size, options = parse_variant(variant)
+      config = defaults.get_config(vision_model(family, size, options))
+      config.update(batch_size=512, optimizer={"name": "sgd", "momentum": 0.9})
+      return config
+
+A name that is not here is refused, so that a misspelt one cannot go unnoticed. To add a field for
+a new task or data set: `with config.unlocked(): ...`. Numbers are checked: whole ones are at least
+1 unless `LEAST` in widenet_jax/config/files.py says otherwise, others are at least 0.
+
+Durations are text, a number and a unit: "500 steps", "1e6 examples", "2.5 epochs".
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(model: dict) -> ConfigDict:
+    """Returns the default config around the `config.model` section `model`."""
+    config = ConfigDict()
+    config.seed = 0  # of initialisation, dropout, routing noise and the order of the data
+    config.init_from = ""  # a run, an export, or ViT weights (.npz, .safetensors); "": from scratch
+    config.batch_size = 128  # examples a step, over all devices
+    config.duration = "10 epochs"
+    config.log_every_steps = 10
+    config.on_nonfinite = "stop"  # or "skip": leave out updates that are not finite
+    config.max_skipped_updates = 10  # then the run stops all the same
+
+    config.model = model  # models/sizes.py has the fields
+
+    config.task = {
+        "name": "classification",
+        "label_smoothing": 0.0,  # in [0, 1)
+    }
+    config.data = {
+        "source": "array_record",  # array_record, image_folder, tfds, digits
+        "name": "",  # of a TFDS set
+        "path": "",  # a directory, local or gs://; "": the directory of TFDS
+        "train_split": "train",
+        "eval_split": "test",
+        "image_size": 224,  # pixels a side, after cropping
+        "num_workers": 0,  # decoding processes on each host; 0: threads
+        "prefetch": 4,  # batches
+        "on_bad_example": "error",  # or "skip": replace images that cannot be read
+        "max_bad_fraction": 0.001,  # of a split; more unreadable images fail the run
+    }
+    config.augment = {
+        "crop": "inception",  # a random part of the image; "pad": shift by up to pad_pixels
+        "crop_area_min": 0.05,  # of the image, for "inception"
+        "pad_pixels": 0,  # for "pad"
+        "flip": True,  # left to right, every second image
+        "randaugment_layers": 0,  # operations on each image; 0: no RandAugment
+        "randaugment_magnitude": 15.0,  # 0 to 30
+        "randaugment_before_crop": False,  # as in the authors' code
+        "eval_crop": "squash",  # the whole image; "central": a square from the middle
+        "eval_crop_fraction": 1.0,  # of the short side, for "central"
+        "mixup_alpha": 0.0,  # lambda ~ Beta(alpha, alpha) for each example; 0: no mixup
+        "mixup_group_size": 16,  # partners come from so many neighbours in the batch
+    }
+    config.optimizer = {
+        "name": "adamw",  # adamw, lamb, sgd
+        "learning_rate": 1e-3,  # after the warm-up
+        "end_learning_rate": 0.0,
+        "schedule": "cosine",  # cosine, linear, constant
+        "warmup": "0 steps",
+        "b1": 0.9,  # adamw, lamb
+        "b2": 0.999,  # adamw, lamb
+        "eps": 1e-6,  # adamw, lamb
+        "momentum": 0.9,  # sgd
+        "weight_decay": 0.0,  # inside LAMB's trust ratio; decoupled in AdamW; an L2 loss in SGD
+        "grad_clip_norm": 1.0,  # global norm; 0: no clipping
+        "exclude_norm_and_bias": True,  # from decay, and from LAMB's trust ratio
+        "decay_exclude": "",  # regular expression of whole parameter paths that do not decay
+        "accumulation_steps": 1,  # micro-batches of a step
+    }
+    config.evaluation = {"batch_size": 512, "every": "1 epoch"}
+    config.checkpoint = {"every": "1 epoch", "keep": 2}  # the newest `keep`; the best besides
+    # Devices along each axis of the mesh, -1: all but the other's. `data` takes what is left.
+    config.sharding = {"fsdp": 1, "expert": 1}
+    config.watchdog = {  # when a run makes no progress for so many seconds; 0: never
+        "dump_after_seconds": 900,  # print the stacks of all threads
+        "exit_after_seconds": 0,  # end the process
+    }
+    config.tracking = {"tensorboard": True, "wandb_project": ""}  # "": no Weights & Biases
+    return config.lock()
+
+
+def mixup_group_size(model: ConfigDict) -> int:
+    """Returns the routing group's size, so that mixup's partners stay in one group.
+
+    Models without experts, or with groups of one image, mix within 16 neighbours.
+    """
+    images = model.moe.examples_per_group if model.moe else 1
+    return images if images > 1 else 16

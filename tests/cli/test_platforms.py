@@ -1,0 +1,94 @@
+"""The rule that keeps JAX from loading an installed libtpu on a machine without a TPU.
+
+Without the rule, every command on such a machine prints six lines of libtpu errors.
+"""
+
+import importlib.machinery
+import sys
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.cli.platforms import skip_absent_tpu
+
+CPU = {"JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture
+def libtpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fakes an installed libtpu package, and no plugin for a GPU."""
+    (tmp_path / "packages" / "libtpu").mkdir(parents=True)
+    (tmp_path / "packages" / "libtpu" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setitem(sys.modules, "jax_plugins", None)  # makes importing it fail
+
+
+def chosen(environment: dict[str, str], root: Path) -> dict[str, str]:
+    """Returns the variables that the rule adds to the environment."""
+    after = dict(environment)
+    skip_absent_tpu(after, root)
+    return {name: text for name, text in after.items() if environment.get(name) != text}
+
+
+def device(root: Path, name: str) -> None:
+    path = root / "dev" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def pci_device(root: Path, vendor: str, kind: str) -> None:
+    path = root / "sys" / "bus" / "pci" / "devices" / "0000:00:04.0"
+    path.mkdir(parents=True)
+    (path / "vendor").write_text(f"{vendor}\n")
+    (path / "class").write_text(f"{kind}\n")
+
+
+def test_a_machine_with_libtpu_and_no_tpu(libtpu, tmp_path):
+    assert chosen({}, tmp_path) == CPU
+
+
+def test_without_libtpu_nothing_is_chosen(tmp_path):
+    assert importlib.machinery.PathFinder.find_spec("libtpu") is None
+    assert chosen({}, tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["accel0", "vfio/0"], ids=["v4", "v5e"])
+def test_a_tpu_vm_by_its_device_files(libtpu, tmp_path, name: str):
+    device(tmp_path, name)
+    assert chosen({}, tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["vfio/vfio", "accel/accel0"], ids=["driver", "another maker's"])
+def test_device_files_that_are_no_tpu(libtpu, tmp_path, name: str):
+    device(tmp_path, name)
+    assert chosen({}, tmp_path) == CPU
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "tpu"),
+    [
+        ("0x1ae0", "0x120000", True),
+        ("0x1ae0", "0x020000", False),  # Google's network card
+        ("0x1ae0", "0x010802", False),  # Google's disk
+        ("0x8086", "0x120000", False),
+    ],
+)
+def test_a_tpu_vm_by_its_pci_devices(libtpu, tmp_path, vendor: str, kind: str, tpu: bool):
+    pci_device(tmp_path, vendor, kind)
+    assert chosen({}, tmp_path) == ({} if tpu else CPU)
+
+
+@pytest.mark.parametrize(
+    "name", ["JAX_PLATFORMS", "JAX_PLATFORM_NAME", "TPU_WORKER_ID", "JAX_FORCE_TPU_INIT"]
+)
+def test_the_users_choice_stands(libtpu, tmp_path, name: str):
+    assert chosen({name: ""}, tmp_path) == {}
+
+
+def test_with_a_gpu_plugin_jax_still_chooses(libtpu, tmp_path, monkeypatch):
+    (tmp_path / "packages" / "jax_plugins").mkdir()
+    monkeypatch.delitem(sys.modules, "jax_plugins")
+    assert chosen({}, tmp_path) == {
+        "TPU_ACCELERATOR_TYPE": "v4-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }

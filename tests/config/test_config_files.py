@@ -1,0 +1,93 @@
+"""Configs from files: what a file may import, and what its fields may hold."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import load_config, override
+from widenet_jax.errors import BadInputError
+
+ROOT = Path(__file__).parents[2]
+MINE = """
+from configs import defaults
+
+def get_config():
+    config = defaults.get_config({"depth": 2})
+    config.update(batch_size=7)
+    return config
+"""
+
+
+def test_a_config_anywhere_takes_the_defaults_of_this_project(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    for place in (ROOT, tmp_path, Path("/")):
+        monkeypatch.chdir(place)
+        config = load_config(str(tmp_path / "mine.py"))
+        assert (config.batch_size, config.model.depth, config.checkpoint.keep) == (7, 2, 2)
+
+
+def test_the_defaults_beside_a_config_come_first(tmp_path):
+    """Also after a config of this project was loaded, whose defaults are different."""
+    load_config(str(ROOT / "configs" / "digits.py"))
+    (tmp_path / "mine.py").write_text(MINE)
+    defaults = (ROOT / "configs" / "defaults.py").read_text()
+    (tmp_path / "defaults.py").write_text(defaults.replace('"keep": 2', '"keep": 5'))
+    assert load_config(str(tmp_path / "mine.py")).checkpoint.keep == 5
+    assert load_config(str(ROOT / "configs" / "digits.py")).checkpoint.keep == 2
+
+
+def test_a_config_of_another_directory_by_the_command(tmp_path):
+    """The command works in any current directory: the config loads, and the mistake is reported."""
+    command = [sys.executable, "-m", "widenet_jax.main", f"--config={ROOT}/configs/digits.py"]
+    done = subprocess.run(
+        [*command, "--workdir=W", "--config.seed=x"], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert done.stderr == (
+        "error: --config.seed=x: this field needs a whole number, such as 0\n"
+    )  # fmt: skip
+
+
+def test_a_misspelt_field_in_a_config_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE.replace("batch_size", "batchsize"))
+    with pytest.raises(BadInputError, match=r"mine.py, line 6: .*batchsize"):
+        load_config(str(tmp_path / "mine.py"))
+
+
+def test_values_take_the_type_of_their_field():
+    config = ConfigDict({"a": {"b": 1}, "c": 0.5, "d": "x", "e": True, "f": (1, 2), "g": [1]})
+    flags = ["--config.a.b=2", "--config.c=3", "--config.d=y=z", "--config.e=False"]
+    override(config, [*flags, "--config.f=(4, 5, 6)", "--config.g=[7]"])
+    assert config.to_dict() == {
+        **{"a": {"b": 2}, "c": 3.0, "d": "y=z", "e": False},
+        **{"f": (4, 5, 6), "g": [7]},
+    }
+    assert type(config.c) is float
+
+
+@pytest.mark.parametrize("text", ["(1", "3", "[1, 2]", "__import__('os')"])
+def test_a_tuple_is_written_as_in_python(text: str):
+    with pytest.raises(BadInputError, match=r"this field needs a tuple, such as \(1, 2\)"):
+        override(ConfigDict({"f": (1, 2)}), [f"--config.f={text}"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "most"),
+    [("batch_size", 2**20), ("model.depth", 2**10), ("optimizer.accumulation_steps", 2**31 - 1)],
+)
+def test_numbers_beyond_any_memory(flag: str, most: int):
+    """Such values used to hang for over 75 s, drawing the batch's order or building blocks."""
+    config = load_config(str(ROOT / "configs" / "digits.py"))
+    with pytest.raises(BadInputError, match=f"--config.{flag}=1000000000000 is too large; give at"):
+        override(config, [f"--config.{flag}=1000000000000"])
+    override(config, [f"--config.{flag}={most}"])
+
+
+def test_every_limit_is_of_a_field_that_exists():
+    from widenet_jax.config.files import LEAST, MOST, fields_of
+
+    fields = dict(fields_of(load_config(str(ROOT / "configs" / "digits.py"))))
+    assert set(LEAST) | set(MOST) <= set(fields)

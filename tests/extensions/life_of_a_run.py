@@ -1,0 +1,66 @@
+"""Checks for runs of any task: train, evaluate, checkpoint, resume, sweep, draw."""
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+from small_runs import ROOT, assert_same_end, last_step, metrics_of
+
+from widenet_jax import train
+from widenet_jax.cli.sweep import main as sweep
+from widenet_jax.errors import StoppedError
+from widenet_jax.run.stopping import Stop
+
+
+class StopAfterOneStep(Stop):
+    """Stop request that arrives during the first step."""
+
+    def check(self) -> None:
+        self.reason = "a request"
+        super().check()
+
+
+def check_life(
+    get_config: Callable[[], ConfigDict],
+    file: str,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict:
+    """Trains a run twice, unbroken and stopped and resumed; returns the result.
+
+    Args:
+      get_config: returns the run's config.
+      file: a config file with the same `get_config`, for a sweep.
+      directory: an empty directory.
+      monkeypatch: used to let the sweep's processes find the tests' modules.
+    """
+    unbroken, resumed = directory / "unbroken", directory / "resumed"
+    result = train.run(get_config(), str(unbroken))
+    stop = StopAfterOneStep()
+    with pytest.raises(StoppedError, match="saved after step 1"):
+        train.run(get_config(), str(resumed), stop=stop)
+    assert last_step(resumed) == 1
+    train.run(get_config(), str(resumed))
+    assert_same_end(resumed, unbroken)
+
+    name = result["headline"]["name"]
+    evaluations = [record[name] for record in metrics_of(unbroken, "eval")]
+    assert result[f"test_{name}"] == pytest.approx(evaluations[-1])
+    (best,) = (unbroken / "best").glob("[0-9]*")
+    stored = json.loads((best / "meta" / "metadata").read_text())[name]
+    choose = max if result["headline"]["higher_is_better"] else min
+    assert stored == pytest.approx(choose(evaluations))
+    assert (unbroken / "learning_curve.png").stat().st_size > 10_000
+
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    flags = [f"--config={file}", f"--workdir={directory / 'sweep'}", "--sweep=seed=0"]
+    assert sweep(flags) == 0
+    (row,) = csv.DictReader((directory / "sweep" / "results.csv").open())
+    assert row["params_sha256"] == result["params_sha256"]
+    assert float(row[f"test_{name}"]) == pytest.approx(result[f"test_{name}"])
+    assert (directory / "sweep" / "learning_curves.png").exists()
+    return result

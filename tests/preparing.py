@@ -1,0 +1,95 @@
+"""Tiny image sets in every layout that `prepare_data.py` reads, and the command itself."""
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from widenet_jax.cli import prepare_data
+
+ROOT = Path(__file__).parents[1]
+NAMES = [f"class{i}" for i in range(10)]
+
+
+def run(*arguments: object) -> int:
+    """Runs the command in this process; returns its exit code."""
+    return prepare_data.main([str(argument) for argument in arguments])
+
+
+def refused(capsys, *arguments: object) -> str:
+    """Runs a command that must exit with 2; returns its one line on standard error."""
+    assert run(*arguments) == 2
+    return error_line(capsys.readouterr().err)
+
+
+def error_line(stderr: str) -> str:
+    # A progress bar redraws its line with carriage returns; the message follows the last one.
+    lines = [line for line in stderr.splitlines() if "error: " in line]
+    assert len(lines) == 1 and "Traceback" not in stderr, stderr
+    assert stderr.rstrip().endswith(lines[0]), "the message is one line, and the last"
+    return lines[0]
+
+
+def photo(value: int) -> bytes:
+    """Encodes a JPEG of a single grey level, which compression does not change."""
+    return cv2.imencode(".jpg", np.full((16, 16, 3), value, np.uint8))[1].tobytes()
+
+
+def make_tar(path: Path, members: Mapping[str, bytes], mode: str = "w", **options) -> Path:
+    with tarfile.open(path, mode, **options) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def make_npz(path: Path, values: Sequence[int] = (0, 1), **changes: np.ndarray) -> Path:
+    """Writes a pack of photos; even values have label 0 and odd ones 1."""
+    files = [photo(value) for value in values]
+    arrays = {
+        "jpeg": np.frombuffer(b"".join(files), np.uint8),
+        "offsets": np.cumsum([0] + [len(file) for file in files]),
+        "labels": np.array([value % 2 for value in values]),
+        "class_names": np.array(["even", "odd"]),
+        **changes,
+    }
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+def make_parquet(
+    path: Path, labels: object, names: Sequence[str] | None = None, images: object = None
+) -> Path:
+    """Writes columns `image` and `label`; the default images are photo(10 * label)."""
+    if images is None:
+        images = [{"bytes": photo(10 * label), "path": None} for label in labels]
+    table = pa.table({"image": images, "label": labels})
+    if names:
+        described = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(described)})
+    pq.write_table(table, path)
+    return path
+
+
+def cifar_record(label: int, image: np.ndarray | None = None) -> bytes:
+    image = np.zeros((32, 32, 3), np.uint8) if image is None else image
+    return bytes([label]) + image.transpose(2, 0, 1).tobytes()
+
+
+def make_cifar(path: Path, files: Mapping[str, bytes] | None = None, mode: str = "w:gz") -> Path:
+    """Writes CIFAR-10's binary archive of one training and one test image, plus `files`."""
+    content = {
+        "data_batch_1.bin": cifar_record(3),
+        "test_batch.bin": cifar_record(4),
+        "batches.meta.txt": "\n".join(NAMES).encode() + b"\n\n",
+        **(files or {}),
+    }
+    members = {f"cifar-10-batches-bin/{name}": data for name, data in content.items()}
+    return make_tar(path, members, mode)

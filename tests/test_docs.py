@@ -1,0 +1,128 @@
+"""README.md and docs/ name only what exists: files, links, commands, flags, config fields."""
+
+import importlib
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.config.files import load_config
+from widenet_jax.main import flag_parser
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "widenet_jax"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Folders that runs, sweeps and users create.
+OTHER_FOLDERS = ("checkpoints/", "best/", "failed/", "tensorboard/", "logs/", "photos/")
+NOT_FIELDS = {"json"}  # config.json is a file
+
+
+def text_of(page: Path) -> str:
+    return page.read_text()
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """Splits the commands of the indented blocks that run a program of ours into words."""
+    blocks = "\n".join(re.findall(r"^    (.*)", text_of(page), re.MULTILINE))
+    lines = blocks.replace("\\\n", " ").splitlines()
+    ours = [line for line in lines if re.match(r"python (scripts/|-m widenet_jax)", line)]
+    return [shlex.split(line, comments=True)[1:] for line in ours]
+
+
+COMMANDS = [words for page in PAGES for words in commands_of(page)]
+each_command = pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words)[:60])
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def config_named(words: list[str]) -> str:
+    """Returns the config of a command; by default, one that has every section."""
+    text = " ".join(words)
+    found = re.search(r"(configs/\S+)", text)
+    return found[1] if found else "configs/imagenet.py"
+
+
+def fields_of(config: str) -> set[str]:
+    """Returns the names of all fields and sections of a config, with dots."""
+
+    def names(section: dict, prefix: str) -> set[str]:
+        found = set()
+        for key, value in section.items():
+            found.add(prefix + key)
+            if isinstance(value, dict):
+                found |= names(value, f"{prefix}{key}.")
+        return found
+
+    return names(load_config(config).to_dict(), "")
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 30
+
+
+@each_command
+def test_a_command_has_the_flags_that_a_page_gives_it(words: list[str], capsys):
+    program, *rest = words if words[0] != "-m" else words[1:]
+    subcommand = [word for word in rest[:1] if not word.startswith("-")]
+    if program == "widenet_jax.main":
+        usage = flag_parser().format_help()
+    else:
+        command = importlib.import_module(f"widenet_jax.cli.{Path(program).stem}")
+        assert command.main([*subcommand, "--help"]) == 0
+        usage = capsys.readouterr().out
+    for word in rest:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and not flag.startswith("--config."):
+            assert re.search(rf"{flag}\b", usage), f"{program} has no flag {flag}"
+
+
+@each_command
+def test_a_command_sets_fields_that_its_config_has(words: list[str]):
+    fields = fields_of(config_named(words)) | {"variant"}
+    named = [word[9:].partition("=")[0] for word in words if word.startswith("--config.")]
+    for flag, word in itertools.pairwise(words):
+        if flag in ("--sweep", "--zip", "--space"):
+            named.append(word.partition("=")[0])
+    assert set(named) <= fields
+
+
+@each_page
+def test_fields_in_the_text_exist(page: Path):
+    named = set(re.findall(r"\bconfig\.([a-z_]+(?:\.[a-z_0-9]+)*)", text_of(page))) - NOT_FIELDS
+    assert named <= fields_of("configs/imagenet.py")
+
+
+@each_page
+def test_files_in_the_text_exist(page: Path):
+    """Names in backticks with a folder are relative to the repository or to the package."""
+    named = re.findall(r"`((?:[\w.]+/)+(?:[\w.]+\.(?:py|sh|md))?)`", text_of(page))
+    ours = [name for name in named if not name.startswith(OTHER_FOLDERS)]
+    missing = [name for name in ours if not ((ROOT / name).exists() or (PACKAGE / name).exists())]
+    assert missing == []
+
+
+@each_page
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = page.parent / file if file else page
+        assert there.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)", text_of(there), re.MULTILINE)
+            assert anchor in {title.lower().replace(" ", "-") for title in titles}, target
+
+
+def test_names_to_extend_are_in_the_files_that_the_map_gives():
+    """In a row of ARCHITECTURE.md, every NAME or function() is defined in a file of that row."""
+    text = text_of(ROOT / "docs" / "ARCHITECTURE.md")
+    rows = [row for row in text.partition("## To add")[2].splitlines() if row.startswith("| ")]
+    assert len(rows) > 35
+    for row in rows:
+        files = [PACKAGE / name for name in re.findall(r"`([\w/]+\.py)`", row)]
+        code = "\n".join(file.read_text() for file in files if file.exists())
+        for name in re.findall(r"`([A-Z_]{4,}|[a-z]+_[a-z_]+)`", row):
+            defined = rf"^(?:{name}\b.* = |def {name}\()"
+            assert re.search(defined, code, re.MULTILINE), f"{name}: {row}"

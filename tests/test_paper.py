@@ -1,0 +1,63 @@
+"""The numbers in paper.py and in the headers of the configs, each written from the paper."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from widenet_jax import paper
+
+ROOT = Path(__file__).parents[1]
+
+
+def table_of(config: str) -> dict[str, dict[str, str]]:
+    """Reads the table in a config's docstring: variant -> column -> cell.
+
+    A line of several models is split: "widenet_{b,l,h},moe=false | 3 | 9, 15, 23M | ...".
+    """
+    lines = (ROOT / "configs" / f"{config}.py").read_text().split('"""')[1].splitlines()
+    header, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line
+    ]
+    found = {}
+    for cells in rows:
+        name = cells[0].split(" (")[0]
+        grouped = re.fullmatch(r"(\w+_)\{b,l,h\}(.*)", name)
+        if not grouped:
+            found[name] = dict(zip(header, cells, strict=True))
+            continue
+        for index, size in enumerate("blh"):
+            own = [cell.split(", ")[index] if cell.count(", ") == 2 else cell for cell in cells]
+            own = [f"{cell}M" if re.fullmatch(r"\d\d?", cell) else cell for cell in own[2:]]
+            own = [*cells[:2], *own]
+            found[grouped[1] + size + grouped[2]] = dict(zip(header, own, strict=True))
+    return found
+
+
+def text(value: float | str | None, unit: str = "") -> str:
+    return "" if value is None else f"{value}{unit}".replace("nan", "NaN")
+
+
+@pytest.mark.parametrize("printed", paper.PRETRAINING, ids=lambda row: row.variant)
+def test_pretraining_in_the_header_of_imagenet(printed: paper.Printed):
+    row = table_of("imagenet")[printed.variant]
+    assert row["table"] == printed.tables
+    assert row["core-days"] == text(printed.core_days)
+    if printed.tables:  # ViT-H is not in the paper: its size is computed
+        assert row["params"] == text(printed.millions, "M")
+        assert row["paper: top-1"] == text(printed.top_1)
+
+
+@pytest.mark.parametrize("printed", paper.FINETUNING, ids=lambda row: row.variant)
+def test_finetuning_in_the_header_of_cifar10(printed: paper.Printed):
+    row = table_of("cifar10")[printed.variant]
+    slip = " (a slip)" if printed.slip else ""
+    assert row["params (paper)"] == f"{printed.millions}M{slip}"
+    assert row["paper's top-1"] == text(printed.top_1)
+
+
+def test_the_headers_list_no_other_model_with_a_number():
+    """The two further rows are from figures, which print no number."""
+    further = table_of("imagenet").keys() - {row.variant for row in paper.PRETRAINING}
+    assert {table_of("imagenet")[name]["paper: top-1"] for name in further} == {"a figure"}
+    assert table_of("cifar10").keys() == {row.variant for row in paper.FINETUNING}

@@ -1,0 +1,75 @@
+"""Accuracy by hand, and of a run against its own result and a loop over images."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from widenet_jax.data.chunks import read_example
+from widenet_jax.data.images.transforms import image_of
+from widenet_jax.tasks.classification import to_unit_range
+from widenet_jax.tools.analysis.classification import (
+    Accuracy,
+    as_json,
+    confusion_csv,
+    measure_accuracy,
+)
+from widenet_jax.tools.analysis.over_source import open_source
+from widenet_jax.weights.trained import open_trained
+
+BY_HAND = Accuracy(
+    class_names=("cat", "dog", "yak"),
+    confusion=np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]),
+    in_top=np.array([4, 3, 0]),
+    cross_entropy=0.5,
+)
+
+
+def test_by_hand():
+    """8 images: 3 + 2 are right, 4 + 3 are within the most probable classes; none is a yak."""
+    assert (BY_HAND.images, BY_HAND.top_1, BY_HAND.top_5) == (8, 5 / 8, 7 / 8)
+    assert BY_HAND.per_class == {"cat": 0.75, "dog": 0.5}
+    assert BY_HAND.confused(5) == [("dog", "cat", 2), ("cat", "dog", 1)]
+    assert BY_HAND.confused(1) == [("dog", "cat", 2)]
+
+
+def test_the_confusion_matrix_as_csv():
+    assert confusion_csv(BY_HAND) == (
+        "class \\ predicted,cat,dog,yak\ncat,3,1,0\ndog,2,2,0\nyak,0,0,0\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(digits_run):
+    return open_trained(str(digits_run))
+
+
+@pytest.fixture(scope="module")
+def accuracy(trained) -> Accuracy:
+    return measure_accuracy(trained)
+
+
+def test_equals_the_result_of_the_run(accuracy, digits_run):
+    result = json.loads((digits_run / "result.json").read_text())
+    assert accuracy.top_1 == result["test_accuracy"]
+    assert accuracy.images == result["test_images"] == 360
+    assert accuracy.cross_entropy == pytest.approx(result["test_cross_entropy"], rel=1e-5)
+    assert as_json(accuracy)["top_1"] == result["test_accuracy"]
+
+
+def test_against_a_loop_over_images(accuracy, trained):
+    """360 images are whole groups of 4, without padding; ranks are counted one by one."""
+    source, transform = open_source(trained)
+    examples = [read_example(source, i) for i in range(len(source))]
+    images = np.stack([transform.picture(image_of(example)) for example in examples])
+    variables = {"params": trained.params}
+    apply = jax.jit(lambda x: trained.model.apply(variables, {"image": x}, train=False)[0])
+    logits = np.asarray(apply(to_unit_range(images)))
+    confusion, in_top = np.zeros((10, 10), int), np.zeros(10, int)
+    for row, example in zip(logits, examples, strict=True):
+        label = example["label"]
+        confusion[label, row.argmax()] += 1
+        in_top[label] += (row > row[label]).sum() < 5
+    np.testing.assert_array_equal(accuracy.confusion, confusion)
+    np.testing.assert_array_equal(accuracy.in_top, in_top)

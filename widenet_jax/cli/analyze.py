@@ -1,0 +1,67 @@
+"""Measures an image classifier: how its norms differ (eq. 9), how it uses its experts.
+
+  python scripts/analyze.py --workdir=runs/widenet --out=analysis
+  python scripts/analyze.py --workdir=runs/widenet --compare=runs/vit --out=analysis \
+      --config.data.path=data/cifar10 --images=6
+
+Writes to --out: norm_divergence.png (figs. 4 and 5, one line for each model); for a model with
+experts expert_usage.png and expert_overlay.png (the experts of each patch, over images of the set);
+and analysis.json with all numbers. The set is the run's evaluation split unless fields change it.
+Tokens are dropped as in evaluation, where capacity is mostly ample;
+--config.model.moe.capacity_factor_eval=1.2 shows the drops of training.
+Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return exit_code_of(lambda: analyze(*parser().read(argv)))
+
+
+def parser() -> Parser:
+    made = Parser(__doc__)
+    add = made.add_argument
+    add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
+    text = "another model for the divergence; repeatable"
+    add("--compare", action="append", default=[], metavar="DIR", help=text)
+    add("--out", required=True, metavar="DIR", help="where the files go")
+    add("--images", type=positive, default=4, metavar="N", help="images in the overlay")
+    add("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def analyze(options: argparse.Namespace, fields: Sequence[str]) -> None:
+    from widenet_jax.files import absolute, write_json
+    from widenet_jax.tools.analysis.report import analyze_model
+    from widenet_jax.weights.trained import open_trained
+
+    trained = open_trained(options.workdir, fields)
+    others = [open_trained(place) for place in options.compare]
+    out = absolute(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    facts = analyze_model(trained, others, out, num_images=options.images)
+    write_json(out / "analysis.json", facts)
+    print(json.dumps(facts) if options.json else report(facts, options.out))
+
+
+def report(facts: dict, out: str) -> str:
+    """Returns the main numbers as lines for people."""
+    lines = []
+    for name, vectors in facts["norm_divergence"].items():
+        means = {k: sum(v["block"]) / len(v["block"]) for k, v in vectors.items()}
+        lines.append(f"{name}: divergence of gamma {means['gamma']:.4f}, beta {means['beta']:.4f}")
+    if usage := facts.get("expert_usage"):
+        lines.append("block  load of the experts; router entropy; dropped")
+        for i, block in enumerate(usage["blocks"]):
+            load = "  ".join(f"{share:.1%}" for share in usage["load"][i])
+            routed = f"{usage['router_entropy'][i]:.3f}; {usage['drop_rate'][i]:.2%}"
+            lines.append(f"{block:>5}  {load}; {routed}")
+        even = f"{usage['tokens_if_even']:,.0f}"
+        lines.append(f"tokens an expert would see in each block if even: {even}")
+    return "\n".join([*lines, f"pictures and analysis.json: {out}"])

@@ -1,0 +1,58 @@
+"""Keeps JAX from loading the TPU runtime on a machine that has no TPU."""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import MutableMapping
+from pathlib import Path
+
+# Classes of PCI devices that Google's virtual machines have without a TPU: storage and network.
+OTHER_GOOGLE_DEVICES = ("0x01", "0x02")
+GOOGLE = "0x1ae0"
+
+
+def skip_absent_tpu(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
+    """Chooses JAX's platform where `libtpu` is installed and no TPU is.
+
+    `scripts/plan.py` needs libtpu on machines without a TPU. JAX loads it wherever it is installed:
+    on such a machine libtpu prints six lines of errors and costs a second or more at each start.
+    Compiling for a TPU topology, as plan.py does, works under any choice of platform.
+
+    Changes nothing where the user chose a platform or anything about TPUs, or where the machine
+    shows any sign of a TPU. Has to run before JAX is imported.
+
+    Args:
+      environment: of this process; JAX_PLATFORMS, or two variables of libtpu, are set in it.
+      root: the directory that holds `dev` and `sys`; another one in tests.
+    """
+    if not importlib.util.find_spec("libtpu") or has_tpu(environment, root):
+        return
+    if "JAX_PLATFORMS" in environment or "JAX_PLATFORM_NAME" in environment:
+        return
+    if has_other_plugins():
+        # JAX chooses between GPU and CPU. With these two, libtpu fails without a message.
+        environment.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")
+    else:
+        environment["JAX_PLATFORMS"] = "cpu"
+
+
+def has_tpu(environment: MutableMapping[str, str], root: Path) -> bool:
+    """Returns whether anything suggests a TPU: a device file, a PCI device, or a variable.
+
+    A TPU VM has /dev/accel0, ... (v2 to v4) or /dev/vfio/0, ... (v5e and later; the file
+    /dev/vfio/vfio alone says that a driver is loaded). Containers on GKE have TPU_* variables.
+    """
+    if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in environment):
+        return True
+    if any(root.glob("dev/accel[0-9]*")) or any(root.glob("dev/vfio/[0-9]*")):
+        return True
+    for vendor in root.glob("sys/bus/pci/devices/*/vendor"):
+        kind = vendor.with_name("class").read_text()
+        if vendor.read_text().strip() == GOOGLE and not kind.startswith(OTHER_GOOGLE_DEVICES):
+            return True
+    return False
+
+
+def has_other_plugins() -> bool:
+    """Returns whether a JAX plugin is installed, as for CUDA. JAX looks in the same two places."""
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return bool(plugins or importlib.util.find_spec("jax_plugins"))

@@ -1,0 +1,223 @@
+"""Packs an image set for training, or draws the images that training will see.
+
+  python scripts/prepare_data.py image_folder --input imagenet/ --out packed/
+  python scripts/prepare_data.py tar --split train=ILSVRC2012_img_train.tar --out packed/
+  python scripts/prepare_data.py parquet --split train=train-*.parquet --split test=test-*.parquet --out packed/
+  python scripts/prepare_data.py cifar10_binary --input cifar-10-binary.tar.gz --out packed/
+  python scripts/prepare_data.py npz --split train=a.npz,b.npz --split test=c.npz --out packed/
+  python scripts/prepare_data.py tfds cifar10 --data-dir tfds/           (needs TensorFlow)
+  python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
+  python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
+
+Train on a packed set with --config.data.source=array_record --config.data.path=packed/, on a TFDS
+set with --config.data.source=tfds --config.data.name=cifar10 --config.data.path=tfds/.
+Exit codes: 0 done, 2 your input (one line on stderr).
+"""  # noqa: E501
+
+import argparse
+import glob
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+
+from widenet_jax.cli.parser import Parser, exit_code_of, not_negative, positive
+from widenet_jax.config.files import load_config, override
+from widenet_jax.data import records
+from widenet_jax.data.images import file_checks
+from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.prepare import archives, convert, npz
+from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.files import write_bytes
+
+MOST_NAMED = 5  # unreadable images that the warning names
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns its exit code."""
+    return exit_code_of(lambda: run(*parser().read(argv)))
+
+
+def run(options: argparse.Namespace, fields: Sequence[str]) -> None:
+    if options.command == "preview":
+        draw_preview(options, fields)
+    elif fields:
+        raise BadInputError(f"{fields[0]}: {options.command} sets no field of a config")
+    else:
+        pack(options)
+
+
+def parser() -> Parser:
+    """Returns the parser of all subcommands."""
+    made = Parser(__doc__)
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_converters(commands)
+    view = commands.add_parser("preview", help="a PNG of augmented images, or of every operation")
+    add = view.add_argument
+    what = view.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE[:VARIANT]", help="draw this config's images")
+    what.add_argument("--operations", metavar="IMAGE", help="draw every operation on this photo")
+    add("--out", required=True, metavar="PNG", help="the file to write")
+    add("--num", type=positive, default=6, metavar="N", help="images (rows)")
+    add("--draws", type=positive, default=6, metavar="N", help="augmentations of each")
+    add("--magnitude", type=float, default=15.0, metavar="M", help="for --operations")
+    add("--size", type=positive, default=224, metavar="PIXELS", help="for --operations")
+    add("--seed", type=not_negative, default=0)
+    return made
+
+
+def add_converters(commands: Any) -> None:
+    """Adds a subcommand for each format that image sets come in."""
+
+    def converter(name: str, text: str, *, splits: bool = False, folder: bool = False) -> Parser:
+        command = commands.add_parser(name, help=text, description=text)
+        add = command.add_argument
+        if splits:
+            text = "files of one split, joined in order; wildcards allowed; repeat for others"
+            add("--split", action="append", required=True, metavar="NAME=FILE,...", help=text)
+        if folder:
+            add("--input", required=True, metavar="PATH")
+        add("--out", required=name != "tfds", metavar="DIR", help="where the packed set goes")
+        add("--overwrite", action="store_true", help="replace a set that is there")
+        add("--json", action="store_true", help="print one JSON object")
+        return command
+
+    converter("image_folder", "folders INPUT/SPLIT/CLASS/*.jpg", folder=True)
+    tar = converter("tar", "tar archives of class folders, or of one archive a class", splits=True)
+    text = 'for an archive without folders: a file of lines "image-file-name class"'
+    tar.add_argument("--labels", metavar="FILE", help=text)
+    parquet = converter("parquet", "Hugging Face image parquet files", splits=True)
+    parquet.add_argument("--image-column", default="image")
+    parquet.add_argument("--label-column", default="label")
+    converter("cifar10_binary", "the official cifar-10-binary.tar.gz", folder=True)
+    converter("npz", "packs of jpeg, offsets, labels, class_names", splits=True)
+    text = "prepare a TensorFlow Datasets image set as array_record, or pack it into --out "
+    tfds = converter("tfds", text + "(needs TensorFlow)")
+    tfds.add_argument("name", help="e.g. cifar10 or imagenet2012")
+    tfds.add_argument("--data-dir", metavar="DIR", help="TFDS's data directory")
+
+
+def pack(options: argparse.Namespace) -> None:
+    """Converts the set that `options` name into ArrayRecord files."""
+    if options.command == "tfds":
+        builder = convert.prepare_tfds(options.name, options.data_dir)
+        if not options.out:
+            report(options, *tfds_counts(builder))
+            return
+        found = convert.read_tfds(builder)
+    else:
+        found = read_input(options)
+    origin = getattr(options, "input", None) or getattr(options, "split", None) or options.name
+    damaged: list[str] = []
+    manifest = records.write_set(
+        options.out,
+        {name: examined(name, found, damaged) for name in found.splits},
+        class_names=found.class_names,
+        provenance={"converter": options.command, "input": origin},
+        overwrite=options.overwrite,
+    )
+    counts = {name: entry["count"] for name, entry in manifest["splits"].items()}
+    report(options, options.out, counts, classes=len(found.class_names), damaged=damaged)
+    if damaged:
+        more = "" if len(damaged) <= MOST_NAMED else f" and {len(damaged) - MOST_NAMED:,} more"
+        print(
+            f"warning: packed as they are, but cannot be read: {'; '.join(damaged[:MOST_NAMED])}"
+            f"{more}. Training stops at such an image, or replaces it with "
+            "--config.data.on_bad_example=skip",
+            file=sys.stderr,
+        )
+
+
+def read_input(options: argparse.Namespace) -> convert.Converted:
+    """Opens the files that `options` name, by the reader of their format."""
+    if options.command == "image_folder":
+        return convert.read_image_folder(options.input)
+    if options.command == "cifar10_binary":
+        return archives.read_cifar10_binary(options.input)
+    files = split_files(options.split)
+    if options.command == "tar":
+        return archives.read_tar(files, options.labels)
+    if options.command == "npz":
+        return npz.read_npz(files)
+    from widenet_jax.data.prepare import parquet  # pyarrow is slow to import
+
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    return parquet.read_parquet(files, **columns)
+
+
+def report(options: argparse.Namespace, place: str, counts: dict[str, int], **more: Any) -> None:
+    """Prints what was written: a line, or one JSON object that names all unreadable images."""
+    if options.json:
+        print(json.dumps({"path": place, "images": counts, **more}))
+    else:
+        classes = f", {more['classes']} classes" if "classes" in more else ""
+        images = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        print(f"{place}: {images} images{classes}")
+
+
+def tfds_counts(builder: Any) -> tuple[str, dict[str, int]]:
+    """Returns where the prepared set is and its images per split.
+
+    Raises:
+      BadInputError: the set is stored in a format that training cannot read.
+    """
+    stored = builder.info.file_format.value
+    if stored != "array_record":
+        raise BadInputError(
+            f"tfds {builder.name}: already prepared as {stored} in {builder.data_dir}, which "
+            "training cannot read; pass --out DIR to pack it"
+        )
+    return str(builder.data_dir), {k: v.num_examples for k, v in builder.info.splits.items()}
+
+
+def examined(split: str, found: convert.Converted, damaged: list[str]) -> convert.Examples:
+    """Yields the examples of a split under a progress bar; names unreadable ones in `damaged`."""
+    examples = tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
+    for number, (label, image) in enumerate(examples):
+        if problem := file_checks.examine(image).problem:
+            damaged.append(f"image {number:,} of {split}: {problem}")
+        yield label, image
+
+
+def split_files(options: list[str]) -> dict[str, list[str]]:
+    """Maps NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded.
+
+    Raises:
+      BadInputError: an option of another form, or without a file.
+    """
+    files: dict[str, list[str]] = {}
+    for option in options:
+        name, separator, patterns = option.partition("=")
+        if not separator or not name.isidentifier():
+            raise BadInputError(f"--split {option}: expected NAME=FILE[,FILE...]")
+        for pattern in patterns.split(","):
+            found = sorted(glob.glob(pattern))
+            if not found:
+                raise BadInputError(f"--split {option}: no file {pattern}")
+            files.setdefault(name, []).extend(found)
+    return files
+
+
+def draw_preview(options: argparse.Namespace, fields: Sequence[str]) -> None:
+    """Draws augmented images of a config, or every operation on a photo, into --out."""
+    import cv2
+    import numpy as np
+
+    from widenet_jax.data.images import files
+    from widenet_jax.data.prepare import preview  # imports JAX
+
+    if options.operations:
+        check_range("--magnitude", options.magnitude, 0.0, 30.0)
+        photo = read_regular(options.operations)
+        image = files.decode(photo, options.operations)
+        picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
+    else:
+        config = load_config(options.config)
+        override(config, fields)
+        sizes = {"num_images": options.num, "num_draws": options.draws}
+        picture = preview.augmentation_grid(config, seed=options.seed, **sizes)
+    png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
+    write_bytes(options.out, png.tobytes())
+    print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")

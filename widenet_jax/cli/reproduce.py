@@ -1,0 +1,251 @@
+"""Reproduces the paper's tables and figures: runs the models and shows both sets of numbers.
+
+  python scripts/reproduce.py all --scale=smoke                       minutes on a laptop, on digits
+  python scripts/reproduce.py table3 fig3 --scale=small --workers=2   CIFAR-10, small models
+  python scripts/reproduce.py all --scale=paper --dry_run             every run, and what it costs
+
+Run the same command again to resume. Finished runs are shared by all tables. --config.FIELD=VALUE
+sets a field of every run. Exit codes: 0 no run failed (a run that diverged is a result); 2 your
+input; 3 a run failed (the others ran); 143 stopped, running ones saved.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import write_json
+from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
+from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, PAPER_SIZES, Experiment, chosen
+from widenet_jax.tools.reproduce.runs import Measured, Trials, carry_out, look_at
+from widenet_jax.tools.reproduce.scales import SCALES, Run, Scale, run_of, runs_of, trial_of
+from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.runner import FAILED
+from widenet_jax.tools.sweep.trials import MakeCommand, Trial
+
+RECORD = "reproduce.json"  # scale and data of the runs in a workdir
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    return exit_code_of(lambda: run(*read_flags(words), words))
+
+
+def parser() -> Parser:
+    made = Parser(__doc__)
+    add = made.add_argument
+    add("experiments", nargs="+", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}, or all")
+    about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
+    add("--scale", choices=list(SCALES), default="smoke", help=about)
+    text = "of all runs and results; runs/reproduce_SCALE by default"
+    add("--workdir", metavar="DIR", help=text)
+    text = "where the image sets are: imagenet, cifar10 and tiny_imagenet in it (default: data)"
+    add("--data_dir", default="data", metavar="DIR", help=text)
+    counts = ", ".join(f"{scale.seeds} at {name}" for name, scale in SCALES.items())
+    add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
+    text = "of the paper's rows, run only these sizes: b, or b,l"
+    add("--sizes", default=",".join(PAPER_SIZES), help=text)
+    add("--workers", type=positive, default=1, metavar="N", help="runs at a time")
+    text = "run again what diverged, from its last checkpoint"
+    add("--retry", action="store_true", help=text)
+    add_launch_flags(made)
+    text = "list the runs; at --scale=paper with the plan's core-days for each and in total"
+    add("--dry_run", action="store_true", help=text)
+    add("--report", action="store_true", help="run nothing: tables and figures of finished runs")
+    add("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def read_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the options, and the `--config.FIELD=VALUE` for all runs.
+
+    Raises:
+      BadInputError: an unknown flag, or flags that contradict each other.
+    """
+    options, fields = parser().read(words)
+    check_launch_flags(options)
+    if options.launch and "://" not in options.data_dir and options.scale != "smoke":
+        raise BadInputError(
+            f"--data_dir={options.data_dir} is on this machine; with --launch name one that the "
+            "TPU's hosts can read, as --data_dir=gs://BUCKET/data"
+        )
+    return options, fields
+
+
+def run(options: argparse.Namespace, fields: Sequence[str], words: Sequence[str]) -> int:
+    """Runs the models, writes tables and figures, and returns the exit code.
+
+    Raises:
+      BadInputError: names, fields, data or a workdir that cannot be.
+    """
+    scale = SCALES[options.scale]
+    experiments = chosen(options.experiments, PAPER_SIZES)
+    wanted = runs_of(scale, chosen(options.experiments, options.sizes.split(",")))
+    workdir = options.workdir or f"runs/reproduce_{options.scale}"
+    directory = Directory(workdir, options.trial_workdir)
+    seeds = range(options.seeds or scale.seeds)
+    trials = {
+        one: [trial_of(one, seed, directory, options.data_dir, fields) for seed in seeds]
+        for one in runs_of(scale, experiments)
+    }
+    command = launching(options.launch, scale) if options.launch else Trial.command
+    if options.dry_run:
+        listed = {one: trials[one] for one in wanted}
+        print_runs(listed, scale, directory, command, as_json=options.json)
+        return 0
+    check_same(directory, options)
+    directory.check_flags(trial for of in trials.values() for trial in of)
+    measured, stopped = look_at(trials, directory), False
+    if not options.report:
+        check_data(wanted, options, fields)
+        directory.make()
+        write_json(directory.path / RECORD, record_of(options))
+        ran, stopped = carry_out(
+            {one: trials[one] for one in wanted}, directory,
+            workers=options.workers, command=command, retry=options.retry,
+        )  # fmt: skip
+        measured |= ran
+    # Rows that were not asked for are shown where an earlier call ran them.
+    known = {one for one, of in measured.items() if one in wanted or of.ended}
+    tables = [
+        replace(one, rows=tuple(row for row in one.rows if run_of(scale, one, row) in known))
+        for one in experiments
+    ]
+    write_tables([table for table in tables if table.rows], options, measured, directory, words)
+    return exit_code(measured, stopped=stopped)
+
+
+def write_tables(
+    tables: Sequence[Experiment],
+    options: argparse.Namespace,
+    measured: Mapping[Run, Measured],
+    directory: Directory,
+    words: Sequence[str],
+) -> None:
+    """Writes every table and figure into the directory, and prints the tables."""
+    from widenet_jax.tools.reproduce.report import provenance, write  # imports JAX
+
+    made_by = provenance(measured, ["scripts/reproduce.py", *words])
+    scale = SCALES[options.scale]
+    facts = [write(table, scale, measured, made_by, directory.path) for table in tables]
+    if options.json:
+        print(json.dumps({"scale": options.scale, "experiments": facts}))
+        return
+    for table in tables:
+        print((directory.path / f"{table.name}.md").read_text())
+    print(f"tables and figures  {directory.path}")
+
+
+def launching(flags: str, scale: Scale) -> MakeCommand:
+    """Returns the function that makes the command by which the launcher runs a trial.
+
+    The slice is the scale's, unless `flags` name one.
+    """
+    hand_over = [handing_over(flags)] * 2
+    if scale.topologies and "--tpu" not in flags:
+        hand_over = [handing_over(f"{flags} --tpu={slice_}") for slice_ in scale.topologies]
+
+    def command(trial: Trial, workdir: str) -> list[str]:
+        return hand_over["init_from" in trial.settings](trial, workdir)
+
+    return command
+
+
+def record_of(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the flags that all runs of a workdir share."""
+    return {"scale": options.scale, "data_dir": options.data_dir}
+
+
+def check_same(directory: Directory, options: argparse.Namespace) -> None:
+    """Raises BadInputError where the workdir has runs of another scale or other data, or --report
+    finds no workdir.
+    """
+    file = directory.path / RECORD
+    before = json.loads(file.read_text()) if file.exists() else record_of(options)
+    for name, value in record_of(options).items():
+        if before[name] != value:
+            raise BadInputError(
+                f"--workdir={directory.path} holds runs with --{name}={before[name]}; name a new "
+                "--workdir, or repeat that"
+            )
+    if options.report and not directory.path.is_dir():
+        raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
+
+
+def check_data(runs: Iterable[Run], options: argparse.Namespace, fields: Sequence[str]) -> None:
+    """Raises BadInputError where a data set is missing, before the first run starts."""
+    named = any(one.startswith(("--config.data.path=", "--config.data.source=")) for one in fields)
+    if named or "://" in options.data_dir:  # the run itself will check
+        return
+    for name in dict.fromkeys(run.stage.data for run in runs if run.stage.data):
+        path = Path(options.data_dir) / name
+        if not path.exists():
+            raise BadInputError(
+                f"there is no {path}; scripts/prepare_data.py makes it, --data_dir says where"
+            )
+
+
+def exit_code(measured: Mapping[Run, Measured], *, stopped: bool) -> int:
+    """Returns 143 where stopped, 3 where a run failed, else 0: a diverged run is a result."""
+    if stopped:
+        return 143
+    return 3 if any(FAILED in of.statuses for of in measured.values()) else 0
+
+
+def print_runs(
+    trials: Trials, scale: Scale, directory: Directory, command: MakeCommand, *, as_json: bool
+) -> None:
+    """Prints the runs that would start; at a scale for TPUs with the plan of each."""
+    rows = []
+    for run, seeds in trials.items():
+        row = {
+            "config": seeds[0].config,
+            "finetuned": run.backbone is not None,
+            "seeds": len(seeds),
+            "done": sum(directory.result(trial) is not None for trial in seeds),
+            "commands": [shlex.join(command(t, directory.workdir(t))) for t in seeds],
+        }
+        if scale.topologies:
+            topology = scale.topologies[1 if run.backbone else 0]
+            row |= {"topology": topology, "plan": plan_of(row["config"], topology, seeds[0].flags)}
+        rows.append(row)
+        print(run_text(row), file=sys.stderr if as_json else sys.stdout, flush=True)
+    if as_json:
+        print(json.dumps({"runs": rows}))
+        return
+    count, done = sum(row["seeds"] for row in rows), sum(row["done"] for row in rows)
+    total = total_text(rows) if scale.topologies else ""
+    print(f"{count} runs of {len(rows)} models, {done} of them done{total}")
+
+
+def run_text(row: Mapping[str, Any]) -> str:
+    """Returns a model, its plan and its commands as lines for people."""
+    seeds = f"{row['seeds']} x " if row["seeds"] > 1 else ""
+    finetuned = " (finetuned)" if row["finetuned"] else ""
+    plan = f"\n   {row['topology']}, {plan_line(row['plan'])}" if "plan" in row else ""
+    commands = "".join(f"\n   {command}" for command in row["commands"])
+    return f"{seeds}{row['config']}{finetuned}{plan}{commands}"
+
+
+def total_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns ": 1,234 core-days", and how many models the sum leaves out."""
+    days = [(row["seeds"], core_days(row["plan"])) for row in rows]
+    known = [seeds * each for seeds, each in days if each is not None]
+    if not known:
+        return ": core-days unknown"
+    unknown = len(days) - len(known)
+    missing = f", without {unknown} of the models" if unknown else ""
+    return f": {sum(known):,.0f} core-days of TPUv3{missing}"
+
+
+def core_days(plan: Plan | str) -> float | None:
+    """Returns None where there is no plan, or the run does not fit."""
+    return None if isinstance(plan, str) or not plan["fits"] else plan["core_days"]

@@ -1,0 +1,191 @@
+"""Runs a config many times, with other settings each time. Run it again to resume.
+
+  python scripts/sweep.py --config=configs/digits.py --workdir=runs/sweep --workers=2 \\
+      --sweep optimizer.learning_rate=1e-3,3e-3 --sweep seed=0,1,2
+  python scripts/sweep.py --config=configs/digits.py --workdir=runs/search --search=tpe \\
+      --trials=20 --prune --space optimizer.learning_rate=log:1e-4:1e-2 --space model.depth=2,3
+
+--config.FIELD=VALUE sets a field for all trials. Exit codes: 0 all done; 2 your input; 3 a trial
+failed (the others ran); 143 stopped, running trials saved.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.tools.sweep import axes, results
+from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.runner import Listed, Runner, Source
+from widenet_jax.tools.sweep.trials import MakeCommand, Trial, expand, settings_of_config
+
+# A search multiplies its seed by 100,003, and NumPy's seeds end at 2^32.
+MOST_SEARCH_SEED = 40_000
+LAUNCHER = Path(__file__).parents[2] / "scripts" / "launch_tpu.py"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return exit_code_of(lambda: run(*parser().read(argv)))
+
+
+def parser() -> Parser:
+    made = Parser(__doc__)
+    add = made.add_argument
+    add("--config", required=True, metavar="FILE[:VARIANT]")
+    add("--workdir", metavar="DIR", help="the sweep's directory; runs/sweep_CONFIG by default")
+    text = "every value with every value of the other --sweep; 'variant' is the config's argument. "
+    text += "Semicolons part values that have commas. Without --sweep and --zip, the config's "
+    text += "get_sweep lists the trials"
+    add("--sweep", action="append", default=[], metavar="FIELD=VALUE,...", help=text)
+    text = "first with first, second with second of the other --zip"
+    add("--zip", action="append", default=[], metavar="FIELD=VALUE,...", help=text)
+    add("--workers", type=positive, default=1, metavar="N", help="trials at a time")
+    add("--index", type=int, metavar="I", help="run only trial number I of the list, from 0")
+    add("--search", choices=["random", "tpe"], help="search a space instead of a grid, by Optuna")
+    text = "FIELD=log:LOW:HIGH, FIELD=float:LOW:HIGH, FIELD=int:LOW:HIGH or FIELD=VALUE,VALUE"
+    add("--space", action="append", default=[], metavar="FIELD=...", help=text)
+    add("--trials", type=positive, metavar="N", help="trials of a search, in all")
+    add("--prune", action="store_true", help="end hopeless trials of a search early (Hyperband)")
+    add("--search_seed", type=int, default=0, metavar="SEED", help="of the search's choices")
+    add_launch_flags(made)
+    add("--dry_run", action="store_true", help="print what would run")
+    add("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def add_launch_flags(made: Parser) -> None:
+    """Adds the flags that hand runs to the launcher."""
+    text = "hand each run to scripts/launch_tpu.py with these flags, as in --launch='--tpu=v3-8 "
+    text += "--zone=europe-west4-a --backend=skypilot'; once: to hand one over again, delete "
+    text += "logs/TRIAL.handed_over in the sweep's directory"
+    made.add_argument("--launch", metavar="FLAGS", help=text)
+    text = "with --launch: gs://... for the runs' workdirs"
+    made.add_argument("--trial_workdir", default="", metavar="DIR", help=text)
+
+
+def check_launch_flags(options: argparse.Namespace) -> None:
+    """Raises BadInputError where one of the two launch flags lacks the other."""
+    if bool(options.launch) != bool(options.trial_workdir):
+        raise BadInputError("--launch and --trial_workdir=gs://BUCKET/DIR go together")
+
+
+def run(options: argparse.Namespace, fields: Sequence[str]) -> int:
+    """Runs the trials and returns the exit code.
+
+    Raises:
+      BadInputError: flags, fields or settings that cannot be.
+    """
+    check_flags(options)
+    file = options.config.partition(":")[0]
+    workdir = options.workdir or f"runs/sweep_{Path(file).stem}"
+    directory = Directory(workdir, options.trial_workdir)
+    command = handing_over(options.launch) if options.launch else Trial.command
+    if options.search:
+        source, total = search_of(options, fields, directory), options.trials
+    else:
+        trials = listed_trials(options, fields)
+        if options.dry_run:
+            print_plan(trials, directory, command, as_json=options.json)
+            return 0
+        source = Listed(trials, directory, only=options.index)
+        total = len(source.left)
+    runner = Runner(source, directory, workers=options.workers, command=command, total=total)
+    stopped = runner.run()
+    outcomes = source.outcomes()
+    found = results.Results(outcomes, directory, source.space)
+    found.write()
+    code = results.exit_code(outcomes, stopped=stopped)
+    as_json = {"exit_code": code, **found.as_json()}
+    print(json.dumps(as_json, default=str) if options.json else found.report())
+    return code
+
+
+def check_flags(options: argparse.Namespace) -> None:
+    """Raises BadInputError where flags contradict each other."""
+    if bool(options.search) != bool(options.space):
+        raise BadInputError("--search and --space go together, as in the example of --help")
+    if options.search and (options.sweep or options.zip or options.index is not None):
+        raise BadInputError("--search goes without --sweep, --zip and --index")
+    if options.search and options.trials is None:
+        raise BadInputError("--search needs --trials=N, how many to make in all")
+    if options.search and options.dry_run:
+        raise BadInputError("--dry_run lists a grid; what a search tries follows from its results")
+    if not options.search and (options.trials is not None or options.prune):
+        raise BadInputError("--trials and --prune belong to --search=random or --search=tpe")
+    check_range("--search_seed", options.search_seed, 0, MOST_SEARCH_SEED)
+    check_launch_flags(options)
+
+
+def listed_trials(options: argparse.Namespace, fields: Sequence[str]) -> list[Trial]:
+    """Returns the trials of the grid, or those that the config's get_sweep lists.
+
+    Raises:
+      BadInputError: settings that cannot be, or no trial has number --index.
+    """
+    if options.sweep or options.zip:
+        parts = [axes.parse_axis(text, "--sweep") for text in options.sweep]
+        if options.zip:
+            parts.append(axes.zipit([axes.parse_axis(text, "--zip") for text in options.zip]))
+        settings = axes.product(parts)
+    else:
+        settings = settings_of_config(options.config)
+    trials = expand(options.config, settings, fields)
+    if options.index is not None and not 0 <= options.index < len(trials):
+        raise BadInputError(f"--index={options.index}: trials go from 0 to {len(trials) - 1}")
+    return trials
+
+
+def search_of(options: argparse.Namespace, fields: Sequence[str], directory: Directory) -> Source:
+    """Returns the search that --search, --space and --trials describe."""
+    from widenet_jax.tools.sweep.search import Search  # Optuna is an optional requirement
+
+    return Search(
+        options.config, options.space, fields, directory,
+        sampler=options.search, count=options.trials, prune=options.prune, seed=options.search_seed,
+    )  # fmt: skip
+
+
+def handing_over(flags: str) -> MakeCommand:
+    """Returns the function that makes the command by which the launcher runs a trial.
+
+    Raises:
+      BadInputError: `flags` cannot be split into words, as where a quote is not closed.
+    """
+    try:
+        words = shlex.split(flags)
+    except ValueError as error:
+        raise BadInputError(f"--launch={flags}: {error}") from None
+
+    def command(trial: Trial, workdir: str) -> list[str]:
+        name = f"--name=sweep-{trial.name.rpartition('-')[2]}"
+        return [sys.executable, str(LAUNCHER), name, *words, *trial.arguments(workdir)]
+
+    return command
+
+
+def print_plan(
+    trials: Sequence[Trial], directory: Directory, command: MakeCommand, *, as_json: bool
+) -> None:
+    """Prints the trials that would run."""
+    rows = [
+        {
+            "index": index,
+            "trial": trial.name,
+            "settings": trial.settings,
+            "command": command(trial, directory.workdir(trial)),
+            "done": directory.result(trial) is not None,
+        }
+        for index, trial in enumerate(trials)
+    ]
+    if as_json:
+        print(json.dumps({"trials": rows}, default=str))
+        return
+    for row in rows:
+        done = "  (done)" if row["done"] else ""
+        print(f"{row['index']}  {row['trial']}{done}\n   {shlex.join(row['command'])}")
+    print(f"{len(rows)} trials, {sum(row['done'] for row in rows)} of them done")

@@ -1,0 +1,52 @@
+"""Names in stored configs: those of earlier versions become those of today.
+
+Workdirs, checkpoints and exports keep their config as JSON. Whoever reads one calls `upgrade`
+first, so that the rest of the code knows the present names only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Every model had this field before the names changed, and none has it since.
+EARLIER = "ffn_output_gelu"
+# Fields added to `config.model`, with the values that give what the code computed before.
+NEW_IN_MODEL = {"norm_epsilon": 1e-6, "activation": "gelu_tanh", "kernel_init": "glorot_uniform"}
+NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True}
+
+
+def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a stored config with today's field names; one with today's names comes out equal.
+
+    The argument is not changed. Fields that no version renamed are kept as they are.
+    """
+    config = dict(config)
+    model = config.get("model")
+    if isinstance(model, Mapping) and EARLIER in model:
+        config["model"] = upgrade_model(model)
+    return config
+
+
+def upgrade_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a section `config.model` of an earlier version with today's names."""
+    model = NEW_IN_MODEL | dict(model)
+    moe = dict(model["moe"]) if model.get("moe") else None
+    old = moe or {}
+    model["ffn_output_activation"] = model.pop(EARLIER)
+    model.setdefault("ffn", "moe" if moe else "mlp")
+    model.setdefault("ffn_blocks", old.pop("blocks", "all"))
+    model.setdefault("routing_groups", old.pop("routing_groups", 0))
+    return model | {"moe": upgrade_moe(moe) if moe else None}
+
+
+def upgrade_moe(moe: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the section `config.model.moe` with today's names."""
+    moe = NEW_IN_MOE | dict(moe)
+    for old, new in (("capacity", "capacity_rule"), ("images_per_group", "examples_per_group")):
+        if old in moe:
+            moe[new] = moe.pop(old)
+    if not isinstance(moe.get("router"), Mapping):
+        name, noise_std = moe.pop("router", "top_k"), moe.pop("noise_std", 0.0)
+        moe["router"] = {"name": name, "noise_std": noise_std}
+    if "losses" not in moe:
+        moe["losses"] = {"load_balance": moe.pop("load_balance_weight", 0.0), "over": "group"}
+    return moe

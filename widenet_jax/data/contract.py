@@ -1,0 +1,96 @@
+"""The data contract: sources, transforms and batches, for every kind of example.
+
+Imports neither JAX nor OpenCV: worker processes load it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+Example = Mapping[str, Any]
+Batch = dict[str, np.ndarray]
+
+
+class Source(Protocol):
+    """Examples of one split, readable in any order.
+
+    A source is small to pickle: worker processes receive a copy and open files at the first read.
+
+    Attributes:
+      info: what tasks and models must know of the set, as JSON holds it: {"class_names": [...]}
+        for labelled images. Both splits of a run must agree on it. Each entry becomes a file of the
+        workdir, `class_names.json`, and an entry of a checkpoint's meta, so that no key may be one
+        that the run uses itself, such as config, environment or result.
+    """
+
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns one example as stored; the transform of the run's task knows its keys.
+
+        Raises:
+          BadExampleError: this example cannot be read, and others of the set can.
+        """
+        ...
+
+    def describe(self, index: int) -> str:
+        """The example's file or set and its index, for messages."""
+        ...
+
+
+class Transform(Protocol):
+    """A picklable function of one example and its random generator."""
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns one array for each key of a batch, of the same shape for every example.
+
+        The keys "record", "bad" and "mask" (True for real examples) are the pipeline's own.
+
+        Args:
+          example: as the source gives it, and "where", the source's description of it.
+          rng: a generator that depends on (seed, epoch, record) alone. Evaluation uses seed 0 and
+            epoch 0, so that every run and model sees the same draws.
+
+        Raises:
+          BadExampleError: the example cannot be decoded.
+        """
+        ...
+
+
+class ArraySpec(NamedTuple):
+    """Shape and dtype name of one array of one example, without the batch axis."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class DataFacts(NamedTuple):
+    """What a model, a task and a schedule must know of the data, so that the data can be absent.
+
+    Attributes:
+      num_examples: size of the training split.
+      example: what the transforms make of one example.
+      info: the training source's `info`.
+    """
+
+    num_examples: int
+    example: Mapping[str, ArraySpec]
+    info: Mapping[str, Any]
+
+
+class Data(NamedTuple):
+    """Both splits of a run, opened, with their transforms."""
+
+    train: Source
+    eval: Source
+    train_transform: Transform
+    eval_transform: Transform
+    facts: DataFacts
+
+
+BuildSource = Callable[[Mapping[str, Any], str], Source]  # (config.data, split)
+BuildTransforms = Callable[[Any], tuple[Transform, Transform]]  # config -> (train, evaluation)

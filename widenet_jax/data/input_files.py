@@ -1,0 +1,52 @@
+"""Opens input files: regular files only, of a size that has been checked.
+
+A fifo or a device in place of a file would make `open` or `read` wait for ever, and a sparse file
+can claim terabytes.
+"""
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+MAX_IMAGE_BYTES = 256 << 20
+
+
+def open_regular(
+    path: str | os.PathLike, *, max_bytes: int | None = None, buffering: int = -1
+) -> BinaryIO:
+    """Opens a regular file, or a link to one, for reading.
+
+    Args:
+      path: a local path.
+      max_bytes: the largest size that is accepted; None accepts any.
+      buffering: as in the built-in `open`.
+
+    Raises:
+      OSError: the file cannot be opened, is not a regular file, or is larger than `max_bytes`.
+        `strerror` says which.
+    """
+
+    def open_and_check(name: str, flags: int) -> int:
+        # Without O_NONBLOCK the open of a fifo waits for a writer. Regular files ignore the flag.
+        descriptor = os.open(name, flags | os.O_NONBLOCK)
+        status = os.fstat(descriptor)
+        problem = None
+        if stat.S_ISDIR(status.st_mode):
+            problem = errno.EISDIR, os.strerror(errno.EISDIR)
+        elif not stat.S_ISREG(status.st_mode):
+            problem = errno.EINVAL, "not a regular file"
+        elif max_bytes is not None and status.st_size > max_bytes:
+            problem = errno.EFBIG, f"{status.st_size:,} bytes, more than {max_bytes:,}"
+        if problem:
+            os.close(descriptor)
+            raise OSError(*problem, name)
+        return descriptor
+
+    return open(path, "rb", buffering=buffering, opener=open_and_check)
+
+
+def read_regular(path: str | os.PathLike, *, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
+    """Returns the content of a regular file. Raises as `open_regular` does."""
+    with open_regular(path, max_bytes=max_bytes, buffering=0) as file:
+        return file.read()

@@ -1,0 +1,75 @@
+"""The sources and transforms that a config can name, and the data of a run."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from widenet_jax.data.chunks import example_spec
+from widenet_jax.data.contract import BuildSource, BuildTransforms, Data, DataFacts, Source
+from widenet_jax.data.images.sources import Digits, ImageFolder
+from widenet_jax.data.images.transforms import build_transforms
+from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.errors import BadInputError, choose
+
+
+def _path(data: Mapping[str, Any]) -> str:
+    if not data.get("path"):
+        raise BadInputError(
+            f"config.data.source={data['source']} needs a directory: add --config.data.path=DIR"
+        )
+    return os.path.expanduser(data["path"])
+
+
+def _tfds(data: Mapping[str, Any], split: str) -> Source:
+    if not data.get("name") and not data.get("path"):
+        raise BadInputError("config.data.source=tfds needs a set, as in --config.data.name=cifar10")
+    return Tfds(data.get("name") or "", os.path.expanduser(data.get("path") or ""), split)
+
+
+SOURCES: dict[str, BuildSource] = {
+    "digits": lambda data, split: Digits(split),
+    "image_folder": lambda data, split: ImageFolder(_path(data), split),
+    "array_record": lambda data, split: ArrayRecord(_path(data), split),
+    "tfds": _tfds,
+}
+
+# By the name of the task whose batches the transforms make.
+TRANSFORMS: dict[str, BuildTransforms] = {
+    "classification": lambda config: build_transforms(config.augment, config.data.image_size),
+}
+
+
+def build_source(data: Mapping[str, Any], split: str) -> Source:
+    """Opens one split of the set that `config.data` names.
+
+    Args:
+      data: reads `source` (a key of SOURCES), `path` and `name`, as the source needs them.
+      split: name of the split, such as "train".
+
+    Raises:
+      BadInputError: unknown source or split, or nothing readable at the path.
+    """
+    return choose(SOURCES, data["source"], field="config.data.source")(data, split)
+
+
+def open_data(config: Any) -> Data:
+    """Opens both splits of a run.
+
+    Raises:
+      BadInputError: a split cannot be opened, or the training split's `info` differs from the
+        evaluation split's, as where they name different classes.
+    """
+    train = build_source(config.data, config.data.train_split)
+    evaluation = build_source(config.data, config.data.eval_split)
+    differing = [key for key in train.info if train.info[key] != evaluation.info.get(key)]
+    if differing:
+        raise BadInputError(
+            f"splits {config.data.train_split} and {config.data.eval_split} differ in "
+            f"{differing[0]}; prepare both from the same set, or name other splits "
+            "(config.data.train_split, config.data.eval_split)"
+        )
+    build = choose(TRANSFORMS, config.task.name, field="config.task.name")
+    train_transform, eval_transform = build(config)
+    example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
+    facts = DataFacts(len(train), example, dict(train.info))
+    return Data(train, evaluation, train_transform, eval_transform, facts)

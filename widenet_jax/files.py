@@ -1,0 +1,48 @@
+"""Local and remote paths, and files that are written whole or not at all."""
+
+import json
+import os
+from typing import Any
+
+from etils import epath
+
+UNFINISHED = ".tmp"  # suffix of a file that is being written
+
+
+def is_remote(path: epath.PathLike) -> bool:
+    """Returns whether a path is on an object store, such as gs://bucket/run."""
+    return "://" in str(path)
+
+
+def absolute(path: str) -> epath.Path:
+    """Returns a local path with ~ and relative parts resolved, a remote one as it is."""
+    return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
+
+
+def write_bytes(path: epath.PathLike, data: bytes) -> None:
+    """Writes a file whole or not at all.
+
+    Writes beside, flushes to disk and renames, so that neither a reader nor a killed process ever
+    sees half a file.
+    """
+    beside = epath.Path(f"{path}{UNFINISHED}")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            if not is_remote(path):
+                os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # the file that the caller named
+        raise
+
+
+def write_text(path: epath.PathLike, text: str) -> None:
+    """`write_bytes` of UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: epath.PathLike, value: Any) -> None:
+    """`write_text` of indented JSON."""
+    write_text(path, json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,38 @@
+"""The feed-forwards that a block may have, by name.
+
+A feed-forward is a Linen module. `Blocks` builds it with the fields `dropout`, `activation`,
+`output_activation`, `kernel_init` and `dtype` of the model, overridden and completed by the section
+`config.model.NAME`, and with its name as the module name. It is called as
+
+    ffn(x, mask=mask, train=train, routing=routing) -> FfnOutput(y, aux, routing)
+      x        [B, T, D] tokens
+      mask     [B, T] bool, True for real tokens; None: all are real
+      train    True in training
+      routing  of an earlier block that this block has to follow; None: none
+
+    aux is {} or {"losses": {name: scalar}, "loss": scalar, "sums": {name: array}}: losses for the
+    log, their weighted sum for the optimizer, and statistics that add up over batches. A
+    feed-forward that follows a routing returns {}.
+
+and has a static method
+
+    summarize(sums) -> metrics
+      sums     aux["sums"] of a set of batches added up, each [operations, ...]; metrics by name
+
+The field `examples_per_group`, where a feed-forward has it, says how many consecutive examples of
+a batch it works on together.
+
+To add a feed-forward: one file, and one entry below.
+"""
+
+import flax.linen as nn
+
+from widenet_jax.layers.mlp import Mlp
+from widenet_jax.moe.layer import MoeLayer
+
+# The feed-forward of the blocks that `config.model.ffn_blocks` leaves out.
+PLAIN = "mlp"
+# Fields of every feed-forward, which the model gives where its section does not.
+COMMON = ("dropout", "activation", "output_activation", "kernel_init", "dtype")
+
+FEED_FORWARDS: dict[str, type[nn.Module]] = {PLAIN: Mlp, "moe": MoeLayer}

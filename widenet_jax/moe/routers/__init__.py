@@ -1,0 +1,24 @@
+"""Routers: which experts see which token.
+
+A router is a Linen module that owns its projection. `MoeLayer` builds it with the fields
+`num_experts`, `num_selected_experts` and `kernel_init`, with those of the section
+`config.model.moe.router` but `name`, and with the module name "router". It is called as
+
+    router(x, mask, *, key, train) -> Routing
+      x      [G, S, D] float32 tokens
+      mask   [G, S] bool, True for real tokens; masked tokens must get gate 0
+      key    random key in training; None in evaluation, and in training without a stream "router"
+      train  True in training
+
+and returns a `typing.Routing` without slots. The products of the projection run in float32 at
+Precision.HIGHEST: rounding would move tokens between experts. A router whose own loss needs more
+than the fields of `Routing` puts it into `Routing.extra` and adds a function to `losses.LOSSES`.
+
+To add a router: one file here, one entry below.
+"""
+
+import flax.linen as nn
+
+from widenet_jax.moe.routers.top_k import TopKRouter
+
+ROUTERS: dict[str, type[nn.Module]] = {"top_k": TopKRouter}

@@ -1,0 +1,73 @@
+"""Noisy top-K routing, the router of WideNet."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.errors import check_range
+from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.typing import Array, Routing
+
+
+class TopKRouter(nn.Module):
+    """Routes each token to the K experts with the largest noisy probabilities; see `route_top_k`.
+
+    Attributes:
+      num_experts: E.
+      num_selected_experts: K.
+      noise_std: standard deviation of the noise in training, in units of 1/E.
+      kernel_init: a name in `layers.initializers.KERNEL_INITS`.
+    """
+
+    num_experts: int
+    num_selected_experts: int
+    noise_std: float = 0.0
+    kernel_init: str = "glorot_uniform"
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
+        """Routes tokens; see the contract in `moe.routers`.
+
+        Raises:
+          BadInputError: noise_std is out of range.
+          ValueError: training with noise, but without a key.
+        """
+        check_range("config.model.moe.router.noise_std", self.noise_std, 0, 1e3)
+        noise_std = self.noise_std if train else 0.0
+        if noise_std and key is None:
+            raise ValueError("routing with noise needs the random stream 'router'")
+        kernel_init = KERNEL_INITS[self.kernel_init]()
+        kernel = self.param("kernel", kernel_init, (x.shape[-1], self.num_experts))
+        logits = jnp.einsum("gsd,de->gse", x, kernel, precision=jax.lax.Precision.HIGHEST)
+        return route_top_k(
+            logits, mask, key, num_selected_experts=self.num_selected_experts, noise_std=noise_std
+        )
+
+
+def route_top_k(
+    logits: Array,  # [G, S, E] float32
+    mask: Array,  # [G, S] True for real tokens
+    key: Array | None,  # read only where noise_std > 0
+    *,
+    num_selected_experts: int,
+    noise_std: float,
+) -> Routing:
+    """Chooses the K largest of softmax(logits + noise_std / E * eps), eps ~ N(0, 1).
+
+    The gates are these probabilities, not renormalised (WideNet, eqs. 2 and 5). Ties go to the
+    lower expert index. Masked tokens get gate 0.
+    Differs from the paper: eq. 2's N(0, 1/E^2) is read as a variance, so that the standard
+    deviation is 1/E (as in V-MoE and in the authors' released code).
+    """
+    noisy = logits
+    if noise_std > 0:
+        E = logits.shape[-1]
+        noisy = logits + noise_std / E * jax.random.normal(key, logits.shape, logits.dtype)
+    probs = jax.nn.softmax(noisy, axis=-1)
+    gate, expert_index = jax.lax.top_k(probs, num_selected_experts)
+    return Routing(
+        expert_index=expert_index.astype(jnp.int32),
+        gate=gate * mask[..., None],
+        router_probs=probs,
+        router_logits=logits,
+    )

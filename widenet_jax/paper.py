@@ -1,0 +1,68 @@
+"""The numbers that the WideNet paper prints, each stated once.
+
+Paper: Xue et al., "Go Wider Instead of Deeper", AAAI 2022. `scripts/reproduce.py`,
+`scripts/plan.py --counts` and `--paper` read the numbers from here; a test compares them with the
+tables in the headers of `configs/imagenet.py` and `configs/cifar10.py`. Nothing here imports JAX.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class Printed(NamedTuple):
+    """A model of the paper and the figures printed for it.
+
+    Attributes:
+      variant: the model's name as in `--config=configs/imagenet.py:VARIANT`.
+      model: the model's name in words.
+      tables: numbers of the tables that list the model; "" where none does.
+      millions: parameters in millions; None where they are not printed.
+      top_1: test accuracy in percent, NaN where training diverged, text where the paper prints
+        text, None where it prints nothing.
+      core_days: cost of 300 epochs on ImageNet in TPUv3 core-days; None where it is not printed.
+      slip: the printed parameter count contradicts the other rows of its table.
+    """
+
+    variant: str
+    model: str
+    tables: str
+    millions: int | None
+    top_1: float | str | None
+    core_days: int | None = None
+    slip: bool = False
+
+
+# ImageNet-1K: Tables 1, 3 and 4. Rows that name the same run stand once.
+PRETRAINING = (
+    Printed("vit_b", "ViT-B", "1", 87, 78.6),
+    Printed("vit_l", "ViT-L", "1, 4", 305, 77.5, core_days=80),
+    Printed("vit_h", "ViT-H", "", None, None),
+    Printed("vit_moe_b", "ViT-MoE-B", "1, 3", 128, 77.9),
+    Printed("vit_moe_l", "ViT-MoE-L", "1, 3", 406, 77.4),
+    Printed("widenet_b", "WideNet-B", "1, 3", 29, 77.5),
+    Printed("widenet_l", "WideNet-L", "1, 3, 4", 40, 79.5, core_days=140),
+    Printed("widenet_h", "WideNet-H", "1, 3", 63, 80.1),
+    Printed("widenet_b,share_norms=true", "WideNet-B, shared LayerNorm", "3", 29, 76.3),
+    Printed("widenet_l,share_norms=true", "WideNet-L, shared LayerNorm", "3", 40, 78.3),
+    Printed("widenet_h,share_norms=true", "WideNet-H, shared LayerNorm", "3", 63, 76.6),
+    Printed("widenet_b,moe=false", "WideNet-B without MoE", "3", 9, math.nan),
+    Printed("widenet_l,moe=false", "WideNet-L without MoE", "3", 15, 76.9),
+    Printed("widenet_h,moe=false", "WideNet-H without MoE", "3", 23, 79.0),
+    Printed("vit_l,share=true", "ViT-L shared, FFN 4096", "4", 15, 76.9, core_days=70),
+    Printed("vit_l,share=true,mlp_dim=8192", "ViT-L shared, FFN 8192", "4", 24, 75.8, core_days=90),
+    Printed("widenet_l,depth=12", "WideNet-L, 12 blocks", "4", 40, 78.2, core_days=70),
+)
+
+# Table 3's WideNet-H without parameter sharing, which the paper could not train.
+OUT_OF_MEMORY = Printed("vit_moe_h", "WideNet-H without sharing", "3", None, "out of memory")
+
+# CIFAR-10, Table 5: 10 classes and no representation layer. The printed sizes of ViT-L and
+# WideNet-B are slips: no setting that gives the other four rows gives them.
+FINETUNING = (
+    Printed("vit_b", "ViT-B", "5", 85, 98.3),
+    Printed("vit_l", "ViT-L", "5", 305, 98.2, slip=True),
+    Printed("vit_moe_b", "ViT-MoE-B", "5", 126, 98.5),
+    Printed("vit_moe_l", "ViT-MoE-L", "5", 404, 98.5),
+    Printed("widenet_b", "WideNet-B", "5", 27, 98.4, slip=True),
+    Printed("widenet_l", "WideNet-L", "5", 38, 98.8),
+)

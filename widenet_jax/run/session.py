@@ -1,0 +1,233 @@
+"""What surrounds the loop of one start: watchdog, checkpoints, metrics, progress, checks."""
+
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
+from widenet_jax.checkpoint.series import all_finite
+from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
+from widenet_jax.experiment import Experiment, max_skipped_updates
+from widenet_jax.run import workdir as workdirs
+from widenet_jax.run.agreement import on_every_host
+from widenet_jax.run.metrics import JsonLines, MetricsWriter
+from widenet_jax.run.progress import Progress
+from widenet_jax.run.replay import records_of_step
+from widenet_jax.run.stopping import Stop, StopRequestedError
+from widenet_jax.run.watchdog import Watchdog
+from widenet_jax.step import TrainState
+
+ADVICE = (
+    "--config.on_nonfinite=skip skips such updates; in a new --workdir a lower "
+    "config.optimizer.learning_rate or a longer config.optimizer.warmup may help"
+)
+
+
+class Session:
+    """One start of a run in its workdir, locked until `stack` closes.
+
+    Args:
+      experiment: what is trained.
+      workdir: where it is trained.
+      stack: receives everything that must be closed at the end.
+
+    Attributes:
+      watchdog, checkpoints, progress: see their classes.
+      note: prints a line for people; `note_once` omits repeated lines.
+
+    Raises:
+      BadInputError: the disk is too small, or another process trains in the workdir.
+    """
+
+    def __init__(self, experiment: Experiment, workdir: epath.Path, stack: ExitStack):
+        self.experiment, self.workdir, self.stack = experiment, workdir, stack
+        config, self.main_host = experiment.config, jax.process_index() == 0
+        on_every_host(self._prepare_workdir)
+        self.watchdog = stack.enter_context(
+            closing(
+                Watchdog(
+                    dump_after_seconds=config.watchdog.dump_after_seconds,
+                    exit_after_seconds=config.watchdog.exit_after_seconds,
+                )
+            )
+        )
+        self.checkpoints = Checkpoints(
+            workdir,
+            meta={"config": workdirs.plain(config), **experiment.facts.info},
+            keep=config.checkpoint.keep,
+            headline=experiment.task.headline,
+        )
+        stack.enter_context(closing(self.checkpoints))
+        self.skipped = 0  # updates skipped so far, as far as they were reported
+
+    def _prepare_workdir(self) -> None:
+        if not self.main_host:
+            return
+        check_space(
+            self.workdir,
+            (LAST, BEST),
+            checkpoint_bytes=tree_bytes(self.experiment.state),
+            keep=self.experiment.config.checkpoint.keep,
+        )
+        self.stack.enter_context(workdirs.locked(self.workdir))
+
+    def restore(self, start: Callable[[], TrainState]) -> tuple[TrainState, dict[str, Any]]:
+        """Returns the state and meta of the newest intact checkpoint, or `start()` and {}.
+
+        Raises: as `Checkpoints.restore`; RunFailedError where a run has metrics but no checkpoint.
+        """
+        self.watchdog.beat("restoring")
+        restored = self.checkpoints.restore(self.experiment.state)
+        if restored is None:
+            self._check_history()
+        return restored or (start(), {})
+
+    def _check_history(self) -> None:
+        """Raises RunFailedError where no checkpoint is left of a run that must have had some."""
+        records = JsonLines(self.workdir / "metrics.jsonl").read()
+        last = max((record["step"] for record in records), default=0)
+        # The second save begins only once the first is on disk.
+        if last > 2 * self.experiment.save_every or (self.workdir / "result.json").exists():
+            raise RunFailedError(
+                f"--workdir={self.workdir} has metrics up to step {last:,} and no checkpoint; "
+                f"nothing was changed. Restore {LAST}/ from a copy, or start again in a new "
+                "--workdir"
+            )
+
+    def open(self, state: TrainState, start_step: int, *, evaluation_due: bool) -> None:
+        """Records the start in the workdir, and opens metrics and progress at `start_step`."""
+        experiment, config = self.experiment, self.experiment.config
+        self.skipped = int(state.skipped_updates)
+        if self.main_host:
+            workdirs.write_run(self.workdir, config, experiment.facts.info)
+        self.writer = MetricsWriter(
+            self.workdir,
+            tracking=config.tracking,
+            config=workdirs.plain(config),
+            main_host=self.main_host,
+        )
+        self.stack.enter_context(closing(self.writer))
+        self.writer.resume(start_step, again=("eval",) if evaluation_due else ())
+        self.progress = Progress(
+            total_steps=experiment.total_steps,
+            start_step=start_step,
+            batch_size=config.batch_size,
+            unit=experiment.task.unit,
+            quiet=not self.main_host,
+        )
+        self.stack.enter_context(closing(self.progress))
+        self.note = self.progress.note
+        self.note_once = cache(self.note)  # every evaluation meets the same unreadable examples
+
+    def log(self, step: int, metrics: Mapping) -> None:
+        """Writes the step's metrics; waits for the device."""
+        values = dict(jax.device_get(metrics))
+        values |= self.experiment.model.summarize(values.pop("layer_sums"))
+        self.writer.write(step, "train", values)
+        rate = self.progress.per_second()
+        self.writer.write_timing(step, {f"{self.experiment.task.unit}_per_second": rate})
+        self._check_bad_examples(step, int(values["bad_examples"]))
+
+    def record_evaluation(self, state: TrainState, step: int, metrics: Mapping[str, Any]) -> None:
+        """Writes an evaluation's metrics and keeps the state if it is the best so far.
+
+        Raises:
+          RunFailedError: a metric is not finite.
+        """
+        headline = self.experiment.task.headline.name
+        scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
+        for name, value in scalars.items():
+            if not np.isfinite(value):
+                raise RunFailedError(
+                    f"evaluation {name.replace('_', ' ')} is {value} after step {step}; earlier "
+                    f"checkpoints are kept. {ADVICE}"
+                )
+        self.checkpoints.save_best(state, step=step, value=scalars[headline])
+        self.writer.write(step, "eval", metrics)
+        shown = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in scalars.items()
+                 if isinstance(value, float)]  # fmt: skip
+        self.note(f"step {step:,}: evaluation {', '.join(shown)}")
+        self.writer.flush()
+
+    def save(self, state: TrainState, step: int, *, evaluation_due: bool) -> None:
+        """Writes pending metrics, then the state that comes after them."""
+        self.watchdog.beat(f"saving after step {step}")
+        self.writer.flush()
+        if not all_finite((state.params, state.opt_state, state.carry)):
+            raise RunFailedError(
+                f"a parameter, a moment or the carry is not finite after step {step}; it is not "
+                f"saved, and earlier checkpoints are kept. {ADVICE}"
+            )
+        self.checkpoints.save(state, step=step, evaluation_due=evaluation_due)
+
+    def check_numbers(self, state: TrainState, step: int, metrics: Mapping) -> None:
+        """Reports updates that were skipped because the loss or the gradient was not finite.
+
+        Raises:
+          RunFailedError: more than the config allows. The state before the first one too many is
+            kept for a replay.
+        """
+        skipped = int(metrics["skipped_updates"])
+        if skipped == self.skipped:
+            return
+        self.skipped = skipped
+        name = "gradient_norm" if np.isfinite(metrics["loss"]) else "loss"
+        what = f"the {name.replace('_', ' ')} is {float(metrics[name])} at step {step}"
+        allowed = max_skipped_updates(self.experiment.config)
+        if skipped <= allowed:
+            self.note(f"{what}: update skipped, {skipped} of at most {allowed}")
+            return
+        records = records_of_step(self.experiment, step - 1)
+        listed = ", ".join(map(str, records[:4])) + (", ..." if len(records) > 4 else "")
+        self.writer.flush()
+        replay = "To repeat that step and see where: python -m widenet_jax.main --mode=replay "
+        replay += f"--workdir={self.workdir}"
+        try:
+            self.checkpoints.save_failed(state, step=step - 1)
+        except RunFailedError as error:
+            replay = f"The state could not be kept for a replay: {error}"
+        if allowed:
+            what += f", one more than config.max_skipped_updates={allowed} allows"
+        raise RunFailedError(
+            f"{what}, in the batch of training {self.experiment.task.unit} {listed}; earlier "
+            f"checkpoints are kept. {replay}. {ADVICE}"
+        )
+
+    def _check_bad_examples(self, step: int, bad: int) -> None:
+        """Raises RunFailedError where too large a share of the training examples is unreadable."""
+        limit = self.experiment.config.data.max_bad_fraction
+        seen = step * self.experiment.config.batch_size
+        if bad > limit * max(seen, self.experiment.facts.num_examples):
+            raise RunFailedError(
+                f"{bad:,} of {seen:,} training {self.experiment.task.unit} could not be read up to "
+                f"step {step:,}, more than config.data.max_bad_fraction={limit:g} allows; mend the "
+                "data (the notes of this start and earlier ones name them) or allow more"
+            )
+
+
+@contextmanager
+def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
+    """Turns what can end a run early into errors that `main` prints as one line."""
+    try:
+        yield
+    except StopRequestedError:
+        raise stop.stopped(0) from None
+    except BadExampleError as error:
+        raise BadInputError(
+            f"{error}, or skip such examples: --config.data.on_bad_example=skip (up to a share of "
+            "config.data.max_bad_fraction)"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunFailedError(
+            f"--workdir={workdir}: {error.strerror}{space_text(workdir, 0)}; make room, and run "
+            "the same command again to resume from the last checkpoint"
+        ) from error

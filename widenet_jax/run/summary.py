@@ -1,0 +1,76 @@
+"""Messages of a run to its user: the configuration at the start, and the result at the end."""
+
+from typing import Any
+
+import jax
+from clu import parameter_overview
+from etils import epath
+
+from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.evaluation import result_metrics
+from widenet_jax.experiment import Experiment, input_spec
+from widenet_jax.files import write_json
+from widenet_jax.models.counting import count_parameters, count_unrolled
+from widenet_jax.moe.layer import dispatch_methods, dispatch_text
+from widenet_jax.sharding import platform
+from widenet_jax.step import TrainState
+from widenet_jax.typing import PyTree
+
+
+def parameter_facts(experiment: Experiment) -> dict[str, int]:
+    """Counts the parameters, stored once and as often as the blocks apply them."""
+    return {
+        "params": count_parameters(experiment.state.params),
+        "params_unrolled": count_unrolled(experiment.model, input_spec(experiment.task)),
+    }
+
+
+def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
+    """Returns a table of the parameters, and lines on devices, dispatch, start and length."""
+    mesh, counts = experiment.mesh, parameter_facts(experiment)
+    config, num_examples = experiment.config, experiment.facts.num_examples
+    unit = experiment.task.unit
+    axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    begin = "starting"
+    if start_step:
+        begin = f"resuming after step {start_step:,}"
+    elif config.init_from:
+        begin = f"starting from {config.init_from} with a new head"
+    lines = [
+        parameter_overview.get_parameter_overview(params, include_stats=False),
+        f"{counts['params']:,} parameters, applied as {counts['params_unrolled']:,}; "
+        f"{mesh.size} {mesh.devices.flat[0].device_kind} devices ({axes}), "
+        f"{jax.process_count()} hosts",
+    ]
+    if experiment.model.ffn == "moe":
+        tokens = experiment.model.num_tokens(input_spec(experiment.task))
+        methods = dispatch_methods(config.model, tokens, platform=platform())
+        lines.append(f"dispatch: {dispatch_text(methods)}")
+    lines.append(f"{begin}: {experiment.total_steps:,} steps of {config.batch_size} {unit}")
+    if num_examples < config.batch_size:
+        lines.append(
+            f"all {num_examples:,} training {unit} are fewer than one batch, so that every step "
+            "spans several epochs; config.batch_size and config.duration set how much is trained"
+        )
+    return "\n".join(lines)
+
+
+def result_of(experiment: Experiment, state: TrainState, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Returns the result of a finished run, as result.json holds it."""
+    task = experiment.task
+    return {
+        "mode": "train",
+        "steps": experiment.total_steps,
+        **parameter_facts(experiment),
+        **result_metrics(metrics, task.headline, task.unit),
+        "params_sha256": params_sha256(state.params),
+    }
+
+
+def write_result(workdir: epath.Path, result: dict[str, Any]) -> None:
+    """Writes result.json and draws the learning curve."""
+    from widenet_jax.tools.analysis.figures import draw_learning_curves  # takes a second to import
+
+    write_json(workdir / "result.json", result)
+    headline = result["headline"]["name"]
+    draw_learning_curves([workdir], workdir / "learning_curve.png", metric=headline)

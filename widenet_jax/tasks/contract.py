@@ -1,0 +1,155 @@
+"""The task contract: the meaning of a batch. See the package's docstring."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
+
+import flax.struct
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.typing import Array, Aux, PyTree
+
+Inputs = Mapping[str, Array]
+Rngs = Mapping[str, Array]
+# (inputs, rngs) -> (outputs, aux). Rngs are given in training; None means evaluation.
+Apply = Callable[[Inputs, Rngs | None], tuple[PyTree, Aux]]
+ArraySpecs = dict[str, jax.ShapeDtypeStruct]
+
+
+class Headline(NamedTuple):
+    """The metric that best/, search, tables and pictures go by.
+
+    Attributes:
+      name: a key of the task's `summarize`.
+      higher_is_better: False for losses and perplexities.
+    """
+
+    name: str
+    higher_is_better: bool = True
+
+    def better(self, new: float, old: float | None) -> bool:
+        """Whether `new` beats `old`; anything but NaN beats None."""
+        if old is None:
+            return new == new
+        return new > old if self.higher_is_better else new < old
+
+
+@flax.struct.dataclass
+class Metrics:
+    """Metrics and next state, which a task returns with its scalar loss.
+
+    Attributes:
+      means: metrics averaged over the batch, "loss" among them.
+      layer_sums: statistics of the feed-forwards, summed over the batch: `aux["sums"]`.
+      carry: the state for the next step, as `Task.carry_spec` describes it.
+    """
+
+    means: Aux
+    layer_sums: Aux
+    carry: Aux = flax.struct.field(default_factory=dict)
+
+
+@flax.struct.dataclass
+class Evaluation:
+    """The result of a task for one evaluation batch.
+
+    Attributes:
+      sums: sums over the batch's real examples.
+      layer_sums: as in `Metrics`.
+      rows: arrays [B, ...] for metrics that are no sums; row i belongs to example i. A task whose
+        examples may be unreadable gives their `mask` as rows, too: theirs have no meaning.
+      carry: the state for the next evaluation batch.
+    """
+
+    sums: Aux
+    layer_sums: Aux
+    rows: Aux = flax.struct.field(default_factory=dict)
+    carry: Aux = flax.struct.field(default_factory=dict)
+
+
+class Task(abc.ABC):
+    """Base class of tasks: model inputs of a batch, loss, metrics.
+
+    Attributes:
+      headline: the metric to compare runs by.
+      unit: what an example is called, in the plural: "images".
+      model_fields: the model's fields that follow from the data, such as {"num_classes": 10}.
+      group_size: number of consecutive examples that the loss treats together.
+      group_field: the config field that `group_size` comes from, for messages.
+    """
+
+    headline: ClassVar[Headline]
+    unit: ClassVar[str]
+    group_field: ClassVar[str] = ""
+
+    @classmethod
+    @abc.abstractmethod
+    def build(cls, config: ConfigDict, facts: DataFacts) -> "Task":
+        """Builds the task from the config and facts about the data.
+
+        Raises:
+          BadInputError: a field is out of range.
+        """
+
+    @property
+    @abc.abstractmethod
+    def model_fields(self) -> Mapping[str, int]: ...
+
+    @property
+    def group_size(self) -> int:
+        return 1
+
+    @abc.abstractmethod
+    def batch_spec(self, batch_size: int) -> ArraySpecs:
+        """Returns shapes and dtypes of a batch's arrays as the data gives them."""
+
+    def carry_spec(self, batch_size: int) -> ArraySpecs:
+        """Returns shapes and dtypes of the carry: arrays [B, ...] that start as zeros.
+
+        The step adds them to the batch under their names, which must not be those of
+        `batch_spec`, and replaces them by `Metrics.carry`. A skipped update leaves them as they
+        are. Most tasks have none.
+        """
+        del batch_size
+        return {}
+
+    @abc.abstractmethod
+    def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the model's inputs for a batch as it is, without the noise of training."""
+
+    @abc.abstractmethod
+    def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
+        """Returns the scalar to minimise, and metrics of the batch."""
+
+    @abc.abstractmethod
+    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
+        """Evaluates the examples of a batch where its `mask` [B] is True."""
+
+    @abc.abstractmethod
+    def summarize(
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        """Returns the metrics of a whole split, the headline's and `unit`'s number among them.
+
+        Args:
+          sums: of `evaluate`, added up over the split in float64.
+          rows: of `evaluate`, [N, ...], row i for record i of the split.
+        """
+
+
+def layer_losses(aux: Aux) -> tuple[Array | float, Aux]:
+    """Returns the weighted sum of the feed-forwards' losses, and each loss for the log.
+
+    `aux` of a model has a leading axis of routing operations; the total is their sum (eq. 8).
+    """
+    if not aux:
+        return 0.0, {}
+    return aux["loss"].sum(), {f"{name}_loss": value for name, value in aux["losses"].items()}
+
+
+def layer_sums(aux: Aux) -> Aux:
+    """Returns the feed-forwards' statistics; {} of a dense model."""
+    return aux["sums"] if aux else {}

@@ -1,0 +1,133 @@
+"""Accuracy of a trained image classifier over a source: top-1, top-5, by class, confusions."""
+
+import csv
+import io
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from matplotlib.figure import Figure
+
+from widenet_jax.experiment import make_forward
+from widenet_jax.tasks.classification import to_unit_range
+from widenet_jax.tasks.losses import softmax_cross_entropy
+from widenet_jax.tools.analysis.figures import MOST_NAMES, save
+from widenet_jax.tools.analysis.over_source import sums_over_source
+from widenet_jax.typing import Array, PyTree
+from widenet_jax.weights.trained import Trained
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Counts over the images of a source.
+
+    Attributes:
+      class_names: label k is class_names[k].
+      confusion: [V, V] int64, images of class (row) that the model gave class (column).
+      in_top: [V] int64, images of each class with that class among the TOP most probable ones.
+      cross_entropy: mean over the images, in nats.
+    """
+
+    class_names: tuple[str, ...]
+    confusion: np.ndarray
+    in_top: np.ndarray
+    cross_entropy: float
+
+    @property
+    def images(self) -> int:
+        return int(self.confusion.sum())
+
+    @property
+    def top_1(self) -> float:
+        return float(np.trace(self.confusion) / self.images)
+
+    @property
+    def top_5(self) -> float:
+        return float(self.in_top.sum() / self.images)
+
+    @property
+    def per_class(self) -> dict[str, float]:
+        """Top-1 accuracy of each class that has an image."""
+        counts = self.confusion.sum(axis=1)
+        return {
+            name: float(self.confusion[k, k] / counts[k])
+            for k, name in enumerate(self.class_names)
+            if counts[k]
+        }
+
+    def confused(self, most: int) -> list[tuple[str, str, int]]:
+        """Lists (class, predicted class, count), the most frequent mistakes first."""
+        wrong = self.confusion - np.diag(np.diag(self.confusion))
+        order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+        pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
+        names = self.class_names
+        return [(names[i], names[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j]]
+
+
+def measure_accuracy(trained: Trained) -> Accuracy:
+    """Measures the model over the source and split that its config names.
+
+    Raises:
+      BadInputError: as `over_source.open_source`.
+    """
+    sums = sums_over_source(trained, partial(accuracy_sums, model=trained.model))
+    confusion = sums["confusion"].astype(np.int64)
+    in_top = sums["in_top"].astype(np.int64)
+    cross_entropy = float(sums["cross_entropy"] / confusion.sum())
+    return Accuracy(trained.class_names, confusion, in_top, cross_entropy)
+
+
+def accuracy_sums(params: PyTree, batch: dict[str, Array], *, model: nn.Module) -> dict[str, Array]:
+    """Sums `confusion` [V, V], `in_top` [V] and `cross_entropy` over the real images of a batch."""
+    mask, label = batch["mask"], batch["label"]
+    inputs = {"image": to_unit_range(batch["image"]), "mask": mask}
+    logits, _ = make_forward(model)(params, inputs, None)
+    V = logits.shape[-1]
+    target = jax.nn.one_hot(label, V)
+    one_hot = target.astype(jnp.int32) * mask[:, None]
+    _, top = jax.lax.top_k(logits, min(TOP, V))
+    found = (top == label[:, None]).any(axis=1)
+    return {
+        "confusion": jnp.einsum("bi,bj->ij", one_hot, jax.nn.one_hot(top[:, 0], V, dtype=int)),
+        "in_top": (one_hot * found[:, None]).sum(axis=0),
+        "cross_entropy": jnp.where(mask, softmax_cross_entropy(logits, target), 0.0).sum(),
+    }
+
+
+def confusion_csv(accuracy: Accuracy) -> str:
+    """Returns the confusion matrix as CSV: a row for each class, a column for each predicted."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["class \\ predicted", *accuracy.class_names])
+    for name, row in zip(accuracy.class_names, accuracy.confusion, strict=True):
+        writer.writerow([name, *row.tolist()])
+    return text.getvalue()
+
+
+def as_json(accuracy: Accuracy) -> dict[str, Any]:
+    """Returns the numbers as JSON holds them, without the confusion matrix."""
+    names = ("images", "top_1", "top_5", "cross_entropy", "per_class")
+    return {name: getattr(accuracy, name) for name in names}
+
+
+def draw_confusion(accuracy: Accuracy, out: epath.Path) -> None:
+    """Draws, for each class (row), the shares of its images by predicted class (column)."""
+    counts = np.maximum(accuracy.confusion.sum(axis=1, keepdims=True), 1)
+    V = len(accuracy.class_names)
+    side = min(12, 4 + 0.3 * V)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(accuracy.confusion / counts, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    figure.colorbar(image, ax=axis, label="share of the class")
+    axis.set(xlabel="predicted class", ylabel="class")
+    if V <= MOST_NAMES:
+        axis.set_xticks(range(V), accuracy.class_names, rotation=90)
+        axis.set_yticks(range(V), accuracy.class_names)
+    save(figure, out)

@@ -1,0 +1,128 @@
+"""Expert choices drawn over images, patch by patch and block by block."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from etils import epath
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from widenet_jax.data.chunks import read_example
+from widenet_jax.data.images.transforms import image_of
+from widenet_jax.tasks.classification import to_unit_range
+from widenet_jax.tools.analysis.figures import save
+from widenet_jax.tools.analysis.over_source import open_source
+from widenet_jax.tools.analysis.routing import TokenRouting, routed_blocks, token_routing
+from widenet_jax.tools.analysis.routing_figures import expert_colours
+from widenet_jax.typing import Array
+from widenet_jax.weights.finetune import has_cls_row
+from widenet_jax.weights.trained import Trained
+
+TINT = 0.55  # weight of an expert's colour over a patch
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
+PANELS_A_ROW = 6
+
+
+def image_router(trained: Trained) -> Callable[[np.ndarray], TokenRouting]:
+    """Returns a function from one image as the model takes it (uint8) to its routing (B = 1).
+
+    Each image is its own routing group, so that no other image changes its routing.
+
+    Raises:
+      BadInputError: the model has no experts.
+    """
+    routed_blocks(trained.model)
+
+    @jax.jit
+    def route(image: Array) -> TokenRouting:
+        inputs = {"image": to_unit_range(image[None])}
+        return token_routing(trained.model, trained.params, inputs)[1]
+
+    return lambda image: jax.device_get(route(image))
+
+
+def patch_grid(trained: Trained, per_token: np.ndarray) -> np.ndarray:
+    """Reshapes [T, ...] to the grid of patches [rows, columns, ...], without the CLS token."""
+    height, width, _ = trained.image_shape
+    P = trained.model.patch_size
+    patches = per_token[int(has_cls_row(trained.config.model)) :]
+    return patches.reshape(height // P, width // P, *per_token.shape[1:])
+
+
+def draw_overlay(
+    trained: Trained,
+    pictures: Sequence[np.ndarray],
+    routings: Sequence[TokenRouting],
+    out: epath.Path,
+    *,
+    titles: Sequence[str],
+) -> None:
+    """Draws each picture, then for each block, in grey, its patches tinted by their first expert.
+
+    A dot is the second choice; a cross marks patches whose first choice was dropped.
+
+    Args:
+      trained: the model.
+      pictures: uint8 [h, w, C], as `image_prediction.read_picture` returns them.
+      routings: of each picture, as `image_router` returns them.
+      out: a PNG file.
+      titles: one for each picture.
+    """
+    blocks = routed_blocks(trained.model)
+    rows = -(-len(blocks) // PANELS_A_ROW)
+    columns = 1 + min(len(blocks), PANELS_A_ROW)
+    figure = Figure(figsize=(2.1 * columns, 2.3 * rows * len(pictures) + 0.5), layout="constrained")
+    axes = figure.subplots(rows * len(pictures), columns, squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    E = routings[0].router_probs.shape[-1]
+    for i, (picture, routing, title) in enumerate(zip(pictures, routings, titles, strict=True)):
+        own = axes[i * rows : (i + 1) * rows]
+        own[0, 0].imshow(as_rgb(picture))
+        own[0, 0].set_title(title, fontsize=8)
+        for position, block in enumerate(blocks):
+            axis = own[position // PANELS_A_ROW, 1 + position % PANELS_A_ROW]
+            draw_block(axis, trained, picture, routing, position)
+            axis.set_title(f"block {block}", fontsize=8)
+    handles = [Patch(color=c, label=f"expert {e}") for e, c in enumerate(expert_colours(E))]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(E, 8), fontsize=8)
+    save(figure, out)
+
+
+def draw_block(
+    axis: Axes, trained: Trained, picture: np.ndarray, routing: TokenRouting, position: int
+) -> None:
+    """Draws one picture in one block."""
+    colours = expert_colours(routing.router_probs.shape[-1])
+    experts = patch_grid(trained, routing.expert_index[position, 0])  # [rows, columns, K]
+    dropped = patch_grid(trained, routing.dropped[position, 0])
+    P = trained.model.patch_size
+    tint = colours[experts[..., 0]].repeat(P, axis=0).repeat(P, axis=1)
+    grey = as_rgb(picture) @ np.array(LUMINANCE) / 255  # grey, so that all colour is the experts'
+    axis.imshow((1 - TINT) * grey[..., None] + TINT * tint)
+    y, x = (np.indices(experts.shape[:2]) + 0.5) * P - 0.5
+    dot = 900 / experts.shape[0] ** 2  # in points^2; a fifth of a patch wide in a panel of 2 inches
+    if experts.shape[-1] > 1:
+        second = colours[experts[..., 1].ravel()]
+        axis.scatter(x.ravel(), y.ravel(), s=dot, c=second, linewidths=0.3, edgecolors="white")
+    lost = dropped[..., 0]
+    axis.scatter(x[lost], y[lost], s=2 * dot, c="black", marker="x", linewidths=0.8)
+
+
+def as_rgb(picture: np.ndarray) -> np.ndarray:
+    """Broadcasts [h, w, 1 or 3] to [h, w, 3]."""
+    return np.broadcast_to(picture, (*picture.shape[:2], 3))
+
+
+def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -> None:
+    """Draws experts over random images of the source, the same images for every model."""
+    source, transform = open_source(trained)
+    chosen = np.random.default_rng(0).permutation(len(source))[:num_images]
+    examples = [read_example(source, int(record)) for record in chosen]
+    pictures = [transform.picture(image_of(example)) for example in examples]
+    route = image_router(trained)
+    routings = [route(picture) for picture in pictures]
+    titles = [trained.class_names[example["label"]] for example in examples]
+    draw_overlay(trained, pictures, routings, out, titles=titles)

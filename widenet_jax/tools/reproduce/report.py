@@ -1,0 +1,80 @@
+"""Writing the paper's tables and figures with our numbers beside them, and their provenance."""
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from widenet_jax.files import write_json, write_text
+from widenet_jax.run.metrics import without_nan
+from widenet_jax.tools.reproduce import figures
+from widenet_jax.tools.reproduce.experiments import Experiment
+from widenet_jax.tools.reproduce.runs import Measured
+from widenet_jax.tools.reproduce.scales import Run, Scale
+from widenet_jax.tools.reproduce.tables import markdown, norms_markdown, rows_of
+
+
+def provenance(measured: Mapping[Run, Measured], command: Sequence[str]) -> dict[str, Any]:
+    """Returns the command, and the commits and devices that the finished runs recorded."""
+    commits, devices = set(), set()
+    for workdir in (workdir for of in measured.values() for workdir in of.workdirs):
+        file = epath.Path(workdir) / "environment.json"
+        for start in json.loads(file.read_text()) if file.exists() else []:
+            commits.add((start.get("git") or {}).get("commit", "unknown")[:7])
+            devices.add(f"{len(start['devices'])} x {start['devices'][0]}")
+    return {"command": shlex.join(command), "commits": sorted(commits), "devices": sorted(devices)}
+
+
+def write(
+    experiment: Experiment,
+    scale: Scale,
+    measured: Mapping[Run, Measured],
+    made_by: Mapping[str, Any],
+    out: Path,
+) -> dict[str, Any]:
+    """Writes NAME.md, NAME.json and NAME.png into `out`; returns what the JSON file holds.
+
+    In JSON the paper's NaN is the text "NaN"; a value of null is a seed that diverged.
+    """
+    rows = rows_of(experiment, scale, measured)
+    facts: dict[str, Any] = {
+        "experiment": experiment.name,
+        "about": scale.about,
+        "metric": asdict(experiment.metric),
+        "made_by": dict(made_by),
+        "rows": [row | {"paper": paper_json(row["paper"])} for row in rows],
+    }
+    picture = epath.Path(out / f"{experiment.name}.png")
+    if experiment.norms:
+        curves = figures.divergences(experiment, scale, measured)
+        figures.draw_norms(experiment, curves, picture)
+        facts["divergence"] = {name: y.tolist() for name, y in curves.items()}
+        text = norms_markdown(experiment, scale, curves)
+    else:
+        if experiment.name in figures.AXES:
+            figures.draw_against(experiment, scale, rows, picture)
+        else:
+            figures.draw_table(experiment, rows, picture)
+        text = markdown(experiment, scale, rows)
+    text += f"\nMade by {made_by_text(made_by)}.\n"
+    write_text(out / f"{experiment.name}.md", text)
+    write_json(out / f"{experiment.name}.json", without_nan(facts))
+    return without_nan(facts)
+
+
+def paper_json(value: float | str | None) -> float | str | None:
+    """Replaces NaN, which JSON has no number for, by text."""
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+
+def made_by_text(made_by: Mapping[str, Any]) -> str:
+    """Returns the provenance as the last line of a Markdown table."""
+    parts = [f"`{made_by['command']}`"]
+    parts += [f"on {', '.join(made_by['devices'])}"] if made_by["devices"] else []
+    parts += [f"at commit {', '.join(made_by['commits'])}"] if made_by["commits"] else []
+    return ", ".join(parts)
