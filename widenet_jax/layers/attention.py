@@ -24,9 +24,10 @@ def attend(
     """Computes softmax(query key^T + bias) value for each head.
 
     Scores have the inputs' dtype, the softmax runs in float32. The gradient is written out (Dao et
-    al. 2022, algorithm 4, without its blocks): the forward pass keeps the scores and the logarithm
-    of the sum of their exponentials, and the backward pass recomputes the weights inside the
-    products that use them, so that nothing of the scores' size is stored in float32.
+    al. 2022, algorithm 4, without its blocks): the forward pass keeps the scores and, for each
+    query, their maximum and one over the sum of their exponentials; the backward pass recomputes
+    the weights inside the products that use them, so that nothing of the scores' size is stored in
+    float32.
 
     The query gradient uses mean-centred keys. Each row of d_scores sums to zero only up to bfloat16
     rounding, and the residue would be multiplied by the component that all keys have in common.
@@ -84,14 +85,14 @@ def _attend_forward(
         scores = jnp.where(same, scores, lowest)
     largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
     total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
-    log_sum = jnp.log(total) + largest
-    out = jnp.einsum("bnkq,bknh->bqnh", _weights(scores, log_sum).astype(value.dtype), value)
-    return out, (query, key, value, bias, scores, log_sum, out)
+    softmax = (scores, largest, 1 / total)
+    out = jnp.einsum("bnkq,bknh->bqnh", _weights(*softmax).astype(value.dtype), value)
+    return out, (query, key, value, bias, softmax, out)
 
 
 def _attend_backward(saved: tuple, d_out: Array) -> tuple:
-    query, key, value, bias, scores, log_sum, out = saved
-    weights = _weights(scores, log_sum)  # [B, N, Tk, Tq] float32
+    query, key, value, bias, softmax, out = saved
+    weights = _weights(*softmax)  # [B, N, Tk, Tq] float32
     d_value = jnp.einsum("bnkq,bqnh->bknh", weights.astype(value.dtype), d_out)
     d_weights = jnp.einsum("bknh,bqnh->bnkq", value, d_out)
     # sum_k weights * d_weights, without a pass over the scores.
@@ -113,8 +114,10 @@ def _bias_gradient(d_scores: Array, bias: Array | None) -> Array | None:
     return d_scores.sum(spread, keepdims=True).swapaxes(2, 3).astype(bias.dtype)
 
 
-def _weights(scores: Array, log_sum: Array) -> Array:
-    return jnp.exp(scores.astype(jnp.float32) - log_sum)
+def _weights(scores: Array, largest: Array, scale: Array) -> Array:
+    # Not exp(scores - logsumexp): the rounding of one large number would be that of all weights of
+    # a query, at scores of 30 several times what is lost elsewhere.
+    return jnp.exp(scores.astype(jnp.float32) - largest) * scale
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
