@@ -20,8 +20,13 @@ Durations are text, a number and a unit: "500 steps", "1e6 examples", "2.5 epoch
 from ml_collections import ConfigDict
 
 
-def get_config(model: dict) -> ConfigDict:
-    """Returns the default config around the `config.model` section `model`."""
+def get_config(model: dict, task: str = "classification") -> ConfigDict:
+    """Returns the default config around the `config.model` section `model`.
+
+    Args:
+      model: a section that models/sizes.py or models/text_sizes.py makes.
+      task: a key of `SECTIONS`.
+    """
     config = ConfigDict()
     config.seed = 0  # of initialisation, dropout, routing noise and the order of the data
     config.init_from = ""  # a run, an export, or ViT weights (.npz, .safetensors); "": from scratch
@@ -31,37 +36,16 @@ def get_config(model: dict) -> ConfigDict:
     config.on_nonfinite = "stop"  # or "skip": leave out updates that are not finite
     config.max_skipped_updates = 10  # then the run stops all the same
 
-    config.model = model  # models/sizes.py has the fields
+    config.model = model  # models/sizes.py and models/text_sizes.py have the fields
 
-    config.task = {
-        "name": "classification",
-        "label_smoothing": 0.0,  # in [0, 1)
-    }
-    config.data = {
-        "source": "array_record",  # array_record, image_folder, tfds, digits
-        "name": "",  # of a TFDS set
-        "path": "",  # a directory, local or gs://; "": the directory of TFDS
-        "train_split": "train",
-        "eval_split": "test",
-        "image_size": 224,  # pixels a side, after cropping
-        "num_workers": 0,  # decoding processes on each host; 0: threads
-        "prefetch": 4,  # batches
-        "on_bad_example": "error",  # or "skip": replace images that cannot be read
-        "max_bad_fraction": 0.001,  # of a split; more unreadable images fail the run
-    }
-    config.augment = {
-        "crop": "inception",  # a random part of the image; "pad": shift by up to pad_pixels
-        "crop_area_min": 0.05,  # of the image, for "inception"
-        "pad_pixels": 0,  # for "pad"
-        "flip": True,  # left to right, every second image
-        "randaugment_layers": 0,  # operations on each image; 0: no RandAugment
-        "randaugment_magnitude": 15.0,  # 0 to 30
-        "randaugment_before_crop": False,  # as in the authors' code
-        "eval_crop": "squash",  # the whole image; "central": a square from the middle
-        "eval_crop_fraction": 1.0,  # of the short side, for "central"
-        "mixup_alpha": 0.0,  # lambda ~ Beta(alpha, alpha) for each example; 0: no mixup
-        "mixup_group_size": 16,  # partners come from so many neighbours in the batch
-    }
+    for section, fields in SECTIONS[task]().items():
+        config[section] = fields
+    config.data.update(
+        num_workers=0,  # reading processes on each host; 0: threads
+        prefetch=4,  # batches
+        on_bad_example="error",  # or "skip": replace examples that cannot be read
+        max_bad_fraction=0.001,  # of a split; more unreadable examples fail the run
+    )
     config.optimizer = {
         "name": "adamw",  # adamw, lamb, sgd
         "learning_rate": 1e-3,  # after the warm-up
@@ -88,6 +72,106 @@ def get_config(model: dict) -> ConfigDict:
     }
     config.tracking = {"tensorboard": True, "wandb_project": ""}  # "": no Weights & Biases
     return config.lock()
+
+
+def classification() -> dict:
+    """Returns the sections of image classification."""
+    return {
+        "task": {
+            "name": "classification",
+            "label_smoothing": 0.0,  # in [0, 1)
+        },
+        "data": {
+            "source": "array_record",  # array_record, image_folder, tfds, digits
+            "name": "",  # of a TFDS set
+            "path": "",  # a directory, local or gs://; "": the directory of TFDS
+            "train_split": "train",
+            "eval_split": "test",
+            "image_size": 224,  # pixels a side, after cropping
+        },
+        "augment": {
+            "crop": "inception",  # a random part of the image; "pad": shift by up to pad_pixels
+            "crop_area_min": 0.05,  # of the image, for "inception"
+            "pad_pixels": 0,  # for "pad"
+            "flip": True,  # left to right, every second image
+            "randaugment_layers": 0,  # operations on each image; 0: no RandAugment
+            "randaugment_magnitude": 15.0,  # 0 to 30
+            "randaugment_before_crop": False,  # as in the authors' code
+            "eval_crop": "squash",  # the whole image; "central": a square from the middle
+            "eval_crop_fraction": 1.0,  # of the short side, for "central"
+            "mixup_alpha": 0.0,  # lambda ~ Beta(alpha, alpha) for each example; 0: no mixup
+            "mixup_group_size": 16,  # partners come from so many neighbours in the batch
+        },
+    }
+
+
+def masked_lm() -> dict:
+    """Returns the sections of masked language modelling with sentence order."""
+    return {
+        "task": {
+            "name": "masked_lm",
+            "mask_fraction": 0.15,  # of a sequence's tokens, special ones included
+            "max_predictions": 0,  # P; 0: mask_fraction of max_length
+            "max_ngram": 3,  # words masked together; 1: single words
+        },
+        "data": {
+            "source": "text",
+            "path": "",  # a set that scripts/prepare_data.py text wrote, local or gs://
+            "train_split": "train",
+            "eval_split": "valid",
+            "max_length": 512,  # T, tokens of a sequence
+        },
+    }
+
+
+def text_classification() -> dict:
+    """Returns the sections of classification of texts and pairs of texts."""
+    return {
+        "task": {"name": "text_classification"},
+        "data": {
+            "source": "table",
+            "path": "",  # a file (.tsv, .json, .jsonl, .parquet), or a directory of splits
+            "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
+            "train_split": "train",
+            "eval_split": "dev",
+            "max_length": 512,  # T, tokens of a sequence
+            "text_column": "",
+            "pair_column": "",  # "": single texts
+            "label_column": "",
+        },
+    }
+
+
+def span() -> dict:
+    """Returns the sections of question answering by a span of the context."""
+    return {
+        "task": {
+            "name": "span",
+            "head": "beam",  # ALBERT's; "span": BERT's
+            "unanswerable": False,  # True: some questions have no answer (SQuAD2.0)
+            "max_answer_length": 30,  # tokens
+            "null_threshold": 0.0,  # no answer where the null score is above
+        },
+        "data": {
+            "source": "squad",
+            "path": "",  # a directory of splits in the official JSON or as parquet
+            "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
+            "train_split": "train",
+            "eval_split": "dev",
+            "max_length": 384,  # T, tokens of a window
+            "max_question_length": 64,  # tokens
+            "stride": 128,  # tokens between the starts of two windows
+        },
+    }
+
+
+# config.task.name -> the sections that depend on it
+SECTIONS = {
+    "classification": classification,
+    "masked_lm": masked_lm,
+    "text_classification": text_classification,
+    "span": span,
+}
 
 
 def mixup_group_size(model: ConfigDict) -> int:
