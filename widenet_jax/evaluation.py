@@ -71,7 +71,7 @@ def evaluate(
     with closing(batches):
         totals = total(partial(experiment.eval_step, params), batches, carry)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
-    metrics = task.summarize(totals.sums, rows)
+    metrics = task.summarize(totals.sums, rows, source)
     metrics |= experiment.model.summarize(totals.layer_sums)
     metrics["bad_examples"] = len(source) - metrics[task.unit]
     allowed = config.data.max_bad_fraction

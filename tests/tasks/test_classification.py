@@ -120,7 +120,7 @@ def test_evaluation_ignores_padding(padding: float):
         "label": jnp.array([0, 0, 0]),
         "mask": jnp.array([True, True, False]),
     }
-    metrics = task().summarize(task().evaluate(apply, batch).sums, {})
+    metrics = task().summarize(task().evaluate(apply, batch).sums, {}, source=None)
     assert metrics["images"] == 2
     assert metrics["accuracy"] == 0.5
     np.testing.assert_allclose(
@@ -146,7 +146,7 @@ def test_batches_add_up_to_the_set():
     batch = {"image": pixels(0, 0), "label": jnp.array([0, 1]), "mask": jnp.array([True, True])}
     first = task().evaluate(always([nats(0.75, 0.25), nats(0.75, 0.25)]), batch)
     second = task().evaluate(always([nats(0.9, 0.1), nats(0.2, 0.8)]), batch)
-    metrics = task().summarize(jax.tree.map(jnp.add, first, second).sums, {})
+    metrics = task().summarize(jax.tree.map(jnp.add, first, second).sums, {}, source=None)
     assert (metrics["images"], metrics["accuracy"]) == (4, 0.75)
     expected = -np.mean(np.log([0.75, 0.25, 0.9, 0.8]))
     np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=1e-6)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataFacts, Source
 from widenet_jax.errors import BadInputError
 from widenet_jax.tasks import contract
 from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
@@ -121,9 +121,9 @@ class Classification(Task):
         return Evaluation(sums=sums, layer_sums=contract.layer_sums(aux))
 
     def summarize(
-        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
-        del rows
+        del rows, source
         return {
             "accuracy": float(sums["correct"] / sums["images"]),
             "cross_entropy": float(sums["cross_entropy"] / sums["images"]),

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataFacts, Source
 from widenet_jax.typing import Array, Aux, PyTree
 
 Inputs = Mapping[str, Array]
@@ -130,13 +130,14 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def summarize(
-        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
         """Returns the metrics of a whole split, the headline's and `unit`'s number among them.
 
         Args:
           sums: of `evaluate`, added up over the split in float64.
           rows: of `evaluate`, [N, ...], row i for record i of the split.
+          source: the split, for metrics that need more of a record than the batch holds.
         """
 
 
