@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "evaluation": {"data", "experiment", "run", "sharding", "tasks"},
     "run": {
         *("checkpoint", "config", "data", "evaluation", "experiment", "models", "moe"),
-        *("sharding", "step", "tools"),
+        *("sharding", "step", "tasks", "tools"),
     },
     "tools": {
         *("checkpoint", "config", "data", "evaluation", "experiment", "models", "moe", "run"),
@@ -44,6 +44,7 @@ ONLY = {
     ("tasks", "data"): {"widenet_jax.data.contract"},
     ("step", "tasks"): {"widenet_jax.tasks.contract"},
     ("checkpoint", "tasks"): {"widenet_jax.tasks.contract"},
+    ("run", "tasks"): {"widenet_jax.tasks.contract"},
     ("run", "tools"): {"widenet_jax.tools.analysis.figures"},  # the learning curve
 }
 

@@ -17,7 +17,7 @@ from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import BATCH, global_batch, host_positions
-from widenet_jax.tasks import Evaluation, Headline
+from widenet_jax.tasks import Evaluation, Task
 from widenet_jax.typing import Array, PyTree
 
 EvalStep = Callable[[Mapping[str, Array]], Evaluation]
@@ -153,18 +153,19 @@ def total(
     return totals
 
 
-def result_metrics(metrics: Mapping[str, Any], headline: Headline, unit: str) -> dict[str, Any]:
+def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """Returns what `result.json` says of an evaluation: `test_<metric>`, routing over all blocks.
 
     Args:
       metrics: of `evaluate`.
-      headline: of the task.
-      unit: of the task.
+      task: gives the headline, the unit and the baseline.
     """
     scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
     scalars.pop("bad_examples", None)
     result = {f"test_{name}": value for name, value in scalars.items()}
-    result |= {"headline": headline._asdict(), "unit": unit}
+    result |= {"headline": task.headline._asdict(), "unit": task.unit}
+    if task.baseline:
+        result["baseline"] = task.baseline._asdict()
     if "load" in metrics:
         result["drop_rate"] = float(np.mean(metrics["drop_rate"]))
         result["expert_load"] = np.mean(metrics["load"], axis=0).round(4).tolist()

@@ -99,6 +99,7 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     examples were evaluated (`test_UNIT`) stands beside it.
     """
     headline, unit = result.get("headline", {}), result.get("unit")
+    baseline = result.get("baseline", {})
     first = f"test_{headline.get('name')}"
     names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
     rows = []
@@ -110,6 +111,8 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
             text += f" of {result[f'test_{unit}']:,} {unit}"
         else:
             text = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+        if name == f"test_{baseline.get('metric')}":
+            text += f" ({baseline['name']} {baseline['value']:.4f})"
         rows.append((name.replace("_", " "), text))
     return rows
 

@@ -71,6 +71,7 @@ def make_gradients(
 
     def gradients(params: PyTree, batch: Mapping[str, Array], step: Array) -> tuple:
         key = jax.random.fold_in(jax.random.key(seed), step)
+        batch = {**batch, **task.of_whole_batch(batch)}
         if accumulation_steps == 1:
             return part_gradients(params, batch, key)
         parts = {name: deal(x, accumulation_steps, group_size) for name, x in batch.items()}

@@ -28,7 +28,14 @@ from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_hos
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
 from widenet_jax.run.stopping import Stop, StopRequestedError
-from widenet_jax.run.summary import describe, parameter_facts, result_of, write_result
+from widenet_jax.run.summary import (
+    describe,
+    loss_text,
+    parameter_facts,
+    result_of,
+    unbeaten,
+    write_result,
+)
 from widenet_jax.run.workdir import PACKAGES, check_workdir, shared_fields, version
 from widenet_jax.sharding import global_batch, host_positions, to_host
 from widenet_jax.step import TrainState
@@ -75,7 +82,7 @@ def run(
 
     # Experiment
     experiment = build_experiment(config, data.facts, devices or jax.devices())
-    total_steps, mesh = experiment.total_steps, experiment.mesh
+    total_steps, mesh, task = experiment.total_steps, experiment.mesh, experiment.task
 
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
@@ -130,7 +137,7 @@ def run(
                     if unchecked:  # one step late, so that the device always has work
                         session.check_numbers(state, *unchecked)
                     unchecked = step, step_metrics
-                    session.progress.advance(step, lambda m=step_metrics: float(m["loss"]))
+                    session.progress.advance(step, lambda m=step_metrics: loss_text(task, m))
 
                     last = step == total_steps
                     log = last or step % config.log_every_steps == 0
@@ -169,6 +176,8 @@ def run(
         result = result_of(experiment, state, metrics)
         if session.main_host:
             write_result(workdir, result)
+        if message := unbeaten(task, metrics):
+            session.note(f"warning: {message}")
         return result
 
 
@@ -229,7 +238,7 @@ def evaluate_newest(
         "mode": "eval",
         "step": newest.meta["step"],
         **parameter_facts(experiment),
-        **result_metrics(metrics, experiment.task.headline, experiment.task.unit),
+        **result_metrics(metrics, experiment.task),
     }
 
 

@@ -64,7 +64,7 @@ def tokens(example, rng):
 
 
 SOURCES["counting"], TASKS["next_token"] = lambda data, split: Counting(), NextToken
-MODELS["tokens"], TRANSFORMS["next_token"] = TokenModel, lambda config: (tokens, tokens)
+MODELS["tokens"], TRANSFORMS["next_token"] = TokenModel, lambda config, info: (tokens, tokens)
 
 
 def get_config():

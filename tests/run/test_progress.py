@@ -29,7 +29,7 @@ def test_progress_line(clock: Clock, capsys: pytest.CaptureFixture):
     )
     clock.now += 50  # compiling
     for step in range(1, 12):
-        progress.advance(step, lambda: 0.12345)
+        progress.advance(step, lambda: "loss 0.1235")
         clock.now += 1
     assert capsys.readouterr().err == (
         "step 11/1,200 (1%), 32 sequences/s, 19m49s left, loss 0.1235\n"
@@ -38,11 +38,11 @@ def test_progress_line(clock: Clock, capsys: pytest.CaptureFixture):
 
 def test_evaluating_does_not_slow_the_rate(clock: Clock):
     progress = Progress(total_steps=9, start_step=0, batch_size=10, unit="images", quiet=True)
-    progress.advance(1, float)
+    progress.advance(1, str)
     with progress.pause():
         clock.now += 1000
     clock.now += 2
-    progress.advance(2, float)
+    progress.advance(2, str)
     assert progress.per_second() == 5.0
 
 
@@ -51,7 +51,7 @@ def test_the_loss_is_read_only_to_be_shown(clock: Clock):
     reads = []
     progress = Progress(total_steps=100, start_step=40, batch_size=1, unit="images", quiet=False)
     for step in range(41, 61):  # a second each: one line is due at 10 s
-        progress.advance(step, lambda s=step: reads.append(s) or 0.0)
+        progress.advance(step, lambda s=step: reads.append(s) or "loss")
         clock.now += 1
     assert reads == [51]
 
@@ -59,7 +59,7 @@ def test_the_loss_is_read_only_to_be_shown(clock: Clock):
 def test_a_quiet_host_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture):
     progress = Progress(total_steps=2, start_step=0, batch_size=1, unit="images", quiet=True)
     for step in (1, 2):
-        progress.advance(step, float)
+        progress.advance(step, str)
         clock.now += 100
     progress.note("hello")
     progress.close()
@@ -90,7 +90,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stderr", terminal)
     progress = Progress(total_steps=4, start_step=1, batch_size=8, unit="images", quiet=False)
     for step in (2, 3, 4):
-        progress.advance(step, lambda: 0.5)
+        progress.advance(step, lambda: "loss 0.5000")
     progress.note("a line above the bar")
     progress.close()
     last = terminal.text.rstrip("\n").split("\r")[-1]
@@ -102,7 +102,7 @@ def test_a_quiet_host_draws_no_bar(monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     progress = Progress(total_steps=1, start_step=0, batch_size=8, unit="images", quiet=True)
-    progress.advance(1, lambda: 0.5)
+    progress.advance(1, lambda: "loss 0.5000")
     progress.close()
     assert terminal.text == ""
 

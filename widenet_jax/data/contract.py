@@ -93,4 +93,5 @@ class Data(NamedTuple):
 
 
 BuildSource = Callable[[Mapping[str, Any], str], Source]  # (config.data, split)
-BuildTransforms = Callable[[Any], tuple[Transform, Transform]]  # config -> (train, evaluation)
+# (config, the training source's info) -> (train, evaluation)
+BuildTransforms = Callable[[Any, Mapping[str, Any]], tuple[Transform, Transform]]

@@ -5,10 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from widenet_jax.data.chunks import example_spec
-from widenet_jax.data.contract import BuildSource, BuildTransforms, Data, DataFacts, Source
+from widenet_jax.data.contract import (
+    BuildSource,
+    BuildTransforms,
+    Data,
+    DataFacts,
+    Source,
+)
 from widenet_jax.data.images.sources import Digits, ImageFolder
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.data.text.instances import instance_transforms
 from widenet_jax.errors import BadInputError, choose
 
 
@@ -35,7 +42,8 @@ SOURCES: dict[str, BuildSource] = {
 
 # By the name of the task whose batches the transforms make.
 TRANSFORMS: dict[str, BuildTransforms] = {
-    "classification": lambda config: build_transforms(config.augment, config.data.image_size),
+    "classification": lambda config, info: build_transforms(config.augment, config.data.image_size),
+    "masked_lm": instance_transforms,
 }
 
 
@@ -69,7 +77,7 @@ def open_data(config: Any) -> Data:
             "(config.data.train_split, config.data.eval_split)"
         )
     build = choose(TRANSFORMS, config.task.name, field="config.task.name")
-    train_transform, eval_transform = build(config)
+    train_transform, eval_transform = build(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
     facts = DataFacts(len(train), example, dict(train.info))
     return Data(train, evaluation, train_transform, eval_transform, facts)

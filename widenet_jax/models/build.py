@@ -12,7 +12,7 @@ from widenet_jax.models.vit import VisionTransformer
 MODELS: dict[str, type[nn.Module]] = {"vision_transformer": VisionTransformer}
 
 
-def build_model(model: Mapping, **model_fields: int) -> nn.Module:
+def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     """Builds the module of `config.model`.
 
     Args:

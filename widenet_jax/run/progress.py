@@ -35,8 +35,8 @@ class Progress:
         self.paused = 0.0
         self.last_line = 0.0
 
-    def advance(self, step: int, loss: Callable[[], float]) -> None:
-        """Counts a step. Calls `loss`, which may wait for the device, only to show it."""
+    def advance(self, step: int, shown: Callable[[], str]) -> None:
+        """Counts a step. Calls `shown`, which may wait for the device, only to show its text."""
         now = time.monotonic()
         if self.started is None:
             self.started, self.first_step, self.last_line = now, step, now
@@ -51,12 +51,12 @@ class Progress:
         self.last_line = now
         rate = self.per_second()
         if self.bar:
-            self.bar.set_postfix_str(f"{rate:,.0f} {self.unit}/s, loss {loss():.4f}")
+            self.bar.set_postfix_str(f"{rate:,.0f} {self.unit}/s, {shown()}")
         else:
             left = (self.total - step) * self.batch_size / rate if rate else float("nan")
             self.note(
                 f"step {step:,}/{self.total:,} ({step / self.total:.0%}), "
-                f"{rate:,.0f} {self.unit}/s, {duration_text(left)} left, loss {loss():.4f}"
+                f"{rate:,.0f} {self.unit}/s, {duration_text(left)} left, {shown()}"
             )
 
     @contextmanager

@@ -1,5 +1,6 @@
 """Messages of a run to its user: the configuration at the start, and the result at the end."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from widenet_jax.models.counting import count_parameters, count_unrolled
 from widenet_jax.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.sharding import platform
 from widenet_jax.step import TrainState
+from widenet_jax.tasks.contract import Baseline, Task
 from widenet_jax.typing import PyTree
 
 
@@ -62,9 +64,35 @@ def result_of(experiment: Experiment, state: TrainState, metrics: dict[str, Any]
         "mode": "train",
         "steps": experiment.total_steps,
         **parameter_facts(experiment),
-        **result_metrics(metrics, task.headline, task.unit),
+        **result_metrics(metrics, task),
         "params_sha256": params_sha256(state.params),
     }
+
+
+def loss_text(task: Task, metrics: Mapping[str, Any]) -> str:
+    """Returns a training step's loss, and the task's baseline beside the metric it belongs to."""
+    text = f"loss {float(metrics['loss']):.4f}"
+    if baseline := task.baseline:
+        value = float(metrics[baseline.metric])
+        text += f", {baseline.metric.replace('_', ' ')} {value:.4f} ({baseline_text(baseline)})"
+    return text
+
+
+def baseline_text(baseline: Baseline) -> str:
+    """Returns the name and the value: "unigram entropy 6.6201"."""
+    return f"{baseline.name} {baseline.value:.4f}"
+
+
+def unbeaten(task: Task, metrics: Mapping[str, Any]) -> str:
+    """Returns a line about an evaluation that does not beat the task's baseline; "" if it does."""
+    baseline = task.baseline
+    if baseline is None or metrics[baseline.metric] < baseline.value:
+        return ""
+    name = baseline.metric.replace("_", " ")
+    return (
+        f"{name} {metrics[baseline.metric]:.4f} is not below the {baseline_text(baseline)}: "
+        f"{baseline.advice}"
+    )
 
 
 def write_result(workdir: epath.Path, result: dict[str, Any]) -> None:

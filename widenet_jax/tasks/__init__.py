@@ -10,8 +10,9 @@ make its batches in `data.sources.TRANSFORMS`.
 """
 
 from widenet_jax.tasks.classification import Classification
-from widenet_jax.tasks.contract import Apply, Evaluation, Headline, Metrics, Task
+from widenet_jax.tasks.contract import Apply, Baseline, Evaluation, Headline, Metrics, Task
+from widenet_jax.tasks.masked_lm import MaskedLm
 
-TASKS: dict[str, type[Task]] = {"classification": Classification}
+TASKS: dict[str, type[Task]] = {"classification": Classification, "masked_lm": MaskedLm}
 
-__all__ = ["TASKS", "Apply", "Evaluation", "Headline", "Metrics", "Task"]
+__all__ = ["TASKS", "Apply", "Baseline", "Evaluation", "Headline", "Metrics", "Task"]

@@ -37,6 +37,24 @@ class Headline(NamedTuple):
         return new > old if self.higher_is_better else new < old
 
 
+class Baseline(NamedTuple):
+    """The value of a metric that a model reaches without learning what the task is about.
+
+    Runs show it beside the metric, and say at their end if they did not beat it.
+
+    Attributes:
+      metric: a key of the task's `summarize`, and of its training metrics. Lower is better.
+      value: of that metric.
+      name: what the value is: "unigram entropy".
+      advice: what to do about a run that does not beat it.
+    """
+
+    metric: str
+    value: float
+    name: str
+    advice: str
+
+
 @flax.struct.dataclass
 class Metrics:
     """Metrics and next state, which a task returns with its scalar loss.
@@ -77,6 +95,7 @@ class Task(abc.ABC):
       headline: the metric to compare runs by.
       unit: what an example is called, in the plural: "images".
       model_fields: the model's fields that follow from the data, such as {"num_classes": 10}.
+      baseline: what to compare a metric with; None if there is nothing.
       group_size: number of consecutive examples that the loss treats together.
       group_field: the config field that `group_size` comes from, for messages.
     """
@@ -96,7 +115,11 @@ class Task(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def model_fields(self) -> Mapping[str, int]: ...
+    def model_fields(self) -> Mapping[str, int | str]: ...
+
+    @property
+    def baseline(self) -> Baseline | None:
+        return None
 
     @property
     def group_size(self) -> int:
@@ -119,6 +142,15 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the model's inputs for a batch as it is, without the noise of training."""
+
+    def of_whole_batch(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns arrays [B, ...] that `loss` finds in its batch, beside those of `batch_spec`.
+
+        For what depends on the whole batch, such as a number to divide by: under gradient
+        accumulation `loss` sees only a part of the batch, and the parts' losses are averaged.
+        """
+        del batch
+        return {}
 
     @abc.abstractmethod
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:

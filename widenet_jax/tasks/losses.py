@@ -30,3 +30,22 @@ def softmax_cross_entropy(logits: Array, target: Array) -> Array:
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     return -jnp.sum(target.astype(jnp.float32) * log_probs, axis=-1)
+
+
+def label_cross_entropy(logits: Array, labels: Array) -> Array:
+    """Computes -log softmax(logits)[label] for each example.
+
+    The label's logit is picked by comparison with an iota, which fuses into the reduction. The
+    gradient of a gather would be a scatter into the logits.
+
+    Args:
+      logits: [..., V], any float type.
+      labels: [...], int.
+
+    Returns:
+      [...] float32.
+    """
+    logits = logits.astype(jnp.float32)
+    picked = jnp.arange(logits.shape[-1]) == labels[..., None]
+    label_logit = jnp.where(picked, logits, 0.0).sum(-1)
+    return jax.nn.logsumexp(logits, axis=-1) - label_logit
