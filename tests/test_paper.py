@@ -61,3 +61,10 @@ def test_the_headers_list_no_other_model_with_a_number():
     further = table_of("imagenet").keys() - {row.variant for row in paper.PRETRAINING}
     assert {table_of("imagenet")[name]["paper: top-1"] for name in further} == {"a figure"}
     assert table_of("cifar10").keys() == {row.variant for row in paper.FINETUNING}
+
+
+@pytest.mark.parametrize("row", paper.TEXT, ids=lambda row: row.variant)
+def test_the_mean_of_table_2_follows_from_its_columns(row: paper.PrintedText):
+    """ALBERT: (85.8 + 78.55 + 81.5 + 90.3) / 4 = 84.0."""
+    both = sum(row.squad1) / 2 + sum(row.squad2) / 2
+    assert (both + row.mnli + row.sst2) / 4 == pytest.approx(row.mean, abs=0.051)

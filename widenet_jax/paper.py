@@ -66,3 +66,36 @@ FINETUNING = (
     Printed("widenet_b", "WideNet-B", "5", 27, 98.4, slip=True),
     Printed("widenet_l", "WideNet-L", "5", 38, 98.8),
 )
+
+
+class PrintedText(NamedTuple):
+    """A text model of Table 2 and the figures printed for it, in percent.
+
+    Attributes:
+      variant: the model's name as in `--config=configs/text_pretrain.py:VARIANT`.
+      model: the model's name in words.
+      millions: parameters of backbone and pooler in millions (BERT's is truncated, not rounded).
+      squad1, squad2: (F1, exact match) on the development sets.
+      mnli, sst2: accuracy on the development sets; the median of 5 runs.
+      mean: (mean of squad1 + mean of squad2 + mnli + sst2) / 4, as printed.
+    """
+
+    variant: str
+    model: str
+    millions: int
+    squad1: tuple[float, float]
+    squad2: tuple[float, float]
+    mnli: float
+    sst2: float
+    mean: float
+
+
+# Table 2. The rows of ALBERT and BERT stand in ALBERT's Table 4 (Lan et al. 2020; all shared, and
+# nothing shared, E = 128), with 81.6 and 82.0 for ALBERT's MNLI there.
+TEXT = (
+    PrintedText("albert", "ALBERT", 12, (89.3, 82.3), (80.0, 77.1), 81.5, 90.3, 84.0),
+    PrintedText("bert", "BERT", 89, (89.9, 82.8), (80.3, 77.3), 83.2, 91.5, 85.0),
+    PrintedText("widenet_4", "WideNet-4", 26, (89.6, 82.7), (80.6, 77.4), 82.6, 91.1, 84.7),
+    PrintedText("widenet_8", "WideNet-8", 45, (90.0, 82.7), (80.6, 77.7), 83.3, 91.9, 85.2),
+    PrintedText("widenet_16", "WideNet-16", 83, (90.9, 83.8), (81.0, 77.9), 84.1, 92.2, 85.8),
+)
