@@ -132,19 +132,33 @@ def mask(tokens: np.ndarray, rules: MaskingRules, rng: np.random.Generator) -> M
 
 def choose_words(tokens: np.ndarray, rules: MaskingRules, rng: np.random.Generator) -> np.ndarray:
     """Draws the positions to predict: int64 [k], sorted, k at most the budget."""
+    places, bounds = find_words(tokens, rules)
+    spans = visit(bounds, *draw_visits(len(bounds) - 1, rules, rng), rules.budget(len(tokens)))
+    if not spans:
+        return places[:0]
+    return places[np.sort(np.concatenate([np.arange(*span) for span in spans]))]
+
+
+def find_words(tokens: np.ndarray, rules: MaskingRules) -> tuple[np.ndarray, list[int]]:
+    """Finds the words of a sequence. A word begins where a piece says so and after special tokens.
+
+    Returns:
+      The positions of tokens that are not special, and the bounds [W + 1] of the words among them.
+    """
     places = np.flatnonzero(~rules.special[tokens])
-    # A word begins where a piece says so, and behind every special token.
     begins = rules.starts_word[tokens[places]]
     begins[:1] = True
     begins[1:] |= np.diff(places) > 1
-    starts = np.flatnonzero(begins)
-    order = rng.permutation(len(starts))
-    sizes = np.searchsorted(rules.ngram_thresholds, rng.random(len(starts)), side="right") + 1
-    bounds = np.append(starts, len(places))
-    chosen = visit(bounds.tolist(), order.tolist(), sizes.tolist(), rules.budget(len(tokens)))
-    if not chosen:
-        return places[:0]
-    return places[np.sort(np.concatenate([np.arange(*span) for span in chosen]))]
+    return places, [*np.flatnonzero(begins).tolist(), len(places)]
+
+
+def draw_visits(
+    num_words: int, rules: MaskingRules, rng: np.random.Generator
+) -> tuple[list[int], list[int]]:
+    """Draws a random order of the words, and of how many words each visit tries to take."""
+    order = rng.permutation(num_words)
+    sizes = np.searchsorted(rules.ngram_thresholds, rng.random(num_words), side="right") + 1
+    return order.tolist(), sizes.tolist()
 
 
 def visit(

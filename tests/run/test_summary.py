@@ -1,0 +1,38 @@
+"""What a run says of a metric's baseline: beside the loss, in the result, at the end."""
+
+import pytest
+
+from widenet_jax.evaluation import result_metrics
+from widenet_jax.main import metric_rows
+from widenet_jax.run.summary import loss_text, unbeaten
+from widenet_jax.tasks.masked_lm import MaskedLm
+
+TASK = MaskedLm(vocab_size=8000, example={}, unigram_entropy=6.62)
+UNKNOWN = MaskedLm(vocab_size=8000, example={}, unigram_entropy=None)
+METRICS = {"mlm_loss": 6.71, "order_loss": 0.69, "sequences": 4700, "bad_examples": 0}
+
+
+def test_the_baseline_stands_beside_the_loss():
+    step = {"loss": 7.4, "mlm_loss": 6.71}
+    assert loss_text(TASK, step) == "loss 7.4000, mlm loss 6.7100 (unigram entropy 6.6200)"
+    assert loss_text(UNKNOWN, step) == "loss 7.4000"
+
+
+def test_the_result_names_the_baseline():
+    result = result_metrics(METRICS, TASK)
+    assert result["baseline"]["value"] == 6.62
+    assert metric_rows(result) == [
+        ("test mlm loss", "6.7100 of 4,700 sequences (unigram entropy 6.6200)"),
+        ("test order loss", "0.6900"),
+    ]
+    assert "baseline" not in result_metrics(METRICS, UNKNOWN)
+
+
+@pytest.mark.parametrize(("loss", "beaten"), [(6.71, False), (6.62, False), (6.61, True)])
+def test_a_run_says_so_if_it_learned_word_frequencies_only(loss: float, beaten: bool):
+    message = unbeaten(TASK, {"mlm_loss": loss})
+    assert (message == "") == beaten
+    if not beaten:
+        assert message.startswith(f"mlm loss {loss:.4f} is not below the unigram entropy 6.6200: ")
+        assert "config.duration" in message and "\n" not in message
+    assert unbeaten(UNKNOWN, {"mlm_loss": loss}) == ""
