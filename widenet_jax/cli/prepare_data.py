@@ -1,4 +1,4 @@
-"""Packs an image set for training, or draws the images that training will see.
+"""Prepares images or text for training, or shows what training will see of them.
 
   python scripts/prepare_data.py image_folder --input imagenet/ --out packed/
   python scripts/prepare_data.py tar --split train=ILSVRC2012_img_train.tar --out packed/
@@ -6,11 +6,13 @@
   python scripts/prepare_data.py cifar10_binary --input cifar-10-binary.tar.gz --out packed/
   python scripts/prepare_data.py npz --split train=a.npz,b.npz --split test=c.npz --out packed/
   python scripts/prepare_data.py tfds cifar10 --data-dir tfds/           (needs TensorFlow)
+  python scripts/prepare_data.py text wiki/*.txt.gz --tokenizer tokenizer.json --out prepared/
   python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
   python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
 
-Train on a packed set with --config.data.source=array_record --config.data.path=packed/, on a TFDS
-set with --config.data.source=tfds --config.data.name=cifar10 --config.data.path=tfds/.
+Train on a prepared text with --config.data.source=text --config.data.path=prepared/, on a packed
+image set with --config.data.source=array_record --config.data.path=packed/, on a TFDS set with
+--config.data.source=tfds --config.data.name=cifar10 --config.data.path=tfds/.
 Exit codes: 0 done, 2 your input (one line on stderr).
 """  # noqa: E501
 
@@ -24,6 +26,7 @@ from typing import Any
 import tqdm
 
 from widenet_jax.cli.parser import Parser, exit_code_of, not_negative, positive
+from widenet_jax.cli.prepare_text import add_text_commands, prepare_text
 from widenet_jax.config.files import load_config, override
 from widenet_jax.data import records
 from widenet_jax.data.images import file_checks
@@ -45,6 +48,8 @@ def run(options: argparse.Namespace, fields: Sequence[str]) -> None:
         draw_preview(options, fields)
     elif fields:
         raise BadInputError(f"{fields[0]}: {options.command} sets no field of a config")
+    elif options.command == "text":
+        prepare_text(options)
     else:
         pack(options)
 
@@ -54,6 +59,7 @@ def parser() -> Parser:
     made = Parser(__doc__)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_converters(commands)
+    add_text_commands(commands)
     view = commands.add_parser("preview", help="a PNG of augmented images, or of every operation")
     add = view.add_argument
     what = view.add_mutually_exclusive_group(required=True)

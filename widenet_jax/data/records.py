@@ -4,6 +4,7 @@ A set is one directory. Its shards are `<split>-00000-of-00003.array_record`. `d
 written last, so a directory that has one holds a complete set. A record is a little-endian uint32
 label, then the bytes of the image file (JPEG or PNG), unchanged. `dataset.json` holds
   format_version: 1
+  kind: "images" if absent; "text" sets are described in `data.text.text_records`
   class_names: [str], label k is class_names[k]
   splits: {split: {"count": int, "shards": [{"records": int, "bytes": int}, ...]}}
   provenance: free text fields, the converter and its input
@@ -28,6 +29,8 @@ from widenet_jax.files import is_remote, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
+# The kinds of sets, and the source that reads each. A set without a kind holds images.
+SOURCE_OF = {"images": "array_record", "text": "text"}
 _UNFINISHED = ".writing-"  # prefix of a shard that is being written
 _LABEL = struct.Struct("<I")
 # A reader keeps every shard open, so a set must have fewer shards than the files that a process may
@@ -50,11 +53,16 @@ def shard_name(split: str, shard: int, num_shards: int) -> str:
     return f"{split}-{shard:05d}-of-{num_shards:05d}.array_record"
 
 
-def read_manifest(directory: str) -> dict[str, Any]:
+def read_manifest(directory: str, kind: str = "images") -> dict[str, Any]:
     """Reads and checks `dataset.json`.
 
+    Args:
+      directory: the set's.
+      kind: what the set must hold: a key of SOURCE_OF.
+
     Raises:
-      BadInputError: it is missing (the set was never finished), damaged, or of a newer format.
+      BadInputError: it is missing (the set was never finished), damaged, of a newer format, or of
+        another kind.
     """
     path = epath.Path(directory) / MANIFEST
     try:
@@ -74,6 +82,12 @@ def read_manifest(directory: str) -> dict[str, Any]:
         raise BadInputError(
             f"{path}: format_version {version!r}, this version reads {FORMAT_VERSION}; "
             "prepare the set again or update widenet_jax"
+        )
+    found = manifest.get("kind", "images")
+    if found != kind:
+        raise BadInputError(
+            f"{directory}: a set of {found}, not of {kind}; read it with "
+            f"--config.data.source={SOURCE_OF.get(found, found)}"
         )
     return manifest
 

@@ -38,6 +38,7 @@ class Shards:
       skips: first record of each shard that belongs to the split.
       takes: number of consecutive records from there that belong to the split.
       remedy: advice to the user about a damaged shard.
+      unit: what a record is called in messages.
     """
 
     paths: Sequence[str]
@@ -45,20 +46,21 @@ class Shards:
     skips: Sequence[int]
     takes: Sequence[int]
     remedy: str
+    unit: str = "image"
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum(self.takes)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Returns (shard, record in the shard) of an image of the split."""
+        """Returns (shard, record in the shard) of a record of the split."""
         shard = int(np.searchsorted(self._ends, index, side="right"))
         return shard, index - int(self._ends[shard]) + self.takes[shard] + self.skips[shard]
 
     def describe(self, index: int) -> str:
-        """Returns the file and record of an image, for messages."""
+        """Returns the file and record of an example, for messages."""
         shard, record = self.locate(index)
-        return f"{self.paths[shard]} record {record} (image {index})"
+        return f"{self.paths[shard]} record {record} ({self.unit} {index})"
 
     def check(self, shard: int) -> None:
         """Raises BadInputError unless the shard can be opened and holds all its records."""
@@ -72,7 +74,7 @@ class Shards:
             list(pool.map(self.check, range(len(self.paths))))
 
     def unreadable(self, index: int, error: Exception) -> BadInputError:
-        """Returns the error for an unreadable image; raises another if its whole shard is bad."""
+        """Returns the error for an unreadable record; raises another if its shard is bad."""
         self.check(self.locate(index)[0])
         reason = f"unreadable ({first_line(error)}); {self.remedy}"
         return BadExampleError(f"{self.describe(index)}: {reason}")
@@ -131,7 +133,7 @@ class ArrayRecord(Packed):
     def __init__(self, directory: str, split: str):
         from array_record.python import array_record_data_source
 
-        manifest = records.read_manifest(directory)
+        manifest = records.read_manifest(directory, "images")
         check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
         self.class_names = tuple(manifest["class_names"])
         entry = manifest["splits"][split]

@@ -16,6 +16,7 @@ from widenet_jax.data.images.sources import Digits, ImageFolder
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
 from widenet_jax.data.text.instances import instance_transforms
+from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.errors import BadInputError, choose
 
 
@@ -38,6 +39,7 @@ SOURCES: dict[str, BuildSource] = {
     "image_folder": lambda data, split: ImageFolder(_path(data), split),
     "array_record": lambda data, split: ArrayRecord(_path(data), split),
     "tfds": _tfds,
+    "text": lambda data, split: TextRecords(_path(data), split),
 }
 
 # By the name of the task whose batches the transforms make.

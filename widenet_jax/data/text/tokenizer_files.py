@@ -1,0 +1,135 @@
+"""Tokenizer files as the content of a tokenizer.json: vocab.txt (WordPiece), .model (Unigram)."""
+
+import json
+from typing import Any
+
+import tokenizers
+from etils import epath
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from widenet_jax.data.input_files import read_regular
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import is_remote
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MARK = "▁"
+# Kinds of pieces in a sentencepiece model.
+_NORMAL, _USER_DEFINED = 1, 4
+_NEVER = -1e6  # score of a piece that is never chosen where another segmentation exists
+
+
+def read(path: epath.Path) -> dict[str, Any]:
+    """Returns the content of a tokenizer.json for a tokenizer file of any kind.
+
+    A vocabulary that holds capital letters is cased: texts keep their case and accents. Otherwise
+    texts are put in lower case and lose their accents, as in BERT uncased and ALBERT.
+
+    Raises:
+      BadInputError: the file cannot be read, or is no tokenizer.
+    """
+    try:
+        content = path.read_bytes() if is_remote(path) else read_regular(path)
+    except FileNotFoundError:
+        raise BadInputError(f"{path}: no such tokenizer file") from None
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if path.suffix == ".model":
+        return from_sentencepiece(content, str(path))
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        advice = "give a tokenizer.json, vocab.txt or .model"
+        raise BadInputError(f"{path}: not UTF-8 text; {advice}") from None
+    if path.suffix == ".txt":
+        return from_vocabulary(text, str(path))
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise BadInputError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
+        raise BadInputError(f"{path}: not a tokenizer.json (it has no model)")
+    return parsed
+
+
+def from_vocabulary(text: str, where: str) -> dict[str, Any]:
+    """Returns the WordPiece tokenizer of BERT's vocab.txt: one piece a line, line k has id k."""
+    pieces = text.removesuffix("\n").split("\n")
+    pieces = [piece.rstrip("\r") for piece in pieces]
+    if "[UNK]" not in pieces:
+        raise BadInputError(f"{where}: has no line [UNK], so is not a WordPiece vocabulary")
+    if len(set(pieces)) != len(pieces):
+        raise BadInputError(f"{where}: has a piece twice; every line must be another piece")
+    return word_piece(models.WordPiece({piece: k for k, piece in enumerate(pieces)}))
+
+
+def word_piece(model: models.WordPiece) -> dict[str, Any]:
+    """Returns BERT's tokenizer around a WordPiece model."""
+    made = tokenizers.Tokenizer(model)
+    lowercase = not _has_capitals(made.get_vocab())
+    model.unk_token = "[UNK]"
+    made.model = model
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    return _with_special(made, SPECIAL)
+
+
+def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
+    """Returns the Unigram tokenizer of a sentencepiece .model, with ALBERT's normalisation.
+
+    ALBERT's tokenization.py splits a piece of digits and a comma, such as "2,", once more. Here
+    such pieces are never chosen, which is the same in nearly all texts. Special tokens that the
+    model lacks are appended.
+
+    Raises:
+      BadInputError: the file is no sentencepiece model, or not a Unigram model.
+    """
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError:
+        raise BadInputError(f"{where}: damaged, or not a sentencepiece model") from None
+    if not model.pieces or model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
+        raise BadInputError(f"{where}: not a Unigram sentencepiece model")
+    spec = model.normalizer_spec
+    ordinary = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
+    lower = [] if _has_capitals(ordinary) else _LOWER
+    charsmap = spec.precompiled_charsmap
+    unigram = [(piece.piece, _score(piece)) for piece in model.pieces]
+    made = tokenizers.Tokenizer(models.Unigram(unigram, model.trainer_spec.unk_id, False))
+    made.normalizer = normalizers.Sequence([
+        *lower,
+        *([normalizers.Precompiled(charsmap)] if charsmap else []),
+        normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "),
+        normalizers.Strip(),
+    ])  # fmt: skip
+    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
+    made.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
+    known = {piece.piece for piece in model.pieces}
+    control = [p.piece for p in model.pieces if p.type not in (_NORMAL, _USER_DEFINED)]
+    missing = [name for name in SPECIAL if not {name, _SENTENCEPIECE.get(name, name)} & known]
+    return _with_special(made, control + missing)
+
+
+_LOWER = (normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase())
+_SENTENCEPIECE = {"[PAD]": "<pad>", "[UNK]": "<unk>"}
+
+
+def _score(piece: Any) -> float:
+    text = piece.piece
+    if len(text) > 1 and text[-1] == "," and text[-2].isdigit():
+        return _NEVER
+    return piece.score
+
+
+def _has_capitals(pieces: Any) -> bool:
+    ordinary = (piece for piece in pieces if not piece.startswith("["))  # not [CLS], [unused1]
+    return any("A" <= character <= "Z" for piece in ordinary for character in piece)
+
+
+def _with_special(made: tokenizers.Tokenizer, names: Any) -> dict[str, Any]:
+    made.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
+    return json.loads(made.to_str())
