@@ -94,11 +94,10 @@ class TextRecords:
     ...]}, a list of sentences for each chunk of the row.
 
     Attributes:
-      info: the tokenizer as parsed from tokenizer.json, and the vocabulary's size.
+      info: "tokenizer", parsed from tokenizer.json; "vocab_size"; and "unigram_entropy", of the
+        training split's ids, in nats: the loss of a model that knows word frequencies alone.
       max_length: T, the length that the set was prepared for.
       packed: whether a record is a row of several chunks.
-      unigram_entropy: of the training split's ids, in nats: the loss of a model that knows word
-        frequencies alone.
     """
 
     def __init__(self, directory: str, split: str):
@@ -115,10 +114,10 @@ class TextRecords:
         self.info: Mapping[str, Any] = {
             "tokenizer": tokenizer.json,
             "vocab_size": tokenizer.vocab_size,
+            "unigram_entropy": manifest["unigram_entropy"],
         }
         self.max_length: int = manifest["rule"]["max_length"]
         self.packed: bool = manifest["rule"]["packed"]
-        self.unigram_entropy: float = manifest["unigram_entropy"]
         shards = manifest["splits"][split]["shards"]
         paths = records.checked_shards(directory, split, shards)
         # An input without a document of this split has made a shard without records.
