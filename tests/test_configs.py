@@ -32,7 +32,8 @@ CONFIGS = {
         *(row.variant for row in PRETRAINING),
     ],
 }
-CASES = [(name, variant) for name, variants in CONFIGS.items() for variant in variants]
+TEXT = {"text_pretrain": ["", "albert_s", "widenet_4,examples_per_group=1", "widenet_8_s"]}
+CASES = [(name, variant) for name, variants in (CONFIGS | TEXT).items() for variant in variants]
 
 
 def get_config(name: str, variant: str) -> ConfigDict:
@@ -41,7 +42,7 @@ def get_config(name: str, variant: str) -> ConfigDict:
 
 
 def test_every_config_is_here():
-    assert {path.stem for path in (ROOT / "configs").glob("*.py")} == {*CONFIGS, "defaults"}
+    assert {path.stem for path in (ROOT / "configs").glob("*.py")} == {*CONFIGS, *TEXT, "defaults"}
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)

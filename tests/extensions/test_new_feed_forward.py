@@ -25,6 +25,7 @@ class GatedLinearUnit(nn.Module):
     width: int
     weight: float
     dropout: float
+    hidden_dropout: bool
     activation: str
     output_activation: bool
     kernel_init: str

@@ -46,6 +46,7 @@ def parser() -> Parser:
     add("--price_per_core_hour", type=float, metavar="PRICE", help="in any currency")
     add("--num_examples", type=positive, metavar="N", help="of a data set that is not known")
     add("--num_classes", type=positive, metavar="N", help="likewise")
+    add("--vocab_size", type=positive, metavar="N", help="likewise")
     add("--no_cache", action="store_true", help=f"compile again; do not read {CACHE}")
     return made
 
@@ -92,7 +93,7 @@ def plan(options: argparse.Namespace, fields: Sequence[str]) -> list[dict[str, A
     note = partial(print, file=sys.stderr, flush=True)
     compiler = TpuCompiler(topology, cache=None if options.no_cache else CACHE, note=note)
     price = options.price_per_core_hour
-    known = {key: getattr(options, key) for key in ("num_examples", "num_classes")}
+    known = {key: getattr(options, key) for key in ("num_examples", "num_classes", "vocab_size")}
     reports = []
     for name, config in zip(names, configs, strict=True):
         data = data_facts(config, **known)

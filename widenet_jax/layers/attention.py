@@ -148,8 +148,10 @@ class MultiHeadAttention(nn.Module):
         x: Array,  # [B, T, D]
         *,
         mask: Array | None = None,  # [B, T] True for real tokens
+        instances: Array | None = None,  # [B, T] int32; replaces the mask
         train: bool,
     ) -> Array:  # [B, T, D]
+        """Attends within each example; with `instances`, to the tokens of the same number only."""
         B, T, D = x.shape
         H = D // self.num_heads
 
@@ -160,6 +162,7 @@ class MultiHeadAttention(nn.Module):
             return dense(name)(x).reshape(B, T, self.num_heads, H)
 
         # Masked tokens are excluded as keys. Their own outputs are computed but never read.
-        y = attend(heads("query") * H**-0.5, heads("key"), heads("value"), mask=mask)
+        apart = {"mask": mask} if instances is None else {"segments": (instances, instances)}
+        y = attend(heads("query") * H**-0.5, heads("key"), heads("value"), **apart)
         y = dense("out")(y.reshape(B, T, D))
         return Dropout(self.dropout)(y, train=train)

@@ -21,5 +21,9 @@ KERNEL_INITS: dict[str, Callable[..., Initializer]] = {
     "truncated_normal": truncated_normal,
 }
 
-# Biases of both layers of a feed-forward (released code of WideNet).
-FFN_BIAS_INIT = initializers.normal(1e-6)
+# Biases of both layers of a feed-forward, by the initialiser of its kernels: N(0, 1e-6) in the
+# released code of WideNet, 0 in BERT.
+FFN_BIAS_INITS: dict[str, Initializer] = {
+    "glorot_uniform": initializers.normal(1e-6),
+    "truncated_normal": initializers.zeros,
+}

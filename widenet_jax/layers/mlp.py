@@ -9,16 +9,16 @@ import numpy as np
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.initializers import FFN_BIAS_INIT, KERNEL_INITS
+from widenet_jax.layers.initializers import FFN_BIAS_INITS, KERNEL_INITS
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 
 class Mlp(nn.Module):
-    """y = f(x W_i + b_i) W_o + b_o with dropout after both layers.
+    """y = f(x W_i + b_i) W_o + b_o with dropout.
 
     Attributes:
       mlp_dim: F.
-      dropout: rate after the hidden and after the output layer.
+      dropout: rate after the output layer and, with `hidden_dropout`, after the hidden layer.
       activation: f, a name in `activations.ACTIVATIONS`.
       output_activation: applies f to the output too, as the authors' released code does.
       kernel_init: a name in `initializers.KERNEL_INITS`.
@@ -27,6 +27,7 @@ class Mlp(nn.Module):
 
     mlp_dim: int
     dropout: float = 0.0
+    hidden_dropout: bool = True
     activation: str = "gelu_tanh"
     output_activation: bool = False
     kernel_init: str = "glorot_uniform"
@@ -46,10 +47,11 @@ class Mlp(nn.Module):
         f = ACTIVATIONS[self.activation]
 
         def dense(features: int, name: str) -> Dense:
-            init = KERNEL_INITS[self.kernel_init]()
-            return Dense(features, self.dtype, init, FFN_BIAS_INIT, name=name)
+            init, bias_init = KERNEL_INITS[self.kernel_init](), FFN_BIAS_INITS[self.kernel_init]
+            return Dense(features, self.dtype, init, bias_init, name=name)
 
-        h = Dropout(self.dropout)(f(dense(self.mlp_dim, "wi")(x)), train=train)  # [B, T, F]
+        inner = Dropout(self.dropout if self.hidden_dropout else 0.0)
+        h = inner(f(dense(self.mlp_dim, "wi")(x)), train=train)  # [B, T, F]
         y = dense(x.shape[-1], "wo")(h)  # [B, T, D]
         if self.output_activation:
             y = f(y)

@@ -50,6 +50,7 @@ class BlockSettings(nn.Module):
       norm_position: "pre": x + f(norm(x)), and a last norm; or "post": norm(x + f(x)).
       norm_epsilon: added to the variance in every LayerNorm.
       dropout: rate after attention and in the feed-forward.
+      ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
       activation: a name in `layers.activations.ACTIVATIONS`.
       kernel_init: a name in `layers.initializers.KERNEL_INITS`.
       ffn_output_activation: see `layers.mlp.Mlp`.
@@ -72,6 +73,7 @@ class BlockSettings(nn.Module):
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
     dropout: float = 0.0
+    ffn_dropout: bool = True
     activation: str = "gelu_tanh"
     kernel_init: str = "glorot_uniform"
     ffn_output_activation: bool = False
@@ -153,6 +155,7 @@ class Blocks(BlockSettings):
         x: Array,  # [B, T, D]
         *,
         mask: Array | None = None,  # [B, T] True for real tokens
+        instances: Array | None = None,  # [B, T] int32: tokens attend to their own number only
         train: bool,
     ) -> tuple[Array, Aux]:
         """Returns [B, T, D] and the blocks' aux, stacked over the operations that have one."""
@@ -160,14 +163,17 @@ class Blocks(BlockSettings):
         # Parameters are initialised block by block, however the blocks run later.
         plain = self.unroll and self.remat == "none"
         run = self.run_blocks if plain or self.is_initializing() else self.run_periods
-        x, aux = run(x, mask=mask, train=train)
+        x, aux = run(x, mask=mask, instances=instances, train=train)
         if self.last_norm and self.norm_position == "pre":
             x = self.build_norm(NORM_OUT)(x)
         return x, aux
 
-    def run_blocks(self, x: Array, *, mask: Array | None, train: bool) -> tuple[Array, Aux]:
+    def run_blocks(
+        self, x: Array, *, mask: Array | None, instances: Array | None, train: bool
+    ) -> tuple[Array, Aux]:
         """Runs one block after the other."""
         ffn_names, blocks_per_routing = self.ffn_names(), self.blocks_per_routing()
+        seen = {"mask": mask, "instances": instances}
         pre = self.norm_position == "pre"
         built: dict[str, nn.Module] = {}
 
@@ -188,7 +194,7 @@ class Blocks(BlockSettings):
             norm_ffn = part("norm_ffn", i, self.share_norms, self.build_norm)
 
             with jax.named_scope(f"block_{i:02d}"):
-                x = x + attention(norm_attention(x) if pre else x, mask=mask, train=train)
+                x = x + attention(norm_attention(x) if pre else x, **seen, train=train)
                 x = x if pre else norm_attention(x)
                 output = ffn(norm_ffn(x) if pre else x, mask=mask, train=train, routing=routing)
                 x = x + output.y
@@ -198,7 +204,9 @@ class Blocks(BlockSettings):
                 aux.append(output.aux)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
 
-    def run_periods(self, x: Array, *, mask: Array | None, train: bool) -> tuple[Array, Aux]:
+    def run_periods(
+        self, x: Array, *, mask: Array | None, instances: Array | None, train: bool
+    ) -> tuple[Array, Aux]:
         """Runs the blocks as equal periods, each one function of its parameters.
 
         Such a function can be recomputed (`remat`) or looped over (`unroll=False`).
@@ -221,7 +229,8 @@ class Blocks(BlockSettings):
 
         def run(x: Array, own: dict, index: Array | int) -> tuple[Array, Aux]:
             rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-            return blocks.apply({"params": shared | own}, x, mask=mask, train=train, rngs=rngs)
+            variables, seen = {"params": shared | own}, {"mask": mask, "instances": instances}
+            return blocks.apply(variables, x, **seen, train=train, rngs=rngs)
 
         if self.remat == "block":
             run = jax.checkpoint(run, prevent_cse=self.unroll)
@@ -257,6 +266,7 @@ class Blocks(BlockSettings):
         """Returns the feed-forward `kind` under a parameter name."""
         common = {
             "dropout": self.dropout,
+            "hidden_dropout": self.ffn_dropout,
             "activation": self.activation,
             "output_activation": self.ffn_output_activation,
             "kernel_init": self.kernel_init,

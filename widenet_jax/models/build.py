@@ -7,9 +7,13 @@ import flax.linen as nn
 
 from widenet_jax.errors import BadInputError, check_fields, choose
 from widenet_jax.models.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
+from widenet_jax.models.text_encoder import TextEncoder
 from widenet_jax.models.vit import VisionTransformer
 
-MODELS: dict[str, type[nn.Module]] = {"vision_transformer": VisionTransformer}
+MODELS: dict[str, type[nn.Module]] = {
+    "vision_transformer": VisionTransformer,
+    "text_encoder": TextEncoder,
+}
 
 
 def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:

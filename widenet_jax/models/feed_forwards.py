@@ -1,7 +1,8 @@
 """The feed-forwards that a block may have, by name.
 
 A feed-forward is a Linen module. `Blocks` builds it with the fields `dropout`, `activation`,
-`output_activation`, `kernel_init` and `dtype` of the model, overridden and completed by the section
+`kernel_init` and `dtype` of the model, with `hidden_dropout` and `output_activation`, which are its
+`ffn_dropout` and `ffn_output_activation`, all overridden and completed by the section
 `config.model.NAME`, and with its name as the module name. It is called as
 
     ffn(x, mask=mask, train=train, routing=routing) -> FfnOutput(y, aux, routing)
@@ -33,6 +34,8 @@ from widenet_jax.moe.layer import MoeLayer
 # The feed-forward of the blocks that `config.model.ffn_blocks` leaves out.
 PLAIN = "mlp"
 # Fields of every feed-forward, which the model gives where its section does not.
-COMMON = ("dropout", "activation", "output_activation", "kernel_init", "dtype")
+COMMON = (
+    *("dropout", "hidden_dropout", "activation", "output_activation", "kernel_init", "dtype"),
+)
 
 FEED_FORWARDS: dict[str, type[nn.Module]] = {PLAIN: Mlp, "moe": MoeLayer}

@@ -3,6 +3,8 @@
 Configs import this module. It does not import JAX, so that a mistyped variant is reported at once.
 """
 
+from collections.abc import Mapping, Sequence
+
 from widenet_jax.errors import BadInputError
 
 # ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this
@@ -73,25 +75,33 @@ def parse_variant(text: str) -> tuple[str, str, dict]:
     if family not in FAMILIES or size not in SIZES:
         names = ", ".join(f"{f}_{s}" for f in FAMILIES for s in SIZES)
         raise BadInputError(f"no model is named {name!r}; there are {names}")
-    options = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if key not in OPTIONS:
-            raise BadInputError(
-                f"{name} has no option {key!r}; there are {', '.join(OPTIONS)} (as key=value)"
-            )
-        options[key] = parse_value(key, value)
+    options = parse_options(name, pairs, OPTIONS)
     if not options.get("moe", FAMILIES[family]["moe"]):
-        for key in (key for key in options if key in MOE_OPTIONS):
-            raise BadInputError(f"{name} has no experts, so option {key} has no effect; remove it")
+        refuse_options_of_experts(name, options, MOE_OPTIONS)
     if options.get("preset", "paper") not in PRESETS:
         raise BadInputError(f"preset={options['preset']!r} is not known; {' or '.join(PRESETS)}")
     return family, size, options
 
 
-def parse_value(key: str, value: str) -> bool | int | float | str:
-    """Converts an option's value to the type that `OPTIONS` gives it."""
-    kind = OPTIONS[key]
+def parse_options(name: str, pairs: Sequence[str], known: Mapping[str, type]) -> dict:
+    """Parses "key=value" pairs of the model `name` by the types of `known`.
+
+    Raises:
+      BadInputError: an unknown key, or a value of another type.
+    """
+    options = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in known:
+            raise BadInputError(
+                f"{name} has no option {key!r}; there are {', '.join(known)} (as key=value)"
+            )
+        options[key] = parse_value(key, value, known[key])
+    return options
+
+
+def parse_value(key: str, value: str, kind: type) -> bool | int | float | str:
+    """Converts an option's value to the type `kind`."""
     try:
         if kind is bool:
             return {"true": True, "false": False}[value.lower()]
@@ -99,6 +109,12 @@ def parse_value(key: str, value: str) -> bool | int | float | str:
     except (KeyError, ValueError):
         wanted = "true or false" if kind is bool else f"a value of type {kind.__name__}"
         raise BadInputError(f"option {key}={value!r} needs {wanted}") from None
+
+
+def refuse_options_of_experts(name: str, options: Mapping, of_experts: Sequence[str]) -> None:
+    """Raises BadInputError at an option that only a mixture of experts has."""
+    for key in (key for key in options if key in of_experts):
+        raise BadInputError(f"{name} has no experts, so option {key} has no effect; remove it")
 
 
 def vision_model(family: str, size: str, options: dict) -> dict:

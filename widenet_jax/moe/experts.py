@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dense import linear
 from widenet_jax.layers.dropout import Words, draw_words, drop
-from widenet_jax.layers.initializers import FFN_BIAS_INIT, KERNEL_INITS
+from widenet_jax.layers.initializers import FFN_BIAS_INITS, KERNEL_INITS
 from widenet_jax.typing import Array
 
-# Random words of the dropout after the hidden and after the output layer; None is no dropout.
-LayerWords = tuple[Words, Words] | None
+# Random words of the dropout after the hidden layer, if any, and after the output layer; None is
+# no dropout.
+LayerWords = tuple[Words, ...] | None
 
 
 @flax.struct.dataclass
@@ -26,8 +27,9 @@ class ExpertFfn:
 
     Attributes:
       wi: [E, D, F] float32; wi_bias: [E, F]; wo: [E, F, D]; wo_bias: [E, D]. Biases may be None.
-      key: key of the dropout after both layers; None is no dropout.
+      key: key of the dropout; None is no dropout.
       dropout: its rate.
+      hidden_dropout: whether it acts after the hidden layer, too.
       activation: a name in `layers.activations.ACTIVATIONS`.
       output_activation: applies the activation to the output too.
     """
@@ -38,6 +40,7 @@ class ExpertFfn:
     wo_bias: Array | None
     key: Array | None
     dropout: float = flax.struct.field(pytree_node=False)
+    hidden_dropout: bool = flax.struct.field(pytree_node=False)
     activation: str = flax.struct.field(pytree_node=False)
     output_activation: bool = flax.struct.field(pytree_node=False)
 
@@ -47,7 +50,8 @@ class ExpertFfn:
             return None
         hidden_key, output_key = jax.random.split(self.key)
         _, D, F = self.wi.shape
-        return draw_words(hidden_key, rows, F), draw_words(output_key, rows, D)
+        words = draw_words(output_key, rows, D)
+        return (draw_words(hidden_key, rows, F), words) if self.hidden_dropout else (words,)
 
     def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
         """Applies each expert to its buffers."""
@@ -86,7 +90,7 @@ class ExpertFfn:
         self, dense: Callable[[Array, Array, Array | None], Array], x: Array, words: LayerWords
     ) -> Array:
         """Applies `dense(x, kernel, bias)` twice, with activation and dropout; x of any layout."""
-        hidden_words, output_words = words or (None, None)
+        hidden_words, output_words = (None, None, *(words or ()))[-2:]
         f = ACTIVATIONS[self.activation]
         h = drop(f(dense(x, self.wi, self.wi_bias)), hidden_words, self.dropout)
         y = dense(h, self.wo, self.wo_bias)
@@ -102,6 +106,7 @@ class Experts(nn.Module):
     num_experts: int  # E
     mlp_dim: int  # F
     dropout: float
+    hidden_dropout: bool
     activation: str
     output_activation: bool
     use_bias: bool
@@ -117,6 +122,7 @@ class Experts(nn.Module):
         return ExpertFfn(
             *(wi, wi_bias, wo, wo_bias, key),
             dropout=self.dropout,
+            hidden_dropout=self.hidden_dropout,
             activation=self.activation,
             output_activation=self.output_activation,
         )
@@ -136,5 +142,6 @@ class ExpertDense(nn.Module):
         kernel = self.param("kernel", init, self.shape)
         if not self.use_bias:
             return kernel, None
-        bias = self.param("bias", FFN_BIAS_INIT, (self.shape[0], self.shape[2]), jnp.float32)
+        bias_init = FFN_BIAS_INITS[self.kernel_init]
+        bias = self.param("bias", bias_init, (self.shape[0], self.shape[2]), jnp.float32)
         return kernel, bias

@@ -39,7 +39,7 @@ class MoeLayer(nn.Module):
       losses: weights of the balance losses (lambda of eq. 8), see `losses.balance_losses`.
       dispatch: see `dispatch.DISPATCHERS`; "auto" is the cheapest, see `choose_dispatch`.
       use_bias: whether both layers of an expert have a bias.
-      dropout: rate after both layers of every expert.
+      dropout, hidden_dropout: in every expert, as in `layers.mlp.Mlp`.
       activation, output_activation, kernel_init: as in `layers.mlp.Mlp`; the initialiser is the
         router's, too.
       dtype: dtype of the experts' computation; the router runs in float32.
@@ -58,6 +58,7 @@ class MoeLayer(nn.Module):
     dispatch: str = AUTO
     use_bias: bool = True
     dropout: float = 0.0
+    hidden_dropout: bool = True
     activation: str = "gelu_tanh"
     output_activation: bool = False
     kernel_init: str = "glorot_uniform"
@@ -100,6 +101,7 @@ class MoeLayer(nn.Module):
             num_experts=self.num_experts,
             mlp_dim=self.mlp_dim,
             dropout=self.dropout,
+            hidden_dropout=self.hidden_dropout,
             activation=self.activation,
             output_activation=self.output_activation,
             use_bias=self.use_bias,

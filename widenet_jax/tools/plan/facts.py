@@ -1,12 +1,13 @@
 """Facts about data sets, so that planning and benchmarking need no data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.data.text.instances import instance_spec
 from widenet_jax.errors import BadInputError, choose
 
 # Number of training images and of classes of the sets that the configs name.
@@ -17,6 +18,11 @@ IMAGE_SETS = {
     "cifar10": (50_000, 10),
     "digits": (1_437, 10),
 }
+# Number of training records and of vocabulary entries of the text sets that the configs name.
+TEXT_SETS = {
+    "wikipedia_books": (10_240_000, 30_000),  # 50 epochs are the paper's 125,000 steps of 4096
+    "wikipedia_s": (75_000, 8_000),
+}
 
 
 def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
@@ -24,7 +30,7 @@ def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
 
     Args:
       config: the run.
-      given: num_examples and num_classes; None where the caller does not know them.
+      given: num_examples, num_classes and vocab_size; None where the caller does not know them.
 
     Raises:
       BadInputError: the task or the data set is unknown.
@@ -36,15 +42,7 @@ def image_facts(config: ConfigDict, **given: Any) -> DataFacts:
     """Returns facts about a set of labelled images; arguments as in `data_facts`."""
     data = config.data
     name = data.name or PurePosixPath(data.path).name or data.source
-    known = IMAGE_SETS.get(name.partition("/")[0], (None, None))
-    numbers = [given.get(key) or value for key, value in
-               zip(("num_examples", "num_classes"), known, strict=True)]  # fmt: skip
-    if None in numbers:
-        raise BadInputError(
-            f"the size of the image set {name!r} is unknown; add --num_examples=N --num_classes=N "
-            f"(known sets: {', '.join(IMAGE_SETS)})"
-        )
-    num_examples, num_classes = numbers
+    num_examples, num_classes = sizes(name.partition("/")[0], IMAGE_SETS, "num_classes", given)
     channels = 1 if data.source == "digits" else 3
     return DataFacts(
         num_examples=num_examples,
@@ -56,5 +54,32 @@ def image_facts(config: ConfigDict, **given: Any) -> DataFacts:
     )
 
 
+def pretraining_text_facts(config: ConfigDict, **given: Any) -> DataFacts:
+    """Returns facts about a prepared text set; arguments as in `data_facts`."""
+    name = PurePosixPath(config.data.path).name
+    num_examples, vocab_size = sizes(name, TEXT_SETS, "vocab_size", given)
+    return DataFacts(num_examples, instance_spec(config), {"vocab_size": vocab_size})
+
+
+def sizes(name: str, known: Mapping, second: str, given: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the number of examples and the size `second` of the set `name`.
+
+    Raises:
+      BadInputError: neither `known` nor `given` has them.
+    """
+    of_set = known.get(name, (None, None))
+    keys = ("num_examples", second)
+    numbers = [given.get(key) or value for key, value in zip(keys, of_set, strict=True)]
+    if None in numbers:
+        raise BadInputError(
+            f"the size of the set {name!r} is unknown; add --num_examples=N --{second}=N "
+            f"(known sets: {', '.join(known)})"
+        )
+    return tuple(numbers)
+
+
 # config.task.name -> facts about the sets of that task
-DATA_FACTS: dict[str, Callable[..., DataFacts]] = {"classification": image_facts}
+DATA_FACTS: dict[str, Callable[..., DataFacts]] = {
+    "classification": image_facts,
+    "masked_lm": pretraining_text_facts,
+}

@@ -1,0 +1,114 @@
+"""Named text models as plain data: sizes, families and options.
+
+Configs import this module. It does not import JAX, so that a mistyped variant is reported at once.
+"""
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.models.sizes import parse_options, refuse_options_of_experts
+
+# "": ALBERT base (Lan et al. 2020) and the paper's. "s" is meant for experiments on a CPU, "tiny"
+# for a first run of minutes.
+SIZES = {
+    "": {"depth": 12, "embed_dim": 768, "num_heads": 12, "mlp_dim": 3072, "embedding_dim": 128},
+    "s": {"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 512, "embedding_dim": 64},
+    "tiny": {"depth": 3, "embed_dim": 64, "num_heads": 4, "mlp_dim": 256, "embedding_dim": 32},
+}
+
+# experts, and what the blocks share. WideNet has norms of each block's own.
+FAMILIES = {
+    "albert": {"experts": 0, "share": True, "share_norms": True},
+    "bert": {"experts": 0, "share": False, "share_norms": False},  # with factorised embeddings
+    "widenet_4": {"experts": 4, "share": True, "share_norms": False},
+    "widenet_8": {"experts": 8, "share": True, "share_norms": False},
+    "widenet_16": {"experts": 16, "share": True, "share_norms": False},
+}
+
+# Options after the name, as in `widenet_4,examples_per_group=1`.
+OPTIONS = {
+    "share_attention": bool,
+    "share_ffn": bool,
+    "share_norms": bool,
+    "norm_position": str,  # post, pre
+    "depth": int,
+    "mlp_dim": int,
+    "selected": int,
+    "capacity_factor": float,
+    "routing_groups": int,
+    "examples_per_group": int,
+}
+# Options of a mixture of experts; an error for a dense model.
+MOE_OPTIONS = ("selected", "capacity_factor", "routing_groups", "examples_per_group")
+
+
+def parse_text_variant(text: str) -> tuple[str, str, dict]:
+    """Parses "widenet_4_s,capacity_factor=2.0" to ("widenet_4", "s", {"capacity_factor": 2.0}).
+
+    Raises:
+      BadInputError: an unknown name, option or value; the message lists the valid ones.
+    """
+    name, *pairs = [part.strip() for part in text.split(",")]
+    family, size = name, ""
+    if family not in FAMILIES:
+        family, _, size = name.rpartition("_")
+    if family not in FAMILIES or size not in SIZES:
+        names = ", ".join(f"{f}_{s}".rstrip("_") for s in SIZES for f in FAMILIES)
+        raise BadInputError(f"no text model is named {name!r}; there are {names}")
+    options = parse_options(name, pairs, OPTIONS)
+    if not FAMILIES[family]["experts"]:
+        refuse_options_of_experts(name, options, MOE_OPTIONS)
+    return family, size, options
+
+
+def text_model(family: str, size: str, options: dict) -> dict:
+    """Returns the section `config.model` of a text model for pretraining.
+
+    The paper states neither the position of the norms nor the dropout of its text models: both are
+    ALBERT's, whose runs its baselines are.
+    """
+    base, kind = SIZES[size], FAMILIES[family]
+    mlp_dim = options.get("mlp_dim", base["mlp_dim"])
+    model = {
+        "name": "text_encoder",
+        "embed_dim": base["embed_dim"],
+        "embedding_dim": base["embedding_dim"],
+        "projection": True,  # from embedding_dim to embed_dim
+        "num_positions": 128 if size else 512,
+        "num_segments": 2,
+        "depth": options.get("depth", base["depth"]),
+        "num_heads": base["num_heads"],
+        "mlp_dim": mlp_dim,
+        "dropout": 0.0 if size else 0.1,
+        "ffn_dropout": False,  # True: within the feed-forward, too, as in the vision models
+        "dtype": "float32" if size else "bfloat16",
+        "share_attention": options.get("share_attention", kind["share"]),
+        "share_ffn": options.get("share_ffn", kind["share"]),
+        "share_norms": options.get("share_norms", kind["share_norms"]),
+        "norm_position": options.get("norm_position", "post"),
+        "norm_epsilon": 1e-12,
+        "activation": "gelu_tanh",  # or gelu (the exact form), relu
+        "kernel_init": "truncated_normal",
+        "ffn_output_activation": False,
+        "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
+        "remat": "none",  # "block": less memory, a third more work
+        "ffn": "moe" if kind["experts"] else "mlp",  # in the blocks of ffn_blocks; mlp in the rest
+        "ffn_blocks": "all",
+        "routing_groups": options.get("routing_groups", 0),
+        "moe": None,
+    }
+    if kind["experts"]:
+        model["moe"] = {
+            "mlp_dim": mlp_dim,
+            "num_experts": kind["experts"],
+            "num_selected_experts": options.get("selected", 2),
+            "capacity_factor": options.get("capacity_factor", 1.2),
+            "capacity_factor_eval": 2.0,
+            "capacity_rule": "paper",
+            "examples_per_group": options.get("examples_per_group", 4 if size else 16),
+            "priority": "token_order",
+            "router": {"name": "top_k", "noise_std": 1.0},
+            "losses": {"load_balance": 0.01, "over": "group"},  # or "batch"
+            "dispatch": "auto",  # or einsum, gather, ragged: the same result at different cost
+            "activation": "gelu_tanh",
+            "use_bias": True,
+        }
+    return model
