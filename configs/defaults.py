@@ -130,14 +130,15 @@ def text_classification() -> dict:
         "task": {"name": "text_classification"},
         "data": {
             "source": "table",
-            "path": "",  # a file (.tsv, .json, .jsonl, .parquet), or a directory of splits
+            "path": "",  # a directory of splits, train.tsv, dev.tsv, ..., or one file
             "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
             "train_split": "train",
             "eval_split": "dev",
             "max_length": 512,  # T, tokens of a sequence
-            "text_column": "",
-            "pair_column": "",  # "": single texts
+            "text_column": "",  # "": as in GLUE, Hugging Face's and TFDS's sets
+            "pair_column": "",
             "label_column": "",
+            "label_names": "",  # of labels 0, 1, ...: "negative,positive"; "": as in the file
         },
     }
 

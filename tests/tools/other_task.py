@@ -8,9 +8,9 @@ from widenet_jax.tasks import TASKS
 
 CONFIG = """
 from configs import digits
-from widenet_jax.tasks import TASKS, Headline
+from widenet_jax.tasks import TASKS, Headline, Task
 
-class Guess:
+class Guess(Task):
     headline = Headline("perplexity", higher_is_better=False)
 
 TASKS["guess"] = Guess

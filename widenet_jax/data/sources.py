@@ -16,6 +16,8 @@ from widenet_jax.data.images.sources import Digits, ImageFolder
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
 from widenet_jax.data.text.instances import instance_transforms
+from widenet_jax.data.text.squad import Squad, squad_transforms
+from widenet_jax.data.text.tables import Table, table_transforms
 from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.errors import BadInputError, choose
 
@@ -40,12 +42,16 @@ SOURCES: dict[str, BuildSource] = {
     "array_record": lambda data, split: ArrayRecord(_path(data), split),
     "tfds": _tfds,
     "text": lambda data, split: TextRecords(_path(data), split),
+    "table": Table,
+    "squad": Squad,
 }
 
 # By the name of the task whose batches the transforms make.
 TRANSFORMS: dict[str, BuildTransforms] = {
     "classification": lambda config, info: build_transforms(config.augment, config.data.image_size),
     "masked_lm": instance_transforms,
+    "text_classification": table_transforms,
+    "span": squad_transforms,
 }
 
 

@@ -12,7 +12,14 @@ make its batches in `data.sources.TRANSFORMS`.
 from widenet_jax.tasks.classification import Classification
 from widenet_jax.tasks.contract import Apply, Baseline, Evaluation, Headline, Metrics, Task
 from widenet_jax.tasks.masked_lm import MaskedLm
+from widenet_jax.tasks.span import Span
+from widenet_jax.tasks.text_classification import TextClassification
 
-TASKS: dict[str, type[Task]] = {"classification": Classification, "masked_lm": MaskedLm}
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "masked_lm": MaskedLm,
+    "text_classification": TextClassification,
+    "span": Span,
+}
 
 __all__ = ["TASKS", "Apply", "Baseline", "Evaluation", "Headline", "Metrics", "Task"]

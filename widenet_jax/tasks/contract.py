@@ -113,6 +113,12 @@ class Task(abc.ABC):
           BadInputError: a field is out of range.
         """
 
+    @classmethod
+    def headline_of(cls, config: ConfigDict) -> Headline:
+        """Returns the headline of tasks of a config, for those where it depends on the config."""
+        del config
+        return cls.headline
+
     @property
     @abc.abstractmethod
     def model_fields(self) -> Mapping[str, int | str]: ...

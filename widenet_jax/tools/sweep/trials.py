@@ -57,7 +57,7 @@ class Trial:
         override(config, self.arguments("")[2:])
         from widenet_jax.tasks import TASKS  # imports JAX, which a sweep needs only here
 
-        return TASKS.get(config.task.name, TASKS[UNKNOWN_TASK]).headline
+        return TASKS.get(config.task.name, TASKS[UNKNOWN_TASK]).headline_of(config)
 
 
 def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ()) -> list[Trial]:

@@ -1,0 +1,249 @@
+"""Tables of labelled texts and pairs of texts: GLUE's, Hugging Face's and one's own.
+
+Labels go by name: an example's label is the place of its name among the class names, whatever
+number a file gives it.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from widenet_jax.data.contract import Example
+from widenet_jax.data.text.sequences import Joined, join, padded
+from widenet_jax.data.text.split_files import read_split
+from widenet_jax.data.text.table_files import READERS, Columns, read_columns, shown
+from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.errors import BadInputError
+
+# (text, pair, label) columns of known sets; the first layout that a file has is taken.
+LAYOUTS = (
+    ("premise", "hypothesis", "label"),  # MNLI of Hugging Face and TFDS
+    ("sentence1", "sentence2", "gold_label"),  # MNLI of GLUE
+    ("sentence1", "sentence2", "label"),
+    ("question1", "question2", "is_duplicate"),
+    ("question1", "question2", "label"),
+    ("question", "sentence", "label"),
+    ("sentence", "", "label"),  # SST-2
+    ("text", "", "label"),
+)
+MAX_CLASSES = 1000  # more distinct labels mean that the column holds something else
+TEXTS_AT_ONCE = 1024
+
+
+class Row(NamedTuple):
+    """One row of a table: its texts (None for no pair), its label as text, and its place."""
+
+    text: str
+    pair: str | None
+    label: str
+    where: str
+
+
+class Table:
+    """One split of a table, tokenised when opened; `source[i]` is a sequence and its label.
+
+    `source[i]` is {"tokens": int32 [n], "second": where segment 1 begins, "label": int}.
+
+    Attributes:
+      class_names: label k is class_names[k].
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        split: str,
+        *,
+        class_names: Sequence[str] | None = None,
+        tokenizer: Tokenizer | None = None,
+    ):
+        """Reads and tokenises a split.
+
+        Args:
+          data: `config.data`.
+          split: see `split_files`.
+          class_names: those of the model; by default those of the training split.
+          tokenizer: by default that of `config.data.tokenizer`.
+
+        Raises:
+          BadInputError: a file, column or label is missing or damaged.
+        """
+        rows = read_rows(data, split)
+        if class_names is None:
+            known = rows if split == data["train_split"] else read_rows(data, data["train_split"])
+            class_names = class_names_of(known, data["label_names"])
+        self.class_names = tuple(class_names)
+        self._where = [row.where for row in rows]
+        self._labels = label_numbers(rows, self.class_names, data["label_names"])
+        self._tokenizer = tokenizer or tokenizer_of(data)
+        texts = encode_all(self._tokenizer, [row.text for row in rows])
+        pairs: list = [None] * len(rows)
+        if rows[0].pair is not None:
+            pairs = encode_all(self._tokenizer, [row.pair or "" for row in rows])
+        put = partial(join, self._tokenizer, length=data["max_length"])
+        joined = [put(text, pair) for text, pair in zip(texts, pairs, strict=True)]
+        # One array: thousands of small ones are slow to send to worker processes.
+        self._ends = np.cumsum([0, *(len(one.tokens) for one in joined)])
+        self._tokens = np.concatenate([one.tokens for one in joined])
+        self._second = np.array([one.second for one in joined], np.int32)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return {**facts_of(self._tokenizer), "class_names": list(self.class_names)}
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        low, high = self._ends[index], self._ends[index + 1]
+        label, second = int(self._labels[index]), int(self._second[index])
+        return {"tokens": self._tokens[low:high], "second": second, "label": label}
+
+    def describe(self, index: int) -> str:
+        return self._where[index]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledSequence:
+    """The transform of a `Table`: a sequence of the model's length, and its label.
+
+    Attributes:
+      max_length: T.
+    """
+
+    max_length: int
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        del rng
+        sequence = Joined(example["tokens"], example["second"])
+        return {**padded(sequence, self.max_length), "label": np.int32(example["label"])}
+
+
+def table_transforms(
+    config: Any, info: Mapping[str, Any]
+) -> tuple[LabelledSequence, LabelledSequence]:
+    """Returns the transform of training and the equal one of evaluation."""
+    del info
+    transform = LabelledSequence(config.data.max_length)
+    return transform, transform
+
+
+def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:
+    """Reads the texts and labels of a split.
+
+    Raises:
+      BadInputError: no such split or column, or a text or label is missing.
+    """
+
+    def read(file: epath.Path) -> list[Row]:
+        columns = read_columns(file)
+        text, pair, label = layout_of(columns, data, str(file))
+        count = len(columns[text])
+        texts, labels = columns[text], columns[label]
+        pairs = columns[pair] if pair else [None] * count
+        where = [f"{file} row {number + 1}" for number in range(count)]
+        for name in filter(None, (text, pair)):
+            for place, value in zip(where, columns[name], strict=True):
+                if not isinstance(value, str):
+                    raise BadInputError(f"{place}: column {name!r} holds {value!r}, and not a text")
+        for place, value in zip(where, labels, strict=True):
+            if value is None or str(value).strip() in ("", "-", "-1"):
+                raise BadInputError(f"{place}: column {label!r} holds no label ({value!r})")
+        names = [str(value).strip() for value in labels]
+        return [Row(*row) for row in zip(texts, pairs, names, where, strict=True)]
+
+    return read_split(data["path"], split, read, suffixes=tuple(READERS))
+
+
+def layout_of(columns: Columns, data: Mapping[str, Any], file: str) -> tuple[str, str, str]:
+    """Returns the names of the columns of the text, of its pair ("" for none) and of the label.
+
+    Raises:
+      BadInputError: the file has no such columns, or none that is known.
+    """
+    own = tuple(data[f"{what}_column"] for what in ("text", "pair", "label"))
+    if not any(own):
+        for layout in LAYOUTS:
+            if all(name in columns for name in layout if name):
+                return layout
+    text, pair, label = own[0] or "text", own[1], own[2] or "label"
+    for field, name in (("text_column", text), ("pair_column", pair), ("label_column", label)):
+        if name and name not in columns:
+            raise BadInputError(
+                f"{file}: no column {name!r}; there are {shown(list(columns))} (choose with "
+                f"--config.data.{field}=NAME)"
+            )
+    return text, pair, label
+
+
+def class_names_of(rows: Sequence[Row], label_names: str) -> list[str]:
+    """Returns the class names: `config.data.label_names`, or the sorted labels of the rows.
+
+    Raises:
+      BadInputError: there is one label only, or far too many.
+    """
+    if label_names:
+        return [name.strip() for name in label_names.split(",")]
+    found = {row.label for row in rows}
+    if not 1 < len(found) <= MAX_CLASSES:
+        raise BadInputError(
+            f"{rows[0].where}: the labels of the training split have {len(found):,} different "
+            f"values, such as {rows[0].label!r}; name their column by --config.data.label_column"
+        )
+    return sorted(found, key=int if all(map(str.isdecimal, found)) else None)
+
+
+def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: str) -> np.ndarray:
+    """Returns the place of each row's label among the class names: int32.
+
+    A file may number the names of `config.data.label_names` instead of spelling them.
+
+    Raises:
+      BadInputError: a label is no class.
+    """
+    index = {name: number for number, name in enumerate(class_names)}
+    for number, name in enumerate(label_names.split(",") if label_names else ()):
+        if name.strip() in index:
+            index.setdefault(str(number), index[name.strip()])
+    if odd := next((row for row in rows if row.label not in index), None):
+        raise BadInputError(
+            f"{odd.where}: label {odd.label!r} is none of the {len(class_names)} classes "
+            f"({shown(class_names)}), which are those of the training split or of the model"
+        )
+    return np.array([index[row.label] for row in rows], np.int32)
+
+
+def tokenizer_of(data: Mapping[str, Any]) -> Tokenizer:
+    """Loads the tokenizer of `config.data.tokenizer`.
+
+    Raises:
+      BadInputError: none is named, or it cannot be read.
+    """
+    if not data["tokenizer"]:
+        raise BadInputError(
+            "config.data.tokenizer is empty: add --config.data.tokenizer=FILE, or start from a "
+            "trained model, whose tokenizer is used: --config.init_from=DIR"
+        )
+    return load_tokenizer(data["tokenizer"])
+
+
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the ids of each text."""
+    parts = [texts[i : i + TEXTS_AT_ONCE] for i in range(0, len(texts), TEXTS_AT_ONCE)]
+    return [ids for part in in_threads(tokenizer.encode_all, parts) for ids in part]
+
+
+def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Maps a function that leaves Python's lock, as the tokenizer does, over items."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(function, items))
+
+
+def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns what a source's `info` says of the tokenizer."""
+    return {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}

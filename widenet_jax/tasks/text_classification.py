@@ -1,0 +1,84 @@
+"""Classification of texts and pairs of texts, as in GLUE."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from widenet_jax.data.contract import ArraySpec, DataFacts, Source
+from widenet_jax.tasks import contract, texts
+from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
+from widenet_jax.tasks.losses import label_cross_entropy
+from widenet_jax.typing import Array
+
+
+@dataclass(frozen=True)
+class TextClassification(Task):
+    """Mean cross-entropy plus the feed-forwards' own losses.
+
+    A batch has tokens, segments [B, T], length [B] and label [B], all int32.
+
+    Attributes:
+      vocab_size: of the tokenizer.
+      num_classes: V.
+      example: the arrays of one example.
+    """
+
+    vocab_size: int
+    num_classes: int
+    example: Mapping[str, ArraySpec]
+
+    headline: ClassVar[Headline] = Headline("accuracy")
+    unit: ClassVar[str] = "examples"
+
+    @classmethod
+    def build(cls, config: ConfigDict, facts: DataFacts) -> "TextClassification":
+        del config
+        info = facts.info
+        return cls(info["vocab_size"], len(info["class_names"]), facts.example)
+
+    @property
+    def model_fields(self) -> dict[str, int | str]:
+        return {
+            "vocab_size": self.vocab_size,
+            "head": "classification",
+            "num_classes": self.num_classes,
+        }
+
+    def batch_spec(self, batch_size: int) -> ArraySpecs:
+        return texts.batch_spec(self.example, batch_size)
+
+    def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        return texts.encoder_inputs(batch)
+
+    def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
+        logits, aux = apply(self.inputs(batch), rngs)
+        cross_entropy = label_cross_entropy(logits, batch["label"]).mean()
+        of_layers, each = contract.layer_losses(aux)
+        loss = cross_entropy + of_layers
+        accuracy = (logits.argmax(-1) == batch["label"]).mean()
+        means = {"cross_entropy": cross_entropy, "accuracy": accuracy, **each, "loss": loss}
+        return loss, Metrics(means=means, layer_sums=contract.layer_sums(aux))
+
+    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
+        logits, aux = apply(self.inputs(batch), None)
+        mask, label = batch["mask"], batch["label"]
+        sums = {
+            "cross_entropy": jnp.where(mask, label_cross_entropy(logits, label), 0.0).sum(),
+            "correct": ((logits.argmax(-1) == label) & mask).sum(dtype=jnp.int32),
+            "examples": mask.sum(dtype=jnp.int32),
+        }
+        return Evaluation(sums=sums, layer_sums=contract.layer_sums(aux))
+
+    def summarize(
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
+    ) -> dict[str, float]:
+        del rows, source
+        return {
+            "accuracy": float(sums["correct"] / sums["examples"]),
+            "cross_entropy": float(sums["cross_entropy"] / sums["examples"]),
+            "examples": int(sums["examples"]),
+        }

@@ -1,0 +1,25 @@
+"""What the finetuning tasks on texts share: arrays of a batch, inputs of the encoder."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.data.contract import ArraySpec
+from widenet_jax.tasks.contract import ArraySpecs
+from widenet_jax.typing import Array
+
+
+def batch_spec(example: Mapping[str, ArraySpec], batch_size: int) -> ArraySpecs:
+    """Returns shapes and dtypes of the stacked arrays of examples."""
+    return {
+        name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype)
+        for name, spec in example.items()
+    }
+
+
+def encoder_inputs(batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the text encoder's inputs: tokens, segments and mask [B, T], False at padding."""
+    tokens = batch["tokens"]
+    mask = jnp.arange(tokens.shape[1]) < batch["length"][:, None]
+    return {"tokens": tokens, "segments": batch["segments"], "mask": mask}
