@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.data.text.split_files import read_bytes, read_text, suffix_of
-from widenet_jax.errors import BadInputError, first_line, require
+from widenet_jax.errors import BadInputError, first_line
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 
@@ -76,7 +76,7 @@ def _from_json(file: epath.Path) -> Columns:
 
 def _from_parquet(file: epath.Path) -> Columns:
     """Reads parquet; integers that the `datasets` library has names for become these names."""
-    pa = require("pyarrow", extra="prepare", what=f"{file}")
+    import pyarrow as pa  # takes a moment, and only this format needs it
     import pyarrow.parquet as pq
 
     try:
