@@ -6,6 +6,9 @@
   python scripts/benchmark.py dispatch --images 16 --tokens 196 --examples_per_group 1 16
   python scripts/benchmark.py input --path DIR       JPEGs in DIR/train/CLASS/; beside tf.data where
                                                      TensorFlow is installed
+  python scripts/benchmark.py text --config configs/text_pretrain.py:albert \\
+      --config.data.path=DIR                         reading and masking a text set; beside
+                                                     transformers where it is installed
   python scripts/benchmark.py checkpoint --config configs/imagenet.py:widenet_b --out DIR
                                                      saving to, and restoring from, a disk
 
@@ -52,6 +55,13 @@ def parser() -> Parser:
         for name, default in defaults.items():
             sub.add_argument(f"--{name}", type=positive, nargs="+", default=list(default))
 
+    def pipeline(sub: Parser) -> None:
+        sub.add_argument("--batch_size", type=positive, default=64)
+        sub.add_argument("--seconds", type=seconds, default=5.0, help="of each round")
+        sub.add_argument(
+            "--workers", type=not_negative, nargs="+", default=[0, 2], help="0 for threads"
+        )
+
     def configs(sub: Parser) -> None:
         sub.add_argument("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
         sub.add_argument("--num_examples", type=positive, help="of a data set that is not known")
@@ -75,17 +85,17 @@ def parser() -> Parser:
     images.add_argument("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
     images.add_argument("--split", default="train")
     images.add_argument("--image_size", type=positive, default=224)
-    images.add_argument("--batch_size", type=positive, default=64)
-    images.add_argument("--seconds", type=seconds, default=5.0, help="of each round")
-    images.add_argument(
-        "--workers", type=not_negative, nargs="+", default=[0, 2], help="0 for threads"
-    )
+    pipeline(images)
+
+    text = kind("text", "sequences/s of reading and masking a text set, beside transformers")
+    text.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
+    pipeline(text)
     return made
 
 
 def run(options: argparse.Namespace, fields: Sequence[str]) -> None:
     """Measures, prints and draws."""
-    of_configs = {"train_step": train_step, "checkpoint": checkpoint}
+    of_configs = {"train_step": train_step, "checkpoint": checkpoint, "text": text_pipeline}
     if options.benchmark in of_configs:
         rows = of_configs[options.benchmark](options, fields)
     elif fields:
@@ -163,3 +173,14 @@ def input_pipeline(options: argparse.Namespace) -> Rows:
     names = ("image_size", "batch_size", "workers", "rounds", "seconds")
     sizes = {name: getattr(options, name) for name in names}
     return input_rows(options.path, options.split, **sizes)
+
+
+def text_pipeline(options: argparse.Namespace, fields: Sequence[str]) -> Rows:
+    config = load_config(options.config)
+    override(config, fields)
+    if config.data.source != "text":
+        raise BadInputError(f"--config={options.config} does not read a prepared text set")
+    from widenet_jax.tools.benchmark.text_pipeline import text_rows
+
+    names = ("batch_size", "workers", "rounds", "seconds")
+    return text_rows(config, **{name: getattr(options, name) for name in names})

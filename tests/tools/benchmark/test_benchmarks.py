@@ -15,7 +15,7 @@ from etils import epath
 
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import RunFailedError
-from widenet_jax.tools.benchmark import dispatch, input_pipeline, peaks, report, train_step
+from widenet_jax.tools.benchmark import dispatch, input_pipeline, peaks, report, train_step, turns
 from widenet_jax.tools.benchmark.checkpoint import checkpoint_row, directory_bytes
 from widenet_jax.tools.benchmark.timing import median_seconds
 from widenet_jax.tools.benchmark.train_step import random_batch
@@ -110,22 +110,22 @@ def photos(tmp_path: Path) -> Path:
 def test_a_turn_counts_whole_batches(monkeypatch: pytest.MonkeyPatch):
     """Batches of 8, with a clock that advances a quarter of a second at each reading."""
     clock = itertools.count(0.0, 0.25)
-    monkeypatch.setattr(input_pipeline.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
     cpu = iter([10.0, 10.28])
-    monkeypatch.setattr(input_pipeline, "cpu_seconds", lambda: next(cpu))
-    rate, cpu_ms = input_pipeline.one_turn(itertools.repeat(None), 8, seconds=2.0)
+    monkeypatch.setattr(turns, "cpu_seconds", lambda: next(cpu))
+    rate, cpu_ms = turns.one_turn(itertools.repeat(None), 8, seconds=2.0)
     # Readings at 0.25, 0.5, ... 1.75, end at 2.0: seven batches in 2 s, with 0.28 s of processor.
     assert rate == pytest.approx(7 * 8 / 2.0)
     assert cpu_ms == pytest.approx(280 / 56)
 
 
 def test_processor_time_includes_workers():
-    before = input_pipeline.cpu_seconds()
+    before = turns.cpu_seconds()
     worker = multiprocessing.get_context("spawn").Process(target=sum, args=(range(10**9),))
     worker.start()
     try:
         deadline = time.monotonic() + 30
-        while (grown := input_pipeline.cpu_seconds() - before) < 0.3:
+        while (grown := turns.cpu_seconds() - before) < 0.3:
             assert time.monotonic() < deadline, f"counted only {grown:.2f} s"
             time.sleep(0.05)
     finally:
@@ -143,7 +143,7 @@ def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch
         ("decode, crop, flip", "ours, threads"),
         ("and RandAugment", "ours, threads"),
     ]
-    assert all(row["images_per_second"] > 0 and row["of_tf_data"] is None for row in rows)
+    assert all(row["images_per_second"] > 0 and row["of_peer"] is None for row in rows)
     assert cv2.imread(f"{photos}/input.png").shape[1] > 500
 
 
@@ -156,10 +156,9 @@ def test_quotients_are_taken_within_a_round():
         [(10.0, 1.0), (90.0, 2.0), (80.0, 3.0)],
         [(20.0, 4.0), (100.0, 4.0), (200.0, 4.0)],
     )
-    rows = input_pipeline.summarize("crop", {"ours": ours, input_pipeline.TF_DATA: theirs})
-    assert rows[0] == {"operations": "crop", "pipeline": "ours", "images_per_second": 80.0,
-                       "cpu_ms": 2.0, "of_tf_data": 0.5}  # fmt: skip
-    assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_tf_data"] == 1.0
+    rows = turns.summarize({"ours": ours, "peer": theirs}, unit="images", peer="peer")
+    assert rows[0] == {"pipeline": "ours", "images_per_second": 80.0, "cpu_ms": 2.0, "of_peer": 0.5}
+    assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_peer"] == 1.0
 
 
 def command():

@@ -1,14 +1,8 @@
-"""Benchmark of reading and augmenting JPEG files, beside tf.data if TensorFlow is installed.
-
-The pipelines take turns within one run, so that other work on the machine slows all of them alike.
-"""
+"""Benchmark of reading and augmenting JPEG files, beside tf.data if TensorFlow is installed."""
 
 import importlib.util
-import multiprocessing
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +13,13 @@ from widenet_jax.data import Source
 from widenet_jax.data.images.sources import ImageFolder
 from widenet_jax.data.images.transforms import TrainTransform
 from widenet_jax.data.pipeline import train_batches
+from widenet_jax.tools.benchmark.turns import Turn, readers, summarize, take_turns
 
 OPERATIONS = {
     "decode, crop, flip": {"randaugment_layers": 0, "randaugment_magnitude": 0.0},
     "and RandAugment": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
 }
 TF_DATA = "tf.data"
-WARM_UP_BATCHES = 16  # worker processes start one after the other and deliver in turn
-Turn = AbstractContextManager[Iterator[Any]]  # an endless iterator of batches
 
 
 def input_rows(
@@ -51,10 +44,8 @@ def input_rows(
       seconds: length of a turn.
 
     Returns:
-      [{operations, pipeline, images_per_second, cpu_ms, of_tf_data}], medians over rounds.
-      `cpu_ms` is the processor time per image of all threads and processes; other work on the
-      machine distorts it less than the rate. `of_tf_data` is the quotient of the rates of the same
-      round, None without TensorFlow.
+      [{operations, pipeline, images_per_second, cpu_ms, of_peer}], see `turns.summarize`. The peer
+      is tf.data.
 
     Raises:
       BadInputError: the folder has no images.
@@ -65,32 +56,11 @@ def input_rows(
     for operations, augment in OPERATIONS.items():
         options = augment | {"image_size": image_size, "batch_size": batch_size}
         turns = pipelines(source, files, workers, options)
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
-        for _ in range(rounds):
-            for name, start in turns.items():
-                with start() as batches:
-                    found[name].append(one_turn(batches, batch_size, seconds))
-        rows += summarize(operations, found)
-    return rows
-
-
-def summarize(
-    operations: str, found: Mapping[str, Sequence[tuple[float, float]]]
-) -> list[dict[str, Any]]:
-    """Returns the rows of `input_rows` for one set of operations.
-
-    Args:
-      operations: their name.
-      found: pipeline -> (images/s, processor ms per image) of its turn in each round.
-    """
-    rows = []
-    for name, turns in found.items():
-        rates, cpu_ms = np.transpose(turns)
-        quotient = rates / np.transpose(found[TF_DATA])[0] if TF_DATA in found else None
-        row = {"operations": operations, "pipeline": name}
-        row |= {"images_per_second": float(np.median(rates)), "cpu_ms": float(np.median(cpu_ms))}
-        row["of_tf_data"] = None if quotient is None else float(np.median(quotient))
-        rows.append(row)
+        found = take_turns(turns, batch_size=batch_size, rounds=rounds, seconds=seconds)
+        rows += [
+            {"operations": operations, **row}
+            for row in summarize(found, unit="images", peer=TF_DATA)
+        ]
     return rows
 
 
@@ -98,9 +68,8 @@ def pipelines(
     source: Source, files: Sequence[str], workers: Sequence[int], options: dict[str, Any]
 ) -> dict[str, Callable[[], Turn]]:
     """Returns the pipelines by name; tf.data only if TensorFlow is installed."""
-    names = {n: f"ours, {n} processes" if n else "ours, threads" for n in workers}
     ours = partial(our_batches, source, **options)
-    turns = {name: partial(ours, num_workers=n) for n, name in names.items()}
+    turns = {f"ours, {readers(n)}": partial(ours, num_workers=n) for n in workers}
     if importlib.util.find_spec("tensorflow"):
         from widenet_jax.tools.benchmark import tf_pipeline
 
@@ -115,25 +84,3 @@ def our_batches(source: Source, *, batch_size: int, num_workers: int, **options:
     place = {"batch_size": batch_size, "positions": np.arange(batch_size)}
     run = {"seed": 0, "start_step": 0, "num_steps": 10**6, "num_workers": num_workers}
     return train_batches(source, transform=transform, **place, **run, prefetch=2)
-
-
-def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:
-    """Returns (images/s, processor ms per image) over whole batches for about `seconds`."""
-    for _ in range(WARM_UP_BATCHES):
-        next(batches)
-    start, cpu, images = time.perf_counter(), cpu_seconds(), 0
-    while (elapsed := time.perf_counter() - start) < seconds or not images:
-        next(batches)
-        images += batch_size
-    return images / elapsed, 1e3 * (cpu_seconds() - cpu) / images
-
-
-def cpu_seconds() -> float:
-    """Returns the processor time of this process and, on Linux, of its worker processes."""
-    total = time.process_time()
-    for child in multiprocessing.active_children():
-        stat = Path(f"/proc/{child.pid}/stat")
-        if stat.exists():
-            user, system = stat.read_text().rpartition(")")[2].split()[11:13]
-            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return total

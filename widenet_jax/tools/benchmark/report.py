@@ -19,6 +19,7 @@ PICTURES = {
     ),
     "checkpoint": (("config",), "save_s", "s until a checkpoint is written and read back"),
     "input": (("operations", "pipeline"), "images_per_second", "images/s"),
+    "text": (("pipeline",), "sequences_per_second", "sequences/s"),
 }  # fmt: skip
 
 

@@ -1,0 +1,63 @@
+"""Benchmark of reading and masking text, beside transformers and torch if they are installed."""
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from widenet_jax.data.pipeline import train_batches
+from widenet_jax.data.sources import TRANSFORMS, build_source
+from widenet_jax.tools.benchmark.turns import Turn, readers, summarize, take_turns
+
+PEER = "transformers"
+
+
+def text_rows(
+    config: Any, *, batch_size: int, workers: Sequence[int], rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Times this project's pretraining batches and those of transformers' collator.
+
+    Both read the same records. The peer masks single tokens, and neither cuts nor swaps segments:
+    it has less to do.
+
+    Args:
+      config: of a run; its set, its lengths and its masking.
+      batch_size: sequences per batch.
+      workers: numbers of worker processes to measure; 0 stands for threads. The peer has the last.
+      rounds: every pipeline has one turn per round.
+      seconds: length of a turn.
+
+    Returns:
+      [{pipeline, sequences_per_second, cpu_ms, of_peer}], see `turns.summarize`.
+
+    Raises:
+      BadInputError: the set cannot be read.
+    """
+    source = build_source(config.data, config.data.train_split)
+    transform, _ = TRANSFORMS[config.task.name](config, source.info)
+
+    def ours(num_workers: int) -> Turn:
+        place = {"batch_size": batch_size, "positions": np.arange(batch_size)}
+        run = {"seed": 0, "start_step": 0, "num_steps": 10**6, "num_workers": num_workers}
+        return train_batches(source, transform=transform, **place, **run, prefetch=2)
+
+    turns: dict[str, Callable[[], Turn]] = {
+        f"ours, {readers(n)}": partial(ours, n) for n in workers
+    }
+    if all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        from widenet_jax.tools.benchmark import torch_pipeline
+
+        settings: Mapping[str, Any] = {"num_workers": workers[-1], "batch_size": batch_size}
+        turns[PEER] = lambda: nullcontext(
+            torch_pipeline.batches(
+                source,
+                max_length=config.data.max_length,
+                mask_fraction=config.task.mask_fraction,
+                **settings,
+            )
+        )
+    found = take_turns(turns, batch_size=batch_size, rounds=rounds, seconds=seconds)
+    return summarize(found, unit="sequences", peer=PEER)
