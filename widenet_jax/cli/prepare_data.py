@@ -6,6 +6,7 @@
   python scripts/prepare_data.py cifar10_binary --input cifar-10-binary.tar.gz --out packed/
   python scripts/prepare_data.py npz --split train=a.npz,b.npz --split test=c.npz --out packed/
   python scripts/prepare_data.py tfds cifar10 --data-dir tfds/           (needs TensorFlow)
+  python scripts/prepare_data.py tokenizer wiki/*.txt.gz --vocab_size 30000 --out tokenizer.json
   python scripts/prepare_data.py text wiki/*.txt.gz --tokenizer tokenizer.json --out prepared/
   python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
   python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
@@ -26,7 +27,7 @@ from typing import Any
 import tqdm
 
 from widenet_jax.cli.parser import Parser, exit_code_of, not_negative, positive
-from widenet_jax.cli.prepare_text import add_text_commands, prepare_text
+from widenet_jax.cli.prepare_text import add_text_commands, make_tokenizer, prepare_text
 from widenet_jax.config.files import load_config, override
 from widenet_jax.data import records
 from widenet_jax.data.images import file_checks
@@ -50,6 +51,8 @@ def run(options: argparse.Namespace, fields: Sequence[str]) -> None:
         raise BadInputError(f"{fields[0]}: {options.command} sets no field of a config")
     elif options.command == "text":
         prepare_text(options)
+    elif options.command == "tokenizer":
+        make_tokenizer(options)
     else:
         pack(options)
 

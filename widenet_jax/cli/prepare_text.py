@@ -9,7 +9,8 @@ from typing import Any
 import tqdm
 
 from widenet_jax.cli.parser import not_negative, positive
-from widenet_jax.errors import check_range
+from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.files import write_text
 
 MOST_LENGTH = 65_535  # a record holds lengths in 16 bits
 LEAST_LENGTH = 8
@@ -30,28 +31,82 @@ Each file is one unit of work, so give at least as many files as workers. A prep
 stopped continues when the same command is run again."""
 
 
+TOKENIZER = """Trains a tokenizer on text, or converts one to tokenizer.json.
+
+unigram: sentencepiece, in ALBERT's layout and normalisation; wordpiece: as BERT's."""
+
+
 def add_text_commands(commands: Any) -> None:
     """Adds the subcommands to those of prepare_data.py."""
+    add_tokenizer_command(commands)
     text = commands.add_parser("text", help="text for pretraining", description=TEXT)
     add = text.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="training text")
     add("--out", required=True, metavar="DIR", help="where the set goes")
     add("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, vocab.txt or .model")
     add("--max_length", type=positive, default=512, metavar="T", help="tokens of a sequence")
+    add_reading(add)
     add("--valid", action="append", default=[], metavar="INPUT", help="validation text; repeat")
     text = "validation documents among 1,000 of the training text (default 5, with --valid 0)"
     add("--valid_per_mille", type=not_negative, metavar="K", help=text)
-    text = "of the files; by default from their names and beginnings"
-    formats = ("auto", "text", "titles", "sentences", "jsonl", "parquet")
-    add("--format", choices=formats, default="auto", help=text)
-    add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
-    add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
     add("--pack", action="store_true", help="fill rows of T tokens with up to 8 chunks each")
     add("--seed", type=not_negative, default=0, help="of the chunks' target lengths")
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=positive, default=cores, metavar="N", help="processes; by default cores")
     add("--overwrite", action="store_true", help="replace another set that is there")
     add("--json", action="store_true", help="print the manifest as one JSON object")
+
+
+def add_reading(add: Any) -> None:
+    """Adds the flags that say how inputs are read."""
+    text = "of the files; by default from their names and beginnings"
+    formats = ("auto", "text", "titles", "sentences", "jsonl", "parquet")
+    add("--format", choices=formats, default="auto", help=text)
+    add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
+    add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
+
+
+def add_tokenizer_command(commands: Any) -> None:
+    """Adds the subcommand that makes a tokenizer."""
+    command = commands.add_parser("tokenizer", help="train or convert one", description=TOKENIZER)
+    add = command.add_argument
+    add("inputs", nargs="*", metavar="INPUT", help="text to train on, as for the command text")
+    add("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
+    text = "a vocab.txt (WordPiece) or .model (sentencepiece) instead of training"
+    add("--convert", metavar="FILE", help=text)
+    add("--kind", choices=("unigram", "wordpiece"), default="unigram")
+    add("--vocab_size", type=positive, default=30_000, metavar="V")
+    text = "sentencepiece's rule; identity leaves its table of characters out of the file"
+    add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc", help=text)
+    add("--cased", action="store_true", help="keep capital letters and accents")
+    add("--max_sentences", type=positive, default=2_000_000, metavar="N", help="of a larger text")
+    add_reading(add)
+
+
+def make_tokenizer(options: argparse.Namespace) -> None:
+    """Trains or converts the tokenizer that `options` describe."""
+    from widenet_jax.data.prepare import text_inputs, text_tokenizers
+    from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
+
+    if bool(options.convert) == bool(options.inputs):
+        raise BadInputError("give either text to train on, or --convert=FILE")
+    if options.convert:
+        made = load_tokenizer(options.convert)
+    else:
+        reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
+        units = text_inputs.plan(options.inputs, reading)
+        sentences = text_tokenizers.sentences_of(units, options.text_column)
+        bar = tqdm.tqdm(sentences, unit="sentence", file=sys.stderr, mininterval=1)
+        common = {"vocab_size": options.vocab_size, "max_sentences": options.max_sentences}
+        common["cased"] = options.cased
+        if options.kind == "wordpiece":
+            content = text_tokenizers.train_word_piece(bar, **common)
+        else:
+            rule = options.normalization
+            content = text_tokenizers.train_unigram(bar, **common, normalization=rule)
+        made = Tokenizer(content, "the trained tokenizer")
+    write_text(options.out, json.dumps(made.json, ensure_ascii=False, indent=0) + "\n")
+    print(f"{options.out}: {made.vocab_size:,} tokens, {made.json['model']['type']}")
 
 
 def prepare_text(options: argparse.Namespace) -> None:

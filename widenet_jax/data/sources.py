@@ -19,6 +19,7 @@ from widenet_jax.data.text.instances import instance_transforms
 from widenet_jax.data.text.squad import Squad, squad_transforms
 from widenet_jax.data.text.tables import Table, table_transforms
 from widenet_jax.data.text.text_records import TextRecords
+from widenet_jax.data.text.tiny_text import TinyText
 from widenet_jax.errors import BadInputError, choose
 
 
@@ -44,6 +45,7 @@ SOURCES: dict[str, BuildSource] = {
     "text": lambda data, split: TextRecords(_path(data), split),
     "table": Table,
     "squad": Squad,
+    "tiny_text": lambda data, split: TinyText(split, data["max_length"]),
 }
 
 # By the name of the task whose batches the transforms make.

@@ -179,7 +179,8 @@ def _read_titles(path: str, column: str) -> Texts:
     paragraphs: list[str] = []
     for line in _lines(path):
         if _TITLE.fullmatch(line):
-            yield paragraphs, True
+            if paragraphs:
+                yield paragraphs, True
             paragraphs = []
         elif line.strip() and not _HEADING.fullmatch(line):
             paragraphs.append(line.strip())

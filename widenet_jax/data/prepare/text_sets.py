@@ -26,6 +26,7 @@ from widenet_jax.data.prepare.text_inputs import Input, documents
 from widenet_jax.data.text import packing, text_records
 from widenet_jax.data.text.chunking import Chunk, Chunking, Document, chunks_of
 from widenet_jax.data.text.tokenizer import FILE, Tokenizer
+from widenet_jax.data.text.unigrams import unigram_entropy
 from widenet_jax.data.workers import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.files import write_json
@@ -344,13 +345,12 @@ def _manifest(parts: Sequence[dict[str, Any]], preparation: Preparation) -> dict
                 "--valid_per_mille"
             )
     ids = np.sum([part["ids"] for part in parts if part["ids"]], axis=0)
-    share = ids[ids > 0] / ids.sum()
     return {
         "format_version": records.FORMAT_VERSION,
         "kind": text_records.KIND,
         "tokenizer_sha256": preparation.tokenizer.sha256,
         "vocab_size": preparation.tokenizer.vocab_size,
-        "unigram_entropy": float(-(share * np.log(share)).sum()),
+        "unigram_entropy": unigram_entropy(ids),
         "rule": preparation.stored_rule,
         "splits": splits,
         "settings": preparation.settings,

@@ -1,6 +1,7 @@
 """Tokenizer files as the content of a tokenizer.json: vocab.txt (WordPiece), .model (Unigram)."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import tokenizers
@@ -59,19 +60,17 @@ def from_vocabulary(text: str, where: str) -> dict[str, Any]:
         raise BadInputError(f"{where}: has no line [UNK], so is not a WordPiece vocabulary")
     if len(set(pieces)) != len(pieces):
         raise BadInputError(f"{where}: has a piece twice; every line must be another piece")
-    return word_piece(models.WordPiece({piece: k for k, piece in enumerate(pieces)}))
+    model = models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]")
+    return with_special(bert_tokenizer(model, lowercase=not _has_capitals(pieces)), SPECIAL)
 
 
-def word_piece(model: models.WordPiece) -> dict[str, Any]:
-    """Returns BERT's tokenizer around a WordPiece model."""
+def bert_tokenizer(model: models.WordPiece, *, lowercase: bool) -> tokenizers.Tokenizer:
+    """Returns BERT's tokenizer around a WordPiece model, without special tokens."""
     made = tokenizers.Tokenizer(model)
-    lowercase = not _has_capitals(made.get_vocab())
-    model.unk_token = "[UNK]"
-    made.model = model
     made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
-    return _with_special(made, SPECIAL)
+    return made
 
 
 def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
     known = {piece.piece for piece in model.pieces}
     control = [p.piece for p in model.pieces if p.type not in (_NORMAL, _USER_DEFINED)]
     missing = [name for name in SPECIAL if not {name, _SENTENCEPIECE.get(name, name)} & known]
-    return _with_special(made, control + missing)
+    return with_special(made, control + missing)
 
 
 _LOWER = (normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase())
@@ -125,11 +124,12 @@ def _score(piece: Any) -> float:
     return piece.score
 
 
-def _has_capitals(pieces: Any) -> bool:
+def _has_capitals(pieces: Iterable[str]) -> bool:
     ordinary = (piece for piece in pieces if not piece.startswith("["))  # not [CLS], [unused1]
     return any("A" <= character <= "Z" for piece in ordinary for character in piece)
 
 
-def _with_special(made: tokenizers.Tokenizer, names: Any) -> dict[str, Any]:
+def with_special(made: tokenizers.Tokenizer, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the content of a tokenizer.json, `names` being special tokens, added if missing."""
     made.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
     return json.loads(made.to_str())

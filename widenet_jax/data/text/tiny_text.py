@@ -1,0 +1,55 @@
+"""The embedded text: a novel of 460 kB that needs neither download nor preparation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from widenet_jax.data.splits import check_split
+from widenet_jax.data.text.chunking import Chunk, Chunking, chunks_of
+from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
+from widenet_jax.data.text.unigrams import unigram_entropy
+
+FOLDER = Path(__file__).with_name("tiny")
+TEXT = FOLDER / "persuasion.txt"
+# Every run has the same validation chapters, whatever its seed.
+VALID_PER_MILLE = 50
+SEED = 0
+
+
+class TinyText:
+    """Jane Austen's Persuasion in chunks made when it is opened; one chapter is a document.
+
+    As `TextRecords`: `source[i]` is {"sentences": [int32 [n], ...]}.
+
+    Attributes:
+      info: "tokenizer", "vocab_size" and "unigram_entropy".
+    """
+
+    def __init__(self, split: str, max_length: int):
+        from widenet_jax.data.prepare.text_inputs import Input, documents
+
+        check_split(split, ("train", "valid"), "the embedded text")
+        tokenizer = load_tokenizer(str(FOLDER / FILE))
+        rule = Chunking(max_length, SEED)
+        chunks: dict[str, list[Chunk]] = {"train": [], "valid": []}
+        for document in documents([Input(str(TEXT), TEXT.name, "titles")]):
+            side = "valid" if document.validates(VALID_PER_MILLE) else "train"
+            chunks[side] += chunks_of(document, tokenizer, rule)
+        self._chunks = chunks[split]
+        self._split = split
+        counts = np.bincount(np.concatenate([np.concatenate(chunk) for chunk in chunks["train"]]))
+        self.info: dict[str, Any] = {
+            "tokenizer": tokenizer.json,
+            "vocab_size": tokenizer.vocab_size,
+            "unigram_entropy": unigram_entropy(counts),
+        }
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"sentences": self._chunks[index]}
+
+    def describe(self, index: int) -> str:
+        return f"embedded text, {self._split} sequence {index}"
