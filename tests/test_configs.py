@@ -32,7 +32,11 @@ CONFIGS = {
         *(row.variant for row in PRETRAINING),
     ],
 }
-TEXT = {"text_pretrain": ["", "albert_s", "widenet_4,examples_per_group=1", "widenet_8_s"]}
+TEXT = {
+    "text_pretrain": ["", "albert_s", "widenet_4,examples_per_group=1", "widenet_8_s"],
+    "glue": ["mnli,model=widenet_4", "sst2,model=bert_s"],
+    "squad": ["v1,model=widenet_4_s", "v2,model=albert"],
+}
 CASES = [(name, variant) for name, variants in (CONFIGS | TEXT).items() for variant in variants]
 
 

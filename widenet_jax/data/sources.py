@@ -77,8 +77,11 @@ def open_data(config: Any) -> Data:
       BadInputError: a split cannot be opened, or the training split's `info` differs from the
         evaluation split's, as where they name different classes.
     """
-    train = build_source(config.data, config.data.train_split)
-    evaluation = build_source(config.data, config.data.eval_split)
+    data = dict(config.data)
+    if data.get("tokenizer") == "":  # finetuning: that of the model to start from
+        data["tokenizer"] = config.init_from
+    train = build_source(data, data["train_split"])
+    evaluation = build_source(data, data["eval_split"])
     differing = [key for key in train.info if train.info[key] != evaluation.info.get(key)]
     if differing:
         raise BadInputError(

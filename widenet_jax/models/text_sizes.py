@@ -3,6 +3,8 @@
 Configs import this module. It does not import JAX, so that a mistyped variant is reported at once.
 """
 
+from collections.abc import Mapping
+
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.sizes import parse_options, refuse_options_of_experts
 
@@ -111,4 +113,45 @@ def text_model(family: str, size: str, options: dict) -> dict:
             "activation": "gelu_tanh",
             "use_bias": True,
         }
+    return model
+
+
+def parse_finetuning(text: str, sets: Mapping[str, object]) -> tuple[str, str, str, dict]:
+    """Parses "mnli,model=albert_s,depth=2" to ("mnli", "albert", "s", {"depth": 2}).
+
+    Without a model, family and size are empty: the model is that of `config.init_from`.
+
+    Raises:
+      BadInputError: an unknown set, model or option; the message lists the valid ones.
+    """
+    name, comma, rest = (part.strip() for part in text.partition(","))
+    if name not in sets or (comma and not rest.startswith("model=")):
+        examples = f"{name if name in sets else next(iter(sets))},model=albert_s"
+        raise BadInputError(
+            f"no variant is named {text!r}; there are {', '.join(sets)}, with a model to train "
+            f"from scratch such as {examples}"
+        )
+    return name, *(parse_text_variant(rest.removeprefix("model=")) if comma else ("", "", {}))
+
+
+def finetuned_model(
+    family: str, size: str, options: dict, *, dropout: float, capacity_factor: float, balance: float
+) -> dict:
+    """Returns the section `config.model` of finetuning.
+
+    Args:
+      family, size, options: of a model to train from scratch; an empty family stands for the model
+        of `config.init_from`, whose fields are those of this section and the stored ones.
+      dropout: of the encoder. The head's own is not a field.
+      capacity_factor, balance: of experts, the latter the weight of the load-balance loss.
+    """
+    experts = {
+        "capacity_factor": options.get("capacity_factor", capacity_factor),
+        "losses": {"load_balance": balance, "over": "group"},
+    }
+    if not family:
+        return {"name": "stored", "dropout": dropout, "moe": experts}
+    model = text_model(family, size, options) | {"dropout": dropout}
+    if model["moe"]:
+        model["moe"].update(experts)
     return model

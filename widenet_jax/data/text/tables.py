@@ -166,12 +166,12 @@ def layout_of(columns: Columns, data: Mapping[str, Any], file: str) -> tuple[str
     Raises:
       BadInputError: the file has no such columns, or none that is known.
     """
-    own = tuple(data[f"{what}_column"] for what in ("text", "pair", "label"))
-    if not any(own):
+    text, pair, label = data["text_column"], data["pair_column"], data["label_column"]
+    if not (text or pair or label):
         for layout in LAYOUTS:
             if all(name in columns for name in layout if name):
                 return layout
-    text, pair, label = own[0] or "text", own[1], own[2] or "label"
+    text, label = text or "text", label or "label"
     for field, name in (("text_column", text), ("pair_column", pair), ("label_column", label)):
         if name and name not in columns:
             raise BadInputError(

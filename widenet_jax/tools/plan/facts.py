@@ -23,6 +23,11 @@ TEXT_SETS = {
     "wikipedia_books": (10_240_000, 30_000),  # 50 epochs are the paper's 125,000 steps of 4096
     "wikipedia_s": (75_000, 8_000),
 }
+# Number of training examples and of classes of the sets to finetune on. SQuAD's are windows of
+# 384 (v1.1) and 512 tokens.
+TABLES = {"SST-2": (67_349, 2), "MNLI": (392_702, 3)}
+SQUADS = {"train-v1.1": (88_600, 2), "train-v2.0": (131_000, 2)}
+ALBERT_VOCAB_SIZE = 30_000
 
 
 def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
@@ -61,6 +66,35 @@ def pretraining_text_facts(config: ConfigDict, **given: Any) -> DataFacts:
     return DataFacts(num_examples, instance_spec(config), {"vocab_size": vocab_size})
 
 
+def table_facts(config: ConfigDict, **given: Any) -> DataFacts:
+    """Returns facts about a table of texts; arguments as in `data_facts`."""
+    name = PurePosixPath(config.data.path).name
+    num_examples, num_classes = sizes(name, TABLES, "num_classes", given)
+    example = sequence_spec(config) | {"label": ArraySpec((), "int32")}
+    info = {"class_names": list(map(str, range(num_classes)))}
+    return DataFacts(num_examples, example, info | vocabulary(given))
+
+
+def squad_facts(config: ConfigDict, **given: Any) -> DataFacts:
+    """Returns facts about SQuAD; arguments as in `data_facts`."""
+    num_examples, _ = sizes(config.data.train_split, SQUADS, "num_classes", given)
+    places = dict.fromkeys(("start", "end"), ArraySpec((), "int32"))
+    may_start = {"may_start": ArraySpec((config.data.max_length,), "bool")}
+    example = sequence_spec(config) | places | may_start
+    return DataFacts(num_examples, example, vocabulary(given))
+
+
+def sequence_spec(config: ConfigDict) -> dict[str, ArraySpec]:
+    """Returns the arrays of one padded sequence."""
+    row = ArraySpec((config.data.max_length,), "int32")
+    return {"tokens": row, "segments": row, "length": ArraySpec((), "int32")}
+
+
+def vocabulary(given: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the vocabulary's size: the given one, or ALBERT's."""
+    return {"vocab_size": given.get("vocab_size") or ALBERT_VOCAB_SIZE}
+
+
 def sizes(name: str, known: Mapping, second: str, given: Mapping[str, Any]) -> tuple[int, int]:
     """Returns the number of examples and the size `second` of the set `name`.
 
@@ -82,4 +116,6 @@ def sizes(name: str, known: Mapping, second: str, given: Mapping[str, Any]) -> t
 DATA_FACTS: dict[str, Callable[..., DataFacts]] = {
     "classification": image_facts,
     "masked_lm": pretraining_text_facts,
+    "text_classification": table_facts,
+    "span": squad_facts,
 }
