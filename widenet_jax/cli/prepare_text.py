@@ -53,6 +53,8 @@ def add_text_commands(commands: Any) -> None:
     add("--seed", type=not_negative, default=0, help="of the chunks' target lengths")
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=positive, default=cores, metavar="N", help="processes; by default cores")
+    text = "prepare with Apache Beam, by its OPTIONS, as in --beam='--runner=DataflowRunner ...'"
+    add("--beam", metavar="OPTIONS", help=text)
     add("--overwrite", action="store_true", help="replace another set that is there")
     add("--json", action="store_true", help="print the manifest as one JSON object")
 
@@ -135,15 +137,23 @@ def prepare_text(options: argparse.Namespace) -> None:
         packed=options.pack,
         column=options.text_column,
     )
-    with tqdm.tqdm(total=len(units), unit="file", file=sys.stderr) as bar:
-        manifest = text_sets.prepare(
-            preparation,
-            options.out,
-            workers=options.workers,
-            provenance={"converter": "text", "input": options.inputs, "valid": options.valid},
-            overwrite=options.overwrite,
-            on_unit=lambda part: bar.update(),
+    provenance = {"converter": "text", "input": options.inputs, "valid": options.valid}
+    if options.beam is not None:
+        from widenet_jax.data.prepare import text_beam
+
+        manifest = text_beam.prepare(
+            preparation, options.out, options=options.beam, provenance=provenance
         )
+    else:
+        with tqdm.tqdm(total=len(units), unit="file", file=sys.stderr) as bar:
+            manifest = text_sets.prepare(
+                preparation,
+                options.out,
+                workers=options.workers,
+                provenance=provenance,
+                overwrite=options.overwrite,
+                on_unit=lambda part: bar.update(),
+            )
     report(options, manifest)
 
 

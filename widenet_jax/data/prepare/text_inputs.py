@@ -4,6 +4,7 @@
 compressed by gzip, whatever they are called.
 """
 
+import contextlib
 import gzip
 import io
 import json
@@ -12,13 +13,15 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
+
+from etils import epath
 
 from widenet_jax.data.prepare.convert import open_input
 from widenet_jax.data.text.chunking import Document
 from widenet_jax.data.text.sentences import paragraphs_of
 from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.files import is_remote
 
 # A set has at most one shard a unit, and training keeps every shard open.
 MOST_UNITS = 256
@@ -37,7 +40,7 @@ class Input:
     """One file of a corpus, or one shard of a TFDS set.
 
     Attributes:
-      path: of the file; of the directory of a TFDS set.
+      path: of the file, local or remote; of the directory of a TFDS set.
       name: the file's path below what all inputs have in common: the same wherever a corpus lies.
       format: a key of READERS.
       first, last: the records of a TFDS set, last excluded.
@@ -80,21 +83,35 @@ def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
     found: list[Input] = []
     files: list[tuple[str, str]] = []  # (path, format)
     for path in paths:
-        if os.path.isdir(path) and os.path.exists(os.path.join(path, TFDS_INFO)):
+        place = epath.Path(path)
+        if place.is_dir() and (place / TFDS_INFO).exists():
             found += _tfds_inputs(path, reading.tfds_split)
-        elif os.path.isdir(path):
-            entries = sorted(entry for entry in Path(path).rglob("*") if entry.is_file())
-            visible = [str(entry) for entry in entries if not entry.name.startswith(".")]
+        elif place.is_dir():
+            visible = sorted(_files_below(place))
             if not visible:
                 raise BadInputError(f"{path}: holds no files")
             files += [(entry, _format_of(entry, reading)) for entry in visible]
         else:
             files.append((path, _format_of(path, reading)))
-    if files:
-        above = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path, _ in files])
-        found += [Input(path, os.path.relpath(path, above), format) for path, format in files]
+    places = [path if is_remote(path) else os.path.abspath(path) for path, _ in files]
+    # commonpath would take gs://bucket for a relative path; this is cut at a separator below.
+    above = os.path.commonprefix([os.path.dirname(place) + "/" for place in places])  # noqa: RUF071
+    above = above[: above.rfind("/") + 1]
+    for place, (path, format) in zip(places, files, strict=True):
+        found.append(Input(path, place.removeprefix(above), format))
     size = -(-len(found) // MOST_UNITS)
     return [found[first : first + size] for first in range(0, len(found), size)]
+
+
+def _files_below(place: epath.Path) -> Iterator[str]:
+    """Yields the files in a directory and those below it, except hidden ones."""
+    for entry in place.iterdir():
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files_below(entry)
+        else:
+            yield str(entry)
 
 
 def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]:
@@ -131,12 +148,22 @@ def _format_of(path: str, reading: Reading) -> str:
 # --- Text files -----------------------------------------------------------------------------------
 
 
-def _opened(path: str) -> BinaryIO:
+def _open(path: str) -> BinaryIO:
+    if not is_remote(path):
+        return open_input(path)
+    try:
+        return epath.Path(path).open("rb")
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be opened ({first_line(error)})") from None
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
     """Opens a file, through gzip if it is compressed so."""
-    file = open_input(path)
-    compressed = file.read(2) == _GZIP
-    file.seek(0)
-    return gzip.open(file) if compressed else file
+    with _open(path) as file:
+        compressed = file.read(2) == _GZIP
+        file.seek(0)
+        yield io.BufferedReader(gzip.GzipFile(fileobj=file)) if compressed else file
 
 
 def _guarded(path: str, read: Callable[[], Any]) -> Any:
@@ -150,9 +177,8 @@ def _guarded(path: str, read: Callable[[], Any]) -> Any:
 def _lines(path: str) -> Iterator[str]:
     """Yields the lines of a text file without their ends."""
     with _opened(path) as file:
-        lines = io.BufferedReader(file) if isinstance(file, gzip.GzipFile) else file
         number = 0
-        while line := _guarded(path, lines.readline):
+        while line := _guarded(path, file.readline):
             number += 1
             yield _decoded(line, f"{path} line {number}").rstrip("\r\n")
 
@@ -223,7 +249,7 @@ def _read_parquet(path: str, column: str) -> Texts:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with _open(path) as opened, pq.ParquetFile(opened) as file:
             names = file.schema_arrow.names
             if column not in names:
                 known = f"there are {', '.join(names)} (choose with --text_column)"

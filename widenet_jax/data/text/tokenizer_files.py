@@ -56,8 +56,9 @@ def from_vocabulary(text: str, where: str) -> dict[str, Any]:
     """Returns the WordPiece tokenizer of BERT's vocab.txt: one piece a line, line k has id k."""
     pieces = text.removesuffix("\n").split("\n")
     pieces = [piece.rstrip("\r") for piece in pieces]
-    if "[UNK]" not in pieces:
-        raise BadInputError(f"{where}: has no line [UNK], so is not a WordPiece vocabulary")
+    for name in SPECIAL:
+        if name not in pieces:
+            raise BadInputError(f"{where}: has no line {name}, so is not BERT's vocabulary")
     if len(set(pieces)) != len(pieces):
         raise BadInputError(f"{where}: has a piece twice; every line must be another piece")
     model = models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]")

@@ -1,0 +1,160 @@
+"""What a text set is made of: its settings, its shards, the counts of a unit, the manifest.
+
+Worker processes (`text_sets`) and the Apache Beam pipeline (`text_beam`) make the same bytes from
+these.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from widenet_jax.data import records
+from widenet_jax.data.prepare.text_inputs import Input
+from widenet_jax.data.prepare.text_shards import Layout, ShardCounts
+from widenet_jax.data.text import text_records
+from widenet_jax.data.text.chunking import Chunking, Document
+from widenet_jax.data.text.tokenizer import Tokenizer
+from widenet_jax.data.text.unigrams import unigram_entropy
+from widenet_jax.errors import BadInputError
+
+TRAIN, VALID = "train", "valid"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that decides the bytes of a set.
+
+    Attributes:
+      units: the work; the first `num_train` units are divided between both splits.
+      num_train: units of training text; those after it are validation text.
+      tokenizer: of all texts.
+      rule: makes the chunks.
+      valid_per_mille: validation documents among 1,000 of the training text.
+      packed: whether records are rows of several chunks.
+      column: of parquet files and JSON lines.
+    """
+
+    units: Sequence[Sequence[Input]]
+    num_train: int
+    tokenizer: Tokenizer
+    rule: Chunking
+    valid_per_mille: int
+    packed: bool
+    column: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the bytes but the content of the inputs, as JSON holds it."""
+        names = [[[part.name, part.format] for part in unit] for unit in self.units]
+        return {
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "rule": self.stored_rule,
+            "units_sha256": _sha256(names),
+            "num_train": self.num_train,
+            "column": self.column,
+        }
+
+    def inputs_sha256(self, unit: int) -> str:
+        """Returns a hash of the names and sizes of a unit's inputs."""
+        return _sha256([_identity(part) for part in self.units[unit]])
+
+    @property
+    def stored_rule(self) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(self.rule),
+            "valid_per_mille": self.valid_per_mille,
+            "packed": self.packed,
+        }
+
+    @property
+    def layout(self) -> Layout:
+        row_length = self.rule.max_length if self.packed else None
+        return Layout(self.tokenizer.vocab_size, row_length)
+
+    def shards(self, unit: int) -> dict[str, str]:
+        """Returns the file name of each split's shard of a unit."""
+        names = {}
+        total = len(self.units)
+        first_valid = 0 if self.valid_per_mille else self.num_train
+        if unit < self.num_train:
+            names[TRAIN] = records.shard_name(TRAIN, unit, self.num_train)
+        if unit >= first_valid:
+            names[VALID] = records.shard_name(VALID, unit - first_valid, total - first_valid)
+        return names
+
+    def inputs(self) -> list[str]:
+        """Returns `inputs_sha256` of every unit."""
+        return [self.inputs_sha256(unit) for unit in range(len(self.units))]
+
+    def part(self, unit: int, shards: Mapping[str, ShardCounts]) -> dict[str, Any]:
+        """Returns the counts of a unit, as JSON holds them.
+
+        Args:
+          unit: its number.
+          shards: by split, the counts of the shard that was written.
+
+        Returns:
+          {"splits": {split: {"records", "bytes", "documents", "chunks", "tokens"}}, "ids": [V] or
+          [], "inputs_sha256": str}, where `ids` counts each id in the unit's training text.
+        """
+        return {
+            "splits": {split: dict(shard.counts) for split, shard in shards.items()},
+            "ids": shards[TRAIN].ids.tolist() if TRAIN in shards else [],
+            "inputs_sha256": self.inputs_sha256(unit),
+        }
+
+    def split_of(self, document: Document, unit: int) -> str:
+        """Returns the split that a document of a unit belongs to."""
+        if unit >= self.num_train or document.validates(self.valid_per_mille):
+            return VALID
+        return TRAIN
+
+
+def _identity(part: Input) -> list:
+    return [part.name, part.first, part.last, part.split, epath.Path(part.path).stat().length]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def make_manifest(parts: Sequence[Mapping[str, Any]], preparation: Preparation) -> dict[str, Any]:
+    """Returns the content of dataset.json but for the provenance, from the counts of all units.
+
+    Raises:
+      BadInputError: a split is empty.
+    """
+    splits: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for split, counts in part["splits"].items():
+            entry = splits.setdefault(
+                split, {"count": 0, "documents": 0, "chunks": 0, "tokens": 0, "shards": []}
+            )
+            entry["count"] += counts["records"]
+            for key in ("documents", "chunks", "tokens"):
+                entry[key] += counts[key]
+            entry["shards"].append({key: counts[key] for key in ("records", "bytes")})
+    for split in (TRAIN, VALID):
+        if not splits.get(split, {}).get("count"):
+            raise BadInputError(
+                f"split {split}: no text found for it; check the inputs, --valid and "
+                "--valid_per_mille"
+            )
+    ids = np.sum([part["ids"] for part in parts if part["ids"]], axis=0)
+    return {
+        "format_version": records.FORMAT_VERSION,
+        "kind": text_records.KIND,
+        "tokenizer_sha256": preparation.tokenizer.sha256,
+        "vocab_size": preparation.tokenizer.vocab_size,
+        "unigram_entropy": unigram_entropy(ids),
+        "rule": preparation.stored_rule,
+        "splits": splits,
+        "settings": preparation.settings,
+        "inputs_sha256": [part["inputs_sha256"] for part in parts],
+    }
