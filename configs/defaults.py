@@ -29,7 +29,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
     """
     config = ConfigDict()
     config.seed = 0  # of initialisation, dropout, routing noise and the order of the data
-    config.init_from = ""  # a run, an export, or ViT weights (.npz, .safetensors); "": from scratch
+    config.init_from = ""  # a run, an export, or public weights; "": from scratch
     config.batch_size = 128  # examples a step, over all devices
     config.duration = "10 epochs"
     config.log_every_steps = 10

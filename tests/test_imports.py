@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "tasks": {"data", "sharding"},  # of data: the contract
     "step": {"tasks"},  # the contract
     "checkpoint": {"step", "tasks"},
-    "weights": {"checkpoint", "config", "models", "sharding"},
+    "weights": {"checkpoint", "config", "data", "experiment", "models", "sharding", "tasks"},
     "experiment": {"config", "data", "models", "optim", "sharding", "step", "tasks"},
     "evaluation": {"data", "experiment", "run", "sharding", "tasks"},
     "run": {
@@ -37,7 +37,7 @@ MAY_IMPORT = {
         *("sharding", "step", "tasks", "weights"),
     },
     "cli": {"config", "data", "experiment", "moe", "tools", "weights"},
-    "main": {"cli", "config", "run", "train"},
+    "main": {"cli", "config", "run", "train", "weights"},
 }
 # unit -> the only modules of another unit that it may import.
 ONLY = {
@@ -46,6 +46,9 @@ ONLY = {
     ("checkpoint", "tasks"): {"widenet_jax.tasks.contract"},
     ("run", "tasks"): {"widenet_jax.tasks.contract"},
     ("run", "tools"): {"widenet_jax.tools.analysis.figures"},  # the learning curve
+    ("weights", "data"): {"widenet_jax.data.contract", "widenet_jax.data.text.tokenizer"},
+    ("weights", "tasks"): {"widenet_jax.tasks.contract"},
+    ("main", "weights"): {"widenet_jax.weights.stored"},
 }
 
 

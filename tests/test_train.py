@@ -166,7 +166,7 @@ def test_the_opening_lines_say_where_a_run_starts():
         experiment = build_experiment(config, facts, jax.devices()[:1])
         shapes = experiment.state.params
         told += [describe(experiment, shapes, step) for step in (0, 5)]
-    assert "starting from runs/first with a new head: 6 steps of 2048 images" in told[0]
+    assert "starting from runs/first: 6 steps of 2048 images" in told[0]
     assert "resuming after step 5: 6 steps" in told[1]
     assert "starting: 20 steps of 64 images" in told[2]
     less = "all 1,437 training images are fewer than one batch"

@@ -6,6 +6,8 @@ from typing import Any
 
 from etils import epath
 
+from widenet_jax.errors import BadInputError
+
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 
 
@@ -46,3 +48,12 @@ def write_text(path: epath.PathLike, text: str) -> None:
 def write_json(path: epath.PathLike, value: Any) -> None:
     """`write_text` of indented JSON."""
     write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: epath.Path) -> Any:
+    """Reads a JSON file; raises BadInputError if it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise BadInputError(f"{path}: {reason}; copy or export it again") from None

@@ -19,9 +19,10 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from widenet_jax.cli.parser import Parser, exit_code_of, seconds
-from widenet_jax.config.files import load_config, override, stored_config
+from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.run.stopping import Stop, end_process
+from widenet_jax.weights.stored import set_fields
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 JOIN_SECONDS = 300.0  # for all hosts to start
@@ -61,7 +62,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
       argv: the program's name, then its flags.
 
     Raises:
-      BadInputError: an unknown flag, config file, variant or field, or a value of the wrong type.
+      BadInputError: an unknown flag, config file, variant or field, a value of the wrong type, or
+        no stored model where the config asks for one.
     """
     own, fields = flag_parser().read(argv[1:])
     stored = own.mode != "train" and not own.config
@@ -69,7 +71,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         if not getattr(own, name):
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
     config = stored_config(own.workdir) if stored else load_config(own.config)
-    override(config, fields)
+    set_fields(config, fields)
     return own, config
 
 

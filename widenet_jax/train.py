@@ -39,7 +39,7 @@ from widenet_jax.run.summary import (
 from widenet_jax.run.workdir import PACKAGES, check_workdir, shared_fields, version
 from widenet_jax.sharding import global_batch, host_positions, to_host
 from widenet_jax.step import TrainState
-from widenet_jax.weights.finetune import finetune_params, has_cls_row
+from widenet_jax.weights.finetune import finetune_params
 from widenet_jax.weights.pretrained import load_pretrained
 
 
@@ -249,11 +249,10 @@ def first_state(experiment: Experiment) -> TrainState:
         return state
     replicated = NamedSharding(experiment.mesh, P())
     fresh = jax.jit(lambda params: params, out_shardings=replicated)(state.params)
-    params = finetune_params(
-        to_host(fresh),
-        load_pretrained(config.init_from, replicated, model=config.model),
-        cls_token=has_cls_row(config.model),
-        source=config.init_from,
-    )
+    source, info = config.init_from, experiment.facts.info
+    stored = load_pretrained(source, replicated, model=config.model, info=info)
+    params, taken = finetune_params(to_host(fresh), stored, model=config.model, source=source)
+    if jax.process_index() == 0:
+        print(taken, file=sys.stderr)
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
     return state.replace(params=jax.device_put(params, shardings))

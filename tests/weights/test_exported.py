@@ -24,7 +24,7 @@ def exported(request, digits_run, tmp_path) -> epath.Path:
 
 
 def logits(trained: Trained) -> np.ndarray:
-    images = jax.random.uniform(jax.random.key(0), (4, *trained.image_shape), minval=-1)
+    images = jax.random.uniform(jax.random.key(0), (4, *trained.task.image_shape), minval=-1)
     apply = jax.jit(lambda p, x: trained.model.apply({"params": p}, {"image": x}, train=False)[0])
     return np.asarray(apply(trained.params, images))
 
@@ -130,6 +130,6 @@ def test_a_long_list_of_classes_is_cut():
 
 def test_the_card_of_an_unfinished_run(digits_run, tmp_path):
     model = read_model(str(digits_run))
-    unfinished = type(model)(model.params, model.config, model.class_names, model.step)
+    unfinished = type(model)(model.params, model.config, model.info, model.step)
     write_exported(epath.Path(tmp_path / "e"), unfinished, file_format="npz")
     assert "not evaluated: the run has not finished" in (tmp_path / "e" / "README.md").read_text()

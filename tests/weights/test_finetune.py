@@ -69,12 +69,17 @@ def params(value: float, *, tokens: int = 4, classes: int = 3, embed_dim: int = 
     }
 
 
-TO_PRETRAINED = MappingProxyType({"cls_token": False, "source": "runs/pretrained"})
+MODEL = MappingProxyType({"name": "vision_transformer", "cls_token": "none"})
+TO_PRETRAINED = MappingProxyType({"model": MODEL, "source": "runs/pretrained"})
 
 
 def test_the_backbone_is_copied_and_the_head_is_not():
     pretrained = params(1.0, classes=7) | {"representation": {"kernel": np.ones((2, 2))}}
-    new = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
+    new, told = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
+    assert told == (
+        "taken from runs/pretrained: embed, encoder, position; new: head; not used: head, "
+        "representation"
+    )
     expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
     assert new.keys() == expected.keys()  # no representation
     for section, leaves in expected.items():
@@ -84,7 +89,7 @@ def test_the_backbone_is_copied_and_the_head_is_not():
 def test_positions_of_the_same_length_are_copied():
     """Even if the grid is not square."""
     fresh, pretrained = params(0.0, tokens=6), params(1.0, tokens=6)
-    new = finetune_params(fresh, pretrained, **TO_PRETRAINED)
+    new, _ = finetune_params(fresh, pretrained, **TO_PRETRAINED)
     np.testing.assert_equal(new["position"], pretrained["position"])
 
 
@@ -108,3 +113,50 @@ def test_another_tree_names_the_first_parameter(extra_here: bool):
         finetune_params(fresh, pretrained, **TO_PRETRAINED)
     text = str(caught.value)
     assert "encoder/block_01/scale is in only one of the two" in text and "\n" not in text
+
+
+def text_params(value: float, *, positions: int = 8, vocab_size: int = 5, **parts: dict) -> dict:
+    full = lambda *shape: np.full(shape, value, np.float32)  # noqa: E731
+    tables = {"token": full(vocab_size, 2), "position": full(positions, 2)}
+    return {"embeddings": tables, "encoder": {"norm": {"scale": full(2)}}, **parts}
+
+
+POOLER = MappingProxyType({"kernel": np.ones((2, 2))})
+TO_TEXT = MappingProxyType({"model": {"name": "text_encoder"}, "source": "runs/text"})
+
+
+def test_a_text_model_keeps_its_pooler_and_gets_a_new_head():
+    mlm, head = {"bias": np.ones(5)}, {"kernel": np.zeros((2, 3))}
+    stored = text_params(1.0, pooler=dict(POOLER), mlm=mlm, classifier={"kernel": np.ones((2, 3))})
+    fresh = text_params(0.0, pooler={"kernel": np.zeros((2, 2))}, classifier=head)
+    new, told = finetune_params(fresh, stored, **TO_TEXT)
+    np.testing.assert_equal(new, text_params(1.0, pooler=dict(POOLER), classifier=head))
+    assert told == (
+        "taken from runs/text: embeddings, encoder, pooler; new: classifier; not used: classifier, "
+        "mlm"
+    )
+
+
+def test_what_the_stored_text_model_lacks_is_new():
+    """A masked language model of Hugging Face has neither a pooler nor an order head."""
+    zeros = {"kernel": np.zeros((2, 2))}
+    fresh = text_params(0.0, pooler=zeros, order=zeros, mlm={"bias": np.zeros(5)})
+    stored = text_params(1.0, mlm={"bias": np.ones(5)})
+    new, told = finetune_params(fresh, stored, **TO_TEXT)
+    assert told == "taken from runs/text: embeddings, encoder, mlm; new: order, pooler"
+    assert new["mlm"]["bias"].all() and not new["pooler"]["kernel"].any()
+
+
+def test_shorter_inputs_take_the_first_positions():
+    """Rows beyond the vocabulary, which some tables are padded with, are left out as well."""
+    stored = text_params(1.0, positions=3, vocab_size=4)
+    stored["embeddings"]["position"][:] = [[0, 1], [2, 3], [4, 5]]
+    new, _ = finetune_params(text_params(0.0, positions=2, vocab_size=3), stored, **TO_TEXT)
+    np.testing.assert_array_equal(new["embeddings"]["position"], [[0, 1], [2, 3]])
+    assert new["embeddings"]["token"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("field", ["positions", "vocab_size"])
+def test_more_rows_than_the_stored_table_has(field: str):
+    with pytest.raises(BadInputError, match=r"embeddings/\w+ is \[4, 2\] there and \[9, 2\] here"):
+        finetune_params(text_params(0.0, **{field: 9}), text_params(1.0, **{field: 4}), **TO_TEXT)

@@ -27,7 +27,7 @@ def load(place: Path, **fields: object) -> dict:
     """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
     model = vision_model("vit", "tiny", {}) | {"num_heads": reference.N} | fields
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return load_pretrained(str(place), device, model=model)
+    return load_pretrained(str(place), device, model=model, info={})
 
 
 def write_huggingface(place: Path, vit: reference.Vit, **facts: object) -> None:
@@ -50,8 +50,9 @@ def test_a_run_and_its_export_are_the_same(digits_run, tmp_path):
 
 def test_another_kind_of_model_is_refused(tmp_path):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    with pytest.raises(BadInputError, match=r"only vision transformers .* run's model is text"):
-        load_pretrained(str(tmp_path), device, model={"name": "text", "depth": 2})
+    told = "this run's model is odd, and only vision_transformer, text_encoder start from stored"
+    with pytest.raises(BadInputError, match=told):
+        load_pretrained(str(tmp_path), device, model={"name": "odd", "depth": 2}, info={})
 
 
 def test_google_and_huggingface_are_the_same(tmp_path):
@@ -103,7 +104,8 @@ def test_public_weights_into_a_new_model_at_another_size(tmp_path):
     inputs = {"image": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
     shapes = parameter_shapes(model, inputs)
     fresh = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    new = finetune_params(fresh, pretrained, cls_token=True, source="vit.npz")
+    fields = {"name": "vision_transformer", "cls_token": "learned"}
+    new, _ = finetune_params(fresh, pretrained, model=fields, source="vit.npz")
     assert new["position"]["position_embedding"].shape == (1, 17, reference.D)
     assert "representation" not in new and not new["head"]["kernel"].any()
     np.testing.assert_array_equal(
@@ -113,7 +115,7 @@ def test_public_weights_into_a_new_model_at_another_size(tmp_path):
 
 def test_a_file_of_another_architecture(tmp_path):
     np.savez(tmp_path / "resnet.npz", **{"conv1.weight": np.ones(3)})
-    with pytest.raises(BadInputError, match="neither Google's ViT nor Hugging Face's"):
+    with pytest.raises(BadInputError, match="neither Google's ViT nor a ViT, BERT or ALBERT of"):
         load(tmp_path / "resnet.npz")
 
 

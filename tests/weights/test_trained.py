@@ -1,19 +1,15 @@
 """Opening a trained model: changes to its config, and changes that do not fit."""
 
-import dataclasses
-
 import pytest
 
-from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError
-from widenet_jax.weights import trained
-from widenet_jax.weights.trained import open_trained, read_model, result_at
+from widenet_jax.weights.trained import open_trained, result_at
 
 
 def test_the_config_takes_changes(digits_run):
     found = open_trained(str(digits_run), ["--config.data.eval_split=train"])
     assert found.config.data.eval_split == "train"
-    assert found.image_shape == (8, 8, 1)
+    assert found.task.image_shape == (8, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -33,18 +29,11 @@ def test_changes_that_do_not_fit(digits_run, change: str, message: str):
         open_trained(str(digits_run), [change])
 
 
-@pytest.mark.parametrize("command", ["open", "export"])
-def test_a_model_of_another_task_is_refused(digits_run, tmp_path, command: str, monkeypatch):
-    model = read_model(str(digits_run))
-    other = dataclasses.replace(model, class_names=())
-    monkeypatch.setattr(trained, "read_model", lambda place: other)
-    told = "x holds a model vision_transformer of the task classification; only image classifi"
-    with pytest.raises(BadInputError, match=told):
-        if command == "open":
-            open_trained("x")
-        else:
-            export.export(export.parser().parse_args(["--workdir=x", f"--out={tmp_path / 'e'}"]))
-    assert not (tmp_path / "e").exists()
+def test_a_model_of_another_task_is_refused(digits_run):
+    found = open_trained(str(digits_run))
+    found.require_task("span", "classification")
+    with pytest.raises(BadInputError, match=r"task classification; this needs one of span$"):
+        found.require_task("span")
 
 
 @pytest.mark.parametrize("exists", [True, False])

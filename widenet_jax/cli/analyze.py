@@ -42,6 +42,7 @@ def analyze(options: argparse.Namespace, fields: Sequence[str]) -> None:
     from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir, fields)
+    trained.require_task("classification")
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widenet_jax.cli.parser import Parser, exit_code_of, not_negative, positive, seconds
-from widenet_jax.config.files import load_config, override
+from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
+from widenet_jax.weights.stored import set_fields
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -115,7 +116,7 @@ def read_configs(
     """Returns (name, config, facts about its data) for each --config."""
     configs = [load_config(name) for name in options.config]
     for config in configs:
-        override(config, fields)
+        set_fields(config, fields)
     from widenet_jax.tools.plan.facts import data_facts
 
     known = {key: getattr(options, key) for key in ("num_examples", "num_classes")}
@@ -177,7 +178,7 @@ def input_pipeline(options: argparse.Namespace) -> Rows:
 
 def text_pipeline(options: argparse.Namespace, fields: Sequence[str]) -> Rows:
     config = load_config(options.config)
-    override(config, fields)
+    set_fields(config, fields)
     if config.data.source != "text":
         raise BadInputError(f"--config={options.config} does not read a prepared text set")
     from widenet_jax.tools.benchmark.text_pipeline import text_rows

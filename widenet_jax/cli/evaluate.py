@@ -38,6 +38,7 @@ def evaluate(options: argparse.Namespace, fields: Sequence[str]) -> None:
     from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir, fields)
+    trained.require_task("classification")
     accuracy = classification.measure_accuracy(trained)
     facts = {"workdir": options.workdir, "step": trained.step, **classification.as_json(accuracy)}
     if options.out:

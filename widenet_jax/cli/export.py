@@ -1,10 +1,13 @@
-"""Exports an image classifier: parameters, config, class names and a model card, as plain files.
+"""Exports a trained model: parameters, config, class names, tokenizer and a model card.
 
   python scripts/export.py --workdir=runs/mine --out=exported/mine
   python scripts/export.py --workdir=runs/mine --out=exported/mine --format=npz
+  python scripts/export.py --workdir=runs/albert --out=exported/albert --format=huggingface
 
-evaluate.py, predict.py and analyze.py take the directory as their --workdir, and a run finetunes
-it with --config.init_from. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
+evaluate.py, predict.py and analyze.py take a directory of the first two kinds as their --workdir. A
+run starts from any with --config.init_from. Hugging Face's transformers opens the last kind, for
+which its library must have such a model: ALBERT and BERT, but no mixture of experts.
+Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
 import argparse
@@ -25,20 +28,24 @@ def parser() -> Parser:
     add = made.add_argument
     add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
     add("--out", required=True, metavar="DIR", help="a new directory")
-    add("--format", default="safetensors", help="safetensors or npz")
+    add("--format", default="safetensors", help="safetensors, npz or huggingface")
     add("--json", action="store_true", help="print one JSON object")
     return made
 
 
 def export(options: argparse.Namespace) -> None:
     from widenet_jax.files import absolute
-    from widenet_jax.weights.exported import FORMATS, check_image_classifier, write_exported
+    from widenet_jax.weights import huggingface_export
+    from widenet_jax.weights.exported import FORMATS, write_exported
     from widenet_jax.weights.trained import read_model
 
-    file = choose(FORMATS, options.format, field="format")
+    formats = FORMATS | {"huggingface": huggingface_export.WEIGHTS}
+    file, out = choose(formats, options.format, field="format"), absolute(options.out)
     model = read_model(options.workdir)
-    check_image_classifier(model, options.workdir)
-    write_exported(absolute(options.out), model, file_format=options.format)
+    if options.format == "huggingface":
+        huggingface_export.write_huggingface(out, model, place=options.workdir)
+    else:
+        write_exported(out, model, file_format=options.format)
     if options.json:
         print(json.dumps({"out": options.out, "format": options.format, "step": model.step}))
     else:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from widenet_jax.cli.parser import Parser, exit_code_of, positive
-from widenet_jax.config.files import load_config, override
+from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
+from widenet_jax.weights.stored import set_fields
 
 PAPER_CONFIG = "configs/imagenet.py"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "widenet_jax" / "plan"
@@ -83,7 +84,7 @@ def plan(options: argparse.Namespace, fields: Sequence[str]) -> list[dict[str, A
         raise BadInputError("--dump_hlo writes one program; give one --config")
     configs = [load_config(name) for name in names]
     for config in configs:  # before JAX is imported, so that a mistake is answered at once
-        override(config, fields)
+        set_fields(config, fields)
 
     from widenet_jax.tools.plan.breakdown import breakdown
     from widenet_jax.tools.plan.compile import TpuCompiler

@@ -36,6 +36,7 @@ def predict(options: argparse.Namespace) -> None:
     from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir)
+    trained.require_task("classification")
     route = image_router(trained) if options.overlay else None
     pictures = [read_picture(path, trained) for path in options.images]
     classify = classifier(trained)

@@ -27,6 +27,7 @@ LEAST = {
     **dict.fromkeys(("seed", "data.num_workers", "model.routing_groups", "max_skipped_updates"), 0),
     **dict.fromkeys(("augment.pad_pixels", "augment.randaugment_layers"), 0),
     **dict.fromkeys(("watchdog.dump_after_seconds", "watchdog.exit_after_seconds"), 0),
+    "task.max_predictions": 0,  # a share of the sequence
     "sharding.fsdp": -1,  # all devices
 }
 # The largest value of a whole number where that is not 2^31 - 1. Far above any run that fits in

@@ -37,7 +37,7 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
     if start_step:
         begin = f"resuming after step {start_step:,}"
     elif config.init_from:
-        begin = f"starting from {config.init_from} with a new head"
+        begin = f"starting from {config.init_from}"
     lines = [
         parameter_overview.get_parameter_overview(params, include_stats=False),
         f"{counts['params']:,} parameters, applied as {counts['params_unrolled']:,}; "

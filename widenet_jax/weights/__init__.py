@@ -1,6 +1,8 @@
 """Stored models.
 
-`trained` opens image classifiers, runs or exports, for use; `exported` and `model_card` write them;
-`pretrained` loads what `config.init_from` names: a run, an export, or public ViT weights (`google`,
-`huggingface`). `finetune` puts a pretrained backbone into a new vision model.
+`trained` opens runs and exports for use; `exported` and `model_card` write them, and
+`huggingface_export` writes those that Hugging Face's library has, too. `pretrained` loads what
+`config.init_from` names: a run, an export, or public weights (`google`, `huggingface`,
+`huggingface_text`). `finetune` puts them into a new model, and `stored` looks up the `config.model`
+that they need.
 """

@@ -1,13 +1,13 @@
 """Exported models: plain files that other programs read without this package.
 
 params.safetensors or params.npz   every parameter by path, float32
-config.json  class_names.json      the run's configuration; the classes
+config.json                        the run's configuration
+class_names.json  tokenizer.json   facts of the data that the model needs, as in the workdir
 export.json                        format version, step, SHA-256 of the parameters, results
 README.md                          the model card
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ from etils import epath
 
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.config.stored_names import upgrade
+from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError, check_format, choose
-from widenet_jax.files import write_json, write_text
+from widenet_jax.files import read_json, write_json, write_text
 from widenet_jax.weights.arrays import read_arrays, write_arrays
 from widenet_jax.weights.model_card import model_card
 
@@ -35,31 +36,26 @@ class Exported:
     Attributes:
       params: host arrays.
       config: the run's, as plain dicts, under today's names.
-      class_names: label k is class_names[k]; empty for a task without classes.
+      info: facts of the data, as the sources gave them: {"class_names": [...], "tokenizer": ...}.
       step: the checkpoint's step.
       result: the run's `result.json`; empty if the run has not finished.
     """
 
     params: dict
     config: dict[str, Any]
-    class_names: Sequence[str]
+    info: Mapping[str, Any]
     step: int
     result: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Label k is class_names[k]; empty for a task without classes."""
+        return tuple(self.info.get("class_names", ()))
 
-def check_image_classifier(model: Exported, place: str) -> None:
-    """Raises BadInputError unless a stored model classifies images.
-
-    Args:
-      model: as read.
-      place: where it was read from, for the message.
-    """
-    if not (model.class_names and "patch_size" in model.config["model"]):
-        task, name = (model.config[section]["name"] for section in ("task", "model"))
-        raise BadInputError(
-            f"{place} holds a model {name} of the task {task}; only image classifiers can be "
-            "evaluated, exported or finetuned here"
-        )
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of a text model."""
+        return Tokenizer(self.info["tokenizer"]) if "tokenizer" in self.info else None
 
 
 def is_exported(directory: epath.Path) -> bool:
@@ -74,21 +70,21 @@ def write_exported(directory: epath.Path, model: Exported, *, file_format: str) 
       BadInputError: the format is unknown, or the directory is not empty.
     """
     arrays_file = choose(FORMATS, file_format, field="format")
-    if directory.exists() and any(directory.iterdir()):
-        raise BadInputError(f"--out={directory} is not empty; name a new directory")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_empty(directory)
     params = jax.tree.map(np.asarray, model.params)
     write_arrays(directory / arrays_file, flax.traverse_util.flatten_dict(params, sep="/"))
     record = {
         "format_version": FORMAT_VERSION,
         "params_file": arrays_file,
         "params_sha256": params_sha256(params),
+        "info": sorted(model.info),
         "step": model.step,
         "result": dict(model.result),
     }
-    write_text(directory / "README.md", model_card(model.config, model.class_names, record))
+    write_text(directory / "README.md", model_card(model.config, model.info, record))
     write_json(directory / "config.json", model.config)
-    write_json(directory / "class_names.json", list(model.class_names))
+    for name, value in model.info.items():
+        write_json(directory / f"{name}.json", value)
     write_json(directory / RECORD, record)
 
 
@@ -106,6 +102,11 @@ def read_exported(directory: epath.Path) -> Exported:
             f"{directory / RECORD}: params_file {record['params_file']!r} is none of "
             f"{', '.join(FORMATS.values())}; copy or export it again"
         )
+    facts = record.get("info", ["class_names"])  # earlier versions exported image classifiers only
+    if odd := [name for name in facts if not name.isidentifier()]:
+        raise BadInputError(
+            f"{directory / RECORD}: info {odd[0]!r} is no name; copy or export it again"
+        )
     arrays = read_arrays(directory / record["params_file"])
     params = flax.traverse_util.unflatten_dict(arrays, sep="/")
     if params_sha256(params) != record["params_sha256"]:
@@ -116,16 +117,14 @@ def read_exported(directory: epath.Path) -> Exported:
     return Exported(
         params=params,
         config=upgrade(read_json(directory / "config.json")),
-        class_names=tuple(read_json(directory / "class_names.json")),
+        info={name: read_json(directory / f"{name}.json") for name in facts},
         step=record["step"],
         result=record["result"],
     )
 
 
-def read_json(path: epath.Path) -> Any:
-    """Reads a JSON file; raises BadInputError if it is missing or damaged."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BadInputError(f"{path}: {reason}; copy or export it again") from None
+def make_empty(directory: epath.Path) -> None:
+    """Makes a directory; raises BadInputError if it has files."""
+    if directory.exists() and any(directory.iterdir()):
+        raise BadInputError(f"--out={directory} is not empty; name a new directory")
+    directory.mkdir(parents=True, exist_ok=True)

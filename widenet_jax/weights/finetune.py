@@ -1,9 +1,12 @@
-"""Finetuning of vision models: a pretrained backbone under a new head (ViT, section 3.2).
+"""Starting from stored parameters: the backbone is taken, and the task's head is new.
 
-Positions are a square grid of patches, perhaps after a CLS token, and are resized to the new grid.
+Vision (ViT, section 3.2): positions are a square grid of patches, perhaps after a CLS token, and
+are resized to the new grid. Text: shorter inputs take the first positions; the pooler and the heads
+of pretraining are taken where both models have them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import cv2
 import flax.traverse_util
@@ -13,43 +16,100 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.typing import PyTree
 
 POSITION = "position/position_embedding"
-# The head is new, and the representation layer of pretraining before it is dropped.
-NOT_COPIED = ("head/", "representation/")
 
 
-def finetune_params(fresh: PyTree, pretrained: PyTree, *, cls_token: bool, source: str) -> PyTree:
-    """Returns `fresh` with the backbone of `pretrained`: positions are resized, the head is kept.
+class Rule(NamedTuple):
+    """How a kind of model starts from stored parameters, by the first part of their paths.
+
+    Attributes:
+      new: parts that are always new.
+      optional: parts that are taken where both models have them in the same shapes.
+      fit: (path, stored array, shape here, config.model) -> the array to take.
+    """
+
+    new: tuple[str, ...]
+    optional: tuple[str, ...]
+    fit: Callable[[str, np.ndarray, tuple[int, ...], Mapping], np.ndarray]
+
+
+def finetune_params(
+    fresh: PyTree, pretrained: PyTree, *, model: Mapping, source: str
+) -> tuple[PyTree, str]:
+    """Returns `fresh` with the backbone of `pretrained`, and a line that says what was taken.
 
     Args:
       fresh: newly initialised parameters of the model to finetune (host arrays).
       pretrained: parameters that `config.init_from` names (host arrays).
-      cls_token: whether the first row of the positions belongs to a CLS token.
+      model: `config.model`.
       source: value of `config.init_from`, named in errors.
 
     Raises:
       BadInputError: the backbones differ.
     """
+    rule = RULES[model["name"]]
     new = flax.traverse_util.flatten_dict(fresh, sep="/")
     old = flax.traverse_util.flatten_dict(pretrained, sep="/")
-    new_backbone = {k for k in new if not k.startswith(NOT_COPIED)}
-    old_backbone = {k for k in old if not k.startswith(NOT_COPIED)}
-    if odd := sorted(new_backbone ^ old_backbone):
+    backbones = [
+        {k for k in tree if part(k) not in rule.new + rule.optional} for tree in (new, old)
+    ]
+    if odd := sorted(backbones[0] ^ backbones[1]):
         raise BadInputError(
             f"config.init_from={source} holds another model: {odd[0]} is in only one of the two; "
             "finetune with the config.model it was trained with"
         )
-    for name in sorted(new_backbone):
-        value = old[name]
-        if name == POSITION and value.shape != new[name].shape:
-            value = resize_positions(value, new[name].shape[1], cls_token=cls_token)
+    taken = {}
+    for name in sorted(backbones[0]):
+        value = rule.fit(name, old[name], new[name].shape, model)
         if value.shape != new[name].shape:
             raise BadInputError(
                 f"config.init_from={source} holds another model: {name} is "
                 f"{list(value.shape)} there and {list(new[name].shape)} here; finetune with the "
                 "config.model it was trained with"
             )
-        new[name] = value
-    return flax.traverse_util.unflatten_dict(new, sep="/")
+        taken[name] = value
+    for scope in rule.optional:
+        names = {k for k in new if part(k) == scope}
+        fitted = {k: rule.fit(k, old[k], new[k].shape, model) for k in names & old.keys()}
+        if all(k in fitted and fitted[k].shape == new[k].shape for k in names):
+            taken |= fitted
+    params = flax.traverse_util.unflatten_dict(new | taken, sep="/")
+    return params, told(taken, new.keys() - taken.keys(), old, source)
+
+
+def told(taken: Mapping, fresh: set[str], stored: Mapping, source: str) -> str:
+    """Returns the line on what was taken, what is new and what was not used."""
+    parts = lambda names: ", ".join(dict.fromkeys(map(part, names)))  # noqa: E731
+    text = f"taken from {source}: {parts(taken)}; new: {parts(sorted(fresh)) or 'nothing'}"
+    unused = parts(sorted(name for name in stored if part(name) not in set(map(part, taken))))
+    return f"{text}; not used: {unused}" if unused else text
+
+
+def part(path: str) -> str:
+    """Returns the first part of a path: "encoder"."""
+    return path.partition("/")[0]
+
+
+def fit_vision(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
+    """Resizes the positions to another grid."""
+    if name == POSITION and value.shape != shape:
+        return resize_positions(value, shape[1], cls_token=has_cls_row(model))
+    return value
+
+
+def fit_text(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
+    """Takes the first positions, and the first rows of a table that was padded beyond V.
+
+    A larger table here fails the comparison of shapes.
+    """
+    del model
+    rows = ("embeddings/position", "embeddings/token", "mlm/bias")
+    return value[: shape[0]] if name in rows else value
+
+
+RULES = {
+    "vision_transformer": Rule(("head", "representation"), (), fit_vision),
+    "text_encoder": Rule(("classifier", "span"), ("pooler", "mlm", "order"), fit_text),
+}
 
 
 def resize_positions(position: np.ndarray, num_tokens: int, *, cls_token: bool) -> np.ndarray:

@@ -20,6 +20,7 @@ import numpy as np
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
+from widenet_jax.weights.huggingface_config import activation_of
 
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
 BLOCK = r"(?:encoder\.layer|layers)\.(\d+)\.(.+)"
@@ -55,12 +56,6 @@ ALONE = {
 }
 # Parts that only pretraining uses: the token for masked patches, and the decoder of pixels.
 UNUSED = r"embeddings\.mask_token|decoder\..+"
-# Our activation for each of their names of the same function.
-ACTIVATIONS = {
-    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
-    "relu": "relu",
-}
 
 
 def is_huggingface(arrays: Mapping[str, np.ndarray]) -> bool:
@@ -124,17 +119,12 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     Raises:
       BadInputError: a value that our models do not have.
     """
-    activation = config.get("hidden_act", "gelu")
-    if activation not in ACTIVATIONS:
-        raise BadInputError(
-            f"{source}: hidden_act={activation!r} is not an activation of our ViT; it has "
-            f"{', '.join(ACTIVATIONS)}"
-        )
+    activation = activation_of(config, "gelu", source=source)
     try:
         return {
             "num_heads": int(config.get("num_attention_heads", 12)),
             "norm_epsilon": float(config.get("layer_norm_eps", 1e-12)),
-            "activation": ACTIVATIONS[activation],
+            "activation": activation,
             "norm_position": "pre",
         }
     except (TypeError, ValueError) as error:

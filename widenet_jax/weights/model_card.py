@@ -1,81 +1,151 @@
-"""The model card of an exported image classifier: architecture, training, accuracy, use."""
+"""The model card of an exported model: architecture, training, results, use."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 CARD = """# {title}
 
-{what}, trained for image classification with widenet_jax, an implementation of
+{what}, trained for {purpose} with widenet_jax, an implementation of
 [WideNet](https://arxiv.org/abs/2107.11817).
 
 | | |
 |---|---|
 {facts}
-
-## Classes
-
 {classes}
-
 ## Use
 
 Run in a checkout of widenet_jax, with this directory as `DIR`:
 
-    python scripts/predict.py --workdir=DIR photo.jpg --top=5
-    python scripts/evaluate.py --workdir=DIR \\
-        --config.data.source=image_folder --config.data.path=PHOTOS --config.data.eval_split=val
-    python -m widenet_jax.main --config=CONFIG --workdir=RUN --config.init_from=DIR   # finetune
+{commands}
 
-`{params_file}` contains every parameter by path, in float32. Other programs read it without
-widenet_jax:
+{files}
 
-    {read_line}
-
-Images are {size} x {size} pixels, scaled to [-1, 1] as value / 127.5 - 1. `config.json` has the
-whole configuration of the run.
+{inputs} `config.json` has the whole configuration of the run.
 """
 
+FILES = """`{params_file}` contains every parameter by path, in float32. Other programs read it
+without widenet_jax:
+
+    {read_line}"""
+HUGGINGFACE = """`model.safetensors`, `config.json` and `tokenizer.json` are in the layout of
+Hugging Face's transformers, which computes the same function:
+
+    model = transformers.{name}.from_pretrained(DIR)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DIR)"""
+
+FINETUNE = "    python -m widenet_jax.main --config={config} --workdir=RUN --config.init_from=DIR"
 READ_LINES = {
     "params.safetensors": 'params = safetensors.numpy.load_file("params.safetensors")',
     "params.npz": 'params = numpy.load("params.npz", allow_pickle=False)',
 }
 CLASSES_SHOWN = 20
+IMAGES = (
+    """Images are {image_size} x {image_size} pixels, scaled to [-1, 1] as value / 127.5 - 1."""
+)
+TEXTS = (
+    """Texts have at most {max_length} tokens of `tokenizer.json`, [CLS] and [SEP] among them."""
+)
+
+
+class Purpose(NamedTuple):
+    """What a card says of a task.
+
+    Attributes:
+      name: as in "trained for NAME".
+      commands: lines that use the model, in a checkout of this package.
+      inputs: what the model takes; fields of `config.data` in braces.
+    """
+
+    name: str
+    commands: tuple[str, ...]
+    inputs: str
+
+
+PURPOSES = {
+    "classification": Purpose(
+        "image classification",
+        (
+            "    python scripts/predict.py --workdir=DIR photo.jpg --top=5",
+            "    python scripts/evaluate.py --workdir=DIR \\",
+            "        --config.data.source=image_folder --config.data.path=PHOTOS "
+            "--config.data.eval_split=val",
+            FINETUNE.format(config="CONFIG") + "   # finetune",
+        ),
+        IMAGES,
+    ),
+    "masked_lm": Purpose(
+        "predicting masked words and the order of sentences",
+        (
+            '    python scripts/predict.py --workdir=DIR --fill="A word is [MASK] here."',
+            FINETUNE.format(config="configs/glue.py:own"),
+        ),
+        TEXTS,
+    ),
+    "text_classification": Purpose(
+        "classifying texts",
+        ('    python scripts/predict.py --workdir=DIR --text="A text."',),
+        TEXTS,
+    ),
+    "span": Purpose(
+        "answering questions by a span of a text",
+        ('    python scripts/predict.py --workdir=DIR --question="Who?" --context="A text."',),
+        TEXTS,
+    ),
+}
 
 
 def model_card(
-    config: Mapping[str, Any], class_names: Sequence[str], record: Mapping[str, Any]
+    config: Mapping[str, Any],
+    info: Mapping[str, Any],
+    record: Mapping[str, Any],
+    *,
+    huggingface: str = "",
 ) -> str:
     """Returns the card as Markdown.
 
     Args:
       config: the run's, as plain dicts.
-      class_names: label k is class_names[k].
+      info: facts of the data; `class_names`, where there are any.
       record: contents of `export.json`.
+      huggingface: the model's class in transformers, for an export in that layout.
     """
-    what = describe_model(config["model"])
+    names = info.get("class_names", ())
+    purpose, what = PURPOSES[config["task"]["name"]], describe_model(config["model"])
     facts = training_facts(config) | results(record)
+    if huggingface:
+        files = HUGGINGFACE.format(name=huggingface)
+    else:
+        name = record["params_file"]
+        files = FILES.format(params_file=name, read_line=READ_LINES[name])
+    kind = what.split(":")[0]
     return CARD.format(
-        title=f"{what.split(':')[0]}, {len(class_names)} classes",
+        title=f"{kind}, {len(names)} classes" if names else f"{kind}, {purpose.name}",
         what=what,
+        purpose=purpose.name,
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
-        classes=listed(class_names),
-        params_file=record["params_file"],
-        read_line=READ_LINES[record["params_file"]],
-        size=config["data"]["image_size"],
+        classes=f"\n## Classes\n\n{listed(names)}\n" if names else "",
+        commands="\n".join(purpose.commands),
+        files=files,
+        inputs=purpose.inputs.format(**config["data"]),
     )
 
 
 def describe_model(model: Mapping[str, Any]) -> str:
     """Describes a `config.model`: "WideNet: 12 blocks of width 768, 12 heads, ..."."""
-    moe = model["moe"] if model["ffn"] == "moe" else None
+    moe, is_text = model["moe"] if model["ffn"] == "moe" else None, "patch_size" not in model
     shares = model["share_attention"] or model["share_ffn"]
-    family = {(True, True): "WideNet", (True, False): "ViT-MoE", (False, True): "Shared ViT"}.get(
-        (bool(moe), bool(shares)), "ViT"
-    )
+    vision = {(False, False): "ViT", (False, True): "Shared ViT", (True, False): "ViT-MoE"}
+    text = {(False, False): "BERT", (False, True): "ALBERT", (True, False): "BERT-MoE"}
+    families = text if is_text else vision
+    if is_text:
+        what = f"embeddings of width {model['embedding_dim']}"
+    else:
+        what = f"patches of {model['patch_size']} pixels"
     parts = [
         f"{model['depth']} blocks of width {model['embed_dim']}",
         f"{model['num_heads']} heads",
-        f"patches of {model['patch_size']} pixels",
+        what,
     ]
     if moe:
         parts.append(
@@ -88,17 +158,18 @@ def describe_model(model: Mapping[str, Any]) -> str:
     shared = [name for key, name in names.items() if model[f"share_{key}"]]
     if shared:
         parts.append(f"all blocks share {', '.join(shared)}")
-    return f"{family}: {', '.join(parts)}"
+    return f"{families.get((bool(moe), bool(shares)), 'WideNet')}: {', '.join(parts)}"
 
 
 def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the rows on data, schedule and optimizer."""
     data, optimizer = config["data"], config["optimizer"]
-    dataset = f"{data['source']} {data['name'] or PurePath(data['path']).name}".strip()
+    # Names without directories: a published card should not show paths of the machine.
+    dataset = f"{data['source']} {data.get('name') or PurePath(data['path']).name}".strip()
+    size = {"image_size": "image size", "max_length": "tokens"}
     return {
-        # Names without directories: a published card should not show paths of the machine.
         "data": f"{dataset}, split {data['train_split']}",
-        "image size": data["image_size"],
+        **{label: data[name] for name, label in size.items() if name in data},
         "started from": PurePath(config["init_from"]).name or "scratch",
         "length": f"{config['duration']}, batches of {config['batch_size']}",
         "optimizer": f"{optimizer['name']}, learning rate {optimizer['learning_rate']}, "
@@ -108,14 +179,19 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rows on the run's final evaluation."""
+    """Returns the rows on the run's final evaluation, its headline metric."""
     result = record["result"]
     facts = {"step": f"{record['step']:,}", "SHA-256 of the parameters": record["params_sha256"]}
     if not result:
-        return facts | {"test accuracy": "not evaluated: the run has not finished"}
+        return facts | {"test": "not evaluated: the run has not finished"}
+    # Results of earlier versions have no headline.
+    headline, unit = result.get("headline", {"name": "accuracy"}), result.get("unit", "images")
+    value, count = result[f"test_{headline['name']}"], result[f"test_{unit}"]
+    share = headline.get("higher_is_better", True) and 0 <= value <= 1
+    told = f"{value:.2%}" if share else f"{value:.4f}"
     return facts | {
         "parameters": f"{result['params']:,} (applied as {result['params_unrolled']:,})",
-        "test accuracy": f"{result['test_accuracy']:.2%} of {result['test_images']:,} images",
+        f"test {headline['name'].replace('_', ' ')}": f"{told} of {count:,} {unit}",
     }
 
 

@@ -1,4 +1,7 @@
-"""Weights that `config.init_from` names: a run, an exported directory, or public ViT weights."""
+"""Weights that `config.init_from` names: a run, an exported directory, or public weights.
+
+Public weights are Google's and Hugging Face's ViT, and Hugging Face's BERT and ALBERT.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,53 +9,71 @@ from typing import Any
 import jax
 from etils import epath
 
+from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute
+from widenet_jax.files import absolute, read_json
 from widenet_jax.weights import google, huggingface
-from widenet_jax.weights.arrays import SUFFIXES, read_arrays
-from widenet_jax.weights.exported import check_image_classifier, read_json
+from widenet_jax.weights.arrays import READERS, read_arrays
+from widenet_jax.weights.finetune import RULES
+from widenet_jax.weights.huggingface_config import kind_out, model_section, text_kind
+from widenet_jax.weights.huggingface_text import from_huggingface_text
 from widenet_jax.weights.trained import read_model
 
 # Fields of `config.model` that change what a backbone computes and no shape of its parameters.
 CHECKED = ("num_heads", "norm_epsilon", "activation", "norm_position")
+# In a directory of Hugging Face's, of which large models have several.
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
 
 
-def load_pretrained(place: str, sharding: jax.sharding.Sharding, *, model: Mapping) -> dict:
-    """Loads parameters for a run of a vision model to start from: host arrays under our names.
+def load_pretrained(
+    place: str, sharding: jax.sharding.Sharding, *, model: Mapping, info: Mapping[str, Any]
+) -> dict:
+    """Loads parameters for a run to start from: host arrays under our names.
 
     Args:
       place: the workdir of a run; a directory written by `scripts/export.py`; a `.npz` of Google's
-        ViT; a `.safetensors` of Hugging Face's ViT with its `config.json` beside it, or the
-        directory of both.
+        ViT; or a directory of Hugging Face's with a ViT, BERT or ALBERT and its `config.json`, or
+        its file of weights.
       sharding: over all devices of all hosts, replicated. It serves to read a run's checkpoint;
         every host reads the other kinds for itself.
       model: `config.model` of the new run.
+      info: facts of the new run's data; of a text model's, the tokenizer is compared.
 
     Raises:
       BadInputError: there are no such weights, a file is damaged, or `model` computes another
-        function with them.
+        function with them, or the tokenizer is another.
       RunFailedError: every checkpoint of the run is damaged.
     """
-    if "patch_size" not in model:
+    if model["name"] not in RULES:
         raise BadInputError(
-            f"config.init_from={place}: only vision transformers start from stored weights, and "
-            f"this run's model is {model['name']}"
+            f"config.init_from={place}: this run's model is {model['name']}, and only "
+            f"{', '.join(RULES)} start from stored weights"
         )
     if files := weight_files(absolute(place)):
         params, fields = read_public(files, source=place)
+        stored_tokenizer = tokenizer_beside(files[0].parent)
     else:
         found = read_model(place, sharding, flag="--config.init_from")
-        check_image_classifier(found, f"config.init_from={place}")
         params, fields = found.params, found.config["model"]
+        stored_tokenizer = found.tokenizer
+    if fields["name"] != model["name"]:
+        raise BadInputError(
+            f"config.init_from={place} holds a {fields['name']}, and this run's model is "
+            f"{model['name']}"
+        )
     check_same_function(fields, model, place)
+    if stored_tokenizer and "tokenizer" in info:
+        check_same_tokens(stored_tokenizer, Tokenizer(info["tokenizer"]), place)
     return params
 
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
-    """Lists the files of flat arrays that `path` is or holds; large models have several."""
-    if path.suffix in SUFFIXES:
+    """Lists the files of flat arrays that `path` is or holds."""
+    if path.suffix in READERS:
         return [path]
-    return sorted(path.glob("model*.safetensors")) if path.is_dir() else []
+    found = [sorted(path.glob(pattern)) for pattern in WEIGHTS] if path.is_dir() else []
+    return next(filter(None, found), [])
 
 
 def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str, Any]]:
@@ -66,20 +87,48 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
         arrays |= read_arrays(file)
     if google.is_google(arrays):
         fields = google.model_fields(arrays, source=source)
-        return google.from_google(arrays, source=source), fields
-    if not huggingface.is_huggingface(arrays):
-        raise BadInputError(
-            f"config.init_from={source}: neither Google's ViT nor Hugging Face's; for a model of "
-            "ours give the workdir of its run, or the directory that scripts/export.py wrote"
-        )
-    beside = files[0].parent / "config.json"
-    if not beside.exists():
+        return google.from_google(arrays, source=source), {"name": "vision_transformer"} | fields
+    is_vit, beside = huggingface.is_huggingface(arrays), files[0].parent / "config.json"
+    config = read_json(beside) if beside.exists() else {}
+    if not is_vit and text_kind(config):
+        fields = model_section(config, source=str(beside))
+        kind, shared = kind_out(fields)
+        layout = {"kind": kind, "depth": fields["depth"], "shared": shared}
+        return from_huggingface_text(arrays, **layout, source=source), fields
+    if not config and any(
+        name.endswith(("LayerNorm.weight", ".layernorm.weight")) for name in arrays
+    ):
         raise BadInputError(
             f"config.init_from={source}: {beside.name} is missing beside the weights; download it "
             "too: it names their number of heads, LayerNorm epsilon and activation"
         )
-    fields = huggingface.model_fields(read_json(beside), source=str(beside))
+    if not is_vit:
+        raise BadInputError(
+            f"config.init_from={source}: neither Google's ViT nor a ViT, BERT or ALBERT of Hugging "
+            "Face; for a model of ours give the workdir of its run, or the directory that "
+            "scripts/export.py wrote"
+        )
+    fields = {"name": "vision_transformer"} | huggingface.model_fields(config, source=str(beside))
     return huggingface.from_huggingface(arrays, source=source), fields
+
+
+def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:
+    """Loads the tokenizer beside public weights; None where there is none."""
+    if any(any(directory.glob(pattern)) for pattern in TOKENIZERS):
+        return load_tokenizer(str(directory))
+    return None
+
+
+def check_same_tokens(stored: Tokenizer, here: Tokenizer, place: str) -> None:
+    """Raises BadInputError where an id of the new run is another token in the stored model."""
+    for index in range(here.vocab_size):
+        there = stored.token(index) if index < stored.vocab_size else "missing"
+        if there != here.token(index):
+            raise BadInputError(
+                f"config.init_from={place} was trained with another tokenizer: token {index} is "
+                f"{there!r} there and {here.token(index)!r} here; tokenize the data with that of "
+                "the model"
+            )
 
 
 def check_same_function(stored: Mapping[str, Any], model: Mapping[str, Any], place: str) -> None:

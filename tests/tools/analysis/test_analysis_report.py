@@ -22,7 +22,7 @@ def untrained(variant: str, directory) -> Trained:
     shapes = parameter_shapes(build_model(config.model, num_classes=10), INPUTS)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), shapes)
-    model = Exported(params, plain(config), [str(d) for d in range(10)], step=0)
+    model = Exported(params, plain(config), {"class_names": [str(d) for d in range(10)]}, step=0)
     write_exported(epath.Path(directory), model, file_format="npz")
     return open_trained(str(directory))
 

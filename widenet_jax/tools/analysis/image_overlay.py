@@ -45,7 +45,7 @@ def image_router(trained: Trained) -> Callable[[np.ndarray], TokenRouting]:
 
 def patch_grid(trained: Trained, per_token: np.ndarray) -> np.ndarray:
     """Reshapes [T, ...] to the grid of patches [rows, columns, ...], without the CLS token."""
-    height, width, _ = trained.image_shape
+    height, width, _ = trained.task.image_shape
     P = trained.model.patch_size
     patches = per_token[int(has_cls_row(trained.config.model)) :]
     return patches.reshape(height // P, width // P, *per_token.shape[1:])

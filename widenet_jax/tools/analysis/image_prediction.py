@@ -26,7 +26,7 @@ def read_picture(path: str, trained: Trained) -> np.ndarray:
         image = decode(read_regular(path), path)
     except OSError as error:
         raise BadExampleError(f"{path}: {error.strerror}") from None
-    if trained.image_shape[2] == 1:
+    if trained.task.image_shape[2] == 1:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
     _, transform = build_transforms(trained.config.augment, trained.config.data.image_size)
     return transform.picture(image)

@@ -71,10 +71,10 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
     labels = map_classes(source.class_names, trained.class_names, place=trained.place)
     spec = example_spec(source, transform, on_bad_example=config.data.on_bad_example)
     shape = spec["image"].shape
-    if shape != trained.image_shape:
+    if shape != trained.task.image_shape:
         raise BadInputError(
             f"config.data.source={config.data.source} has images of {shape[2]} channels, and "
-            f"{trained.place} was trained on {trained.image_shape[2]}"
+            f"{trained.place} was trained on {trained.task.image_shape[2]}"
         )
     return Relabelled(source, trained.class_names, labels), transform
 

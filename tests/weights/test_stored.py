@@ -1,0 +1,138 @@
+"""config.model.name="stored": the section of a run, an export or a Hugging Face model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from etils import epath
+from ml_collections import ConfigDict
+from weights import reference_bert as reference
+
+from configs import defaults
+from widenet_jax.errors import BadInputError
+from widenet_jax.models.text_sizes import parse_text_variant, text_model
+from widenet_jax.weights.exported import write_exported
+from widenet_jax.weights.huggingface_config import model_section
+from widenet_jax.weights.stored import merged, set_fields, stored_section
+from widenet_jax.weights.trained import read_model
+
+WIDENET = text_model(*parse_text_variant("widenet_4_s"))
+ALBERT = text_model(*parse_text_variant("albert_s"))
+
+
+def run(place: Path, model: dict) -> str:
+    """Writes what the workdir of a run has that matters here."""
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"model": model, "task": {"name": "masked_lm"}}))
+    return str(place)
+
+
+def config(**beside: object) -> ConfigDict:
+    return defaults.get_config({"name": "stored", **beside}, "text_classification")
+
+
+def test_the_whole_section_is_taken(tmp_path):
+    made = config()
+    set_fields(made, [f"--config.init_from={run(tmp_path / 'run', WIDENET)}"])
+    assert made.model.to_dict() == WIDENET
+    with pytest.raises(AttributeError):  # the config is locked, as any other
+        made.model.other = 1
+
+
+def test_fields_beside_the_name_and_flags_override_it(tmp_path):
+    """Flags come last, and may set any field of the stored model."""
+    moe = {"capacity_factor": 1.5, "losses": {"load_balance": 0.0}}
+    made = config(dropout=0.25, dtype="bfloat16", moe=moe)
+    place = run(tmp_path / "run", WIDENET)
+    flags = [f"--config.init_from={place}", "--config.model.dropout=0.5", "--config.seed=3",
+             "--config.model.remat=block"]  # fmt: skip
+    set_fields(made, flags)
+    expected = json.loads(json.dumps(WIDENET))
+    expected |= {"dropout": 0.5, "dtype": "bfloat16", "remat": "block"}
+    expected["moe"]["capacity_factor"] = 1.5
+    expected["moe"]["losses"] = {"load_balance": 0.0, "over": "group"}
+    assert made.model.to_dict() == expected and made.seed == 3
+
+
+def test_a_section_that_the_stored_model_lacks_has_no_effect(tmp_path):
+    made = config(moe={"capacity_factor": 1.5})
+    place = run(tmp_path / "run", ALBERT)
+    set_fields(made, [f"--config.init_from={place}"])
+    assert made.model.to_dict() == ALBERT
+    told = "config.model.moe is empty in this config"
+    with pytest.raises(BadInputError, match=told):
+        set_fields(config(), [f"--config.init_from={place}", "--config.model.moe.mlp_dim=8"])
+
+
+def test_a_field_of_no_stored_model():
+    with pytest.raises(BadInputError, match=r"config.model.odd is no field of the model in .*=run"):
+        merged(ALBERT, {"odd": 1}, "run")
+
+
+def test_other_configs_are_left_alone():
+    made = defaults.get_config(dict(ALBERT), "text_classification")
+    set_fields(made, ["--config.seed=5"])
+    assert made.model.to_dict() == ALBERT and made.seed == 5
+
+
+def test_a_hugging_face_model(tmp_path):
+    facts = reference.config_of("albert", hidden_act="gelu_new", hidden_dropout_prob=0)
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    (tmp_path / "model.safetensors").touch()
+    for place in (tmp_path, tmp_path / "model.safetensors"):
+        made = config()
+        set_fields(made, [f"--config.init_from={place}", "--config.model.dropout=0.1"])
+        expected = model_section(facts, source="config.json") | {"dropout": 0.1}
+        assert made.model.to_dict() == expected
+
+
+def test_an_export_and_its_run(digits_run, tmp_path):
+    """An export without parameters: they are not read."""
+    write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
+    (tmp_path / "e" / "params.npz").unlink()
+    assert stored_section(str(tmp_path / "e")) == stored_section(str(digits_run))
+
+
+def test_no_place():
+    with pytest.raises(BadInputError, match=r"^config.model.name=stored needs the model to start"):
+        set_fields(config(), [])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "no config.json there; give the workdir of a training run"),
+        ("{", "Expecting property name"),
+        ("[]", r"describes no model of ours, no BERT and no ALBERT \(model_type=None\)"),
+        ('{"model_type": "roberta"}', r"no BERT and no ALBERT \(model_type='roberta'\)"),
+        ('{"model_type": "albert", "num_hidden_groups": 4}', "num_hidden_groups=4 of 12 layers"),
+        ('{"model_type": "bert", "hidden_size": "wide"}', "hidden_size='wide' is not a number"),
+        ('{"model_type": "bert", "hidden_act": "swish"}', "hidden_act='swish' is not an activ"),
+        ('{"model_type": "bert", "position_embedding_type": "relative_key"}',
+         "position_embedding_type='relative_key', and our models have 'absolute' only"),
+    ],
+)  # fmt: skip
+def test_no_stored_model(content: str | None, told: str, tmp_path):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(BadInputError, match=told) as caught:
+        set_fields(config(), [f"--config.init_from={tmp_path}"])
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(tmp_path)
+
+
+def test_defaults_of_their_configs():
+    """Fields that an old `config.json` leaves out, and one that lacks its type."""
+    bert = model_section({"vocab_size": 9, "hidden_size": 768}, source="x")
+    expected = text_model("bert", "", {}) | {
+        "embedding_dim": 768,
+        "projection": False,
+        "activation": "gelu",
+    }
+    assert bert == expected
+    albert = {"vocab_size": 9, "hidden_size": 768, "embedding_size": 128}
+    found = model_section(
+        albert | {"num_attention_heads": 12, "intermediate_size": 3072}, source=""
+    )
+    assert found == text_model("albert", "", {}) | {"dropout": 0.0}

@@ -1,0 +1,87 @@
+"""The section `config.model` of a stored model, for which `config.model.name="stored"` stands.
+
+Reads JSON alone: neither parameters nor JAX are loaded, so that a mistake is answered at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import override
+from widenet_jax.config.stored_names import upgrade
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import absolute, read_json
+from widenet_jax.weights.huggingface_config import model_section, text_kind
+
+STORED = "stored"
+INIT_FROM = "--config.init_from="
+
+
+def set_fields(config: ConfigDict, flags: Sequence[str]) -> None:
+    """Sets fields as `config.files.override` does, after a stored model has been looked up.
+
+    Where config.model.name is "stored", config.model becomes the whole section of the model that
+    config.init_from names. The fields that stand beside the name override the stored ones, and
+    flags override both.
+
+    Raises:
+      BadInputError: as `override`; or there is no stored model, or it has no such field.
+    """
+    if config.get("model", {}).get("name") == STORED:
+        override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
+        beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
+        with config.unlocked():
+            config.model = merged(stored_section(config.init_from), beside, config.init_from)
+    override(config, flags)
+
+
+def stored_section(place: str) -> dict[str, Any]:
+    """Reads the section `config.model` of a run, an export, or a BERT or ALBERT of Hugging Face.
+
+    Raises:
+      BadInputError: `place` is empty, holds no such model, or its config.json is damaged.
+    """
+    if not place:
+        raise BadInputError(
+            "config.model.name=stored needs the model to start from: add --config.init_from=DIR of "
+            "a run, an export or a Hugging Face model, or name a model in --config=FILE:VARIANT"
+        )
+    path = absolute(place)
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.exists():
+        raise BadInputError(
+            f"config.init_from={place}: no config.json there; give the workdir of a training run, "
+            "a directory that scripts/export.py wrote, or one of Hugging Face with its config.json"
+        )
+    content = read_json(file)
+    content = content if isinstance(content, Mapping) else {}
+    if isinstance(content.get("model"), Mapping):
+        return upgrade(content)["model"]
+    if text_kind(content):
+        return model_section(content, source=str(file))
+    raise BadInputError(
+        f"{file} describes no model of ours, no BERT and no ALBERT (model_type="
+        f"{content.get('model_type')!r}); name the model in --config=FILE:VARIANT"
+    )
+
+
+def merged(stored: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns the stored fields, with those of `given` instead.
+
+    A section of `given`, such as moe, has no effect where the stored model has none.
+
+    Raises:
+      BadInputError: the stored model has no field of a name in `given`.
+    """
+    result = dict(stored)
+    for name, value in given.items():
+        if name not in stored:
+            raise BadInputError(
+                f"config.model.{name} is no field of the model in config.init_from={place}"
+            )
+        if isinstance(value, Mapping):
+            result[name] = merged(stored[name], value, place) if stored[name] else stored[name]
+        elif value is not None:
+            result[name] = value
+    return result
