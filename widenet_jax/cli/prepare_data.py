@@ -9,6 +9,7 @@
   python scripts/prepare_data.py tokenizer wiki/*.txt.gz --vocab_size 30000 --out tokenizer.json
   python scripts/prepare_data.py text wiki/*.txt.gz --tokenizer tokenizer.json --out prepared/
   python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
+  python scripts/prepare_data.py preview --config configs/text_pretrain.py --config.data.path=prepared/
   python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
 
 Train on a prepared text with --config.data.source=text --config.data.path=prepared/, on a packed
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace, fields: Sequence[str]) -> None:
     if options.command == "preview":
-        draw_preview(options, fields)
+        show_preview(options, fields)
     elif fields:
         raise BadInputError(f"{fields[0]}: {options.command} sets no field of a config")
     elif options.command == "text":
@@ -63,14 +64,21 @@ def parser() -> Parser:
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_converters(commands)
     add_text_commands(commands)
-    view = commands.add_parser("preview", help="a PNG of augmented images, or of every operation")
+    text = "a PNG of augmented images or of every operation; masked instances of text, printed"
+    view = commands.add_parser("preview", help=text, description=text)
     add = view.add_argument
     what = view.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE[:VARIANT]", help="draw this config's images")
+    text = "draw this config's images, or print its texts"
+    what.add_argument("--config", metavar="FILE[:VARIANT]", help=text)
     what.add_argument("--operations", metavar="IMAGE", help="draw every operation on this photo")
-    add("--out", required=True, metavar="PNG", help="the file to write")
-    add("--num", type=positive, default=6, metavar="N", help="images (rows)")
-    add("--draws", type=positive, default=6, metavar="N", help="augmentations of each")
+    add("--out", metavar="PNG", help="the file to write, for images")
+    add("--num", type=positive, default=6, metavar="N", help="images (rows), or texts")
+    add(
+        "--draws",
+        type=positive,
+        metavar="N",
+        help="augmentations of each (default 6), or masks (2)",
+    )
     add("--magnitude", type=float, default=15.0, metavar="M", help="for --operations")
     add("--size", type=positive, default=224, metavar="PIXELS", help="for --operations")
     add("--seed", type=not_negative, default=0)
@@ -209,23 +217,39 @@ def split_files(options: list[str]) -> dict[str, list[str]]:
     return files
 
 
-def draw_preview(options: argparse.Namespace, fields: Sequence[str]) -> None:
-    """Draws augmented images of a config, or every operation on a photo, into --out."""
+def show_preview(options: argparse.Namespace, fields: Sequence[str]) -> None:
+    """Draws augmented images of a config or every operation on a photo, or prints masked text."""
+    config = None
+    if options.config:
+        config = load_config(options.config)
+        override(config, fields)
+        if "augment" not in config:
+            from widenet_jax.data.prepare.text_preview import instances
+
+            sizes = {"num_records": options.num, "num_draws": options.draws or 2}
+            for line in instances(config, seed=options.seed, **sizes):
+                print(line)
+            return
+    if not options.out:
+        raise BadInputError("preview of images needs --out=PNG")
+    draw_images(options, config)
+
+
+def draw_images(options: argparse.Namespace, config: Any) -> None:
+    """Draws augmented images of a config, or without one every operation on a photo."""
     import cv2
     import numpy as np
 
     from widenet_jax.data.images import files
     from widenet_jax.data.prepare import preview  # imports JAX
 
-    if options.operations:
+    if config is None:
         check_range("--magnitude", options.magnitude, 0.0, 30.0)
         photo = read_regular(options.operations)
         image = files.decode(photo, options.operations)
         picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
     else:
-        config = load_config(options.config)
-        override(config, fields)
-        sizes = {"num_images": options.num, "num_draws": options.draws}
+        sizes = {"num_images": options.num, "num_draws": options.draws or 6}
         picture = preview.augmentation_grid(config, seed=options.seed, **sizes)
     png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
     write_bytes(options.out, png.tobytes())

@@ -80,6 +80,8 @@ def add_tokenizer_command(commands: Any) -> None:
     add("--vocab_size", type=positive, default=30_000, metavar="V")
     text = "sentencepiece's rule; identity leaves its table of characters out of the file"
     add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc", help=text)
+    text = "share of the text's characters that have pieces (unigram; 1 for a small text)"
+    add("--character_coverage", type=float, default=0.99995, metavar="SHARE", help=text)
     add("--cased", action="store_true", help="keep capital letters and accents")
     add("--max_sentences", type=positive, default=2_000_000, metavar="N", help="of a larger text")
     add_reading(add)
@@ -104,8 +106,13 @@ def make_tokenizer(options: argparse.Namespace) -> None:
         if options.kind == "wordpiece":
             content = text_tokenizers.train_word_piece(bar, **common)
         else:
-            rule = options.normalization
-            content = text_tokenizers.train_unigram(bar, **common, normalization=rule)
+            check_range("--character_coverage", options.character_coverage, 0.5, 1.0)
+            content = text_tokenizers.train_unigram(
+                bar,
+                **common,
+                normalization=options.normalization,
+                character_coverage=options.character_coverage,
+            )
         made = Tokenizer(content, "the trained tokenizer")
     write_text(options.out, json.dumps(made.json, ensure_ascii=False, indent=0) + "\n")
     print(f"{options.out}: {made.vocab_size:,} tokens, {made.json['model']['type']}")

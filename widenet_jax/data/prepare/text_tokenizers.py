@@ -17,7 +17,7 @@ ALBERT_LAYOUT = {
     "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
     "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
     "user_defined_symbols": ["(", ")", '"', "-", ".", "–", "£", "€"],
-    "character_coverage": 0.99995, "model_type": "unigram",
+    "model_type": "unigram",
 }  # fmt: skip
 SEED = 0  # of the sample of sentences
 # The sums of the training depend on the number of threads in their last bits.
@@ -40,6 +40,7 @@ def train_unigram(
     max_sentences: int,
     cased: bool = False,
     normalization: str = "nmt_nfkc",
+    character_coverage: float = 0.99995,
 ) -> dict[str, Any]:
     """Trains a Unigram tokenizer; the same sentences always give the same tokenizer.
 
@@ -50,6 +51,7 @@ def train_unigram(
       cased: keep case and accents.
       normalization: sentencepiece's rule. "identity" leaves its table of characters, 240 kB, out of
         the tokenizer.
+      character_coverage: share of the text's characters that have pieces; the rarest have none.
 
     Returns:
       The content of a tokenizer.json.
@@ -68,6 +70,7 @@ def train_unigram(
             sentence_iterator=source, model_writer=model, vocab_size=vocab_size,
             input_sentence_size=max_sentences, shuffle_input_sentence=True, num_threads=THREADS,
             max_sentence_length=LONGEST_SENTENCE, normalization_rule_name=normalization,
+            character_coverage=character_coverage,
             minloglevel=2, **ALBERT_LAYOUT,
         )  # fmt: skip
     except (RuntimeError, OSError, ValueError) as error:
