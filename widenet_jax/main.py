@@ -84,6 +84,10 @@ def report(result: dict[str, Any], workdir: str) -> str:
         ("parameters, unique", f"{result['params']:,}"),
         ("parameters, unrolled", f"{result['params_unrolled']:,}"),
     ]
+    if "best_checkpoint_step" in result:
+        best = result[f"best_checkpoint_{result['headline']['name']}"]
+        step = result["best_checkpoint_step"]
+        rows.append(("best checkpoint", f"{best:.4f} after step {step:,}"))
     if "drop_rate" in result:
         load = "  ".join(f"{share:.1%}" for share in result["expert_load"])
         rows += [("token drop rate", f"{result['drop_rate']:.2%}"), ("expert load", load)]

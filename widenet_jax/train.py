@@ -173,7 +173,7 @@ def run(
 
         # Result
         session.watchdog.beat("writing the result")
-        result = result_of(experiment, state, metrics)
+        result = result_of(experiment, state, metrics, session.checkpoints)
         if session.main_host:
             write_result(workdir, result)
         if message := unbeaten(task, metrics):

@@ -7,6 +7,7 @@ import jax
 from clu import parameter_overview
 from etils import epath
 
+from widenet_jax.checkpoint.checkpoints import Checkpoints
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.evaluation import result_metrics
 from widenet_jax.experiment import Experiment, input_spec
@@ -17,6 +18,8 @@ from widenet_jax.sharding import platform
 from widenet_jax.step import TrainState
 from widenet_jax.tasks.contract import Baseline, Task
 from widenet_jax.typing import PyTree
+
+BEST_CHECKPOINT = "best_checkpoint"  # in front of its metric and step in result.json
 
 
 def parameter_facts(experiment: Experiment) -> dict[str, int]:
@@ -57,14 +60,24 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
     return "\n".join(lines)
 
 
-def result_of(experiment: Experiment, state: TrainState, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Returns the result of a finished run, as result.json holds it."""
-    task = experiment.task
+def result_of(
+    experiment: Experiment, state: TrainState, metrics: dict[str, Any], checkpoints: Checkpoints
+) -> dict[str, Any]:
+    """Returns the result of a finished run, as result.json holds it.
+
+    `test_<metric>` is of the last step. Of the best evaluation it holds the headline metric and the
+    step: `best_checkpoint_<headline>`, `best_checkpoint_step`.
+    """
+    task, best = experiment.task, {}
+    if checkpoints.best_value is not None:
+        best[f"{BEST_CHECKPOINT}_{task.headline.name}"] = checkpoints.best_value
+        best[f"{BEST_CHECKPOINT}_step"] = checkpoints.best.step
     return {
         "mode": "train",
         "steps": experiment.total_steps,
         **parameter_facts(experiment),
         **result_metrics(metrics, task),
+        **best,
         "params_sha256": params_sha256(state.params),
     }
 

@@ -78,9 +78,13 @@ def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monke
 
 
 def test_means_over_seeds(outcomes, directory):
+    """`best_median` is of the runs' best evaluations; older results have the last one only."""
+    outcomes[2].result["best_checkpoint_accuracy"] = 0.95
     one, two = Results(outcomes, directory, {}).over_seeds()
-    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None}
-    assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6, "std": pytest.approx(0.02**0.5)}
+    middle = {"median": 0.9, "best_median": 0.95}
+    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None, **middle}
+    spread = {"std": pytest.approx(0.02**0.5), "median": 0.6, "best_median": 0.6}
+    assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6, **spread}
     depths = [Outcome(trial, "done", result={"test_accuracy": 0.5}) for trial in expand(
         "configs/digits.py", sweep("model.depth", [1, 2])
     )]  # fmt: skip

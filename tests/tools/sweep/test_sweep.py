@@ -120,7 +120,12 @@ def test_json_is_one_object(tmp_path: Path, capsys):
     assert call(DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [trial["seed"] for trial in found["trials"]] == [1, 0]
-    assert found["over_seeds"] == [{"seeds": 2, "mean": 0.625, "std": pytest.approx(0.1767767)}]
+    assert found["over_seeds"] == [
+        {
+            "seeds": 2, "mean": 0.625, "std": pytest.approx(0.1767767),
+            "median": 0.625, "best_median": 0.625,
+        }
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from widenet_jax.tools.sweep.space import Space
 from widenet_jax.tools.sweep.trials import VARIANT
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
+STATISTICS = ("seeds", "mean", "std", "median", "best_median")
 LAST_COLUMNS = ("exit_code", "message", "workdir")
 
 
@@ -66,24 +67,30 @@ class Results:
 
         Returns:
           A row for each setting of the other fields, the best first: those fields, `seeds` (the
-          number of finished ones), `mean`, and `std` (n - 1; None for a single seed). Empty where
-          seeds are not swept.
+          number of finished ones), `mean`, `std` (n - 1; None for a single seed) and `median`; and
+          `best_median`, of the runs' best evaluations instead of their last. Empty where seeds are
+          not swept.
         """
         others = [name for name in self.fields if name != SEED]
-        groups: dict[tuple, list[float]] = {}
+        best = f"best_checkpoint_{self.headline.name}"
+        groups: dict[tuple, list[dict]] = {}
         for row in self.rows if SEED in self.fields else ():
             if row["status"] == DONE:
                 key = tuple(row.get(name) for name in others)
-                groups.setdefault(key, []).append(row[self.metric])
-        found = [
-            dict(zip(others, key, strict=True))
-            | {
+                groups.setdefault(key, []).append(row)
+        found = []
+        for key, rows in groups.items():
+            values = [row[self.metric] for row in rows]
+            # Runs of earlier versions do not tell their best.
+            bests = [row.get(best, row[self.metric]) for row in rows]
+            statistic = {
                 "seeds": len(values),
                 "mean": statistics.fmean(values),
                 "std": statistics.stdev(values) if len(values) > 1 else None,
+                "median": statistics.median(values),
+                "best_median": statistics.median(bests),
             }
-            for key, values in groups.items()
-        ]
+            found.append(dict(zip(others, key, strict=True)) | statistic)
         return self.best_first(found, "mean")
 
     def as_json(self) -> dict[str, Any]:
@@ -110,7 +117,7 @@ class Results:
         parts = [table(self.rows, columns)]
         if means := self.over_seeds():
             names = [name for name in self.fields if name != SEED]
-            parts.append("over seeds\n" + table(means, [*names, "seeds", "mean", "std"]))
+            parts.append("over seeds\n" + table(means, [*names, *STATISTICS]))
         parts += [
             f"failed: {outcome.trial.name}, exit code {outcome.exit_code}: {outcome.message}\n"
             f"  its whole log: {self.directory.log(outcome.trial)}"

@@ -1,0 +1,98 @@
+"""Finetuning on texts from one command: tiny runs of each task, and mistakes in one line."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from small_runs import metrics_of
+from text_sets import write_squad, write_table, write_tokenizer
+
+from widenet_jax import train
+from widenet_jax.main import main, parse_flags
+
+COMMON = {
+    "batch_size": 16, "evaluation.batch_size": 16, "model.depth": 2, "log_every_steps": 1,
+    "checkpoint.every": "1000 steps", "tracking.tensorboard": "false",
+    "optimizer.learning_rate": 3e-3, "data.max_length": 16,
+}  # fmt: skip
+
+
+def flags(config: str, data: Path, **changes: object) -> list[str]:
+    """Returns the flags of a tiny run."""
+    fields = COMMON | {"data.path": data, "data.tokenizer": data / "vocab.txt"} | changes
+    return [f"--config=configs/{config}", *(f"--config.{k}={v}" for k, v in fields.items())]
+
+
+def run(config: str, workdir: Path, data: Path, **changes: object) -> dict:
+    """Trains on one device; returns the result."""
+    _, fields = parse_flags(["main", f"--workdir={workdir}", *flags(config, data, **changes)])
+    train.run(fields, str(workdir), devices=jax.devices()[:1])
+    return json.loads((workdir / "result.json").read_text())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    (tmp_path / "table").mkdir()
+    write_table(tmp_path / "table")
+    write_tokenizer(tmp_path / "table")
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def squad(tmp_path: Path) -> Path:
+    (tmp_path / "squad").mkdir()
+    write_squad(tmp_path / "squad")
+    write_tokenizer(tmp_path / "squad")
+    return tmp_path / "squad"
+
+
+def test_classification(tmp_path: Path, table: Path):
+    lengths = {
+        "duration": "40 steps",
+        "optimizer.warmup": "4 steps",
+        "evaluation.every": "20 steps",
+    }
+    result = run("glue.py:own,model=widenet_4_tiny", tmp_path / "run", table, **lengths)
+    assert result["test_accuracy"] > 0.9 and result["test_examples"] == 40
+    evaluations = metrics_of(tmp_path / "run", "eval")
+    accuracies = {record["step"]: record["accuracy"] for record in evaluations}
+    assert result["best_checkpoint_accuracy"] == max(accuracies.values())
+    assert accuracies[result["best_checkpoint_step"]] == max(accuracies.values())
+    assert json.loads((tmp_path / "run" / "class_names.json").read_text()) == [
+        "negative", "positive",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "run" / "tokenizer.json").read_text())["model"]
+
+
+def test_question_answering(tmp_path: Path, squad: Path):
+    changes = {
+        "duration": "30 steps", "optimizer.warmup": "3 steps", "evaluation.every": "30 steps",
+        "data.max_question_length": 8, "data.stride": 4,
+    }  # fmt: skip
+    result = run("squad.py:v2,model=albert_tiny", tmp_path / "run", squad, **changes)
+    losses = [record["loss"] for record in metrics_of(tmp_path / "run")]
+    assert losses[-1] < 0.8 * losses[0]
+    assert result["headline"] == {"name": "best_f1", "higher_is_better": True}
+    assert result["test_questions"] == 24 < result["test_windows"]
+    assert result["test_best_f1"] >= max(result["test_f1"], 8 / 24)
+
+
+def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, capsys):
+    def said(config: str, data: Path, **changes: object) -> str:
+        workdir = f"--workdir={tmp_path / 'run'}"
+        assert main(["main", workdir, *flags(config, data, **changes)]) == 2
+        errors = capsys.readouterr().err
+        assert errors.count("\n") == 1 and not (tmp_path / "run").exists()
+        return errors
+
+    own = "glue.py:own,model=albert_tiny"
+    assert "no split 'test'" in said(own, table, **{"data.eval_split": "test"})
+    assert "no column 'review'" in said(own, table, **{"data.text_column": "review"})
+    v1 = "squad.py:v1,model=albert_tiny"
+    splits = {"data.train_split": "train-v2.0", "data.eval_split": "dev-v2.0"}
+    sizes = {"data.max_question_length": 8, "data.stride": 4}
+    assert "add --config.task.unanswerable=true" in said(v1, squad, **splits, **sizes)
+    assert "has no room for a context" in said(v1, squad, **splits)
+    (table / "dev.tsv").write_text("sentence\tlabel\ngood\tneutral\n")
+    assert "label 'neutral' is none of the 2" in said(own, table)

@@ -1,0 +1,52 @@
+"""Tiny text sets that a tiny model learns in seconds, and the tokenizer of their words."""
+
+import json
+import random
+from pathlib import Path
+
+NAMES = ["anna", "bob", "carl", "dora", "emil", "fay"]
+PLACES = ["oslo", "rome", "cairo", "lima", "delhi", "paris"]
+FILLERS = ["the", "day", "was", "long", "and", "quiet"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*NAMES, *PLACES, *FILLERS, "good", "bad", "lives", "in", "where", "does", "live", ".", "?"]
+
+
+def write_tokenizer(directory: Path) -> Path:
+    file = directory / "vocab.txt"
+    file.write_text("\n".join([*SPECIAL, *WORDS]))
+    return file
+
+
+def write_table(directory: Path, train: int = 96, dev: int = 40) -> None:
+    """Writes train.tsv and dev.tsv: a text is positive where it holds "good"."""
+    rng = random.Random(0)
+    for split, count in (("train", train), ("dev", dev)):
+        rows = ["sentence\tlabel"]
+        for number in range(count):
+            words = rng.choices(FILLERS, k=rng.randint(2, 5))
+            words.insert(rng.randint(0, len(words)), ("bad", "good")[number % 2])
+            rows.append(f"{' '.join(words)}\t{('negative', 'positive')[number % 2]}")
+        (directory / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+
+
+def write_squad(directory: Path, train: int = 64, dev: int = 24) -> None:
+    """Writes train-v2.0.json and dev-v2.0.json: where someone lives, if the context tells."""
+    rng = random.Random(0)
+    for split, count in (("train", train), ("dev", dev)):
+        paragraphs = []
+        for number in range(count):
+            who, other = rng.sample(NAMES, 2)
+            place = rng.choice(PLACES)
+            filler = " ".join(rng.choices(FILLERS, k=rng.randint(0, 12)))
+            context = f"{filler} . {who} lives in {place} .".strip()
+            answers = [{"text": place, "answer_start": context.index(place)}]
+            known = number % 3 > 0
+            question = {
+                "id": f"{split}{number}",
+                "question": f"where does {who if known else other} live ?",
+                "answers": answers if known else [],
+                "is_impossible": not known,
+            }
+            paragraphs.append({"context": context, "qas": [question]})
+        content = {"version": "v2.0", "data": [{"title": split, "paragraphs": paragraphs}]}
+        (directory / f"{split}-v2.0.json").write_text(json.dumps(content))
