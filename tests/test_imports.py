@@ -37,7 +37,7 @@ MAY_IMPORT = {
         *("sharding", "step", "tasks", "weights"),
     },
     "cli": {"config", "data", "experiment", "moe", "tools", "weights"},
-    "main": {"cli", "config", "run", "train", "weights"},
+    "main": {"cli", "config", "run", "tools", "train", "weights"},
 }
 # unit -> the only modules of another unit that it may import.
 ONLY = {
@@ -49,6 +49,7 @@ ONLY = {
     ("weights", "data"): {"widenet_jax.data.contract", "widenet_jax.data.text.tokenizer"},
     ("weights", "tasks"): {"widenet_jax.tasks.contract"},
     ("main", "weights"): {"widenet_jax.weights.stored"},
+    ("main", "tools"): {"widenet_jax.tools.markdown"},
 }
 
 

@@ -22,6 +22,7 @@ from widenet_jax.cli.parser import Parser, exit_code_of, seconds
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.run.stopping import Stop, end_process
+from widenet_jax.tools.markdown import text_table
 from widenet_jax.weights.stored import set_fields
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
@@ -47,8 +48,7 @@ def flag_parser() -> Parser:
     add("--mode", choices=["train", "eval", "replay"], default="train", help=text)
     add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
-    text = "several hosts; a TPU pod needs none of the next three"
-    add("--distributed", action="store_true", help=text)
+    add("--distributed", action="store_true", help="several hosts; all that a TPU pod needs")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
     add("--num_processes", type=int, metavar="N", help="how many processes there are")
     add("--process_id", type=int, metavar="I", help="the number of this process, from 0")
@@ -65,14 +65,13 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
       BadInputError: an unknown flag, config file, variant or field, a value of the wrong type, or
         no stored model where the config asks for one.
     """
-    own, fields = flag_parser().read(argv[1:])
+    own = flag_parser().read(argv[1:])
     stored = own.mode != "train" and not own.config
     for name in ("workdir",) if stored else ("config", "workdir"):
         if not getattr(own, name):
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
     config = stored_config(own.workdir) if stored else load_config(own.config)
-    set_fields(config, fields)
-    return own, config
+    return own, set_fields(config, own.fields)
 
 
 def report(result: dict[str, Any], workdir: str) -> str:
@@ -94,8 +93,7 @@ def report(result: dict[str, Any], workdir: str) -> str:
     if result["mode"] == "train":
         rows.append(("metrics", f"{workdir}/metrics.jsonl"))
         rows.append(("learning curve", f"{workdir}/learning_curve.png"))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return text_table(rows)
 
 
 def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:

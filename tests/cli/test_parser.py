@@ -89,19 +89,19 @@ def parser() -> Parser:
 
 
 def test_flags_fields_and_files_in_any_order(parser):
-    options, fields = parser.read(
+    options = parser.read(
         ["--config.b=1", "x", "--workdir=a", "--config.c", "2", "y", "--top", "3", "--config.d=-1"]
     )
     assert (options.workdir, options.files, options.top) == ("a", ["x", "y"], 3)
-    assert fields == ["--config.b=1", "--config.c=2", "--config.d=-1"]
+    assert options.fields == ["--config.b=1", "--config.c=2", "--config.d=-1"]
 
 
 def test_the_home_directory_after_an_equals_sign(parser, monkeypatch):
     """Shells leave it: a sweep in --workdir=~/x wrote elsewhere than its runs."""
     monkeypatch.setenv("HOME", "/me")
-    options, fields = parser.read(["--workdir=~/x", "a=~/y", "--config.b=~/z"])
+    options = parser.read(["--workdir=~/x", "a=~/y", "--config.b=~/z"])
     assert (options.workdir, options.files) == ("/me/x", ["a=~/y"])
-    assert fields == ["--config.b=~/z"]  # the run replaces it
+    assert options.fields == ["--config.b=~/z"]  # the run replaces it
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,19 @@ def test_mistakes(parser, words: list[str], told: str):
         parser.read(words)
 
 
-def test_a_command_without_fields_refuses_them(parser):
-    with pytest.raises(BadInputError, match=r"--config.b=1: this command sets no field"):
-        parser.read(["--workdir=a", "--config.b=1"], takes_fields=False)
+def test_a_command_without_fields_refuses_them():
+    for words in (["--config.b=1"], ["draw", "--config.b=1"]):
+        made = Parser(takes_fields=len(words) == 2)
+        made.add_subparsers().add_parser("draw", takes_fields=False)
+        with pytest.raises(BadInputError, match=r"--config.b=1: this command sets no field"):
+            made.read(words)
 
 
 def test_flags_of_subcommands_are_known():
     made = Parser()
     made.add_subparsers(dest="command").add_parser("pack").add_argument("--out")
-    options, fields = made.read(["pack", "--out=x", "--config.b=1"])
-    assert (options.command, options.out, fields) == ("pack", "x", ["--config.b=1"])
+    options = made.read(["pack", "--out=x", "--config.b=1"])
+    assert (options.command, options.out, options.fields) == ("pack", "x", ["--config.b=1"])
     with pytest.raises(BadInputError, match=r"did you mean --out\?"):
         made.read(["pack", "--oot=x"])
 

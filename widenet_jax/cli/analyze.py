@@ -12,43 +12,34 @@ Tokens are dropped as in evaluation, where capacity is mostly ample;
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-import argparse
-import json
-from collections.abc import Sequence
-
-from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
-    return exit_code_of(lambda: analyze(*parser().read(argv)))
-
-
-def parser() -> Parser:
-    made = Parser(__doc__)
-    add = made.add_argument
+    parser = Parser(__doc__)
+    add = parser.add_argument
     add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
-    text = "another model for the divergence; repeatable"
-    add("--compare", action="append", default=[], metavar="DIR", help=text)
+    add("--compare", action="append", default=[], metavar="DIR", help="other models, for eq. 9")
     add("--out", required=True, metavar="DIR", help="where the files go")
     add("--images", type=positive, default=4, metavar="N", help="images in the overlay")
     add("--json", action="store_true", help="print one JSON object")
-    return made
+    return parser.run(analyze, argv)
 
 
-def analyze(options: argparse.Namespace, fields: Sequence[str]) -> None:
+def analyze(options: Options) -> None:
     from widenet_jax.files import absolute, write_json
     from widenet_jax.tools.analysis.report import analyze_model
     from widenet_jax.weights.trained import open_trained
 
-    trained = open_trained(options.workdir, fields)
+    trained = open_trained(options.workdir, options.fields)
     trained.require_task("classification")
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)
     facts = analyze_model(trained, others, out, num_images=options.images)
     write_json(out / "analysis.json", facts)
-    print(json.dumps(facts) if options.json else report(facts, options.out))
+    show(options, facts, report(facts, options.out))
 
 
 def report(facts: dict, out: str) -> str:

@@ -16,148 +16,114 @@ Prints a table, or with --json a JSON list; --picture=FILE.png draws it. Exit co
 input, 3 the device ran out of memory.
 """
 
-import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from widenet_jax.cli.parser import Parser, exit_code_of, not_negative, positive, seconds
+from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, seconds, show
+from widenet_jax.cli.plan import add_data_flags, read_configs
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.weights.stored import set_fields
 
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
-    from widenet_jax.experiment import DataFacts
-
 Rows = list[dict[str, Any]]
+SIZES = {
+    **{"images": [16], "tokens": [196], "examples_per_group": [1, 16]},
+    **{"experts": [4], "selected": [2], "embed_dim": [768], "mlp_dim": [3072]},
+}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
-    return exit_code_of(lambda: run(*parser().read(argv)))
+    parser = Parser(__doc__)
+    kinds = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
 
-
-def parser() -> Parser:
-    """Returns the parser of all benchmarks, each a subcommand."""
-    made = Parser(__doc__)
-    kinds = made.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-
-    def kind(name: str, text: str) -> Parser:
-        sub = kinds.add_parser(name, help=text)
+    def kind(
+        name: str, measure: Callable[[Options], Rows], text: str, takes_fields: bool = False
+    ) -> Callable[..., Any]:
+        sub = kinds.add_parser(name, help=text, takes_fields=takes_fields)
+        sub.set_defaults(measure=measure)
         sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
         sub.add_argument("--picture", type=Path, help="draw the table into this PNG file")
         sub.add_argument("--rounds", type=positive, default=5, help="rounds; the median counts")
-        return sub
+        return sub.add_argument
 
-    def numbers(sub: Parser, **defaults: Sequence[int]) -> None:
-        for name, default in defaults.items():
-            sub.add_argument(f"--{name}", type=positive, nargs="+", default=list(default))
-
-    def pipeline(sub: Parser) -> None:
-        sub.add_argument("--batch_size", type=positive, default=64)
-        sub.add_argument("--seconds", type=seconds, default=5.0, help="of each round")
-        sub.add_argument(
-            "--workers", type=not_negative, nargs="+", default=[0, 2], help="0 for threads"
-        )
-
-    def configs(sub: Parser) -> None:
-        sub.add_argument("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
-        sub.add_argument("--num_examples", type=positive, help="of a data set that is not known")
-        sub.add_argument("--num_classes", type=positive, help="likewise")
-
-    step = kind("train_step", "examples/s, MFU, memory and compile time of training")
-    configs(step)
-    step.add_argument("--steps", type=positive, default=10, help="steps in each round")
-
-    checkpoint = kind("checkpoint", "time and bytes of saving and restoring")
-    configs(checkpoint)
-    checkpoint.add_argument("--out", type=Path, required=True, help="a new directory to write to")
-
-    dispatch = kind("dispatch", "dispatch methods over sizes; every combination of the numbers")
-    dispatch.add_argument("--method", nargs="+", help="all by default")
-    dispatch.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    numbers(dispatch, images=[16], tokens=[196], examples_per_group=[1, 16], experts=[4])
-    numbers(dispatch, selected=[2], embed_dim=[768], mlp_dim=[3072])
-
-    images = kind("input", "images/s of reading and augmenting JPEGs, beside tf.data")
-    images.add_argument("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
-    images.add_argument("--split", default="train")
-    images.add_argument("--image_size", type=positive, default=224)
-    pipeline(images)
-
-    text = kind("text", "sequences/s of reading and masking a text set, beside transformers")
-    text.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
-    pipeline(text)
-    return made
+    step = kind("train_step", train_step, "rate, MFU, memory and compile time", takes_fields=True)
+    step("--steps", type=positive, default=10, help="steps in each round")
+    save = kind(
+        "checkpoint", checkpoint, "time and bytes of saving and restoring", takes_fields=True
+    )
+    save("--out", type=Path, required=True, help="a new directory to write to")
+    for add in (step, save):
+        add("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
+        add_data_flags(add)
+    add = kind("dispatch", dispatch, "dispatch methods, over every combination of the sizes")
+    add("--method", nargs="+", help="all by default")
+    add("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    for name, default in SIZES.items():
+        add(f"--{name}", type=positive, nargs="+", default=default)
+    images = kind("input", input_pipeline, "images/s of reading JPEGs, beside tf.data")
+    images("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
+    images("--split", default="train")
+    images("--image_size", type=positive, default=224)
+    text = "sequences/s of reading and masking a text set, beside transformers"
+    texts = kind("text", text_pipeline, text, takes_fields=True)
+    texts("--config", required=True, metavar="FILE[:VARIANT]")
+    for add in (images, texts):
+        add("--batch_size", type=positive, default=64)
+        add("--seconds", type=seconds, default=5.0, help="of each round")
+        add("--workers", type=not_negative, nargs="+", default=[0, 2], help="0 for threads")
+    return parser.run(run, argv)
 
 
-def run(options: argparse.Namespace, fields: Sequence[str]) -> None:
+def run(options: Options) -> None:
     """Measures, prints and draws."""
-    of_configs = {"train_step": train_step, "checkpoint": checkpoint, "text": text_pipeline}
-    if options.benchmark in of_configs:
-        rows = of_configs[options.benchmark](options, fields)
-    elif fields:
-        raise BadInputError(f"{fields[0]}: {options.benchmark} sets no field of a config")
-    else:
-        rows = {"dispatch": dispatch, "input": input_pipeline}[options.benchmark](options)
+    rows = options.measure(options)
     from widenet_jax.tools.benchmark.report import draw, table
 
-    print(json.dumps(rows) if options.json else table(rows))
+    show(options, rows, table(rows))
     if options.picture:
         draw(options.benchmark, rows, options.picture)
 
 
-def read_configs(
-    options: argparse.Namespace, fields: Sequence[str]
-) -> list[tuple[str, "ConfigDict", "DataFacts"]]:
-    """Returns (name, config, facts about its data) for each --config."""
-    configs = [load_config(name) for name in options.config]
-    for config in configs:
-        set_fields(config, fields)
-    from widenet_jax.tools.plan.facts import data_facts
-
-    known = {key: getattr(options, key) for key in ("num_examples", "num_classes")}
-    facts = [data_facts(config, **known) for config in configs]
-    return list(zip(options.config, configs, facts, strict=True))
-
-
-def train_step(options: argparse.Namespace, fields: Sequence[str]) -> Rows:
-    configs = read_configs(options, fields)
+def experiments(options: Options) -> list[tuple[str, Any]]:
+    """Returns (name, experiment on all devices) for each --config."""
+    configs = read_configs(options.config, options)
     import jax
 
+    from widenet_jax.experiment import build_experiment
+
+    return [(name, build_experiment(*config, jax.devices())) for name, *config in configs]
+
+
+def train_step(options: Options) -> Rows:
+    named = experiments(options)
     from widenet_jax.tools.benchmark.train_step import train_step_row
 
-    sizes = {"rounds": options.rounds, "steps": options.steps}
-    return [train_step_row(*config, jax.devices(), **sizes) for config in configs]
+    return [train_step_row(*one, rounds=options.rounds, steps=options.steps) for one in named]
 
 
-def checkpoint(options: argparse.Namespace, fields: Sequence[str]) -> Rows:
-    configs = read_configs(options, fields)
+def checkpoint(options: Options) -> Rows:
+    named = experiments(options)
     if options.out.exists():
         raise BadInputError(f"--out={options.out} exists; give a new directory")
-    import jax
-
     from widenet_jax.files import absolute
     from widenet_jax.tools.benchmark.checkpoint import checkpoint_row
 
-    rows = []
-    for number, config in enumerate(configs):
-        workdir = absolute(str(options.out / str(number)))
-        rows.append(checkpoint_row(*config, jax.devices(), workdir=workdir, rounds=options.rounds))
-    return rows
+    out = absolute(str(options.out))
+    return [
+        checkpoint_row(*one, workdir=out / str(number), rounds=options.rounds)
+        for number, one in enumerate(named)
+    ]
 
 
-def dispatch(options: argparse.Namespace) -> Rows:
+def dispatch(options: Options) -> Rows:
     from widenet_jax.moe.dispatch import DISPATCHERS
-    from widenet_jax.tools.benchmark.dispatch import LayerSize, dispatch_row, sizes
+    from widenet_jax.tools.benchmark.dispatch import dispatch_row, sizes
 
-    choices = {name: getattr(options, name) for name in LayerSize.__annotations__}
     rows = [
         dispatch_row(method, size, dtype=options.dtype, rounds=options.rounds)
-        for size in sizes(**choices)
+        for size in sizes(**{name: getattr(options, name) for name in SIZES})
         for method in options.method or DISPATCHERS
     ]
     if not rows:
@@ -168,7 +134,7 @@ def dispatch(options: argparse.Namespace) -> Rows:
     return rows
 
 
-def input_pipeline(options: argparse.Namespace) -> Rows:
+def input_pipeline(options: Options) -> Rows:
     from widenet_jax.tools.benchmark.input_pipeline import input_rows
 
     names = ("image_size", "batch_size", "workers", "rounds", "seconds")
@@ -176,9 +142,8 @@ def input_pipeline(options: argparse.Namespace) -> Rows:
     return input_rows(options.path, options.split, **sizes)
 
 
-def text_pipeline(options: argparse.Namespace, fields: Sequence[str]) -> Rows:
-    config = load_config(options.config)
-    set_fields(config, fields)
+def text_pipeline(options: Options) -> Rows:
+    config = set_fields(load_config(options.config), options.fields)
     if config.data.source != "text":
         raise BadInputError(f"--config={options.config} does not read a prepared text set")
     from widenet_jax.tools.benchmark.text_pipeline import text_rows

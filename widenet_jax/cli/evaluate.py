@@ -9,45 +9,38 @@ are matched by name; a set may have fewer of them. Writes to --out: evaluation.j
 and confusion.png. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-import argparse
-import json
-from collections.abc import Sequence
-
-from widenet_jax.cli.parser import Parser, exit_code_of
+from widenet_jax.cli.parser import Argv, Options, Parser, show
+from widenet_jax.tools.markdown import text_table
 
 WORST, CONFUSED = 5, 5  # rows of the report
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
-    return exit_code_of(lambda: evaluate(*parser().read(argv)))
-
-
-def parser() -> Parser:
-    made = Parser(__doc__)
-    add = made.add_argument
+    parser = Parser(__doc__)
+    add = parser.add_argument
     add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
     add("--out", metavar="DIR", help="where tables and a picture go")
     add("--json", action="store_true", help="print one JSON object")
-    return made
+    return parser.run(evaluate, argv)
 
 
-def evaluate(options: argparse.Namespace, fields: Sequence[str]) -> None:
+def evaluate(options: Options) -> None:
     from widenet_jax.files import absolute, write_json, write_text
     from widenet_jax.tools.analysis import classification
     from widenet_jax.weights.trained import open_trained
 
-    trained = open_trained(options.workdir, fields)
+    trained = open_trained(options.workdir, options.fields)
     trained.require_task("classification")
     accuracy = classification.measure_accuracy(trained)
-    facts = {"workdir": options.workdir, "step": trained.step, **classification.as_json(accuracy)}
+    facts = {"workdir": options.workdir, "step": trained.step, **accuracy.as_json()}
     if options.out:
         out = absolute(options.out)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "evaluation.json", facts)
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
         classification.draw_confusion(accuracy, out / "confusion.png")
-    print(json.dumps(facts) if options.json else report(facts, accuracy.confused(CONFUSED)))
+    show(options, facts, report(facts, accuracy.confused(CONFUSED)))
 
 
 def report(facts: dict, confused: list[tuple[str, str, int]]) -> str:
@@ -61,5 +54,4 @@ def report(facts: dict, confused: list[tuple[str, str, int]]) -> str:
         ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),
         ("taken for another", ", ".join(f"{a} for {b} {n:,}" for a, b, n in confused) or "none"),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return text_table(rows)

@@ -10,30 +10,22 @@ which its library must have such a model: ALBERT and BERT, but no mixture of exp
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-import argparse
-import json
-from collections.abc import Sequence
-
-from widenet_jax.cli.parser import Parser, exit_code_of
+from widenet_jax.cli.parser import Argv, Options, Parser, show
 from widenet_jax.errors import choose
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
-    return exit_code_of(lambda: export(parser().read(argv, takes_fields=False)[0]))
-
-
-def parser() -> Parser:
-    made = Parser(__doc__)
-    add = made.add_argument
+    parser = Parser(__doc__, takes_fields=False)
+    add = parser.add_argument
     add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
     add("--out", required=True, metavar="DIR", help="a new directory")
     add("--format", default="safetensors", help="safetensors, npz or huggingface")
     add("--json", action="store_true", help="print one JSON object")
-    return made
+    return parser.run(export, argv)
 
 
-def export(options: argparse.Namespace) -> None:
+def export(options: Options) -> None:
     from widenet_jax.files import absolute
     from widenet_jax.weights import huggingface_export
     from widenet_jax.weights.exported import FORMATS, write_exported
@@ -46,7 +38,5 @@ def export(options: argparse.Namespace) -> None:
         huggingface_export.write_huggingface(out, model, place=options.workdir)
     else:
         write_exported(out, model, file_format=options.format)
-    if options.json:
-        print(json.dumps({"out": options.out, "format": options.format, "step": model.step}))
-    else:
-        print(f"{options.out}: step {model.step:,}, {file}")
+    facts = {"out": options.out, "format": options.format, "step": model.step}
+    show(options, facts, f"{options.out}: step {model.step:,}, {file}")

@@ -8,62 +8,55 @@
 codes: those of the run; 2 your input; 3 the launch or the run failed.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
 
-from widenet_jax.cli.parser import Parser, exit_code_of, seconds
+from widenet_jax.cli.parser import Argv, Options, Parser, seconds
 from widenet_jax.config.files import load_config, override
 from widenet_jax.errors import BadInputError
+from widenet_jax.tools.launch import job as jobs
 from widenet_jax.tools.launch.cloud_tpu import CloudTpu
 from widenet_jax.tools.launch.handover import Gke, SkyPilot
-from widenet_jax.tools.launch.job import Job, check_config, check_name, check_places, default_name
+from widenet_jax.tools.launch.job import Job
 from widenet_jax.tools.launch.plan_line import check_fits, plan_line, plan_of
 from widenet_jax.tools.launch.tools import Tools
-from widenet_jax.tools.launch.tpus import parse_tpu
 
 VERBS = ("status", "logs", "stop", "delete")
 BACKENDS = ("tpu-vm", "queued-resource", "skypilot", "gke")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in VERBS:
-        return exit_code_of(lambda: manage(words[0], words[1:]))
-    return exit_code_of(lambda: launch(words))
-
-
-def common_flags(made: Parser) -> None:
-    """Adds the flags that say where the TPU is and by what means it is reached."""
-    made.add_argument("--zone", required=True, help="europe-west4-a, ...")
-    made.add_argument("--project", default="", help="gcloud's default project by default")
-    made.add_argument("--backend", default="tpu-vm", choices=BACKENDS)
-    made.add_argument("--cluster", default="", help="of GKE, for --backend=gke")
-    made.add_argument("--dry_run", action="store_true", help="print the commands, run none")
-    made.add_argument(
-        "--poll_seconds", type=seconds, default=20.0, help="between checks of the TPU"
-    )
-
-
-def launch(argv: Sequence[str]) -> int:
-    """Runs a config on a TPU and returns the exit code."""
-    made = Parser(__doc__)
-    add = made.add_argument
+    manages = bool(words) and words[0] in VERBS
+    parser = Parser(__doc__, takes_fields=not manages)
+    add = parser.add_argument
+    add("--zone", required=True, help="europe-west4-a, ...")
+    add("--project", default="", help="gcloud's default project by default")
+    add("--backend", default="tpu-vm", choices=BACKENDS)
+    add("--cluster", default="", help="of GKE, for --backend=gke")
+    add("--dry_run", action="store_true", help="print the commands, run none")
+    add("--poll_seconds", type=seconds, default=20.0, help="between checks of the TPU")
+    if manages:
+        add("verb")
+        add("name")
+        return parser.run(manage, words)
     add("--config", required=True, metavar="FILE[:VARIANT]")
     add("--workdir", required=True, help="gs://...: all workers write there, and resume from it")
     add("--tpu", required=True, help="v3-256, v5e-16, ...")
-    common_flags(made)
     add("--name", help="of the TPU; derived from the config by default")
     add("--spot", action="store_true", help="cheaper, and may be preempted")
     add("--runtime_version", default="", help="of the TPU VM image; by default the generation's")
     add("--skip_plan", action="store_true", help="do not compile for the TPU first")
     add("--delete_when_done", action="store_true", help="delete the TPU when the run has succeeded")
-    options, fields = made.read(argv)
-    job = job_of(options, fields)
+    return parser.run(launch, words)
+
+
+def launch(options: Options) -> int:
+    """Runs a config on a TPU and returns the exit code."""
+    job = job_of(options)
     backend = backend_of(options, job)
     if not options.skip_plan:
-        plan = plan_of(options.config, job.tpu.name, fields)
+        plan = plan_of(options.config, job.tpu.name, options.fields)
         print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
         check_fits(plan, job.tpu.name)
     code = backend.launch()
@@ -78,8 +71,7 @@ def finish(backend: CloudTpu, code: int, *, delete: bool) -> None:
     if delete and code == 0:
         backend.delete()
     else:
-        place = [f"--zone={job.zone}", *([f"--project={job.project}"] if job.project else [])]
-        place += ["--backend=queued-resource"] if backend.queued else []
+        place = job.place + (["--backend=queued-resource"] if backend.queued else [])
         print(
             f"the run ended with exit code {code}; {job.name} still costs money: "
             f"scripts/launch_tpu.py delete {job.name} {' '.join(place)}",
@@ -87,29 +79,29 @@ def finish(backend: CloudTpu, code: int, *, delete: bool) -> None:
         )
 
 
-def job_of(options: argparse.Namespace, fields: Sequence[str]) -> Job:
+def job_of(options: Options) -> Job:
     """Returns the job, after every check that can be made before anything is created.
 
     Raises:
       BadInputError: a config, field, name or place that cannot be.
     """
-    tpu = parse_tpu(options.tpu)
-    config = check_config(options.config)
-    run_config = load_config(options.config)
-    override(run_config, fields)
-    check_places(run_config)
+    tpu = jobs.parse_tpu(options.tpu)
+    config = jobs.check_config(options.config)
+    jobs.check_places(override(load_config(options.config), options.fields))
     if not options.workdir.startswith("gs://"):
         raise BadInputError(
             f"--workdir={options.workdir}: give a gs:// directory, which all workers share and "
             "which outlives the TPU"
         )
-    name = check_name(options.name or default_name(options.config))
-    arguments = (f"--config={config}", f"--workdir={options.workdir}", "--distributed", *fields)
-    same = ("zone", "project", "spot", "runtime_version", "cluster")  # in options and in a job
-    return Job(name, tpu, arguments=arguments, **{key: getattr(options, key) for key in same})
+    name = jobs.check_name(options.name or jobs.default_name(options.config))
+    places = (f"--config={config}", f"--workdir={options.workdir}")
+    arguments = (*places, "--distributed", *options.fields)
+    image = options.runtime_version or jobs.RUNTIME_VERSIONS[tpu.generation]
+    same = {key: getattr(options, key) for key in ("zone", "project", "spot", "cluster")}
+    return Job(name, tpu, arguments=arguments, runtime_version=image, **same)
 
 
-def backend_of(options: argparse.Namespace, job: Job) -> CloudTpu | SkyPilot | Gke:
+def backend_of(options: Options, job: Job) -> CloudTpu | SkyPilot | Gke:
     """Returns the means that --backend names, for this job."""
     tools = Tools(job.tpu.name, job.zone, dry=options.dry_run)
     if options.backend == "skypilot":
@@ -120,16 +112,11 @@ def backend_of(options: argparse.Namespace, job: Job) -> CloudTpu | SkyPilot | G
     return CloudTpu(job, tools, queued=queued, poll_seconds=options.poll_seconds)
 
 
-def manage(verb: str, argv: Sequence[str]) -> int:
+def manage(options: Options) -> None:
     """Runs status, logs, stop (the run saves and ends, a Cloud TPU stays) or delete."""
-    made = Parser(__doc__)
-    made.add_argument("name")
-    common_flags(made)
-    options, _ = made.read(argv, takes_fields=False)
     # These verbs ignore the TPU's kind. GKE would refuse one that it does not offer.
-    job = Job(check_name(options.name), parse_tpu("v4-8"), options.zone, (), options.project,
-              cluster=options.cluster)  # fmt: skip
-    said = getattr(backend_of(options, job), verb)()
+    name, tpu = jobs.check_name(options.name), jobs.parse_tpu("v4-8")
+    job = Job(name, tpu, options.zone, (), options.project, cluster=options.cluster)
+    said = getattr(backend_of(options, job), options.verb)()
     if said:
         print(said)
-    return 0

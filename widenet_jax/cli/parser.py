@@ -1,12 +1,13 @@
 """The command line that all commands share: flags, config fields, exit codes.
 
-A command is a module of `widenet_jax.cli` with a `Parser` and `main(argv=None) -> int`, which runs
-inside `exit_code_of`. JAX is imported by the work, never by the command line, so that a mistake is
-answered at once.
+A command is a module of `widenet_jax.cli` with `main(argv=None) -> int`, which adds its flags to a
+`Parser` and calls `Parser.run`. JAX is imported by the work, never by the command line, so that a
+mistake is answered at once.
 """
 
 import argparse
 import difflib
+import json
 import math
 import os
 import select
@@ -21,6 +22,8 @@ from widenet_jax.cli.platforms import skip_absent_tpu
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError
 
 FIELD = "--config."
+Options = argparse.Namespace
+Argv = Sequence[str] | None  # the words after the program's name; None: those of this process
 READER_GONE = 141  # what shells report of a process that SIGPIPE ended
 
 
@@ -28,25 +31,31 @@ class Parser(argparse.ArgumentParser):
     """Argument parser that raises BadInputError for mistakes, and accepts no abbreviated flags.
 
     The parsers of subcommands (`add_subparsers`) are of this class as well.
+
+    Args:
+      description: printed by --help.
+      takes_fields: whether the command lets its user set fields of a config.
+      options: of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, description: str = "", **options: Any):
-        options |= {"allow_abbrev": False}
+    def __init__(self, description: str = "", *, takes_fields: bool = True, **options: Any):
         options |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(description=description, **options)
+        super().__init__(description=description, allow_abbrev=False, **options)
+        self.set_defaults(takes_fields=takes_fields)
 
-    def read(
-        self, argv: Sequence[str] | None = None, *, takes_fields: bool = True
-    ) -> tuple[argparse.Namespace, list[str]]:
+    def run(self, work: Callable[[Options], int | None], argv: Argv = None) -> int:
+        """Reads a command line, does the work with its options and returns the exit code."""
+        return exit_code_of(lambda: work(self.read(argv)))
+
+    def read(self, argv: Argv = None) -> Options:
         """Reads a command line.
 
         Args:
-          argv: the words after the program's name; those of this process by default.
-          takes_fields: whether the command lets its user set fields of a config.
+          argv: the words after the program's name.
 
         Returns:
-          The options, and every `--config.FIELD=VALUE` in its order. The value may also be a word
-          by itself, as in `--config.seed 3`.
+          The options. Their `fields` lists every `--config.FIELD=VALUE` in its order. The value may
+          also be a word by itself, as in `--config.seed 3`.
 
         Raises:
           BadInputError: an unknown flag, a missing or impossible value.
@@ -60,9 +69,10 @@ class Parser(argparse.ArgumentParser):
             options, rest = self.parse_known_intermixed_args(words)
         if rest:
             raise BadInputError(f"not a flag: {rest[0]!r}; flags are written --name=value")
-        if fields and not takes_fields:
+        if fields and not options.takes_fields:
             raise BadInputError(f"{fields[0]}: this command sets no field of a config")
-        return options, fields
+        options.fields = fields
+        return options
 
     def error(self, message: str) -> NoReturn:
         raise BadInputError(f"{message} (--help lists the flags)")
@@ -140,6 +150,11 @@ def seconds(text: str) -> float:
     if not 0 <= value < threading.TIMEOUT_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds")
     return value
+
+
+def show(options: Options, facts: Any, text: str) -> None:
+    """Prints what a command found: the facts with --json, else the text for people."""
+    print(json.dumps(facts, default=str) if options.json else text)
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:

@@ -7,30 +7,22 @@ Images are routed one at a time, so that an answer does not depend on the other 
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-import argparse
-import json
-from collections.abc import Sequence
-
-from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
-    return exit_code_of(lambda: predict(parser().read(argv, takes_fields=False)[0]))
-
-
-def parser() -> Parser:
-    made = Parser(__doc__)
-    add = made.add_argument
+    parser = Parser(__doc__, takes_fields=False)
+    add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="JPEG or PNG files")
     add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
     add("--top", type=positive, default=5, metavar="N", help="classes to name")
     add("--overlay", metavar="PNG", help="draw expert choices over the images")
     add("--json", action="store_true", help="print one JSON object")
-    return made
+    return parser.run(predict, argv)
 
 
-def predict(options: argparse.Namespace) -> None:
+def predict(options: Options) -> None:
     from widenet_jax.tools.analysis.image_overlay import draw_overlay, image_router
     from widenet_jax.tools.analysis.image_prediction import best, classifier, read_picture
     from widenet_jax.weights.trained import open_trained
@@ -40,15 +32,15 @@ def predict(options: argparse.Namespace) -> None:
     route = image_router(trained) if options.overlay else None
     pictures = [read_picture(path, trained) for path in options.images]
     classify = classifier(trained)
-    answers = [best(classify(picture), trained, options.top) for picture in pictures]
-    if route:
-        titles = [f"{a[0]['class']} {a[0]['probability']:.0%}" for a in answers]
-        routings = [route(picture) for picture in pictures]
-        draw_overlay(trained, pictures, routings, options.overlay, titles=titles)
-    named = list(zip(options.images, answers, strict=True))
-    if options.json:
-        rows = [{"image": path, "top": answer} for path, answer in named]
-        print(json.dumps({"workdir": options.workdir, "step": trained.step, "images": rows}))
-        return
-    for path, answer in named:
-        print(f"{path}\n" + "\n".join(f"  {a['probability']:7.2%}  {a['class']}" for a in answer))
+    rows, lines, drawn = [], [], []
+    for path, picture in zip(options.images, pictures, strict=True):
+        top = best(classify(picture), trained, options.top)
+        rows.append({"image": path, "top": top})
+        lines += [path, *(f"  {one['probability']:7.2%}  {one['class']}" for one in top)]
+        if route:
+            title = f"{top[0]['class']} {top[0]['probability']:.0%}"
+            drawn.append((title, picture, route(picture)))
+    if drawn:
+        draw_overlay(trained, drawn, options.overlay)
+    facts = {"workdir": options.workdir, "step": trained.step, "images": rows}
+    show(options, facts, "\n".join(lines))

@@ -18,17 +18,15 @@ image set with --config.data.source=array_record --config.data.path=packed/, on 
 Exit codes: 0 done, 2 your input (one line on stderr).
 """  # noqa: E501
 
-import argparse
 import glob
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tqdm
 
-from widenet_jax.cli.parser import Parser, exit_code_of, not_negative, positive
-from widenet_jax.cli.prepare_text import add_text_commands, make_tokenizer, prepare_text
+from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, show
+from widenet_jax.cli.prepare_text import add_text_commands
 from widenet_jax.config.files import load_config, override
 from widenet_jax.data import records
 from widenet_jax.data.images import file_checks
@@ -40,32 +38,15 @@ from widenet_jax.files import write_bytes
 MOST_NAMED = 5  # unreadable images that the warning names
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs one subcommand and returns its exit code."""
-    return exit_code_of(lambda: run(*parser().read(argv)))
-
-
-def run(options: argparse.Namespace, fields: Sequence[str]) -> None:
-    if options.command == "preview":
-        show_preview(options, fields)
-    elif fields:
-        raise BadInputError(f"{fields[0]}: {options.command} sets no field of a config")
-    elif options.command == "text":
-        prepare_text(options)
-    elif options.command == "tokenizer":
-        make_tokenizer(options)
-    else:
-        pack(options)
-
-
-def parser() -> Parser:
-    """Returns the parser of all subcommands."""
-    made = Parser(__doc__)
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser = Parser(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_converters(commands)
     add_text_commands(commands)
     text = "a PNG of augmented images or of every operation; masked instances of text, printed"
     view = commands.add_parser("preview", help=text, description=text)
+    view.set_defaults(work=show_preview)
     add = view.add_argument
     what = view.add_mutually_exclusive_group(required=True)
     text = "draw this config's images, or print its texts"
@@ -73,50 +54,48 @@ def parser() -> Parser:
     what.add_argument("--operations", metavar="IMAGE", help="draw every operation on this photo")
     add("--out", metavar="PNG", help="the file to write, for images")
     add("--num", type=positive, default=6, metavar="N", help="images (rows), or texts")
-    add(
-        "--draws",
-        type=positive,
-        metavar="N",
-        help="augmentations of each (default 6), or masks (2)",
-    )
+    text = "augmentations of each (default 6), or masks (2)"
+    add("--draws", type=positive, metavar="N", help=text)
     add("--magnitude", type=float, default=15.0, metavar="M", help="for --operations")
     add("--size", type=positive, default=224, metavar="PIXELS", help="for --operations")
     add("--seed", type=not_negative, default=0)
-    return made
+    return parser.run(lambda options: options.work(options), argv)
 
 
 def add_converters(commands: Any) -> None:
     """Adds a subcommand for each format that image sets come in."""
 
-    def converter(name: str, text: str, *, splits: bool = False, folder: bool = False) -> Parser:
-        command = commands.add_parser(name, help=text, description=text)
+    def converter(name: str, text: str, place: str) -> Callable[..., Any]:
+        command = commands.add_parser(name, help=text, description=text, takes_fields=False)
+        command.set_defaults(work=pack)
         add = command.add_argument
-        if splits:
+        if place == "--split":
             text = "files of one split, joined in order; wildcards allowed; repeat for others"
             add("--split", action="append", required=True, metavar="NAME=FILE,...", help=text)
-        if folder:
+        elif place == "--input":
             add("--input", required=True, metavar="PATH")
         add("--out", required=name != "tfds", metavar="DIR", help="where the packed set goes")
         add("--overwrite", action="store_true", help="replace a set that is there")
         add("--json", action="store_true", help="print one JSON object")
-        return command
+        return add
 
-    converter("image_folder", "folders INPUT/SPLIT/CLASS/*.jpg", folder=True)
-    tar = converter("tar", "tar archives of class folders, or of one archive a class", splits=True)
+    converter("image_folder", "folders INPUT/SPLIT/CLASS/*.jpg", "--input")
+    text = "tar archives of class folders, or of one archive a class"
+    add = converter("tar", text, "--split")
     text = 'for an archive without folders: a file of lines "image-file-name class"'
-    tar.add_argument("--labels", metavar="FILE", help=text)
-    parquet = converter("parquet", "Hugging Face image parquet files", splits=True)
-    parquet.add_argument("--image-column", default="image")
-    parquet.add_argument("--label-column", default="label")
-    converter("cifar10_binary", "the official cifar-10-binary.tar.gz", folder=True)
-    converter("npz", "packs of jpeg, offsets, labels, class_names", splits=True)
+    add("--labels", metavar="FILE", help=text)
+    add = converter("parquet", "Hugging Face image parquet files", "--split")
+    add("--image-column", default="image")
+    add("--label-column", default="label")
+    converter("cifar10_binary", "the official cifar-10-binary.tar.gz", "--input")
+    converter("npz", "packs of jpeg, offsets, labels, class_names", "--split")
     text = "prepare a TensorFlow Datasets image set as array_record, or pack it into --out "
-    tfds = converter("tfds", text + "(needs TensorFlow)")
-    tfds.add_argument("name", help="e.g. cifar10 or imagenet2012")
-    tfds.add_argument("--data-dir", metavar="DIR", help="TFDS's data directory")
+    add = converter("tfds", text + "(needs TensorFlow)", "NAME")
+    add("name", help="e.g. cifar10 or imagenet2012")
+    add("--data-dir", metavar="DIR", help="TFDS's data directory")
 
 
-def pack(options: argparse.Namespace) -> None:
+def pack(options: Options) -> None:
     """Converts the set that `options` name into ArrayRecord files."""
     if options.command == "tfds":
         builder = convert.prepare_tfds(options.name, options.data_dir)
@@ -147,7 +126,7 @@ def pack(options: argparse.Namespace) -> None:
         )
 
 
-def read_input(options: argparse.Namespace) -> convert.Converted:
+def read_input(options: Options) -> convert.Converted:
     """Opens the files that `options` name, by the reader of their format."""
     if options.command == "image_folder":
         return convert.read_image_folder(options.input)
@@ -164,14 +143,12 @@ def read_input(options: argparse.Namespace) -> convert.Converted:
     return parquet.read_parquet(files, **columns)
 
 
-def report(options: argparse.Namespace, place: str, counts: dict[str, int], **more: Any) -> None:
+def report(options: Options, place: str, counts: dict[str, int], **more: Any) -> None:
     """Prints what was written: a line, or one JSON object that names all unreadable images."""
-    if options.json:
-        print(json.dumps({"path": place, "images": counts, **more}))
-    else:
-        classes = f", {more['classes']} classes" if "classes" in more else ""
-        images = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        print(f"{place}: {images} images{classes}")
+    classes = f", {more['classes']} classes" if "classes" in more else ""
+    images = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    facts = {"path": place, "images": counts, **more}
+    show(options, facts, f"{place}: {images} images{classes}")
 
 
 def tfds_counts(builder: Any) -> tuple[str, dict[str, int]]:
@@ -217,12 +194,11 @@ def split_files(options: list[str]) -> dict[str, list[str]]:
     return files
 
 
-def show_preview(options: argparse.Namespace, fields: Sequence[str]) -> None:
+def show_preview(options: Options) -> None:
     """Draws augmented images of a config or every operation on a photo, or prints masked text."""
     config = None
     if options.config:
-        config = load_config(options.config)
-        override(config, fields)
+        config = override(load_config(options.config), options.fields)
         if "augment" not in config:
             from widenet_jax.data.prepare.text_preview import instances
 
@@ -235,7 +211,7 @@ def show_preview(options: argparse.Namespace, fields: Sequence[str]) -> None:
     draw_images(options, config)
 
 
-def draw_images(options: argparse.Namespace, config: Any) -> None:
+def draw_images(options: Options, config: Any) -> None:
     """Draws augmented images of a config, or without one every operation on a photo."""
     import cv2
     import numpy as np

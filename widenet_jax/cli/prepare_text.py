@@ -1,6 +1,5 @@
 """The subcommands of `scripts/prepare_data.py` for text: text, tokenizer."""
 
-import argparse
 import json
 import os
 import sys
@@ -8,7 +7,7 @@ from typing import Any
 
 import tqdm
 
-from widenet_jax.cli.parser import not_negative, positive
+from widenet_jax.cli.parser import Options, not_negative, positive, show
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import write_text
 
@@ -39,7 +38,9 @@ unigram: sentencepiece, in ALBERT's layout and normalisation; wordpiece: as BERT
 def add_text_commands(commands: Any) -> None:
     """Adds the subcommands to those of prepare_data.py."""
     add_tokenizer_command(commands)
-    text = commands.add_parser("text", help="text for pretraining", description=TEXT)
+    what = "text for pretraining"
+    text = commands.add_parser("text", help=what, description=TEXT, takes_fields=False)
+    text.set_defaults(work=prepare_text)
     add = text.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="training text")
     add("--out", required=True, metavar="DIR", help="where the set goes")
@@ -70,7 +71,9 @@ def add_reading(add: Any) -> None:
 
 def add_tokenizer_command(commands: Any) -> None:
     """Adds the subcommand that makes a tokenizer."""
-    command = commands.add_parser("tokenizer", help="train or convert one", description=TOKENIZER)
+    what = "train or convert one"
+    command = commands.add_parser("tokenizer", help=what, description=TOKENIZER, takes_fields=False)
+    command.set_defaults(work=make_tokenizer)
     add = command.add_argument
     add("inputs", nargs="*", metavar="INPUT", help="text to train on, as for the command text")
     add("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
@@ -87,7 +90,7 @@ def add_tokenizer_command(commands: Any) -> None:
     add_reading(add)
 
 
-def make_tokenizer(options: argparse.Namespace) -> None:
+def make_tokenizer(options: Options) -> None:
     """Trains or converts the tokenizer that `options` describe."""
     from widenet_jax.data.prepare import text_inputs, text_tokenizers
     from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
@@ -118,7 +121,7 @@ def make_tokenizer(options: argparse.Namespace) -> None:
     print(f"{options.out}: {made.vocab_size:,} tokens, {made.json['model']['type']}")
 
 
-def prepare_text(options: argparse.Namespace) -> None:
+def prepare_text(options: Options) -> None:
     """Prepares the set that `options` describe."""
     from widenet_jax.data.prepare import text_inputs, text_sets
     from widenet_jax.data.text.chunking import Chunking
@@ -164,16 +167,13 @@ def prepare_text(options: argparse.Namespace) -> None:
     report(options, manifest)
 
 
-def report(options: argparse.Namespace, manifest: dict[str, Any]) -> None:
+def report(options: Options, manifest: dict[str, Any]) -> None:
     """Prints what the set holds."""
-    if options.json:
-        print(json.dumps({"path": options.out, **manifest}))
-        return
-    for split, entry in manifest["splits"].items():
-        print(
-            f"{options.out}: {split} {entry['count']:,} records of {entry['documents']:,} "
-            f"documents, {entry['tokens']:,} tokens"
-        )
-    print(
-        f"unigram entropy {manifest['unigram_entropy']:.3f} nats (loss of word frequencies alone)"
-    )
+    lines = [
+        f"{options.out}: {split} {entry['count']:,} records of {entry['documents']:,} documents, "
+        f"{entry['tokens']:,} tokens"
+        for split, entry in manifest["splits"].items()
+    ]
+    entropy = manifest["unigram_entropy"]
+    lines.append(f"unigram entropy {entropy:.3f} nats (loss of word frequencies alone)")
+    show(options, {"path": options.out, **manifest}, "\n".join(lines))

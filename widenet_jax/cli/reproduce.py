@@ -9,7 +9,6 @@ sets a field of every run. Exit codes: 0 no run failed (a run that diverged is a
 input; 3 a run failed (the others ran); 143 stopped, running ones saved.
 """
 
-import argparse
 import json
 import shlex
 import sys
@@ -18,74 +17,57 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_json
 from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
-from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, PAPER_SIZES, Experiment, chosen
-from widenet_jax.tools.reproduce.runs import Measured, Trials, carry_out, look_at
+from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, PAPER_SIZES, chosen
+from widenet_jax.tools.reproduce.runs import Trials, carry_out, look_at
 from widenet_jax.tools.reproduce.scales import SCALES, Run, Scale, run_of, runs_of, trial_of
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import FAILED
-from widenet_jax.tools.sweep.trials import MakeCommand, Trial
+from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code
 
-RECORD = "reproduce.json"  # scale and data of the runs in a workdir
+RECORD = "reproduce.json"  # in a workdir, with the SHARED flags of its runs
+SHARED = ("scale", "data_dir")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    return exit_code_of(lambda: run(*read_flags(words), words))
-
-
-def parser() -> Parser:
-    made = Parser(__doc__)
-    add = made.add_argument
+    parser = Parser(__doc__)
+    parser.set_defaults(words=words)
+    add = parser.add_argument
     add("experiments", nargs="+", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}, or all")
     about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), default="smoke", help=about)
-    text = "of all runs and results; runs/reproduce_SCALE by default"
-    add("--workdir", metavar="DIR", help=text)
+    add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
     text = "where the image sets are: imagenet, cifar10 and tiny_imagenet in it (default: data)"
     add("--data_dir", default="data", metavar="DIR", help=text)
     counts = ", ".join(f"{scale.seeds} at {name}" for name, scale in SCALES.items())
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
-    text = "of the paper's rows, run only these sizes: b, or b,l"
-    add("--sizes", default=",".join(PAPER_SIZES), help=text)
+    add("--sizes", default=",".join(PAPER_SIZES), help="run only rows of these sizes: b, or b,l")
     add("--workers", type=positive, default=1, metavar="N", help="runs at a time")
-    text = "run again what diverged, from its last checkpoint"
-    add("--retry", action="store_true", help=text)
-    add_launch_flags(made)
-    text = "list the runs; at --scale=paper with the plan's core-days for each and in total"
-    add("--dry_run", action="store_true", help=text)
+    add("--retry", action="store_true", help="run again what diverged, from its last checkpoint")
+    add_launch_flags(parser)
+    add("--dry_run", action="store_true", help="list the runs; at --scale=paper with core-days")
     add("--report", action="store_true", help="run nothing: tables and figures of finished runs")
     add("--json", action="store_true", help="print one JSON object")
-    return made
+    return parser.run(run, words)
 
 
-def read_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the options, and the `--config.FIELD=VALUE` for all runs.
+def run(options: Options) -> int:
+    """Runs the models, writes tables and figures, and returns the exit code.
 
     Raises:
-      BadInputError: an unknown flag, or flags that contradict each other.
+      BadInputError: flags, names, fields, data or a workdir that cannot be.
     """
-    options, fields = parser().read(words)
     check_launch_flags(options)
     if options.launch and "://" not in options.data_dir and options.scale != "smoke":
         raise BadInputError(
             f"--data_dir={options.data_dir} is on this machine; with --launch name one that the "
             "TPU's hosts can read, as --data_dir=gs://BUCKET/data"
         )
-    return options, fields
-
-
-def run(options: argparse.Namespace, fields: Sequence[str], words: Sequence[str]) -> int:
-    """Runs the models, writes tables and figures, and returns the exit code.
-
-    Raises:
-      BadInputError: names, fields, data or a workdir that cannot be.
-    """
     scale = SCALES[options.scale]
     experiments = chosen(options.experiments, PAPER_SIZES)
     wanted = runs_of(scale, chosen(options.experiments, options.sizes.split(",")))
@@ -93,25 +75,23 @@ def run(options: argparse.Namespace, fields: Sequence[str], words: Sequence[str]
     directory = Directory(workdir, options.trial_workdir)
     seeds = range(options.seeds or scale.seeds)
     trials = {
-        one: [trial_of(one, seed, directory, options.data_dir, fields) for seed in seeds]
+        one: [trial_of(one, seed, directory, options.data_dir, options.fields) for seed in seeds]
         for one in runs_of(scale, experiments)
     }
     command = launching(options.launch, scale) if options.launch else Trial.command
+    asked = {one: trials[one] for one in wanted}
     if options.dry_run:
-        listed = {one: trials[one] for one in wanted}
-        print_runs(listed, scale, directory, command, as_json=options.json)
+        print_runs(asked, scale, directory, command, as_json=options.json)
         return 0
-    check_same(directory, options)
+    record = check_same(directory, options)
     directory.check_flags(trial for of in trials.values() for trial in of)
     measured, stopped = look_at(trials, directory), False
     if not options.report:
-        check_data(wanted, options, fields)
+        check_data(wanted, options)
         directory.make()
-        write_json(directory.path / RECORD, record_of(options))
-        ran, stopped = carry_out(
-            {one: trials[one] for one in wanted}, directory,
-            workers=options.workers, command=command, retry=options.retry,
-        )  # fmt: skip
+        write_json(directory.path / RECORD, record)
+        start = {"workers": options.workers, "command": command, "retry": options.retry}
+        ran, stopped = carry_out(asked, directory, **start)
         measured |= ran
     # Rows that were not asked for are shown where an earlier call ran them.
     known = {one for one, of in measured.items() if one in wanted or of.ended}
@@ -119,29 +99,16 @@ def run(options: argparse.Namespace, fields: Sequence[str], words: Sequence[str]
         replace(one, rows=tuple(row for row in one.rows if run_of(scale, one, row) in known))
         for one in experiments
     ]
-    write_tables([table for table in tables if table.rows], options, measured, directory, words)
-    return exit_code(measured, stopped=stopped)
-
-
-def write_tables(
-    tables: Sequence[Experiment],
-    options: argparse.Namespace,
-    measured: Mapping[Run, Measured],
-    directory: Directory,
-    words: Sequence[str],
-) -> None:
-    """Writes every table and figure into the directory, and prints the tables."""
     from widenet_jax.tools.reproduce.report import provenance, write  # imports JAX
 
-    made_by = provenance(measured, ["scripts/reproduce.py", *words])
-    scale = SCALES[options.scale]
-    facts = [write(table, scale, measured, made_by, directory.path) for table in tables]
-    if options.json:
-        print(json.dumps({"scale": options.scale, "experiments": facts}))
-        return
-    for table in tables:
-        print((directory.path / f"{table.name}.md").read_text())
-    print(f"tables and figures  {directory.path}")
+    made_by = provenance(measured, ["scripts/reproduce.py", *options.words])
+    drawn = [table for table in tables if table.rows]
+    facts = [write(table, scale, measured, made_by, directory.path) for table in drawn]
+    texts = [(directory.path / f"{table.name}.md").read_text() for table in drawn]
+    text = "\n".join([*texts, f"tables and figures  {directory.path}"])
+    show(options, {"scale": options.scale, "experiments": facts}, text)
+    outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
+    return exit_code(outcomes, stopped=stopped)
 
 
 def launching(flags: str, scale: Scale) -> MakeCommand:
@@ -149,41 +116,41 @@ def launching(flags: str, scale: Scale) -> MakeCommand:
 
     The slice is the scale's, unless `flags` name one.
     """
-    hand_over = [handing_over(flags)] * 2
-    if scale.topologies and "--tpu" not in flags:
-        hand_over = [handing_over(f"{flags} --tpu={slice_}") for slice_ in scale.topologies]
+    if not scale.topologies or "--tpu" in flags:
+        return handing_over(flags)
+    pretrain, finetune = (handing_over(f"{flags} --tpu={slice_}") for slice_ in scale.topologies)
 
     def command(trial: Trial, workdir: str) -> list[str]:
-        return hand_over["init_from" in trial.settings](trial, workdir)
+        hand_over = finetune if "init_from" in trial.settings else pretrain
+        return hand_over(trial, workdir)
 
     return command
 
 
-def record_of(options: argparse.Namespace) -> dict[str, str]:
-    """Returns the flags that all runs of a workdir share."""
-    return {"scale": options.scale, "data_dir": options.data_dir}
+def check_same(directory: Directory, options: Options) -> dict[str, str]:
+    """Returns the flags that all runs of a workdir share, as RECORD holds them.
 
-
-def check_same(directory: Directory, options: argparse.Namespace) -> None:
-    """Raises BadInputError where the workdir has runs of another scale or other data, or --report
-    finds no workdir.
+    Raises:
+      BadInputError: the workdir has runs of another scale or other data, or --report finds no
+        workdir.
     """
-    file = directory.path / RECORD
-    before = json.loads(file.read_text()) if file.exists() else record_of(options)
-    for name, value in record_of(options).items():
-        if before[name] != value:
+    file, record = directory.path / RECORD, {name: getattr(options, name) for name in SHARED}
+    for name, before in json.loads(file.read_text()).items() if file.exists() else ():
+        if before != record[name]:
             raise BadInputError(
-                f"--workdir={directory.path} holds runs with --{name}={before[name]}; name a new "
+                f"--workdir={directory.path} holds runs with --{name}={before}; name a new "
                 "--workdir, or repeat that"
             )
     if options.report and not directory.path.is_dir():
         raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
+    return record
 
 
-def check_data(runs: Iterable[Run], options: argparse.Namespace, fields: Sequence[str]) -> None:
+def check_data(runs: Iterable[Run], options: Options) -> None:
     """Raises BadInputError where a data set is missing, before the first run starts."""
-    named = any(one.startswith(("--config.data.path=", "--config.data.source=")) for one in fields)
-    if named or "://" in options.data_dir:  # the run itself will check
+    named = ("--config.data.path=", "--config.data.source=")
+    if "://" in options.data_dir or any(one.startswith(named) for one in options.fields):
+        # The run itself checks them.
         return
     for name in dict.fromkeys(run.stage.data for run in runs if run.stage.data):
         path = Path(options.data_dir) / name
@@ -191,13 +158,6 @@ def check_data(runs: Iterable[Run], options: argparse.Namespace, fields: Sequenc
             raise BadInputError(
                 f"there is no {path}; scripts/prepare_data.py makes it, --data_dir says where"
             )
-
-
-def exit_code(measured: Mapping[Run, Measured], *, stopped: bool) -> int:
-    """Returns 143 where stopped, 3 where a run failed, else 0: a diverged run is a result."""
-    if stopped:
-        return 143
-    return 3 if any(FAILED in of.statuses for of in measured.values()) else 0
 
 
 def print_runs(

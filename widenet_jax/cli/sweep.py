@@ -9,33 +9,27 @@
 failed (the others ran); 143 stopped, running trials saved.
 """
 
-import argparse
-import json
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from widenet_jax.cli.parser import Parser, exit_code_of, positive
+from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.tools.sweep import axes, results
+from widenet_jax.tools.sweep import axes
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import Listed, Runner, Source
-from widenet_jax.tools.sweep.trials import MakeCommand, Trial, expand, settings_of_config
+from widenet_jax.tools.sweep.results import Results
+from widenet_jax.tools.sweep.runner import Listed, Runner
+from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code, expand, settings_of_config
 
 # A search multiplies its seed by 100,003, and NumPy's seeds end at 2^32.
 MOST_SEARCH_SEED = 40_000
 LAUNCHER = Path(__file__).parents[2] / "scripts" / "launch_tpu.py"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
-    return exit_code_of(lambda: run(*parser().read(argv)))
-
-
-def parser() -> Parser:
-    made = Parser(__doc__)
-    add = made.add_argument
+    parser = Parser(__doc__)
+    add = parser.add_argument
     add("--config", required=True, metavar="FILE[:VARIANT]")
     add("--workdir", metavar="DIR", help="the sweep's directory; runs/sweep_CONFIG by default")
     text = "every value with every value of the other --sweep; 'variant' is the config's argument. "
@@ -52,10 +46,10 @@ def parser() -> Parser:
     add("--trials", type=positive, metavar="N", help="trials of a search, in all")
     add("--prune", action="store_true", help="end hopeless trials of a search early (Hyperband)")
     add("--search_seed", type=int, default=0, metavar="SEED", help="of the search's choices")
-    add_launch_flags(made)
+    add_launch_flags(parser)
     add("--dry_run", action="store_true", help="print what would run")
     add("--json", action="store_true", help="print one JSON object")
-    return made
+    return parser.run(run, argv)
 
 
 def add_launch_flags(made: Parser) -> None:
@@ -68,13 +62,13 @@ def add_launch_flags(made: Parser) -> None:
     made.add_argument("--trial_workdir", default="", metavar="DIR", help=text)
 
 
-def check_launch_flags(options: argparse.Namespace) -> None:
+def check_launch_flags(options: Options) -> None:
     """Raises BadInputError where one of the two launch flags lacks the other."""
     if bool(options.launch) != bool(options.trial_workdir):
         raise BadInputError("--launch and --trial_workdir=gs://BUCKET/DIR go together")
 
 
-def run(options: argparse.Namespace, fields: Sequence[str]) -> int:
+def run(options: Options) -> int:
     """Runs the trials and returns the exit code.
 
     Raises:
@@ -86,26 +80,28 @@ def run(options: argparse.Namespace, fields: Sequence[str]) -> int:
     directory = Directory(workdir, options.trial_workdir)
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:
-        source, total = search_of(options, fields, directory), options.trials
+        from widenet_jax.tools.sweep.search import Search  # Optuna is an optional requirement
+
+        how = {"sampler": options.search, "prune": options.prune, "seed": options.search_seed}
+        space = axes.parse_space(options.space)
+        source = Search(options.config, space, options.fields, directory, options.trials, **how)
     else:
-        trials = listed_trials(options, fields)
+        trials = listed_trials(options)
         if options.dry_run:
-            print_plan(trials, directory, command, as_json=options.json)
+            show_plan(options, trials, directory, command)
             return 0
         source = Listed(trials, directory, only=options.index)
-        total = len(source.left)
-    runner = Runner(source, directory, workers=options.workers, command=command, total=total)
-    stopped = runner.run()
+    stopped = Runner(source, workers=options.workers, command=command).run()
     outcomes = source.outcomes()
-    found = results.Results(outcomes, directory, source.space)
+    found = Results(outcomes, directory, source.space)
     found.write()
-    code = results.exit_code(outcomes, stopped=stopped)
+    code = exit_code(outcomes, stopped=stopped)
     as_json = {"exit_code": code, **found.as_json()}
-    print(json.dumps(as_json, default=str) if options.json else found.report())
+    show(options, as_json, found.report())
     return code
 
 
-def check_flags(options: argparse.Namespace) -> None:
+def check_flags(options: Options) -> None:
     """Raises BadInputError where flags contradict each other."""
     if bool(options.search) != bool(options.space):
         raise BadInputError("--search and --space go together, as in the example of --help")
@@ -121,7 +117,7 @@ def check_flags(options: argparse.Namespace) -> None:
     check_launch_flags(options)
 
 
-def listed_trials(options: argparse.Namespace, fields: Sequence[str]) -> list[Trial]:
+def listed_trials(options: Options) -> list[Trial]:
     """Returns the trials of the grid, or those that the config's get_sweep lists.
 
     Raises:
@@ -134,20 +130,10 @@ def listed_trials(options: argparse.Namespace, fields: Sequence[str]) -> list[Tr
         settings = axes.product(parts)
     else:
         settings = settings_of_config(options.config)
-    trials = expand(options.config, settings, fields)
+    trials = expand(options.config, settings, options.fields)
     if options.index is not None and not 0 <= options.index < len(trials):
         raise BadInputError(f"--index={options.index}: trials go from 0 to {len(trials) - 1}")
     return trials
-
-
-def search_of(options: argparse.Namespace, fields: Sequence[str], directory: Directory) -> Source:
-    """Returns the search that --search, --space and --trials describe."""
-    from widenet_jax.tools.sweep.search import Search  # Optuna is an optional requirement
-
-    return Search(
-        options.config, options.space, fields, directory,
-        sampler=options.search, count=options.trials, prune=options.prune, seed=options.search_seed,
-    )  # fmt: skip
 
 
 def handing_over(flags: str) -> MakeCommand:
@@ -168,8 +154,8 @@ def handing_over(flags: str) -> MakeCommand:
     return command
 
 
-def print_plan(
-    trials: Sequence[Trial], directory: Directory, command: MakeCommand, *, as_json: bool
+def show_plan(
+    options: Options, trials: list[Trial], directory: Directory, command: MakeCommand
 ) -> None:
     """Prints the trials that would run."""
     rows = [
@@ -182,10 +168,10 @@ def print_plan(
         }
         for index, trial in enumerate(trials)
     ]
-    if as_json:
-        print(json.dumps({"trials": rows}, default=str))
-        return
-    for row in rows:
-        done = "  (done)" if row["done"] else ""
-        print(f"{row['index']}  {row['trial']}{done}\n   {shlex.join(row['command'])}")
-    print(f"{len(rows)} trials, {sum(row['done'] for row in rows)} of them done")
+    lines = [
+        f"{row['index']}  {row['trial']}{'  (done)' if row['done'] else ''}\n"
+        f"   {shlex.join(row['command'])}"
+        for row in rows
+    ]
+    lines.append(f"{len(rows)} trials, {sum(row['done'] for row in rows)} of them done")
+    show(options, {"trials": rows}, "\n".join(lines))

@@ -44,8 +44,8 @@ MOST = {
 }
 
 
-def override(config: ConfigDict, flags: Sequence[str]) -> None:
-    """Sets every `--config.FIELD=VALUE` of `flags` in `config` and checks the config's numbers.
+def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
+    """Sets every `--config.FIELD=VALUE` of `flags` in `config`, checks its numbers and returns it.
 
     Fields can no longer be added to the config afterwards.
 
@@ -58,7 +58,7 @@ def override(config: ConfigDict, flags: Sequence[str]) -> None:
             raise BadInputError(f"{flag!r} is no flag; fields are set as --config.FIELD=VALUE")
         set_field(config, name.removeprefix("--config."), text)
     check_numbers(config)
-    config.lock()
+    return config.lock()
 
 
 def load_config(text: str) -> ConfigDict:

@@ -18,7 +18,7 @@ STORED = "stored"
 INIT_FROM = "--config.init_from="
 
 
-def set_fields(config: ConfigDict, flags: Sequence[str]) -> None:
+def set_fields(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
     """Sets fields as `config.files.override` does, after a stored model has been looked up.
 
     Where config.model.name is "stored", config.model becomes the whole section of the model that
@@ -33,7 +33,7 @@ def set_fields(config: ConfigDict, flags: Sequence[str]) -> None:
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
         with config.unlocked():
             config.model = merged(stored_section(config.init_from), beside, config.init_from)
-    override(config, flags)
+    return override(config, flags)
 
 
 def stored_section(place: str) -> dict[str, Any]:

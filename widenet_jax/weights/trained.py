@@ -83,8 +83,7 @@ def open_trained(place: str, changes: Sequence[str] = ()) -> Trained:
       RunFailedError: every checkpoint of the run is damaged.
     """
     found = read_model(place)
-    config = ConfigDict(found.config)
-    override(config, changes)
+    config = override(ConfigDict(found.config), changes)
     example = images_of(config, found.params) if "image_size" in config.data else {}
     task = build_task(config, DataFacts(0, example, found.info))
     model = build_model(config.model, **task.model_fields)

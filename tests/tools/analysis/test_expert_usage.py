@@ -25,7 +25,6 @@ def usage_of(first: np.ndarray) -> ExpertUsage:
         blocks=tuple(range(L)),
         class_names=("seen", "unseen"),
         sent=sent,
-        kept=sent.sum(axis=1),
         load=one_hot.mean(axis=1),
         importance=one_hot.mean(axis=1),
         drop_rate=np.zeros(L),

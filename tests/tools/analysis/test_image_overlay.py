@@ -59,9 +59,8 @@ def test_patches_have_the_colours_of_their_experts(digits_run, tmp_path):
     block 1 go to expert 3: 4/3 as many as to expert 1. In a grey picture a tint is one colour."""
     trained = open_trained(str(digits_run))
     picture = np.full((8, 8, 1), 128, np.uint8)
-    draw_overlay(
-        trained, [picture], [routing_of([1] * 12 + [0] * 4)], tmp_path / "o.png", titles=["grey"]
-    )
+    images = [("grey", picture, routing_of([1] * 12 + [0] * 4))]
+    draw_overlay(trained, images, tmp_path / "o.png")
     tints = (1 - TINT) * 128 / 255 + TINT * expert_colours(4)
     pixels = [count(tmp_path / "o.png", tint) for tint in tints]
     assert pixels[1] / pixels[0] == pytest.approx(3, rel=0.1)
@@ -75,6 +74,6 @@ def test_dropped_patches_are_crossed_out(digits_run, tmp_path):
     black = []
     for name, dropped in (("none.png", False), ("all.png", True)):
         lost = routing.replace(dropped=np.full(routing.dropped.shape, dropped))
-        draw_overlay(trained, [picture], [lost], tmp_path / name, titles=[""])
+        draw_overlay(trained, [("", picture, lost)], tmp_path / name)
         black.append(count(tmp_path / name, (0, 0, 0)))
     assert black[1] > black[0] + 32 * 10  # 32 crosses

@@ -15,6 +15,7 @@ from etils import epath
 
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import RunFailedError
+from widenet_jax.experiment import build_experiment
 from widenet_jax.tools.benchmark import dispatch, input_pipeline, peaks, report, train_step, turns
 from widenet_jax.tools.benchmark.checkpoint import checkpoint_row, directory_bytes
 from widenet_jax.tools.benchmark.timing import median_seconds
@@ -59,8 +60,8 @@ def test_random_batches_are_valid_for_every_task():
 def test_a_checkpoint_is_measured(tmp_path: Path):
     """53,066 parameters and two moments of 4 bytes; noise hardly compresses."""
     config = load_config("configs/digits.py:widenet_tiny")
-    args = ("d", config, data_facts(config), jax.devices()[:1])
-    row = checkpoint_row(*args, workdir=epath.Path(tmp_path), rounds=2)
+    experiment = build_experiment(config, data_facts(config), jax.devices()[:1])
+    row = checkpoint_row("d", experiment, workdir=epath.Path(tmp_path), rounds=2)
     assert row["state_mb"] == pytest.approx(3 * 4 * 53_066 / 1e6, rel=1e-3)
     assert row["disk_mb"] == directory_bytes(epath.Path(tmp_path / "checkpoints" / "2")) / 1e6
     assert 0.8 < row["disk_mb"] / row["state_mb"] < 1.2
@@ -75,10 +76,9 @@ def test_out_of_memory_suggests_a_batch_size(monkeypatch: pytest.MonkeyPatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(train_step, "lower_step", fail)
-    with pytest.raises(RunFailedError, match=r"batch 64 does not fit.*--config\.batch_size=32"):
-        train_step.train_step_row(
-            "d", config, data_facts(config), jax.devices()[:2], rounds=1, steps=1
-        )
+    experiment = build_experiment(config, data_facts(config), jax.devices()[:2])
+    with pytest.raises(RunFailedError, match=r"batch 64 does not fit 2 .*batch_size=32"):
+        train_step.train_step_row("d", experiment, rounds=1, steps=1)
 
 
 def test_sizes_keep_groups_whole_and_k_at_most_e():

@@ -45,7 +45,7 @@ class Double:
 
 def test_the_figures_of_a_plan():
     config = load_config("configs/imagenet.py:vit_b")
-    plan = plan_run("vit_b", config, DATA, Double(0.5), price_per_core_hour=2.0)
+    plan = plan_run("vit_b", config, DATA, Double(0.5), price=2.0)
     facts = plan.facts
     assert facts["params"] == facts["params_unrolled"] == 87_158_248
     assert (facts["cores"], facts["examples_per_core"]) == (256, 16)

@@ -27,8 +27,7 @@ from widenet_jax.tools.reproduce.tables import (
     paper_sign,
     rows_of,
 )
-from widenet_jax.tools.sweep.runner import DONE, FAILED, Outcome
-from widenet_jax.tools.sweep.trials import Trial
+from widenet_jax.tools.sweep.trials import DONE, FAILED, Outcome, Trial
 
 SMALL = SCALES["small"]
 TRIAL = Trial("t", "configs/cifar10.py", {})

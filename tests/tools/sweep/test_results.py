@@ -8,12 +8,10 @@ import cv2
 import pytest
 from tools import other_task
 
-from widenet_jax.tools.sweep import results
 from widenet_jax.tools.sweep.axes import product, sweep
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.results import Results
-from widenet_jax.tools.sweep.runner import Outcome
-from widenet_jax.tools.sweep.trials import expand
+from widenet_jax.tools.sweep.trials import Outcome, exit_code, expand
 
 
 @pytest.fixture
@@ -105,12 +103,12 @@ def test_the_report_names_the_failed_and_their_logs(outcomes, directory):
 
 
 def test_exit_codes(outcomes):
-    assert results.exit_code(outcomes, stopped=False) == 0
-    assert results.exit_code(outcomes, stopped=True) == 143
+    assert exit_code(outcomes, stopped=False) == 0
+    assert exit_code(outcomes, stopped=True) == 143
     outcomes[0].status = "failed"
-    assert results.exit_code(outcomes, stopped=False) == 3
+    assert exit_code(outcomes, stopped=False) == 3
     outcomes[1].status = "stopped"
-    assert results.exit_code(outcomes, stopped=False) == 143
+    assert exit_code(outcomes, stopped=False) == 143
 
 
 def test_a_picture_of_each_axis_and_the_curves(outcomes, directory):

@@ -16,8 +16,8 @@ from tools import trial_program
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.sweep.axes import product, sweep
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import Listed, Outcome, Runner, score_of
-from widenet_jax.tools.sweep.trials import Trial, expand
+from widenet_jax.tools.sweep.runner import Listed, Runner, score_of
+from widenet_jax.tools.sweep.trials import Outcome, Trial, expand
 
 DIGITS = "configs/digits.py"
 
@@ -33,7 +33,7 @@ def run(
     directory.make()
     directory.remember(trials)
     source = Listed(trials, directory, only)
-    stopped = Runner(source, directory, workers=workers, command=trial_program.command).run()
+    stopped = Runner(source, workers=workers, command=trial_program.command).run()
     return source.outcomes(), stopped
 
 
@@ -147,7 +147,7 @@ def test_a_trial_is_handed_to_a_scheduler_once(tmp_path: Path):
 
     for _ in range(2):
         source = Listed(trials, directory)
-        Runner(source, directory, workers=1, command=hand_over).run()
+        Runner(source, workers=1, command=hand_over).run()
         assert source.outcomes()[0].status == "handed over"
     assert handed.read_text() == "x\n"
     workdir = tmp_path / trials[0].name
@@ -181,5 +181,3 @@ def test_where_a_sweep_can_be(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="Not a directory"):
         Directory(tmp_path / "file").make()
-    with pytest.raises(BadInputError, match="--workers=0"):
-        Runner(Listed([], Directory(tmp_path)), Directory(tmp_path), workers=0)

@@ -10,9 +10,10 @@ import pytest
 from tools import other_task, trial_program
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.tools.sweep.axes import Range, parse_space
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import Outcome, Runner
-from widenet_jax.tools.sweep.space import Range, parse_space
+from widenet_jax.tools.sweep.runner import Runner
+from widenet_jax.tools.sweep.trials import Outcome
 
 optuna = pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
 from widenet_jax.tools.sweep.search import Search  # noqa: E402
@@ -22,14 +23,14 @@ RATE = "optimizer.learning_rate=log:1e-3:1"
 
 
 def search(path: Path, *space: str, pause: float = 0.0, **changes) -> Search:
-    options = {"sampler": "random", "count": 4, "prune": False, "seed": 0} | changes
+    options = {"sampler": "random", "total": 4, "prune": False, "seed": 0} | changes
     config = options.pop("config", DIGITS)
     flags = [f"--config.optimizer.weight_decay={pause}"]
-    return Search(config, space or (RATE,), flags, Directory(path), **options)
+    return Search(config, parse_space(space or (RATE,)), flags, Directory(path), **options)
 
 
 def run(source: Search, workers: int = 2) -> list[Outcome]:
-    Runner(source, source.directory, workers=workers, command=trial_program.command).run()
+    Runner(source, workers=workers, command=trial_program.command).run()
     return source.outcomes()
 
 
@@ -67,17 +68,17 @@ def test_spaces_that_cannot_be(texts: list[str], words: str):
 def test_random_search_proposes_the_same_whether_or_not_it_was_interrupted(tmp_path: Path):
     whole = run(search(tmp_path / "whole"))
     assert [outcome.status for outcome in whole] == ["done"] * 4
-    run(search(tmp_path / "parts", count=2))
+    run(search(tmp_path / "parts", total=2))
     parts = run(search(tmp_path / "parts"))
     assert rates(parts) == rates(whole)
     assert len(set(rates(whole))) == 4
     assert [o.result["test_accuracy"] for o in whole] == rates(whole)
-    assert rates(run(search(tmp_path / "other", seed=1, count=1))) != rates(whole)[:1]
+    assert rates(run(search(tmp_path / "other", seed=1, total=1))) != rates(whole)[:1]
 
 
 def test_tpe_finds_better_ones_than_its_random_start(tmp_path: Path):
     # With several workers, proposals would depend on which trial ends first.
-    found = rates(run(search(tmp_path, sampler="tpe", count=14), workers=1))
+    found = rates(run(search(tmp_path, sampler="tpe", total=14), workers=1))
     assert sum(found[-5:]) / 5 > 2 * sum(found[:5]) / 5
 
 
@@ -87,14 +88,14 @@ def test_a_lower_metric_is_searched_downwards(tmp_path: Path, monkeypatch):
     source = search(tmp_path / "search", config=config)
     found = rates(run(source))
     assert source.study.best_value == min(found) < max(found)
-    tpe = search(tmp_path / "tpe", config=config, sampler="tpe", count=14)
+    tpe = search(tmp_path / "tpe", config=config, sampler="tpe", total=14)
     proposed = rates(run(tpe, workers=1))
     assert sum(proposed[-5:]) < sum(proposed[:5]) / 2
 
 
 def test_hopeless_trials_are_stopped_and_recorded(tmp_path: Path):
     """Some of eight trials end at one of their first evaluations, and never the best."""
-    source = search(tmp_path, sampler="random", count=8, prune=True, pause=0.25)
+    source = search(tmp_path, sampler="random", total=8, prune=True, pause=0.25)
     outcomes = run(source, workers=4)
     pruned = [outcome for outcome in outcomes if outcome.status == "pruned"]
     done = [outcome for outcome in outcomes if outcome.status == "done"]
@@ -105,7 +106,7 @@ def test_hopeless_trials_are_stopped_and_recorded(tmp_path: Path):
         assert len(source.directory.evaluations(outcome.trial)) < trial_program.STEPS
     states = [trial.state.name for trial in source.study.get_trials()]
     assert states.count("PRUNED") == len(pruned)
-    again = run(search(tmp_path, sampler="random", count=8, prune=True, pause=0.25))
+    again = run(search(tmp_path, sampler="random", total=8, prune=True, pause=0.25))
     assert [outcome.status for outcome in again] == [outcome.status for outcome in outcomes]
 
 
@@ -118,16 +119,16 @@ def test_a_stopped_search_resumes_the_trial_that_was_running(tmp_path: Path):
     threading.Thread(target=stop_once_it_runs).start()
     stopped = run(search(tmp_path, prune=True, pause=0.1), workers=1)
     assert [outcome.status for outcome in stopped] == ["stopped"]
-    whole = run(search(tmp_path, prune=False, pause=0.1, count=1))
+    whole = run(search(tmp_path, prune=False, pause=0.1, total=1))
     assert [outcome.status for outcome in whole] == ["done"]
     assert rates(whole) == rates(stopped)
     assert len((tmp_path / whole[0].trial.name / "starts").read_text()) == 2
 
 
 def test_a_failed_trial_is_reported_to_optuna(tmp_path: Path):
-    outcomes = run(search(tmp_path, "seed=13,13", count=2))
+    outcomes = run(search(tmp_path, "seed=13,13", total=2))
     assert [outcome.status for outcome in outcomes] == ["failed"] * 2
-    again = run(search(tmp_path, "seed=13,13", count=2))
+    again = run(search(tmp_path, "seed=13,13", total=2))
     assert [(o.exit_code, o.message) for o in again] == [(1, "failed: unlucky")] * 2
 
 

@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
+from widenet_jax.tools.sweep.axes import parse_space
 from widenet_jax.tools.sweep.figures import Axis, apart, axis_of, draw_against
-from widenet_jax.tools.sweep.space import parse_space
 
 
 def axis(field: str, values: list, *space: str) -> Axis:

@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from matplotlib.figure import Figure
 
 from widenet_jax.experiment import make_forward
 from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.tasks.losses import softmax_cross_entropy
-from widenet_jax.tools.analysis.figures import MOST_NAMES, save
+from widenet_jax.tools.analysis.figures import MOST_NAMES, save, subplots
 from widenet_jax.tools.analysis.over_source import sums_over_source
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
@@ -40,26 +39,16 @@ class Accuracy:
     in_top: np.ndarray
     cross_entropy: float
 
-    @property
-    def images(self) -> int:
-        return int(self.confusion.sum())
-
-    @property
-    def top_1(self) -> float:
-        return float(np.trace(self.confusion) / self.images)
-
-    @property
-    def top_5(self) -> float:
-        return float(self.in_top.sum() / self.images)
-
-    @property
-    def per_class(self) -> dict[str, float]:
-        """Top-1 accuracy of each class that has an image."""
-        counts = self.confusion.sum(axis=1)
+    def as_json(self) -> dict[str, Any]:
+        """Returns images, top_1, top_5, cross_entropy, and the top-1 of every class with images."""
+        counts, right = self.confusion.sum(axis=1), np.diag(self.confusion)
+        classes = zip(self.class_names, right, counts, strict=True)
         return {
-            name: float(self.confusion[k, k] / counts[k])
-            for k, name in enumerate(self.class_names)
-            if counts[k]
+            "images": int(counts.sum()),
+            "top_1": float(right.sum() / counts.sum()),
+            "top_5": float(self.in_top.sum() / counts.sum()),
+            "cross_entropy": self.cross_entropy,
+            "per_class": {name: float(hits / count) for name, hits, count in classes if count},
         }
 
     def confused(self, most: int) -> list[tuple[str, str, int]]:
@@ -111,19 +100,12 @@ def confusion_csv(accuracy: Accuracy) -> str:
     return text.getvalue()
 
 
-def as_json(accuracy: Accuracy) -> dict[str, Any]:
-    """Returns the numbers as JSON holds them, without the confusion matrix."""
-    names = ("images", "top_1", "top_5", "cross_entropy", "per_class")
-    return {name: getattr(accuracy, name) for name in names}
-
-
 def draw_confusion(accuracy: Accuracy, out: epath.Path) -> None:
     """Draws, for each class (row), the shares of its images by predicted class (column)."""
     counts = np.maximum(accuracy.confusion.sum(axis=1, keepdims=True), 1)
     V = len(accuracy.class_names)
     side = min(12, 4 + 0.3 * V)
-    figure = Figure(figsize=(side + 1, side), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = subplots(size=(side + 1, side))
     image = axis.imshow(accuracy.confusion / counts, vmin=0, vmax=1, cmap="viridis", aspect="auto")
     figure.colorbar(image, ax=axis, label="share of the class")
     axis.set(xlabel="predicted class", ylabel="class")

@@ -25,7 +25,6 @@ class ExpertUsage:
       blocks: the blocks with experts.
       class_names: label k is class_names[k].
       sent: [L, V, E] (token, choice) pairs sent to each expert, by the class of the image.
-      kept: [L, E] pairs that found a slot.
       load: [L, E] share of the pairs sent to each expert.
       importance: [L, E] share of the gates.
       drop_rate: [L] share of the pairs that found no slot.
@@ -36,7 +35,6 @@ class ExpertUsage:
     blocks: tuple[int, ...]
     class_names: tuple[str, ...]
     sent: np.ndarray
-    kept: np.ndarray
     load: np.ndarray
     importance: np.ndarray
     drop_rate: np.ndarray
@@ -112,11 +110,9 @@ def measure_usage(trained: Trained) -> ExpertUsage:
     blocks = routed_blocks(trained.model)
     classes = len(trained.class_names)
     sums = sums_over_source(trained, partial(usage_sums, model=trained.model, classes=classes))
-    sent = sums["sent"]
-    dropped = sent.sum(axis=(1, 2)) - sums["kept"].sum(axis=1)
-    shares = summarize(sums | {"load": sent.sum(axis=1), "dropped": dropped})
-    counts = {name: sums[name] for name in ("sent", "kept", "together")}
-    return ExpertUsage(blocks, trained.class_names, **counts, **shares)
+    sent, together = sums["sent"], sums["together"]
+    shares = summarize(sums | {"load": sent.sum(axis=1)})
+    return ExpertUsage(blocks, trained.class_names, sent=sent, together=together, **shares)
 
 
 def usage_sums(
@@ -136,7 +132,7 @@ def usage_sums(
     exact = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     return {
         "sent": exact("bv,lbe->lve", label, pairs.sum(axis=(2, 3))),
-        "kept": (pairs * ~routing.dropped[..., None]).sum(axis=(1, 2, 3)),
+        "dropped": (pairs * routing.dropped[..., None]).sum(axis=(1, 2, 3, 4)),
         "importance": (pairs * routing.gate[..., None]).sum(axis=(1, 2, 3)),
         "entropy": (token_entropy * mask[:, None]).sum(axis=(1, 2)),
         "tokens": mask.sum() * probs.shape[2],

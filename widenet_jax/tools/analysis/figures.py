@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from etils import epath
 from matplotlib import colormaps
@@ -37,8 +38,7 @@ def draw_learning_curves(
       names: one for each run, for the legend.
       splits: "train", "eval" or both.
     """
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.subplots(1, 2)
+    figure, axes = subplots(1, 2, size=(10, 4))
     labels = names or ["" for _ in workdirs]
     runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
     metrics = (loss_of(runs), metric)
@@ -73,6 +73,14 @@ def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
     """Returns the loss that both splits can share: cross-entropy if recorded, else the total."""
     recorded = any(CROSS_ENTROPY in record for records in runs for record in records)
     return CROSS_ENTROPY if recorded or not any(runs) else "loss"
+
+
+def subplots(
+    rows: int = 1, columns: int = 1, *, size: tuple[float, float], **options: Any
+) -> tuple[Figure, Any]:
+    """Returns a new figure of `size` in inches, and its axes as `Figure.subplots` makes them."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def save(figure: Figure, out: epath.PathLike) -> None:

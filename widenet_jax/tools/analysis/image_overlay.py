@@ -6,13 +6,12 @@ import jax
 import numpy as np
 from etils import epath
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from widenet_jax.data.chunks import read_example
 from widenet_jax.data.images.transforms import image_of
 from widenet_jax.tasks.classification import to_unit_range
-from widenet_jax.tools.analysis.figures import save
+from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.analysis.over_source import open_source
 from widenet_jax.tools.analysis.routing import TokenRouting, routed_blocks, token_routing
 from widenet_jax.tools.analysis.routing_figures import expert_colours
@@ -23,6 +22,7 @@ from widenet_jax.weights.trained import Trained
 TINT = 0.55  # weight of an expert's colour over a patch
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
 PANELS_A_ROW = 6
+Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
 
 
 def image_router(trained: Trained) -> Callable[[np.ndarray], TokenRouting]:
@@ -51,34 +51,26 @@ def patch_grid(trained: Trained, per_token: np.ndarray) -> np.ndarray:
     return patches.reshape(height // P, width // P, *per_token.shape[1:])
 
 
-def draw_overlay(
-    trained: Trained,
-    pictures: Sequence[np.ndarray],
-    routings: Sequence[TokenRouting],
-    out: epath.Path,
-    *,
-    titles: Sequence[str],
-) -> None:
+def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike) -> None:
     """Draws each picture, then for each block, in grey, its patches tinted by their first expert.
 
     A dot is the second choice; a cross marks patches whose first choice was dropped.
 
     Args:
       trained: the model.
-      pictures: uint8 [h, w, C], as `image_prediction.read_picture` returns them.
-      routings: of each picture, as `image_router` returns them.
+      images: (title, picture, routing) of each; `image_prediction.read_picture` returns pictures,
+        `image_router` routings.
       out: a PNG file.
-      titles: one for each picture.
     """
     blocks = routed_blocks(trained.model)
     rows = -(-len(blocks) // PANELS_A_ROW)
     columns = 1 + min(len(blocks), PANELS_A_ROW)
-    figure = Figure(figsize=(2.1 * columns, 2.3 * rows * len(pictures) + 0.5), layout="constrained")
-    axes = figure.subplots(rows * len(pictures), columns, squeeze=False)
+    size = (2.1 * columns, 2.3 * rows * len(images) + 0.5)
+    figure, axes = subplots(rows * len(images), columns, size=size, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
-    E = routings[0].router_probs.shape[-1]
-    for i, (picture, routing, title) in enumerate(zip(pictures, routings, titles, strict=True)):
+    E = images[0][2].router_probs.shape[-1]
+    for i, (title, picture, routing) in enumerate(images):
         own = axes[i * rows : (i + 1) * rows]
         own[0, 0].imshow(as_rgb(picture))
         own[0, 0].set_title(title, fontsize=8)
@@ -120,9 +112,9 @@ def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -
     """Draws experts over random images of the source, the same images for every model."""
     source, transform = open_source(trained)
     chosen = np.random.default_rng(0).permutation(len(source))[:num_images]
-    examples = [read_example(source, int(record)) for record in chosen]
-    pictures = [transform.picture(image_of(example)) for example in examples]
-    route = image_router(trained)
-    routings = [route(picture) for picture in pictures]
-    titles = [trained.class_names[example["label"]] for example in examples]
-    draw_overlay(trained, pictures, routings, out, titles=titles)
+    route, images = image_router(trained), []
+    for record in chosen:
+        example = read_example(source, int(record))
+        picture = transform.picture(image_of(example))
+        images.append((trained.class_names[example["label"]], picture, route(picture)))
+    draw_overlay(trained, images, out)

@@ -6,11 +6,10 @@ import numpy as np
 from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.tools.analysis.expert_usage import ExpertUsage
-from widenet_jax.tools.analysis.figures import MOST_NAMES, save
+from widenet_jax.tools.analysis.figures import MOST_NAMES, save, subplots
 from widenet_jax.tools.analysis.norm_divergence import Divergence
 
 # The first few also differ to colour-blind readers; experts beyond ten repeat them paler.
@@ -26,9 +25,9 @@ def expert_colours(num_experts: int) -> np.ndarray:
 
 def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     """Draws load, entropy and drops by block, experts by class, and agreement between blocks."""
-    figure = Figure(figsize=(15, 9), layout="constrained")
+    figure, axes = subplots(2, 3, size=(15, 9))
     figure.suptitle(title)
-    (load, level, drop), (classes, agreement, information) = figure.subplots(2, 3)
+    (load, level, drop), (classes, agreement, information) = axes
     E = usage.load.shape[-1]
     below = np.zeros(len(usage.blocks))
     for e, colour in enumerate(expert_colours(E)):
@@ -44,11 +43,10 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
     draw_classes(classes, usage)
-    for axis, values, name in (
-        (agreement, usage.agreement, "same first choice (share of tokens)"),
-        (information, usage.mutual_information, "mutual information (share)"),
-    ):
-        draw_between_blocks(axis, values, usage.blocks, name)
+    title = "same first choice (share of tokens)"
+    draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
+    title = "mutual information (share)"
+    draw_between_blocks(information, usage.mutual_information, usage.blocks, title)
     for axis in (load, level, drop):
         axis.set_xticks(usage.blocks)
     save(figure, out)
@@ -87,8 +85,8 @@ def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.P
       models: name -> the result of `norm_divergence`.
       out: a PNG file.
     """
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axis, vector in zip(figure.subplots(1, 2), ("gamma", "beta"), strict=True):
+    figure, axes = subplots(1, 2, size=(10, 4))
+    for axis, vector in zip(axes, ("gamma", "beta"), strict=True):
         curves = {name: vectors[vector].block for name, vectors in models.items()}
         plot_divergence(axis, curves, vector)
     # Below the panels: names are paths, and beside the curves they would leave little room.

@@ -1,40 +1,28 @@
 """Benchmark of checkpoints: time that training waits, time to write and restore, size."""
 
+import statistics
 import time
-from collections.abc import Sequence
+import timeit
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from etils import epath
-from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import LAST, Checkpoints
 from widenet_jax.checkpoint.manifest import damage
 from widenet_jax.checkpoint.space import directory_bytes, tree_bytes
-from widenet_jax.data.contract import DataFacts
-from widenet_jax.experiment import build_experiment
+from widenet_jax.experiment import Experiment
 from widenet_jax.step import TrainState
 
 
-def checkpoint_row(
-    name: str,
-    config: ConfigDict,
-    data: DataFacts,
-    devices: Sequence[jax.Device],
-    *,
-    workdir: epath.Path,
-    rounds: int,
-) -> dict[str, Any]:
+def checkpoint_row(name: str, experiment: Experiment, *, workdir: epath.Path, rounds: int) -> dict:
     """Saves a state `rounds` times and restores the last checkpoint; times are medians.
 
     Args:
       name: the config's name, for the row.
-      config: the run.
-      data: facts about the training set.
-      devices: devices of the run.
+      experiment: the run.
       workdir: a new directory.
       rounds: number of checkpoints.
 
@@ -42,11 +30,7 @@ def checkpoint_row(
       {config, state_mb (arrays), disk_mb (one checkpoint), blocking_ms (the training loop waits),
       save_s (until the checkpoint is committed and verified), verify_s (all checksums), restore_s
       (verification, reading and placement on the devices)}.
-
-    Raises:
-      BadInputError: the config contradicts itself, the data or the devices.
     """
-    experiment = build_experiment(config, data, devices)
     open_series = partial(Checkpoints, workdir, meta={}, keep=1, headline=experiment.task.headline)
     blocking, whole = [], []
     with jax.set_mesh(experiment.mesh):
@@ -60,9 +44,7 @@ def checkpoint_row(
                 whole.append(time.perf_counter() - start)
         del state
         newest = workdir / LAST / str(rounds)
-        start = time.perf_counter()
-        damage(newest)
-        verified = time.perf_counter() - start
+        verified = timeit.timeit(lambda: damage(newest), number=1)
         with closing(open_series()) as checkpoints:
             start = time.perf_counter()
             jax.block_until_ready(checkpoints.restore(experiment.state)[0])
@@ -71,8 +53,8 @@ def checkpoint_row(
         "config": name,
         "state_mb": tree_bytes(experiment.state) / 1e6,
         "disk_mb": directory_bytes(newest) / 1e6,
-        "blocking_ms": 1e3 * sorted(blocking)[rounds // 2],
-        "save_s": sorted(whole)[rounds // 2],
+        "blocking_ms": 1e3 * statistics.median(blocking),
+        "save_s": statistics.median(whole),
         "verify_s": verified,
         "restore_s": restored,
     }

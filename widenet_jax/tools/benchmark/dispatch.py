@@ -1,8 +1,8 @@
 """Benchmark of dispatch methods: one MoE layer, forward and backward."""
 
 import itertools
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,28 +11,10 @@ import jax.numpy as jnp
 from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.tools.benchmark.timing import median_seconds
 
-
-@dataclass(frozen=True)
-class LayerSize:
-    """Sizes of an MoE layer and its input.
-
-    Attributes:
-      images: examples in the batch, B.
-      tokens: tokens per example, T.
-      examples_per_group: examples that are routed together.
-      experts: E.
-      selected: experts per token, K.
-      embed_dim: D.
-      mlp_dim: F.
-    """
-
-    images: int
-    tokens: int
-    examples_per_group: int
-    experts: int
-    selected: int
-    embed_dim: int
-    mlp_dim: int
+# Sizes of an MoE layer and its input: B, T, examples that are routed together, E, K, D, F.
+LayerSize = namedtuple(
+    "LayerSize", "images tokens examples_per_group experts selected embed_dim mlp_dim"
+)
 
 
 def sizes(**choices: Sequence[int]) -> Iterator[LayerSize]:
@@ -79,7 +61,7 @@ def dispatch_row(method: str, size: LayerSize, *, dtype: str, rounds: int) -> di
     flops = 3 * 4 * tokens * size.selected * size.embed_dim * size.mlp_dim
     return {
         "method": method,
-        **size.__dict__,
+        **size._asdict(),
         "dtype": dtype,
         "ms": 1e3 * seconds,
         "tflops": flops / seconds / 1e12,

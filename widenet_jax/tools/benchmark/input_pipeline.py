@@ -23,25 +23,17 @@ TF_DATA = "tf.data"
 
 
 def input_rows(
-    path: str,
-    split: str,
-    *,
-    image_size: int,
-    batch_size: int,
-    workers: Sequence[int],
-    rounds: int,
-    seconds: float,
+    path: str, split: str, *, workers: Sequence[int], rounds: int, seconds: float, **sizes: int
 ) -> list[dict[str, Any]]:
     """Times every pipeline with every set of operations.
 
     Args:
       path: an image folder, PATH/SPLIT/CLASS/x.jpg, JPEG files only.
       split: its subfolder.
-      image_size: height and width of the result.
-      batch_size: images per batch.
       workers: numbers of worker processes to measure; 0 stands for threads.
       rounds: every pipeline has one turn per round.
       seconds: length of a turn.
+      sizes: image_size (height and width of the result) and batch_size (images per batch).
 
     Returns:
       [{operations, pipeline, images_per_second, cpu_ms, of_peer}], see `turns.summarize`. The peer
@@ -54,13 +46,10 @@ def input_rows(
     files = sorted(str(file) for file in Path(path, split).glob("*/*"))
     rows = []
     for operations, augment in OPERATIONS.items():
-        options = augment | {"image_size": image_size, "batch_size": batch_size}
-        turns = pipelines(source, files, workers, options)
-        found = take_turns(turns, batch_size=batch_size, rounds=rounds, seconds=seconds)
-        rows += [
-            {"operations": operations, **row}
-            for row in summarize(found, unit="images", peer=TF_DATA)
-        ]
+        turns = pipelines(source, files, workers, augment | sizes)
+        found = take_turns(turns, sizes["batch_size"], rounds=rounds, seconds=seconds)
+        medians = summarize(found, unit="images", peer=TF_DATA)
+        rows += [{"operations": operations, **row} for row in medians]
     return rows
 
 

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from widenet_jax.tools.analysis.figures import save
+from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.markdown import markdown_table
 
 # benchmark -> (columns that name a row, column of the bars, axis label)
@@ -43,8 +41,7 @@ def draw(benchmark: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     varying = [n for n in names if len({row[n] for row in rows}) > 1] or names[:1]
     labels = [", ".join(describe(n, row[n]) for n in varying) for row in rows]
     values = [row[value] for row in rows]
-    figure = Figure(figsize=(9, 1.2 + 0.32 * len(rows)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = subplots(size=(9, 1.2 + 0.32 * len(rows)))
     first = names[0]
     kinds = list(dict.fromkeys(row[first] for row in rows))
     bars = axes.barh(labels, values, color=[f"C{kinds.index(row[first]) % 10}" for row in rows])

@@ -1,7 +1,7 @@
 """Benchmark of reading and masking text, beside transformers and torch if they are installed."""
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -50,14 +50,9 @@ def text_rows(
     if all(map(importlib.util.find_spec, ("torch", "transformers"))):
         from widenet_jax.tools.benchmark import torch_pipeline
 
-        settings: Mapping[str, Any] = {"num_workers": workers[-1], "batch_size": batch_size}
-        turns[PEER] = lambda: nullcontext(
-            torch_pipeline.batches(
-                source,
-                max_length=config.data.max_length,
-                mask_fraction=config.task.mask_fraction,
-                **settings,
-            )
-        )
-    found = take_turns(turns, batch_size=batch_size, rounds=rounds, seconds=seconds)
+        settings = {"num_workers": workers[-1], "batch_size": batch_size}
+        settings |= {"max_length": config.data.max_length}
+        settings |= {"mask_fraction": config.task.mask_fraction}
+        turns[PEER] = lambda: nullcontext(torch_pipeline.batches(source, **settings))
+    found = take_turns(turns, batch_size, rounds=rounds, seconds=seconds)
     return summarize(found, unit="sequences", peer=PEER)

@@ -96,9 +96,7 @@ def invert(image: tf.Tensor, magnitude: float) -> tf.Tensor:
 
 def posterize(image: tf.Tensor, magnitude: float) -> tf.Tensor:
     shift = 8 - min(int(magnitude / LEVEL_SCALE * 4), 8)
-    return tf.bitwise.left_shift(
-        tf.bitwise.right_shift(image, tf.cast(shift, tf.uint8)), tf.cast(shift, tf.uint8)
-    )
+    return tf.bitwise.bitwise_and(image, tf.constant(255 >> shift << shift, tf.uint8))
 
 
 def solarize(image: tf.Tensor, magnitude: float) -> tf.Tensor:

@@ -1,11 +1,11 @@
 """Wall-clock timing: warm-up, repetitions, median."""
 
-import time
+import statistics
+import timeit
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 
 def median_seconds(call: Callable[[], Any], *, rounds: int, calls: int = 1) -> float:
@@ -14,11 +14,7 @@ def median_seconds(call: Callable[[], Any], *, rounds: int, calls: int = 1) -> f
     Waits for the device at the end of each round. The first call compiles and is not counted.
     """
     jax.block_until_ready(call())
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
-            result = call()
-        jax.block_until_ready(result)
-        seconds.append((time.perf_counter() - start) / calls)
-    return float(np.median(seconds))
+    seconds = timeit.repeat(
+        lambda: jax.block_until_ready([call() for _ in range(calls)]), number=1, repeat=rounds
+    )
+    return statistics.median(seconds) / calls

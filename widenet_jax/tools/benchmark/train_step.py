@@ -4,38 +4,26 @@ The batch is random and stays on the devices; `input_pipeline` measures reading 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import RunFailedError
-from widenet_jax.experiment import Experiment, build_experiment, input_spec, train_batch_shapes
+from widenet_jax.experiment import Experiment, input_spec, train_batch_shapes
 from widenet_jax.tools.benchmark.peaks import mfu
 from widenet_jax.tools.benchmark.timing import median_seconds
 from widenet_jax.tools.plan.compile import lower_step, peak_bytes
 from widenet_jax.tools.plan.flops import train_flops
 
 
-def train_step_row(
-    name: str,
-    config: ConfigDict,
-    data: DataFacts,
-    devices: Sequence[jax.Device],
-    *,
-    rounds: int,
-    steps: int,
-) -> dict[str, Any]:
+def train_step_row(name: str, experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any]:
     """Times the training step of one config.
 
     Args:
       name: the config's name, for the row.
-      config: the run.
-      data: facts about the training set.
-      devices: devices to use.
+      experiment: the run.
       rounds: number of rounds, of which the median counts.
       steps: steps per round.
 
@@ -45,18 +33,17 @@ def train_step_row(
       is larger), compile_seconds}.
 
     Raises:
-      BadInputError: the config does not fit the devices.
       RunFailedError: out of memory.
     """
-    experiment = build_experiment(config, data, devices)
     try:
         row = measure(experiment, rounds=rounds, steps=steps)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        devices, batch_size = experiment.mesh.devices, experiment.config.batch_size
         raise RunFailedError(
-            f"{name}: batch {config.batch_size} does not fit {len(devices)} "
-            f"{devices[0].device_kind}; try --config.batch_size={config.batch_size // 2}"
+            f"{name}: batch {batch_size} does not fit {devices.size} "
+            f"{devices.flat[0].device_kind}; try --config.batch_size={batch_size // 2}"
         ) from None
     return {"config": name} | row
 

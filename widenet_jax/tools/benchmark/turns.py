@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ Found = dict[str, list[tuple[float, float]]]
 
 
 def take_turns(
-    turns: Mapping[str, Callable[[], Turn]], *, batch_size: int, rounds: int, seconds: float
+    turns: Mapping[str, Callable[[], Turn]], batch_size: int, *, rounds: int, seconds: float
 ) -> Found:
     """Gives every pipeline one turn of so many seconds in each round."""
     found: Found = {name: [] for name in turns}
@@ -28,9 +28,7 @@ def take_turns(
     return found
 
 
-def summarize(
-    found: Mapping[str, Sequence[tuple[float, float]]], *, unit: str, peer: str
-) -> list[dict[str, Any]]:
+def summarize(found: Found, *, unit: str, peer: str) -> list[dict[str, Any]]:
     """Returns medians over rounds: [{pipeline, UNIT_per_second, cpu_ms, of_peer}].
 
     `cpu_ms` is the processor time per example of all threads and processes; other work on the

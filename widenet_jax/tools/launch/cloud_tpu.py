@@ -37,17 +37,15 @@ class CloudTpu:
 
     def __init__(self, job: Job, tools: Tools, *, queued: bool, poll_seconds: float = 20.0):
         self.job, self.tools, self.queued, self.poll_seconds = job, tools, queued, poll_seconds
-        self.place = [f"--zone={job.zone}"] + ([f"--project={job.project}"] if job.project else [])
 
     def create_command(self) -> list[str]:
         job = self.job
-        version = job.runtime_version or job.tpu.runtime_version
-        accelerator = f"--accelerator-type={job.tpu.accelerator_type}"
-        spot = ["--spot"] if job.spot else []
+        flags = [f"--accelerator-type={job.tpu.accelerator_type}"]
         if self.queued:
-            node = [f"--node-id={job.name}", accelerator, f"--runtime-version={version}"]
-            return [*self.request("create"), *node, *spot]
-        return [*self.request("create"), accelerator, f"--version={version}", *spot]
+            flags = [f"--node-id={job.name}", *flags, f"--runtime-version={job.runtime_version}"]
+        else:
+            flags.append(f"--version={job.runtime_version}")
+        return [*self.request("create"), *flags, *(["--spot"] if job.spot else [])]
 
     def describe_command(self) -> list[str]:
         state = "state.state" if self.queued else "state"
@@ -58,17 +56,17 @@ class CloudTpu:
 
     def request(self, verb: str) -> list[str]:
         kind = "queued-resources" if self.queued else "tpu-vm"
-        return ["gcloud", "compute", "tpus", kind, verb, self.job.name, *self.place]
+        return ["gcloud", "compute", "tpus", kind, verb, self.job.name, *self.job.place]
 
     def ssh_command(self, command: str, worker: str) -> list[str]:
-        ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.job.name, *self.place]
+        ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.job.name, *self.job.place]
         return [*ssh, "--quiet", f"--worker={worker}", f"--command={command}"]
 
     def copy_command(self, files: Sequence[Path]) -> list[str]:
         target = f"{self.job.name}:{REMOTE}/"
         return [
             *("gcloud", "compute", "tpus", "tpu-vm", "scp", *map(str, files), target),
-            *(*self.place, "--quiet", "--worker=all"),
+            *(*self.job.place, "--quiet", "--worker=all"),
         ]
 
     def launch(self) -> int:

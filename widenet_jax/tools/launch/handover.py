@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.launch.job import ROOT, Job, tracked_files, write_secrets
+from widenet_jax.tools.launch.job import NOT_ON_GKE, ROOT, Job, tracked_files, write_secrets
 from widenet_jax.tools.launch.tools import Tools
 
 
@@ -45,14 +45,13 @@ class SkyPilot:
     def task(self, code: str) -> dict:
         """Returns the SkyPilot task; `code` is the directory that is copied to every host."""
         job = self.job
-        version = job.runtime_version or job.tpu.runtime_version
         task = {
             "name": job.name,
             "workdir": code,
             "resources": {
                 "infra": f"gcp/{job.zone.rpartition('-')[0]}/{job.zone}",
                 "accelerators": f"tpu-{job.tpu.accelerator_type}",
-                "accelerator_args": {"runtime_version": version, "tpu_vm": True},
+                "accelerator_args": {"runtime_version": job.runtime_version, "tpu_vm": True},
                 "use_spot": job.spot,
             },
             "setup": (
@@ -101,7 +100,7 @@ class Gke:
         self.job, self.tools = job, tools
         if not job.cluster:
             raise BadInputError("--backend=gke needs --cluster=NAME, a cluster that xpk created")
-        if not job.tpu.on_gke:
+        if job.tpu.generation in NOT_ON_GKE:
             raise BadInputError(
                 f"--tpu={job.tpu.name}: xpk does not support it; use --backend=tpu-vm"
             )
@@ -111,10 +110,7 @@ class Gke:
             )
 
     def workload(self, verb: str) -> list[str]:
-        job = self.job
-        where = [f"--cluster={job.cluster}", f"--zone={job.zone}"]
-        where += [f"--project={job.project}"] if job.project else []
-        return ["xpk", "workload", verb, *where]
+        return ["xpk", "workload", verb, f"--cluster={self.job.cluster}", *self.job.place]
 
     def create_command(self, code: Path, env: Path) -> list[str]:
         job = self.job

@@ -5,17 +5,26 @@ import re
 import shlex
 import subprocess
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.launch.tpus import Tpu
+from widenet_jax.tools.plan.topology import Topology, parse_topology
 
 ROOT = Path(__file__).parents[3]
 REMOTE = "widenet_run"  # directory in the home directory of every worker
 SECRETS = ("WANDB_API_KEY",)  # environment variables, copied to a file of mode 0600
+
+# The TPU VM image of each generation: docs.cloud.google.com/tpu/docs/runtimes, November 2026.
+RUNTIME_VERSIONS = {
+    **dict.fromkeys(("v2", "v3", "v4"), "tpu-ubuntu2204-base"),
+    "v5e": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
+NOT_ON_GKE = ("v2", "v3")  # generations that xpk refuses
 
 # TPU VM images have Python 3.10; uv installs 3.12 beside it.
 SETUP = """\
@@ -53,23 +62,28 @@ class Job:
 
     Attributes:
       name: names the TPU, the SkyPilot job or the GKE workload.
-      tpu: the TPU type.
+      tpu: the TPU type, as `parse_tpu` reads it.
       zone: Google Cloud zone.
       arguments: command line of `python -m widenet_jax.main`, including `--distributed`.
       project: Google Cloud project; "" for gcloud's default.
       spot: whether to use preemptible capacity.
-      runtime_version: TPU VM image; "" for the generation's default.
+      runtime_version: TPU VM image.
       cluster: GKE cluster; "" for the other backends.
     """
 
     name: str
-    tpu: Tpu
+    tpu: Topology
     zone: str
     arguments: tuple[str, ...]
     project: str = ""
     spot: bool = False
     runtime_version: str = ""
     cluster: str = ""
+
+    @property
+    def place(self) -> list[str]:
+        """The flags that say where the TPU is."""
+        return [f"--zone={self.zone}"] + ([f"--project={self.project}"] if self.project else [])
 
     def secrets(self) -> dict[str, str]:
         """Returns the secrets that are set in this environment."""
@@ -81,6 +95,21 @@ class Job:
 
     def run_script(self) -> str:
         return RUN.format(remote=REMOTE, arguments=shlex.join(self.arguments))
+
+
+def parse_tpu(text: str) -> Topology:
+    """Reads "v3-256" or "v5e-16"; "v5litepod-16" is another name of the latter.
+
+    The number counts cores in v2, v3, v4 and v5p, chips in v5e and v6e.
+
+    Raises:
+      BadInputError: an unknown generation, or a size that Cloud TPU does not offer.
+    """
+    if ":" in text:  # a shape, which `plan.py --topology` takes
+        raise BadInputError(f"--tpu={text}: write generation and size, as in v3-256 or v5e-16")
+    topology = parse_topology(text, field="--tpu")
+    count = topology.accelerator_type.rpartition("-")[2]
+    return replace(topology, name=f"{topology.generation}-{count}")
 
 
 def check_name(name: str) -> str:

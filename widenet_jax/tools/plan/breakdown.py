@@ -45,7 +45,6 @@ def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
     for price in prices:
         name = part_of(price.instruction.op_name)
         part = parts.setdefault(name, dict.fromkeys(("ms", "roofline_ms", "collective_ms"), 0.0))
-        part["ms"] += price.ms
-        part["roofline_ms"] += price.roofline_ms
-        part["collective_ms"] += price.collective_ms
+        for time in part:
+            part[time] += getattr(price, time)
     return dict(sorted(parts.items(), key=lambda item: -item[1]["ms"]))

@@ -69,16 +69,10 @@ class TpuCompiler:
     """
 
     def __init__(
-        self,
-        topology: Topology,
-        *,
-        cache: Path | None = None,
-        note: Callable[[str], None] = lambda text: None,
+        self, topology: Topology, *, cache: Path | None = None, note: Callable[[str], None] = print
     ):
-        self.topology = topology
+        self.topology, self._cache, self._note = topology, cache, note
         self._devices = tpu_devices(topology)
-        self._cache = cache
-        self._note = note
 
     def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
         """Compiles the training step of `config`; `name` stands for it in notes.

@@ -6,16 +6,9 @@ estimates, and the scopes that operations come from.
 
 import math
 import re
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-BITS = {
-    **dict.fromkeys(("pred", "s8", "u8"), 8),
-    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 16),
-    **dict.fromkeys(("s32", "u32", "f32"), 32),
-    **dict.fromkeys(("s64", "u64", "f64", "c64"), 64),
-    **dict.fromkeys(("s4", "u4"), 4),
-}
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
@@ -31,7 +24,12 @@ Arrays = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, dimensions)
 
 def array_bytes(arrays: Arrays) -> int:
     """Returns the bytes of arrays, without tile padding; types without data, as tokens, count 0."""
-    return sum(BITS.get(dtype, 0) * math.prod(dims) for dtype, dims in arrays) // 8
+    return sum(bits(dtype) * math.prod(dims) for dtype, dims in arrays) // 8
+
+
+def bits(dtype: str) -> int:
+    """Returns the bits of an element, such as 16 for "bf16"."""
+    return 8 if dtype == "pred" else int(dtype.lstrip(string.ascii_lowercase) or 0)
 
 
 @dataclass(frozen=True)

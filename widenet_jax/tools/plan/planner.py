@@ -1,5 +1,6 @@
 """Plans: whether a run fits a TPU slice, and its time and cost there, without a TPU."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,12 +55,7 @@ class Plan:
 
 
 def plan_run(
-    name: str,
-    config: ConfigDict,
-    data: DataFacts,
-    compiler: TpuCompiler,
-    *,
-    price_per_core_hour: float | None = None,
+    name: str, config: ConfigDict, data: DataFacts, tpu: TpuCompiler, price: float | None = None
 ) -> Plan:
     """Compiles a run's training step for a TPU slice and prices it.
 
@@ -69,15 +65,15 @@ def plan_run(
       name: the config's name, for the report.
       config: the run.
       data: facts about the training set.
-      compiler: compiles for the slice.
-      price_per_core_hour: in any currency.
+      tpu: compiles for the slice.
+      price: of a core for an hour, in any currency; None if unknown.
 
     Raises:
       BadInputError: the config contradicts itself, the data or the slice; libtpu is missing.
     """
-    topology = compiler.topology
+    topology = tpu.topology
     facts = {"config": name} | size_facts(config, data, topology)
-    step = compiler.compile(name, config, data)
+    step = tpu.compile(name, config, data)
     prices = price_module(parse(step.hlo), topology) if step.fits else []
     facts |= {
         "hbm_peak_gib": step.peak_bytes / GIB,
@@ -85,8 +81,8 @@ def plan_run(
         "fits": fits(step, topology),
         "compile_seconds": step.seconds,
     }
-    facts |= time_facts(facts, prices, topology, price_per_core_hour)
-    facts["advice"] = None if facts["fits"] else advise(name, config, data, compiler, step)
+    facts |= time_facts(facts, prices, topology, price)
+    facts["advice"] = None if facts["fits"] else advise(name, config, data, tpu, step)
     return Plan(facts, prices, step.hlo)
 
 
@@ -107,7 +103,7 @@ def size_facts(config: ConfigDict, data: DataFacts, topology: Topology) -> dict[
         "params_unrolled": count_unrolled(model, inputs),
         "gflops_per_example": flops / 1e9,
         "dispatch": dispatch_methods(config.model, model.num_tokens(inputs), platform="tpu"),
-        "limit_ms": 1e3 * flops * config.batch_size / (topology.peak_flops * topology.num_devices),
+        "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,
         "steps": to_steps(config.duration, field="config.duration", **sizes),
     }
 
@@ -118,31 +114,24 @@ def fits(step: CompiledStep, topology: Topology) -> bool:
 
 
 def time_facts(
-    facts: Mapping[str, Any],
-    prices: list[Price],
-    topology: Topology,
-    price_per_core_hour: float | None,
+    facts: Mapping[str, Any], prices: list[Price], topology: Topology, price: float | None
 ) -> dict[str, Any]:
     """Returns the facts of a plan that follow from the prices; None each without prices."""
-    names = ("step_ms", "compiler_priced_share", "collective_ms", "collective_mb",
-             "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")  # fmt: skip
-    if not prices:
-        return dict.fromkeys(names)
-    step_ms = sum(price.ms for price in prices)
+    step_ms = sum(price.ms for price in prices) or math.nan
     seconds, cores = step_ms / 1e3, topology.num_cores
     hours = facts["steps"] * seconds / 3600
-    values = (
-        step_ms,
-        sum(price.compiler_ms for price in prices) / step_ms,
-        sum(price.collective_ms for price in prices),
-        sum(price.collective_bytes for price in prices) / 1e6,
-        facts["batch_size"] / seconds / cores,
-        facts["limit_ms"] / step_ms,
-        hours,
-        hours * cores / 24,
-        None if price_per_core_hour is None else hours * cores * price_per_core_hour,
-    )
-    return dict(zip(names, values, strict=True))
+    times = {
+        "step_ms": step_ms,
+        "compiler_priced_share": sum(price.compiler_ms for price in prices) / step_ms,
+        "collective_ms": sum(price.collective_ms for price in prices),
+        "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,
+        "examples_per_second_per_core": facts["batch_size"] / seconds / cores,
+        "mfu": facts["limit_ms"] / step_ms,
+        "hours": hours,
+        "core_days": hours * cores / 24,
+        "cost": None if price is None else hours * cores * price,
+    }
+    return times if prices else dict.fromkeys(times)
 
 
 def advise(
@@ -175,9 +164,7 @@ def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
     Memory falls at most in proportion to the number of parts, so changes into fewer parts than
     `excess` (memory needed divided by memory available) are left out: compiling them is in vain.
     """
-    enough = 2
-    while enough < excess:
-        enough *= 2
+    enough = 2 ** max(1, math.ceil(math.log2(excess)))
     parts = config.optimizer.accumulation_steps
     recompute = config.model.get("remat") == "none"
     return [

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from widenet_jax.tools.plan.hlo import Computation, Instruction, Module, array_bytes
-from widenet_jax.tools.plan.topology import Topology
+from widenet_jax.tools.plan.topology import Chip, Topology
 
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
 MEMORY_SHARE_OF_BANDWIDTH = 0.5
@@ -29,20 +29,19 @@ FREE = {
 }
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding"}
 # Asynchronous transfers. The scheduler overlaps them with other instructions.
-ASYNC = {
-    f"{operation}-{part}"
-    for operation in ("copy", "slice", "async", "send", "recv")
-    for part in ("start", "update", "done")
-}
+ASYNC = re.compile(r"(copy|slice|async|send|recv)-(start|update|done)")
+Executed = tuple[Instruction, Computation, int]  # an instruction, its computation, trips
 RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
 
 # Bytes that a device sends in a ring of n devices, from the bytes of its result.
 SENT = {
     "all-reduce": lambda size, n: 2 * size * (n - 1) / n,
     "reduce-scatter": lambda size, n: size * (n - 1),
-    **dict.fromkeys(("all-gather", "all-to-all"), lambda size, n: size * (n - 1) / n),
+    "all-gather": lambda size, n: size * (n - 1) / n,
+    "all-to-all": lambda size, n: size * (n - 1) / n,
     "ragged-all-to-all": lambda size, n: size * (n - 1) / n,
-    **dict.fromkeys(("collective-broadcast", "collective-permute"), lambda size, n: size),
+    "collective-broadcast": lambda size, n: size,
+    "collective-permute": lambda size, n: size,
 }
 
 
@@ -81,9 +80,7 @@ def price_module(module: Module, topology: Topology) -> list[Price]:
     ]
 
 
-def executed(
-    module: Module, name: str, trips: int
-) -> Iterator[tuple[Instruction, Computation, int]]:
+def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:
     """Yields (instruction, its computation, trips), through loops, calls and the slowest branch."""
     computation = module.computations[name]
     for instruction in computation:
@@ -115,24 +112,24 @@ def price_instruction(
     instruction: Instruction, home: Computation, trips: int, module: Module, topology: Topology
 ) -> Price | None:
     """Prices one instruction; returns None if it costs nothing."""
-    opcode = instruction.opcode
-    if opcode in FREE or opcode in ASYNC or instruction.target in FREE_TARGETS:
+    opcode, chip = instruction.opcode, topology.chip
+    if opcode in FREE or ASYNC.fullmatch(opcode) or instruction.target in FREE_TARGETS:
         return None
     if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
         return None
     if sent := trips * bytes_sent(instruction, module, topology):
-        ms = 1e3 * sent / (topology.ici_bandwidth * share_of_links(instruction, topology))
+        ms = 1e3 * sent / (chip.ici * share_of_links(instruction, chip))
         return Price(instruction, trips, collective_bytes=sent, collective_ms=ms)
     if instruction.cycles:
-        ms = trips * instruction.cycles / topology.cycles_per_ms
+        ms = 1e3 * trips * instruction.cycles / chip.clock
         return Price(instruction, trips, compiler_ms=ms)
     operands = [home.instructions[name] for name in instruction.operands]
     if opcode == "custom-call" and RAGGED_DOT.search(f"{instruction.name} {instruction.op_name}"):
         flops = ragged_dot_flops(instruction, operands)
-        seconds = flops / (RAGGED_DOT_SHARE_OF_PEAK * topology.peak_flops)
+        seconds = flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
     else:
         moved = bytes_moved(instruction, operands, module)
-        seconds = moved / (MEMORY_SHARE_OF_BANDWIDTH * topology.hbm_bandwidth)
+        seconds = moved / (MEMORY_SHARE_OF_BANDWIDTH * chip.hbm_bandwidth)
     return Price(instruction, trips, roofline_ms=1e3 * trips * seconds)
 
 
@@ -152,14 +149,13 @@ def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> 
     return SENT[kind](size, group_size(instruction, topology)) if kind in SENT else 0.0
 
 
-def share_of_links(instruction: Instruction, topology: Topology) -> float:
+def share_of_links(instruction: Instruction, chip: Chip) -> float:
     """Returns the share of a chip's links that a collective uses.
 
     A ring (a "color" in the compiler's text) uses one dimension of the torus at a time.
     """
     match = re.search(r"Strategy\w+\{colors:(\d+)", instruction.text)
-    dimensions = topology.chip.dimensions
-    return min(int(match[1]), dimensions) / dimensions if match else 1.0
+    return min(int(match[1]), chip.dimensions) / chip.dimensions if match else 1.0
 
 
 def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) -> int:

@@ -1,11 +1,11 @@
 """Plans as text: one plan as rows of name and value, several as a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from widenet_jax.moe.layer import dispatch_text
 from widenet_jax.paper import PRETRAINING
-from widenet_jax.tools.markdown import markdown_table
+from widenet_jax.tools.markdown import table_of, text_table
 
 PAPER_CORE_DAYS = {row.variant: row.core_days for row in PRETRAINING if row.core_days}
 # Every model of the paper, and WideNet with groups of one image, whose dispatch is cheaper.
@@ -19,9 +19,10 @@ def plan_rows(facts: Mapping[str, Any]) -> str:
     """Formats one plan."""
     memory = f"{facts['hbm_peak_gib']:.1f} of {facts['hbm_limit_gib']:.1f} GiB: "
     memory += "fits" if facts["fits"] else "does not fit"
+    batch = f"batch {facts['batch_size']}, {facts['examples_per_core']:g} {facts['unit']} per core"
     rows = [
         ("config", facts["config"]),
-        ("slice", slice_text(facts)),
+        ("slice", f"{facts['topology']}: {facts['cores']} cores, {batch}"),
         ("parameters, unique", f"{facts['params']:,}"),
         ("parameters, unrolled", f"{facts['params_unrolled']:,}"),
         ("training GFLOPs", f"{facts['gflops_per_example']:.1f} per example"),
@@ -46,15 +47,7 @@ def plan_rows(facts: Mapping[str, Any]) -> str:
     if facts["advice"]:
         rows.append(("change that fits", advice_text(facts["advice"])))
     rows.append(("compile time", f"{facts['compile_seconds']:.0f} s"))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-
-
-def slice_text(facts: Mapping[str, Any]) -> str:
-    return (
-        f"{facts['topology']}: {facts['cores']} cores, batch {facts['batch_size']}, "
-        f"{facts['examples_per_core']:g} {facts['unit']} per core"
-    )
+    return text_table(rows)
 
 
 def advice_text(advice: Mapping[str, Any]) -> str:
@@ -69,42 +62,42 @@ def advice_text(advice: Mapping[str, Any]) -> str:
 
 def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
     """Formats several plans as a Markdown table; `paper` adds the core-days of Table 4."""
-    header = ["config", "parameters", "HBM GiB", "ms/step", "at 100% MFU", "priced by compiler",
-              "collectives ms (MB)", f"{plans[0]['unit']}/s/core", "MFU", "core-days"]  # fmt: skip
-    header += ["paper"] if paper else []
-    header += ["cost"] if any(facts["cost"] is not None for facts in plans) else []
-    rows = [header] + [
-        [
-            facts["config"],
-            f"{facts['params'] / 1e6:.1f}M",
-            f"{facts['hbm_peak_gib']:.1f}{'' if facts['fits'] else ' (does not fit)'}",
-            *time_cells(facts),
-            *([str(PAPER_CORE_DAYS.get(facts["config"].partition(":")[2], "-"))] if paper else []),
-            *([number(facts["cost"], ",.0f")] if "cost" in header else []),
-        ]
-        for facts in plans
-    ]
+
+    def number(name: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda facts: "-" if facts[name] is None else format(facts[name], spec)
+
+    columns = {
+        "config": lambda facts: facts["config"],
+        "parameters": lambda facts: f"{facts['params'] / 1e6:.1f}M",
+        "HBM GiB": hbm_cell,
+        "ms/step": number("step_ms", ".1f"),
+        "at 100% MFU": number("limit_ms", ".1f"),
+        "priced by compiler": number("compiler_priced_share", ".1%"),
+        "collectives ms (MB)": collectives_cell,
+        f"{plans[0]['unit']}/s/core": number("examples_per_second_per_core", ".1f"),
+        "MFU": number("mfu", ".1%"),
+        "core-days": number("core_days", ".1f"),
+    }
+    if paper:
+        columns["paper"] = paper_cell
+    if any(facts["cost"] is not None for facts in plans):
+        columns["cost"] = number("cost", ",.0f")
     notes = [f"{plan['config']}: {advice_text(plan['advice'])}" for plan in plans if plan["advice"]]
-    return "\n".join([markdown_table(rows), *([""] if notes else []), *notes])
+    return "\n".join([table_of(columns, plans), *([""] if notes else []), *notes])
 
 
-def time_cells(facts: Mapping[str, Any]) -> list[str]:
-    collectives = "-"
-    if facts["collective_ms"] is not None:
-        collectives = f"{facts['collective_ms']:.1f} ({facts['collective_mb']:,.0f})"
-    return [
-        number(facts["step_ms"], ".1f"),
-        f"{facts['limit_ms']:.1f}",
-        number(facts["compiler_priced_share"], ".1%"),
-        collectives,
-        number(facts["examples_per_second_per_core"], ".1f"),
-        number(facts["mfu"], ".1%"),
-        number(facts["core_days"], ".1f"),
-    ]
+def hbm_cell(facts: Mapping[str, Any]) -> str:
+    return f"{facts['hbm_peak_gib']:.1f}{'' if facts['fits'] else ' (does not fit)'}"
 
 
-def number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)
+def collectives_cell(facts: Mapping[str, Any]) -> str:
+    if facts["collective_ms"] is None:
+        return "-"
+    return f"{facts['collective_ms']:.1f} ({facts['collective_mb']:,.0f})"
+
+
+def paper_cell(facts: Mapping[str, Any]) -> str:
+    return str(PAPER_CORE_DAYS.get(facts["config"].partition(":")[2], "-"))
 
 
 def breakdown_table(parts: Mapping[str, Mapping[str, float]]) -> str:

@@ -12,8 +12,6 @@ from itertools import combinations_with_replacement
 
 from widenet_jax.errors import BadInputError
 
-GB = 1e9
-
 
 @dataclass(frozen=True)
 class Chip:
@@ -28,11 +26,13 @@ class Chip:
       name_counts: "cores" or "chips", the unit of the number in v3-256 or v5e-16.
       dimensions: number of dimensions of the torus.
       pod: chips of the largest slice.
-      tflops: peak bfloat16 rate, 1e12 FLOP/s.
-      hbm: memory bandwidth, 1e9 bytes/s.
-      clock: MHz; converts the compiler's cycle estimates into time.
-      ici: 1e9 bytes/s that a chip sends over all its links together (the table's all-reduce
-        bandwidth of a pod divided by its chips, which is half the bidirectional figure).
+      flops: peak bfloat16 FLOP/s.
+      hbm: memory bandwidth, bytes/s.
+      clock: Hz; converts the compiler's cycle estimates into time.
+      ici: bytes/s that a chip sends over all its links together (the table's all-reduce bandwidth
+        of a pod divided by its chips, which is half the bidirectional figure). A collective has all
+        of it, not the share of a device: a ring passes through both cores of a chip in turn, so
+        that each link carries the traffic of one core.
       hbm_limit: GiB per device that a program may use, from the compiler's out-of-memory message.
       config: the `chip_config_name` that libtpu needs; "" for its default.
     """
@@ -42,7 +42,7 @@ class Chip:
     name_counts: str
     dimensions: int
     pod: int
-    tflops: float
+    flops: float
     hbm: float
     clock: float
     ici: float
@@ -52,16 +52,21 @@ class Chip:
     @property
     def peak_flops(self) -> float:
         """Peak bfloat16 FLOP/s of one device."""
-        return self.tflops * 1e12 / self.devices
+        return self.flops / self.devices
+
+    @property
+    def hbm_bandwidth(self) -> float:
+        """Memory bandwidth of one device, bytes/s."""
+        return self.hbm / self.devices
 
 
 CHIPS = {
-    "v2": Chip(2, 2, "cores", 2, 256, 46, 700, 700, 248, 7.48),
-    "v3": Chip(2, 2, "cores", 2, 1024, 123, 900, 940, 332, 15.48),
-    "v4": Chip(2, 1, "cores", 3, 4096, 275, 1200, 1050, 268, 30.75, config="megacore"),
-    "v5p": Chip(2, 1, "cores", 3, 8960, 459, 2765, 1750, 600, 95.73),
-    "v5e": Chip(1, 1, "chips", 2, 256, 197, 819, 1500, 200, 15.75),
-    "v6e": Chip(1, 1, "chips", 2, 256, 918, 1638, 1750, 400, 31.24),
+    "v2": Chip(2, 2, "cores", 2, 256, 46e12, 700e9, 700e6, 248e9, 7.48),
+    "v3": Chip(2, 2, "cores", 2, 1024, 123e12, 900e9, 940e6, 332e9, 15.48),
+    "v4": Chip(2, 1, "cores", 3, 4096, 275e12, 1200e9, 1050e6, 268e9, 30.75, config="megacore"),
+    "v5p": Chip(2, 1, "cores", 3, 8960, 459e12, 2765e9, 1750e6, 600e9, 95.73),
+    "v5e": Chip(1, 1, "chips", 2, 256, 197e12, 819e9, 1500e6, 200e9, 15.75),
+    "v6e": Chip(1, 1, "chips", 2, 256, 918e12, 1638e9, 1750e6, 400e9, 31.24),
 }
 ALIASES = {"v5litepod": "v5e"}
 SLICE_EXAMPLES = "v3-256, v4-128, v5e-16, v5p-64, v6e-8, v3:8x16"
@@ -98,6 +103,11 @@ class Topology:
         return self.num_chips * self.chip.devices
 
     @property
+    def peak_flops(self) -> float:
+        """Peak bfloat16 FLOP/s of the slice."""
+        return self.num_chips * self.chip.flops
+
+    @property
     def layout(self) -> str:
         """Returns the compiler's name of the slice, such as "v3:8x16"."""
         return f"{self.generation}:{'x'.join(map(str, self.shape))}"
@@ -109,32 +119,6 @@ class Topology:
         count = self.num_cores if chip.name_counts == "cores" else self.num_chips
         generation = "v5litepod" if self.generation == "v5e" else self.generation
         return f"{generation}-{count}"
-
-    # Figures per device:
-
-    @property
-    def peak_flops(self) -> float:
-        """Peak bfloat16 FLOP/s."""
-        return self.chip.peak_flops
-
-    @property
-    def hbm_bandwidth(self) -> float:
-        """Memory bandwidth, bytes/s."""
-        return self.chip.hbm * GB / self.chip.devices
-
-    @property
-    def ici_bandwidth(self) -> float:
-        """Bytes/s over all links of the device's chip.
-
-        Not divided by the chip's devices: a ring passes through both cores of a chip in turn, so
-        that each link carries the traffic of one core.
-        """
-        return self.chip.ici * GB
-
-    @property
-    def cycles_per_ms(self) -> float:
-        """Clock cycles per millisecond."""
-        return self.chip.clock * 1e3
 
 
 def parse_topology(text: str, *, field: str = "--topology") -> Topology:

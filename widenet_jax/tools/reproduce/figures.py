@@ -5,16 +5,15 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
-from widenet_jax.tools.analysis.figures import save
+from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.analysis.routing_figures import plot_divergence
 from widenet_jax.tools.reproduce.experiments import Experiment
-from widenet_jax.tools.reproduce.runs import Measured
-from widenet_jax.tools.reproduce.scales import Run, Scale, run_of
+from widenet_jax.tools.reproduce.runs import Measurements
+from widenet_jax.tools.reproduce.scales import Scale, run_of
 from widenet_jax.weights.trained import open_trained
 
 # Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
@@ -28,9 +27,8 @@ MARK = {"fmt": "o", "capsize": 3}
 def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: epath.Path) -> None:
     """Draws every row's metric: the paper's on the left, ours with its spread on the right."""
     metric = experiment.metric.label
-    figure = Figure(figsize=(11, 1.5 + 0.35 * len(rows)), layout="constrained")
+    figure, (paper, own) = subplots(1, 2, size=(11, 1.5 + 0.35 * len(rows)), sharey=True)
     figure.suptitle(experiment.title)
-    paper, own = figure.subplots(1, 2, sharey=True)
     for place, row in enumerate(rows):
         if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
             paper.plot(row["paper"], place, "o", color="C0")
@@ -61,15 +59,13 @@ def draw_against(
     """
     name, number = AXES[experiment.name]
     metric = experiment.metric.label
-    rows = [row for row in rows if not row["same_as"]]
-    models = [load_config(f"{scale.pretrain.config}:{row['variant']}").model for row in rows]
-    points = sorted(
-        ((number(model), row) for model, row in zip(models, rows, strict=True)),
-        key=lambda point: point[0],
-    )
+    points = []
+    for row in (row for row in rows if not row["same_as"]):
+        model = load_config(f"{scale.pretrain.config}:{row['variant']}").model
+        points.append((number(model), row))
+    points.sort(key=lambda point: point[0])
     ended = [(x, row) for x, row in points if row["mean"] is not None]
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = subplots(size=(6, 4))
     places, means = [x for x, _ in ended], [row["mean"] for _, row in ended]
     spread = [row["std"] or 0.0 for _, row in ended]
     axis.errorbar(places, means, yerr=spread, ls="-", color="C0", label="test", **MARK)
@@ -91,7 +87,7 @@ def draw_against(
 
 
 def divergences(
-    experiment: Experiment, scale: Scale, measured: Mapping[Run, Measured]
+    experiment: Experiment, scale: Scale, measured: Measurements
 ) -> dict[str, np.ndarray]:
     """Measures how far apart the blocks' norms are (eq. 9), for every seed that is done.
 
@@ -112,8 +108,7 @@ def divergences(
 
 def draw_norms(experiment: Experiment, curves: Mapping[str, np.ndarray], out: epath.Path) -> None:
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = subplots(size=(6, 4))
     plot_divergence(axis, {name: y.mean(axis=0) for name, y in curves.items()}, experiment.norms)
     for line, y in zip(axis.lines, curves.values(), strict=True):
         low, high = y.min(axis=0), y.max(axis=0)

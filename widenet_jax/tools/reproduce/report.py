@@ -14,12 +14,12 @@ from widenet_jax.files import write_json, write_text
 from widenet_jax.run.metrics import without_nan
 from widenet_jax.tools.reproduce import figures
 from widenet_jax.tools.reproduce.experiments import Experiment
-from widenet_jax.tools.reproduce.runs import Measured
-from widenet_jax.tools.reproduce.scales import Run, Scale
+from widenet_jax.tools.reproduce.runs import Measurements
+from widenet_jax.tools.reproduce.scales import Scale
 from widenet_jax.tools.reproduce.tables import markdown, norms_markdown, rows_of
 
 
-def provenance(measured: Mapping[Run, Measured], command: Sequence[str]) -> dict[str, Any]:
+def provenance(measured: Measurements, command: Sequence[str]) -> dict[str, Any]:
     """Returns the command, and the commits and devices that the finished runs recorded."""
     commits, devices = set(), set()
     for workdir in (workdir for of in measured.values() for workdir in of.workdirs):
@@ -31,11 +31,7 @@ def provenance(measured: Mapping[Run, Measured], command: Sequence[str]) -> dict
 
 
 def write(
-    experiment: Experiment,
-    scale: Scale,
-    measured: Mapping[Run, Measured],
-    made_by: Mapping[str, Any],
-    out: Path,
+    experiment: Experiment, scale: Scale, measured: Measurements, made_by: Mapping, out: Path
 ) -> dict[str, Any]:
     """Writes NAME.md, NAME.json and NAME.png into `out`; returns what the JSON file holds.
 

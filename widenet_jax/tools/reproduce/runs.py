@@ -11,8 +11,8 @@ from widenet_jax.run.metrics import JsonLines
 from widenet_jax.tools.reproduce.experiments import Metric
 from widenet_jax.tools.reproduce.scales import Run
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import DONE, FAILED, HANDED_OVER, WAITING, Outcome, run_trials
-from widenet_jax.tools.sweep.trials import MakeCommand, Trial
+from widenet_jax.tools.sweep.runner import Listed, Runner
+from widenet_jax.tools.sweep.trials import DONE, FAILED, MakeCommand, Outcome, Trial
 
 Trials = Mapping[Run, Sequence[Trial]]  # of each run, one for each seed
 DIVERGED = "diverged"
@@ -68,6 +68,9 @@ class Measured:
         return [metric.scale * outcome.result.get(name, math.nan) for outcome in self.ended]
 
 
+Measurements = Mapping[Run, Measured]
+
+
 def mean_of(values: Sequence[float]) -> float | None:
     """Averages the finite values; NaN where none is finite, None where there is no value."""
     if not values:
@@ -84,7 +87,7 @@ def std_of(values: Sequence[float]) -> float | None:
 
 def carry_out(
     trials: Trials, directory: Directory, *, workers: int, command: MakeCommand, retry: bool = False
-) -> tuple[dict[Run, Measured], bool]:
+) -> tuple[Measurements, bool]:
     """Runs every trial that is not finished, backbones first.
 
     Args:
@@ -111,14 +114,13 @@ def carry_out(
             if diverged(directory.workdir(trial)):
                 directory.handed_over(trial).unlink(missing_ok=True)
         if ready and not stopped:
-            ran, stopped = run_trials(ready, directory, workers=workers, command=command)
-            outcomes |= {outcome.trial.name: outcome for outcome in ran}
+            source = Listed(ready, directory)
+            stopped = Runner(source, workers=workers, command=command).run()
+            outcomes |= source.told
     return look_at(trials, directory, outcomes), stopped
 
 
-def look_at(
-    trials: Trials, directory: Directory, new: Mapping[str, Outcome] = {}
-) -> dict[Run, Measured]:
+def look_at(trials: Trials, directory: Directory, new: Mapping = {}) -> dict[Run, Measured]:
     """Collects measurements: of `new` outcomes, by name, and of what earlier calls left."""
     return {
         run: gather([new.get(t.name) or found(t, directory) for t in of], directory)
@@ -145,15 +147,11 @@ def diverged(workdir: str) -> bool:
 
 def found(trial: Trial, directory: Directory) -> Outcome:
     """Returns the outcome that an earlier call left; a trial of a diverged backbone is diverged."""
-    result = directory.result(trial)
-    if result:
-        return Outcome(trial, DONE, result=result)
-    backbone = trial.settings.get("init_from")
-    if diverged(directory.workdir(trial)) or (backbone and diverged(backbone)):
+    left = directory.outcome(trial)
+    places = [directory.workdir(trial), trial.settings.get("init_from")]
+    if left.status != DONE and any(place and diverged(place) for place in places):
         return Outcome(trial, DIVERGED)
-    if directory.handed_over(trial).exists():
-        return Outcome(trial, HANDED_OVER)
-    return Outcome(trial, WAITING)
+    return left
 
 
 def gather(outcomes: Sequence[Outcome], directory: Directory) -> Measured:

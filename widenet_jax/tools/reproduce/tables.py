@@ -9,20 +9,18 @@ import numpy as np
 from scipy import stats
 
 from widenet_jax.paper import FINETUNING, PRETRAINING
-from widenet_jax.tools.markdown import markdown_table
+from widenet_jax.tools.markdown import markdown_table, table_of
 from widenet_jax.tools.reproduce.experiments import Experiment
-from widenet_jax.tools.reproduce.runs import DIVERGED, Measured, mean_of, std_of
-from widenet_jax.tools.reproduce.scales import Run, Scale, run_of
-from widenet_jax.tools.sweep.runner import DONE
+from widenet_jax.tools.reproduce.runs import DIVERGED, Measurements, mean_of, std_of
+from widenet_jax.tools.reproduce.scales import Scale, run_of
+from widenet_jax.tools.sweep.trials import DONE
 
 SIGNIFICANT = 0.05  # of Welch's t-test, two-sided
 AS, OTHER = "as in the paper", "the other way round"
 CLOSE, LOST = "too close to tell", "with a seed that diverged"
 
 
-def rows_of(
-    experiment: Experiment, scale: Scale, measured: Mapping[Run, Measured]
-) -> list[dict[str, Any]]:
+def rows_of(experiment: Experiment, scale: Scale, measured: Measurements) -> list[dict[str, Any]]:
     """Makes a dict for each row.
 
     Returns:
@@ -79,8 +77,7 @@ def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, A
         columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
     if any(row["paper_millions"] for row in rows):
         columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
-    cells = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
-    parts = [f"## {experiment.title}", f"Ours: {scale.about}.", markdown_table(cells)]
+    parts = [f"## {experiment.title}", f"Ours: {scale.about}.", table_of(columns, rows)]
     lines = comparison(experiment, rows)
     if slips := [row["label"] for row in rows if row["slip"]]:
         named = " and ".join(slips)

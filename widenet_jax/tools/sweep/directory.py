@@ -17,7 +17,7 @@ from etils import epath
 from widenet_jax.errors import BadInputError, require
 from widenet_jax.files import is_remote, write_json
 from widenet_jax.run.metrics import JsonLines
-from widenet_jax.tools.sweep.trials import Trial
+from widenet_jax.tools.sweep.trials import DONE, HANDED_OVER, WAITING, Outcome, Trial
 
 
 class Directory:
@@ -66,6 +66,12 @@ class Directory:
         """Reads result.json, which a run writes last; None before."""
         file = epath.Path(self.workdir(trial)) / "result.json"
         return json.loads(file.read_text()) if file.exists() else None
+
+    def outcome(self, trial: Trial) -> Outcome:
+        """Returns the outcome that earlier calls left: done, handed over or waiting."""
+        if result := self.result(trial):
+            return Outcome(trial, DONE, result=result)
+        return Outcome(trial, HANDED_OVER if self.handed_over(trial).exists() else WAITING)
 
     def evaluations(self, trial: Trial) -> list[dict]:
         """Reads the evaluation records so far, in order."""

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from matplotlib.figure import Figure
 
-from widenet_jax.tools.analysis.figures import save
-from widenet_jax.tools.sweep.axes import Settings
-from widenet_jax.tools.sweep.space import Range, Space
+from widenet_jax.tools.analysis.figures import save, subplots
+from widenet_jax.tools.sweep.axes import Range, Settings, Space
 from widenet_jax.tools.sweep.trials import text_of
 
 SEED = "seed"
@@ -76,9 +74,9 @@ def draw_against(
     A row without the field is left out of its panel; means are left out where every value has a
     single row.
     """
-    figure = Figure(figsize=(1 + 4 * len(axes), 4), layout="constrained")
-    panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
-    for panel, axis in zip(panels, axes, strict=True):
+    size = (1 + 4 * len(axes), 4)
+    figure, panels = subplots(1, len(axes), size=size, sharey=True, squeeze=False)
+    for panel, axis in zip(panels[0], axes, strict=True):
         found = [[row[metric] for row in rows if row.get(axis.field) == v] for v in axis.values]
         drawn = [(place, of) for place, of in zip(axis.places, found, strict=True) if of]
         for place, of in drawn:
@@ -92,7 +90,7 @@ def draw_against(
             panel.set_xscale("log")
         label(panel, axis)
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel(metric.replace("_", " "))
+    panels[0, 0].set_ylabel(metric.replace("_", " "))
     save(figure, out)
 
 

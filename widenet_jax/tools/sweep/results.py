@@ -10,11 +10,11 @@ from etils import epath
 
 from widenet_jax.files import write_text
 from widenet_jax.tools.analysis.figures import draw_learning_curves
+from widenet_jax.tools.markdown import text_table
+from widenet_jax.tools.sweep.axes import Space
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.figures import SEED, axis_of, draw_against
-from widenet_jax.tools.sweep.runner import DONE, FAILED, STOPPED, Outcome
-from widenet_jax.tools.sweep.space import Space
-from widenet_jax.tools.sweep.trials import VARIANT
+from widenet_jax.tools.sweep.trials import DONE, FAILED, VARIANT, Outcome
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
 STATISTICS = ("seeds", "mean", "std", "median", "best_median")
@@ -100,11 +100,10 @@ class Results:
 
     def csv(self) -> str:
         """Returns the rows as CSV text."""
-        columns = list(dict.fromkeys(column for row in self.rows for column in row))
         last = [self.progress, *LAST_COLUMNS]
-        columns = [column for column in columns if column not in last] + last
+        first = dict.fromkeys(name for row in self.rows for name in row if name not in last)
         out = io.StringIO()
-        writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
+        writer = csv.DictWriter(out, [*first, *last], restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
         return out.getvalue()
@@ -151,10 +150,7 @@ class Results:
 
 def table(rows: Sequence[dict], columns: Sequence[str]) -> str:
     """Lays rows out in columns of equal width below a header; a missing value is left blank."""
-    cells = [list(columns), *([cell(row.get(name)) for name in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
-    return "\n".join(lines)
+    return text_table([columns, *([cell(row.get(name)) for name in columns] for row in rows)])
 
 
 def cell(value: Any) -> str:
@@ -162,10 +158,3 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def exit_code(outcomes: Sequence[Outcome], *, stopped: bool) -> int:
-    """Returns 143 where the sweep was stopped, 3 where a trial failed, else 0."""
-    if stopped or any(outcome.status == STOPPED for outcome in outcomes):
-        return 143
-    return 3 if any(outcome.status == FAILED for outcome in outcomes) else 0

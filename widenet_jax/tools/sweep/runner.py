@@ -10,14 +10,21 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from widenet_jax import errors
-from widenet_jax.errors import BadInputError
+from widenet_jax.tools.sweep.axes import Space
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.space import Space
-from widenet_jax.tools.sweep.trials import MakeCommand, Trial
+from widenet_jax.tools.sweep.trials import (
+    FAILED,
+    PRUNED,
+    STOPPED,
+    WAITING,
+    MakeCommand,
+    Outcome,
+    Trial,
+)
 
 POLL_SECONDS = 0.1
 JUDGE_SECONDS = 1.0
@@ -25,35 +32,18 @@ NEWS_SECONDS = 30.0
 # Exit codes of a trial that was told to stop: after saving, or before it handled signals.
 STOPPED_CODES = (errors.STOPPED, errors.INTERRUPTED, -signal.SIGTERM)
 
-DONE, FAILED, STOPPED, PRUNED = "done", "failed", "stopped", "pruned"
-HANDED_OVER, WAITING = "handed over", "waiting"
 
-
-@dataclass
-class Outcome:
-    """The state of a trial.
+class Source:
+    """The base of what supplies trials and receives their outcomes.
 
     Attributes:
-      status: done; failed; stopped (saved; the next call resumes it); pruned; handed over (to a
-        scheduler that runs it later); waiting (not started).
-      message: the last line that a failed trial printed.
-      result: the result.json of a trial that is done.
-    """
-
-    trial: Trial
-    status: str
-    exit_code: int | None = None
-    message: str = ""
-    result: dict[str, Any] = field(default_factory=dict)
-
-
-class Source(Protocol):
-    """Supplies trials and receives their outcomes.
-
-    Attributes:
+      directory: of the sweep.
+      total: number of trials to supply, for the progress lines.
       space: what a search draws settings from; empty for a list of trials.
     """
 
+    directory: Directory
+    total: int
     space: Space
 
     def ask(self) -> Trial | None:
@@ -61,16 +51,17 @@ class Source(Protocol):
 
     def hopeless(self, trial: Trial) -> bool:
         """Tells whether to end a running trial early."""
+        return False
 
     def tell(self, outcome: Outcome) -> None:
         """Receives the outcome of a trial that ended now or before."""
 
-    def outcomes(self) -> list["Outcome"]:
+    def outcomes(self) -> list[Outcome]:
         """Returns the state of every trial."""
 
 
-class Listed:
-    """A `Source` of trials known beforehand; with `only`, it supplies that index alone.
+class Listed(Source):
+    """Trials known beforehand; with `only`, it supplies that index alone.
 
     Writes the trials down in the directory.
 
@@ -81,29 +72,20 @@ class Listed:
     def __init__(self, trials: Sequence[Trial], directory: Directory, only: int | None = None):
         directory.make()
         directory.remember(trials)
-        self.trials, self.directory = trials, directory
+        self.trials, self.directory, self.space = trials, directory, {}
         self.left = list(trials) if only is None else [trials[only]]
+        self.total = len(self.left)
         self.told: dict[str, Outcome] = {}
-        self.space: Space = {}
 
     def ask(self) -> Trial | None:
         return self.left.pop(0) if self.left else None
-
-    def hopeless(self, trial: Trial) -> bool:
-        del trial
-        return False
 
     def tell(self, outcome: Outcome) -> None:
         self.told[outcome.trial.name] = outcome
 
     def outcomes(self) -> list[Outcome]:
         """Returns the outcomes in the order of the trials; other sweeps may have finished some."""
-        return [self.told.get(trial.name) or self.found(trial) for trial in self.trials]
-
-    def found(self, trial: Trial) -> Outcome:
-        """Returns the outcome that an earlier call left."""
-        result = self.directory.result(trial)
-        return Outcome(trial, DONE, result=result) if result else Outcome(trial, WAITING)
+        return [self.told.get(trial.name) or self.directory.outcome(trial) for trial in self.trials]
 
 
 @dataclass
@@ -122,58 +104,18 @@ class Slot:
     look_again: float = 0.0
 
 
-def run_trials(
-    trials: Sequence[Trial],
-    directory: Directory,
-    *,
-    workers: int = 1,
-    command: MakeCommand = Trial.command,
-) -> tuple[list[Outcome], bool]:
-    """Runs the trials that are not finished.
-
-    Args:
-      trials: as `expand` makes them; lists of several configs may be concatenated.
-      directory: of the sweep.
-      workers: how many trials run at a time.
-      command: makes the command that starts a trial; by default a run on this machine.
-
-    Returns:
-      Every trial's outcome, in the order given, and whether a signal cut the sweep short.
-    """
-    listed = Listed(trials, directory)
-    runner = Runner(listed, directory, workers=workers, command=command, total=len(trials))
-    stopped = runner.run()
-    return listed.outcomes(), stopped
-
-
 class Runner:
     """Keeps workers busy with the trials of a source.
 
     Args:
       source: of the trials.
-      directory: of the sweep.
       workers: how many trials run at a time.
-      command: makes the command that starts a trial; by default a run on this machine.
-      total: number of trials for the progress lines; 0 where it is unknown.
-
-    Raises:
-      BadInputError: `workers` is below 1.
+      command: makes the command that starts a trial.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        directory: Directory,
-        *,
-        workers: int,
-        command: MakeCommand = Trial.command,
-        total: int = 0,
-    ):
-        if workers < 1:
-            raise BadInputError(f"--workers={workers} must be at least 1")
-        self.source, self.directory, self.workers = source, directory, workers
-        self.command = command
-        self.total = total
+    def __init__(self, source: Source, *, workers: int, command: MakeCommand):
+        self.source, self.directory = source, source.directory
+        self.workers, self.command = workers, command
         self.slots: list[Slot] = []
         self.exhausted = False  # the source has no more trials
         self.ended = 0
@@ -214,20 +156,18 @@ class Runner:
         if lock is None:
             return
         with lock:
-            result = directory.result(trial)
-            if result is not None:
-                self.end(slot, Outcome(trial, DONE, result=result))
-            elif directory.handed_over(trial).exists():
-                self.end(slot, Outcome(trial, HANDED_OVER))
-            else:
-                self.say(f"start {trial.name}")
-                with directory.log(trial).open("a") as log:
-                    slot.process = subprocess.Popen(
-                        self.command(trial, directory.workdir(trial)),
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                        pass_fds=[lock.fileno()],  # the lock lasts as long as the trial's process
-                        start_new_session=True,  # the sweep receives Ctrl-C and passes it on
-                    )  # fmt: skip
+            before = directory.outcome(trial)
+            if before.status != WAITING:
+                self.end(slot, before)
+                return
+            self.say(f"start {trial.name}")
+            with directory.log(trial).open("a") as log:
+                slot.process = subprocess.Popen(
+                    self.command(trial, directory.workdir(trial)),
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    pass_fds=[lock.fileno()],  # the lock lasts as long as the trial's process
+                    start_new_session=True,  # the sweep receives Ctrl-C and passes it on
+                )  # fmt: skip
 
     def look_at(self, slot: Slot) -> None:
         """Records the end of a finished trial; prunes a trial that its search gives up."""
@@ -247,12 +187,10 @@ class Runner:
     def outcome(self, slot: Slot) -> Outcome:
         """Returns the outcome of a trial whose process has ended."""
         trial, code = slot.trial, slot.process.returncode
-        result = self.directory.result(trial)
-        if code == 0 and result is not None:
-            return Outcome(trial, DONE, 0, result=result)
         if code == 0:
-            self.directory.handed_over(trial).touch()
-            return Outcome(trial, HANDED_OVER, 0)
+            if self.directory.result(trial) is None:
+                self.directory.handed_over(trial).touch()
+            return replace(self.directory.outcome(trial), exit_code=0)
         if code in STOPPED_CODES:
             return Outcome(trial, PRUNED if slot.pruned else STOPPED, code)
         return Outcome(trial, FAILED, code, self.directory.last_line(trial))
@@ -284,8 +222,7 @@ class Runner:
 
     def say(self, text: str) -> None:
         """Prints a line with the number of trials that ended."""
-        of = f"{self.ended}/{self.total}" if self.total else self.ended
-        print(f"[{of}] {text}", file=sys.stderr, flush=True)
+        print(f"[{self.ended}/{self.source.total}] {text}", file=sys.stderr, flush=True)
 
 
 def score_of(result: Mapping[str, Any]) -> str:

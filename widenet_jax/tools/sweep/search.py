@@ -5,29 +5,30 @@ were running, and a longer search (`--trials`) builds on the trials that it has.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from widenet_jax.errors import BadInputError, require
+from widenet_jax.tools.sweep.axes import Range, Space, ends_of
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import DONE, FAILED, PRUNED, WAITING, Outcome
-from widenet_jax.tools.sweep.space import Range, Space, ends_of, parse_space
-from widenet_jax.tools.sweep.trials import Trial, make
+from widenet_jax.tools.sweep.runner import Source
+from widenet_jax.tools.sweep.trials import DONE, FAILED, PRUNED, WAITING, Outcome, Trial, make
 
 TPE_STARTUP = 5  # random trials before TPE models the space
 
 
-class Search:
-    """A `Source` of trials that Optuna proposes, by the headline metric of the task.
+@dataclass
+class Search(Source):
+    """Trials that Optuna proposes, by the headline metric of the task.
 
-    Args:
+    Attributes:
       config: FILE.py or FILE.py:ARGUMENT.
-      space: as `parse_space` takes it.
+      space: to draw settings from.
       flags: `--config.FIELD=VALUE` that all trials share.
       directory: of the sweep.
+      total: number of trials in all, those of earlier calls included.
       sampler: "random" or "tpe".
-      count: number of trials in all, those of earlier calls included.
       prune: end hopeless trials early.
       seed: of the sampler. An interrupted search proposes the same trials as an uninterrupted one,
         for TPE as long as trials end in the same order.
@@ -37,40 +38,32 @@ class Search:
         holds a search with another config, other flags or another space.
     """
 
-    def __init__(
-        self,
-        config: str,
-        space: Sequence[str],
-        flags: Sequence[str],
-        directory: Directory,
-        *,
-        sampler: str,
-        count: int,
-        prune: bool,
-        seed: int,
-    ):
-        optuna = require("optuna", extra="sweep", what="--search")
-        self.config, self.flags, self.directory = config, flags, directory
-        self.space = parse_space(space)
-        self.count, self.prune = count, prune
+    config: str
+    space: Space
+    flags: Sequence[str]
+    directory: Directory
+    total: int
+    sampler: str
+    prune: bool
+    seed: int
+
+    def __post_init__(self):
+        self.optuna = optuna = require("optuna", extra="sweep", what="--search")
         # A wrong field or bound is noticed before any trial runs.
-        ends = [make(config, end, flags) for end in ends_of(self.space)]
+        ends = [make(self.config, end, self.flags) for end in ends_of(self.space)]
         self.headline = ends[0].headline()
-        self.sampler_of = sampler_of(optuna, sampler, seed)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        directory.make()
+        self.directory.make()
         self.study = optuna.create_study(
-            storage=f"sqlite:///{directory.path.resolve()}/optuna.db",
+            storage=f"sqlite:///{self.directory.path.resolve()}/optuna.db",
             study_name="search",
             direction="maximize" if self.headline.higher_is_better else "minimize",
             pruner=optuna.pruners.HyperbandPruner(),
             load_if_exists=True,
         )
-        self.distributions = distributions(optuna, self.space)
         self.check_same()
         self.states = optuna.trial.TrialState
         self.interrupted = self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,))
-        self.resumed = lambda frozen: optuna.trial.Trial(self.study, frozen._trial_id)
         self.running: dict[str, Any] = {}  # Optuna's trial, by name
         self.reported: dict[str, int] = {}  # number of evaluations reported to Optuna, by name
         self.stopped: dict[str, Outcome] = {}
@@ -90,16 +83,27 @@ class Search:
     def ask(self) -> Trial | None:
         """Returns an interrupted trial, or else a new one until there are `count`."""
         if self.interrupted:
-            asked = self.resumed(self.interrupted.pop(0))
+            asked = self.optuna.trial.Trial(self.study, self.interrupted.pop(0)._trial_id)
         else:
             number = len(self.study.get_trials(deepcopy=False))
-            if number >= self.count:
+            if number >= self.total:
                 return None
             self.study.sampler = self.sampler_of(number)
-            asked = self.study.ask(self.distributions)
+            space = {name: distribution(self.optuna, one) for name, one in self.space.items()}
+            asked = self.study.ask(space)
         trial = self.trial_of(asked)
         self.running[trial.name] = asked
         return trial
+
+    def sampler_of(self, number: int) -> Any:
+        """Makes the sampler of a trial from its number, so that no random state is stored."""
+        samplers, seed = self.optuna.samplers, self.seed * 100_003 + number
+        if self.sampler == "random":
+            return samplers.RandomSampler(seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
+            # The liar makes trials that run at the same time search different places.
+            return samplers.TPESampler(seed=seed, n_startup_trials=TPE_STARTUP, constant_liar=True)
 
     def trial_of(self, asked: Any) -> Trial:
         """Makes the trial of a proposal; its number keeps the names of equal proposals apart."""
@@ -138,7 +142,7 @@ class Search:
 
     def outcomes(self) -> list[Outcome]:
         """Returns the outcomes of all proposals, in their order."""
-        return [self.outcome_of(frozen) for frozen in self.study.get_trials(deepcopy=False)]
+        return list(map(self.outcome_of, self.study.get_trials(deepcopy=False)))
 
     def outcome_of(self, frozen: Any) -> Outcome:
         """The outcome of a proposal."""
@@ -152,32 +156,11 @@ class Search:
         return Outcome(trial, status, code, message, self.directory.result(trial) or {})
 
 
-def sampler_of(optuna: Any, name: str, seed: int) -> Callable[[int], Any]:
-    """Returns a function from a trial's number to a sampler, so that no random state is stored."""
-    if name == "random":
-        return lambda number: optuna.samplers.RandomSampler(seed=seed * 100_003 + number)
-
-    def tpe(number: int) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.TPESampler(
-                seed=seed * 100_003 + number,
-                n_startup_trials=TPE_STARTUP,
-                constant_liar=True,  # trials that run at the same time search different places
-            )
-
-    return tpe
-
-
-def distributions(optuna: Any, space: Space) -> dict[str, Any]:
-    """Translates a space for Optuna."""
-
-    def one(values: Range | tuple[str, ...]) -> Any:
-        if isinstance(values, tuple):
-            return optuna.distributions.CategoricalDistribution(values)
-        if values.kind == "int":
-            return optuna.distributions.IntDistribution(values.low, values.high)
-        log = values.kind == "log"
-        return optuna.distributions.FloatDistribution(values.low, values.high, log=log)
-
-    return {name: one(values) for name, values in space.items()}
+def distribution(optuna: Any, values: Range | tuple[str, ...]) -> Any:
+    """Translates the space of a field for Optuna."""
+    if isinstance(values, tuple):
+        return optuna.distributions.CategoricalDistribution(values)
+    if values.kind == "int":
+        return optuna.distributions.IntDistribution(values.low, values.high)
+    log = values.kind == "log"
+    return optuna.distributions.FloatDistribution(values.low, values.high, log=log)

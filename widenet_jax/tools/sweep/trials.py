@@ -1,27 +1,24 @@
-"""Trials of a sweep: a config, its settings, a name, and the command that runs it."""
+"""Trials of a sweep: a config, its settings, a name, the command that runs it, and its outcome."""
 
 import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from ml_collections import ConfigDict
+from typing import Any
 
 from widenet_jax.config.files import fields_of, import_file, load_config, override
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.sweep import axes
 from widenet_jax.tools.sweep.axes import Settings
 
-if TYPE_CHECKING:
-    from widenet_jax.tasks import Headline
-
 MakeCommand = Callable[["Trial", str], list[str]]  # (trial, workdir) -> the command that runs it
 VARIANT = "variant"  # the config's argument, as a field
 SLUG_LENGTH = 80
+DONE, FAILED, STOPPED, PRUNED = "done", "failed", "stopped", "pruned"
+HANDED_OVER, WAITING = "handed over", "waiting"
 UNKNOWN_TASK = "classification"  # names the metric where every trial fails at config.task.name
 
 
@@ -51,13 +48,39 @@ class Trial:
         """Returns the command that runs the trial on this machine."""
         return [sys.executable, "-m", "widenet_jax.main", *self.arguments(workdir)]
 
-    def headline(self) -> "Headline":
-        """Returns the metric that the task's runs are compared by."""
-        config = load_config(self.config)  # first: a config file may add a task to TASKS
-        override(config, self.arguments("")[2:])
+    def headline(self) -> Any:
+        """Returns the metric that the task's runs are compared by, a `tasks.Headline`."""
+        # Before TASKS is read, as a config file may add a task.
+        config = override(load_config(self.config), self.arguments("")[2:])
         from widenet_jax.tasks import TASKS  # imports JAX, which a sweep needs only here
 
         return TASKS.get(config.task.name, TASKS[UNKNOWN_TASK]).headline_of(config)
+
+
+@dataclass
+class Outcome:
+    """The state of a trial.
+
+    Attributes:
+      status: done; failed; stopped (saved; the next call resumes it); pruned; handed over (to a
+        scheduler that runs it later); waiting (not started).
+      message: the last line that a failed trial printed.
+      result: the result.json of a trial that is done.
+    """
+
+    trial: Trial
+    status: str
+    exit_code: int | None = None
+    message: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+def exit_code(outcomes: Iterable[Outcome], *, stopped: bool) -> int:
+    """Returns 143 where a trial or the call itself was stopped, 3 where one failed, else 0."""
+    statuses = {outcome.status for outcome in outcomes}
+    if stopped or STOPPED in statuses:
+        return 143
+    return 3 if FAILED in statuses else 0
 
 
 def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ()) -> list[Trial]:
@@ -93,8 +116,7 @@ def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
     for name in fields:
         if name in given:
             raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")
-    loaded: ConfigDict = load_config(full)
-    override(loaded, [*flags, *flags_of(fields)])
+    loaded = override(load_config(full), [*flags, *flags_of(fields)])
     held = dict(fields_of(loaded)) | {VARIANT: argument}
     values = {name: held[name] for name in sorted(settings)}
     return Trial(name_of(Path(path).name, argument, values), full, values, tuple(flags))

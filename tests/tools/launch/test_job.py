@@ -3,8 +3,7 @@
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.launch.job import check_name, default_name
-from widenet_jax.tools.launch.tpus import parse_tpu
+from widenet_jax.tools.launch.job import RUNTIME_VERSIONS, check_name, default_name, parse_tpu
 from widenet_jax.tools.plan.topology import CHIPS
 
 
@@ -23,7 +22,7 @@ from widenet_jax.tools.plan.topology import CHIPS
 def test_names_and_images(text: str, name: str, accelerator: str, version: str):
     tpu = parse_tpu(text)
     assert (tpu.name, tpu.accelerator_type) == (name, accelerator)
-    assert tpu.runtime_version == version
+    assert RUNTIME_VERSIONS[tpu.generation] == version
 
 
 @pytest.mark.parametrize("text", ["v3", "v3-", "v3-0", "tpu-8", "v7x-8", "v3-8x", "v3:2x2"])
@@ -34,7 +33,7 @@ def test_other_text_is_refused(text: str):
 
 @pytest.mark.parametrize("generation", CHIPS)
 def test_every_generation_that_can_be_planned_can_be_launched(generation: str):
-    assert parse_tpu(f"{generation}-8").runtime_version
+    assert RUNTIME_VERSIONS[parse_tpu(f"{generation}-8").generation]
 
 
 @pytest.mark.parametrize(
