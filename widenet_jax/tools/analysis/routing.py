@@ -80,10 +80,6 @@ def token_routing(
 def by_token(routing: Routing, layer: MoeLayer, B: int) -> TokenRouting:
     """Splits groups [G, S, ...] of consecutive examples into examples [B, T, ...]."""
     G, S, _ = routing.expert_index.shape
-    split = lambda x: x.reshape(B, G * S // B, -1)  # noqa: E731
-    return TokenRouting(
-        expert_index=split(routing.expert_index),
-        gate=split(routing.gate),
-        router_probs=split(routing.router_probs),
-        dropped=split(routing.slot >= layer.slots(S, train=False)),
-    )
+    dropped = routing.slot >= layer.slots(S, train=False)
+    fields = (routing.expert_index, routing.gate, routing.router_probs, dropped)
+    return TokenRouting(*(field.reshape(B, G * S // B, -1) for field in fields))

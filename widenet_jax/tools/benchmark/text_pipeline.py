@@ -1,16 +1,12 @@
 """Benchmark of reading and masking text, beside transformers and torch if they are installed."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from widenet_jax.data.pipeline import train_batches
 from widenet_jax.data.sources import TRANSFORMS, build_source
-from widenet_jax.tools.benchmark.turns import Turn, readers, summarize, take_turns
+from widenet_jax.tools.benchmark.turns import our_turns, summarize, take_turns
 
 PEER = "transformers"
 
@@ -38,15 +34,7 @@ def text_rows(
     """
     source = build_source(config.data, config.data.train_split)
     transform, _ = TRANSFORMS[config.task.name](config, source.info)
-
-    def ours(num_workers: int) -> Turn:
-        place = {"batch_size": batch_size, "positions": np.arange(batch_size)}
-        run = {"seed": 0, "start_step": 0, "num_steps": 10**6, "num_workers": num_workers}
-        return train_batches(source, transform=transform, **place, **run, prefetch=2)
-
-    turns: dict[str, Callable[[], Turn]] = {
-        f"ours, {readers(n)}": partial(ours, n) for n in workers
-    }
+    turns = our_turns(source, transform, batch_size, workers)
     if all(map(importlib.util.find_spec, ("torch", "transformers"))):
         from widenet_jax.tools.benchmark import torch_pipeline
 

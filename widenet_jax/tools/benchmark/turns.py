@@ -3,17 +3,35 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from widenet_jax.data import Source
+from widenet_jax.data.pipeline import train_batches
+
 WARM_UP_BATCHES = 16  # worker processes start one after the other and deliver in turn
 Turn = AbstractContextManager[Iterator[Any]]  # an endless iterator of batches
 # pipeline -> (examples/s, processor ms per example) of its turn in each round
 Found = dict[str, list[tuple[float, float]]]
+
+
+def our_turns(
+    source: Source, transform: Any, batch_size: int, workers: Sequence[int]
+) -> dict[str, Callable[[], Turn]]:
+    """Returns this project's training pipelines by name, one for each number of worker processes.
+
+    0 stands for threads. The pipelines do not end.
+    """
+    place = {"batch_size": batch_size, "positions": np.arange(batch_size), "prefetch": 2}
+    run = {"seed": 0, "start_step": 0, "num_steps": 10**6}
+    start = partial(train_batches, source, transform=transform, **place, **run)
+    names = {n: f"ours, {n} processes" if n else "ours, threads" for n in workers}
+    return {name: partial(start, num_workers=n) for n, name in names.items()}
 
 
 def take_turns(
@@ -49,11 +67,6 @@ def summarize(found: Found, *, unit: str, peer: str) -> list[dict[str, Any]]:
         row["of_peer"] = None if quotient is None else float(np.median(quotient))
         rows.append(row)
     return rows
-
-
-def readers(num_workers: int) -> str:
-    """Returns what reads: "threads" or "2 processes"."""
-    return f"{num_workers} processes" if num_workers else "threads"
 
 
 def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:

@@ -62,13 +62,6 @@ class CloudTpu:
         ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.job.name, *self.job.place]
         return [*ssh, "--quiet", f"--worker={worker}", f"--command={command}"]
 
-    def copy_command(self, files: Sequence[Path]) -> list[str]:
-        target = f"{self.job.name}:{REMOTE}/"
-        return [
-            *("gcloud", "compute", "tpus", "tpu-vm", "scp", *map(str, files), target),
-            *(*self.job.place, "--quiet", "--worker=all"),
-        ]
-
     def launch(self) -> int:
         """Creates the TPU, runs the job through any preemptions and returns its exit code."""
         state = self.state()
@@ -127,7 +120,9 @@ class CloudTpu:
             files = stage(self.job, Path(directory))
             if self.tools.dry:
                 show_scripts(files)
-            self.tools.run(self.copy_command(files))
+            target = f"{self.job.name}:{REMOTE}/"
+            copy = ["gcloud", "compute", "tpus", "tpu-vm", "scp", *map(str, files), target]
+            self.tools.run([*copy, *self.job.place, "--quiet", "--worker=all"])
         self.on_all(f"chmod 600 {REMOTE}/env && bash {REMOTE}/setup.sh")
         self.on_all(f"bash {REMOTE}/start.sh")
 

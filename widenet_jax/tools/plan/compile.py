@@ -36,7 +36,6 @@ ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
 }
 _OUT_OF_MEMORY = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM")
-SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -178,4 +177,4 @@ def needed_bytes(message: str) -> float:
     if not match:
         reason = " ".join(message.split())[:300]
         raise BadInputError(f"the TPU compiler cannot compile this step: {reason}")
-    return float(match[1]) * SCALE[match[2]]
+    return float(match[1]) * 1024 ** ("", "K", "M", "G", "T").index(match[2])

@@ -121,7 +121,8 @@ def parse_instruction(line: str) -> Instruction | None:
     start = _INSTRUCTION.match(line)
     if not start:
         return None
-    shape_end = _end_of_shape(line, start.end())
+    tuple_shape = line[start.end()] == "("
+    shape_end = _closing(line, start.end()) + 1 if tuple_shape else line.index(" ", start.end())
     open_paren = line.index("(", shape_end)
     close_paren = _closing(line, open_paren)
     attributes = line[close_paren:]
@@ -148,11 +149,6 @@ def _arrays(shape: str) -> Arrays:
         (dtype, tuple(int(n) for n in dimensions.split(",") if n))
         for dtype, dimensions in _ARRAY.findall(shape)
     )
-
-
-def _end_of_shape(line: str, start: int) -> int:
-    """Returns the position after a shape: one word, or a tuple in parentheses."""
-    return _closing(line, start) + 1 if line[start] == "(" else line.index(" ", start)
 
 
 def _closing(line: str, opening: int) -> int:

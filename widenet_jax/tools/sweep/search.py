@@ -15,6 +15,7 @@ from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.runner import Source
 from widenet_jax.tools.sweep.trials import DONE, FAILED, PRUNED, WAITING, Outcome, Trial, make
 
+STATUSES = {"COMPLETE": DONE, "PRUNED": PRUNED, "FAIL": FAILED}  # of Optuna's states
 TPE_STARTUP = 5  # random trials before TPE models the space
 
 
@@ -146,12 +147,10 @@ class Search(Source):
 
     def outcome_of(self, frozen: Any) -> Outcome:
         """The outcome of a proposal."""
-        states = self.states
-        status_of = {states.COMPLETE: DONE, states.PRUNED: PRUNED, states.FAIL: FAILED}
         trial = self.trial_of(frozen)
         if trial.name in self.stopped:
             return self.stopped[trial.name]
-        status = status_of.get(frozen.state, WAITING)
+        status = STATUSES.get(frozen.state.name, WAITING)
         code, message = frozen.user_attrs.get("exit_code"), frozen.user_attrs.get("message", "")
         return Outcome(trial, status, code, message, self.directory.result(trial) or {})
 
