@@ -82,7 +82,7 @@ class Search(Source):
             self.study.set_user_attr(name, value)
 
     def ask(self) -> Trial | None:
-        """Returns an interrupted trial, or else a new one until there are `count`."""
+        """Returns an interrupted trial, or else a new one until there are `total`."""
         if self.interrupted:
             asked = self.optuna.trial.Trial(self.study, self.interrupted.pop(0)._trial_id)
         else:
