@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,15 +16,7 @@ from typing import Any
 from widenet_jax import errors
 from widenet_jax.tools.sweep.axes import Space
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.trials import (
-    FAILED,
-    PRUNED,
-    STOPPED,
-    WAITING,
-    MakeCommand,
-    Outcome,
-    Trial,
-)
+from widenet_jax.tools.sweep.trials import FAILED, PRUNED, STOPPED, WAITING, Outcome, Trial
 
 POLL_SECONDS = 0.1
 JUDGE_SECONDS = 1.0
@@ -110,10 +102,10 @@ class Runner:
     Args:
       source: of the trials.
       workers: how many trials run at a time.
-      command: makes the command that starts a trial.
+      command: (trial, its workdir) -> the command that starts the trial.
     """
 
-    def __init__(self, source: Source, *, workers: int, command: MakeCommand):
+    def __init__(self, source: Source, *, workers: int, command: Callable[[Trial, str], list[str]]):
         self.source, self.directory = source, source.directory
         self.workers, self.command = workers, command
         self.slots: list[Slot] = []
