@@ -95,16 +95,15 @@ def run(options: Options) -> int:
         measured |= ran
     # Rows that were not asked for are shown where an earlier call ran them.
     known = {one for one, of in measured.items() if one in wanted or of.ended}
-    tables = [
-        replace(one, rows=tuple(row for row in one.rows if run_of(scale, one, row) in known))
-        for one in experiments
-    ]
+    tables = []
+    for one in experiments:
+        if rows := tuple(row for row in one.rows if run_of(scale, one, row) in known):
+            tables.append(replace(one, rows=rows))
     from widenet_jax.tools.reproduce.report import provenance, write  # imports JAX
 
     made_by = provenance(measured, ["scripts/reproduce.py", *options.words])
-    drawn = [table for table in tables if table.rows]
-    facts = [write(table, scale, measured, made_by, directory.path) for table in drawn]
-    texts = [(directory.path / f"{table.name}.md").read_text() for table in drawn]
+    facts = [write(table, scale, measured, made_by, directory.path) for table in tables]
+    texts = [(directory.path / f"{table.name}.md").read_text() for table in tables]
     text = "\n".join([*texts, f"tables and figures  {directory.path}"])
     show(options, {"scale": options.scale, "experiments": facts}, text)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]

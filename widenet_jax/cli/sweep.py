@@ -75,8 +75,7 @@ def run(options: Options) -> int:
       BadInputError: flags, fields or settings that cannot be.
     """
     check_flags(options)
-    file = options.config.partition(":")[0]
-    workdir = options.workdir or f"runs/sweep_{Path(file).stem}"
+    workdir = options.workdir or f"runs/sweep_{Path(options.config.partition(':')[0]).stem}"
     directory = Directory(workdir, options.trial_workdir)
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:
@@ -96,8 +95,7 @@ def run(options: Options) -> int:
     found = Results(outcomes, directory, source.space)
     found.write()
     code = exit_code(outcomes, stopped=stopped)
-    as_json = {"exit_code": code, **found.as_json()}
-    show(options, as_json, found.report())
+    show(options, {"exit_code": code, **found.as_json()}, found.report())
     return code
 
 

@@ -67,8 +67,7 @@ def measure_accuracy(trained: Trained) -> Accuracy:
       BadInputError: as `over_source.open_source`.
     """
     sums = sums_over_source(trained, partial(accuracy_sums, model=trained.model))
-    confusion = sums["confusion"].astype(np.int64)
-    in_top = sums["in_top"].astype(np.int64)
+    confusion, in_top = (sums[name].astype(np.int64) for name in ("confusion", "in_top"))
     cross_entropy = float(sums["cross_entropy"] / confusion.sum())
     return Accuracy(trained.class_names, confusion, in_top, cross_entropy)
 

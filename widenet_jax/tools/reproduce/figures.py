@@ -21,6 +21,7 @@ AXES: dict[str, tuple[str, Callable[[ConfigDict], int]]] = {
     "fig2": ("experts", lambda model: model.moe.num_experts),
     "fig3": ("groups of blocks", lambda model: model.routing_groups or model.depth),
 }
+Curves = dict[str, np.ndarray]  # label -> [seeds, L]
 MARK = {"fmt": "o", "capsize": 3}
 
 
@@ -86,13 +87,10 @@ def draw_against(
     save(figure, out)
 
 
-def divergences(
-    experiment: Experiment, scale: Scale, measured: Measurements
-) -> dict[str, np.ndarray]:
+def divergences(experiment: Experiment, scale: Scale, measured: Measurements) -> Curves:
     """Measures how far apart the blocks' norms are (eq. 9), for every seed that is done.
 
-    Returns:
-      label -> [seeds, L]; rows without a finished seed are left out.
+    Rows without a finished seed are left out.
 
     Raises:
       BadInputError: the blocks share their norms, because of a flag for all runs.

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.sweep.axes import Range, Settings, Space
@@ -66,9 +66,7 @@ def axis_of(field: str, settings: Sequence[Settings], space: Space) -> Axis:
     return Axis(field, tuple(values), scale)
 
 
-def draw_against(
-    rows: Sequence[Mapping], axes: Sequence[Axis], metric: str, out: epath.PathLike
-) -> None:
+def draw_against(rows: Sequence[Mapping], axes: Sequence[Axis], metric: str, out: Path) -> None:
     """Draws a panel for each axis: a dot for each row, and the mean at each value.
 
     A row without the field is left out of its panel; means are left out where every value has a
