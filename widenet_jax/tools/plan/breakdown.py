@@ -20,8 +20,8 @@ PARTS = (
     ("norms", r"(block_\d+_)?norm_\w+"),
     ("attention", r"(block_\d+_)?attention"),
     ("feed-forward", r"(block_\d+_)?mlp"),
-    ("embedding", r"embed|position"),
-    ("head", r"head|representation"),
+    ("embedding", r"embed(dings)?|position"),
+    ("head", r"head|representation|pooler|mlm|order|classifier|span"),
     ("rest of the model", "|".join(["encoder", *(model.__name__ for model in MODELS.values())])),
 )
 LOSS, OPTIMIZER, UNNAMED = "loss and mixup", "optimizer", "no scope"

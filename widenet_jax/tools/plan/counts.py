@@ -1,4 +1,4 @@
-"""Parameter counts of every row of the paper's vision tables, with the printed figures."""
+"""Parameter counts of every row of the paper's tables, with the printed figures."""
 
 from typing import Any
 
@@ -8,9 +8,16 @@ import jax.numpy as jnp
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.models.sizes import parse_variant, vision_model
-from widenet_jax.paper import FINETUNING, PRETRAINING
+from widenet_jax.models.text_sizes import parse_text_variant, text_model
+from widenet_jax.paper import FINETUNING, PRETRAINING, TEXT, PrintedText
 
 INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
+VOCABULARY = 30_000  # V of the paper's text models
+TEXT_INPUTS = {
+    **dict.fromkeys(("tokens", "segments"), jax.ShapeDtypeStruct((1, 512), jnp.int32)),
+    "mask": jax.ShapeDtypeStruct((1, 512), jnp.bool_),
+    "mlm_positions": jax.ShapeDtypeStruct((1, 20), jnp.int32),
+}
 
 
 def count_variant(variant: str, *, num_classes: int, representation: bool) -> tuple[int, int]:
@@ -21,12 +28,13 @@ def count_variant(variant: str, *, num_classes: int, representation: bool) -> tu
 
 
 def count_rows() -> list[dict[str, Any]]:
-    """Counts the parameters of every model in the paper's vision tables.
+    """Counts the parameters of every model in the paper's tables.
 
     Returns:
       One dict per model: tables, model, variant, params, params_unrolled, printed and agrees.
       `printed` is the paper's figure in millions, None if it prints none. `agrees` says whether our
-      count, truncated to millions, equals it. `note` stands at the two slips of Table 5.
+      count, truncated to millions (a text model's: rounded), equals it. `note` stands at the two
+      slips of Table 5 and at the text models, which also have the counts of `count_text`.
     """
     rows = []
     for printed in (*PRETRAINING, *FINETUNING):
@@ -49,7 +57,45 @@ def count_rows() -> list[dict[str, Any]]:
                 f"{params / 1e6:.1f}M"
             )
         rows.append(row)
-    return rows
+    return rows + [text_row(printed) for printed in TEXT]
+
+
+def text_row(printed: PrintedText) -> dict[str, Any]:
+    """Returns the row of a model of Table 2; its `params` are those of backbone and pooler."""
+    counts = count_text(printed.variant)
+    return {
+        "tables": "2",
+        "model": printed.model,
+        "variant": printed.variant,
+        **counts,
+        "printed": printed.millions,
+        "agrees": round(counts["params"] / 1e6) == printed.millions,
+        "note": f"encoder {counts['encoder']:,}, with embeddings and projection "
+        f"{counts['with_embeddings']:,}, with pooler {counts['params']:,}, with the heads of "
+        f"pretraining {counts['with_heads']:,}",
+    }
+
+
+def count_text(variant: str) -> dict[str, int]:
+    """Counts the parameters of a text model such as "widenet_4", part by part.
+
+    Returns:
+      encoder; with_embeddings and the projection; params, the pooler as well, which is what papers
+      print; with_heads, those of pretraining as well; params_unrolled, of the latter without
+      sharing.
+    """
+    model = build_model(
+        text_model(*parse_text_variant(variant)), vocab_size=VOCABULARY, head="pretraining"
+    )
+    of = {k: count_parameters(v) for k, v in parameter_shapes(model, TEXT_INPUTS).items()}
+    with_embeddings = of["encoder"] + of["embeddings"] + of["projection"]
+    return {
+        "encoder": of["encoder"],
+        "with_embeddings": with_embeddings,
+        "params": with_embeddings + of["pooler"],
+        "with_heads": sum(of.values()),
+        "params_unrolled": count_unrolled(model, TEXT_INPUTS),
+    }
 
 
 def counts_table(rows: list[dict[str, Any]]) -> str:

@@ -12,33 +12,61 @@ import jax
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.build import build_model
+from widenet_jax.models.text_encoder import TextEncoder
+from widenet_jax.models.vit import VisionTransformer
 
 Specs = Mapping[str, jax.ShapeDtypeStruct]
 
 
-def forward_flops(model: Mapping, inputs: Specs, *, num_classes: int) -> int:
-    """Returns the FLOPs of one example's forward pass through the vision model `config.model`.
+def forward_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> int:
+    """Returns the FLOPs of one example's forward pass through the model `config.model`.
 
     Args:
       model: `config.model`.
       inputs: shapes of the model's inputs, as `experiment.input_spec` returns them.
-      num_classes: V.
+      **model_fields: those of the task, such as num_classes.
 
     Raises:
       BadInputError: another model, or a feed-forward whose products are not counted here.
     """
-    module = build_model(model, num_classes=num_classes)
-    if model["name"] != "vision_transformer" or not set(module.ffn_names()) <= {"mlp", "moe"}:
+    module = build_model(model, **model_fields)
+    if model["name"] not in OUTSIDE or not set(module.ffn_names()) <= {"mlp", "moe"}:
         raise BadInputError(
             f"config.model.name={model['name']}, config.model.ffn={model['ffn']}: FLOPs are "
-            "counted for vision_transformer with mlp and moe only; widenet_jax/tools/plan/flops.py "
-            "is where others are added"
+            f"counted for {' and '.join(OUTSIDE)} with mlp and moe only; "
+            "widenet_jax/tools/plan/flops.py is where others are added"
         )
-    D, pixels = model["embed_dim"], math.prod(inputs["image"].shape[1:])
-    representation = 2 * D * D if model["representation"] else 0
-    outside = 2 * pixels * D + representation + 2 * D * num_classes
+    outside = OUTSIDE[model["name"]](module, inputs)
     with_experts = module.ffn_names().count("moe")
     return outside + blocks_flops(model, module.num_tokens(inputs), with_experts)
+
+
+def outside_of_vision(model: VisionTransformer, inputs: Specs) -> int:
+    """Returns the FLOPs of the patches' embedding and the classifier."""
+    D, pixels = model.embed_dim, math.prod(inputs["image"].shape[1:])
+    representation = 2 * D * D if model.representation else 0
+    return 2 * pixels * D + representation + 2 * D * model.num_classes
+
+
+def outside_of_text(model: TextEncoder, inputs: Specs) -> int:
+    """Returns the FLOPs of the projection and of the head; looking up an embedding counts none."""
+    T, D, E = model.num_tokens(inputs), model.embed_dim, model.embedding_dim
+    projection = 2 * T * E * D if model.projection else 0
+    pooler = 2 * D * D
+    heads = {
+        "classification": pooler + 2 * D * model.num_classes,
+        "span": 2 * T * D * 2,
+        # Starts and ends, ends given the true start, and the null logit.
+        "span_beam": 2 * 2 * T * D + 2 * (T + 1) * D * D + 2 * T * D + 2 * (2 * D + 1) * D,
+    }
+    if model.head == "pretraining":
+        predictions = inputs["mlm_positions"].shape[1]
+        heads["pretraining"] = predictions * 2 * E * (D + model.vocab_size) + pooler + 2 * D * 2
+    return projection + heads[model.head]
+
+
+# config.model.name -> the FLOPs of a model outside its blocks
+OUTSIDE = {"vision_transformer": outside_of_vision, "text_encoder": outside_of_text}
 
 
 def blocks_flops(model: Mapping, num_tokens: int, with_experts: int) -> int:
@@ -60,6 +88,6 @@ def blocks_flops(model: Mapping, num_tokens: int, with_experts: int) -> int:
     return model["depth"] * attention + feed_forward
 
 
-def train_flops(model: Mapping, inputs: Specs, *, num_classes: int) -> int:
+def train_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> int:
     """Returns the FLOPs of one example in a training step; arguments as in `forward_flops`."""
-    return 3 * forward_flops(model, inputs, num_classes=num_classes)
+    return 3 * forward_flops(model, inputs, **model_fields)
