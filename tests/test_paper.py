@@ -11,13 +11,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def table_of(config: str) -> dict[str, dict[str, str]]:
-    """Reads the table in a config's docstring: variant -> column -> cell.
+    """Reads the table of variants in a config's docstring: variant -> column -> cell.
 
     A line of several models is split: "widenet_{b,l,h},moe=false | 3 | 9, 15, 23M | ...".
     """
     lines = (ROOT / "configs" / f"{config}.py").read_text().split('"""')[1].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("| variant "))
     header, _, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines[first:] if "|" in line
     ]
     found = {}
     for cells in rows:
@@ -68,3 +69,13 @@ def test_the_mean_of_table_2_follows_from_its_columns(row: paper.PrintedText):
     """ALBERT: (85.8 + 78.55 + 81.5 + 90.3) / 4 = 84.0."""
     both = sum(row.squad1) / 2 + sum(row.squad2) / 2
     assert (both + row.mnli + row.sst2) / 4 == pytest.approx(row.mean, abs=0.051)
+
+
+@pytest.mark.parametrize("printed", paper.TEXT, ids=lambda row: row.variant)
+def test_text_in_the_header_of_text_pretrain(printed: paper.PrintedText):
+    row = table_of("text_pretrain")[printed.variant]
+    assert row["params"] == f"{printed.millions}M"
+    assert row["SQuAD1.1"] == "{} / {}".format(*printed.squad1)
+    assert row["SQuAD2.0"] == "{} / {}".format(*printed.squad2)
+    scores = (row["MNLI"], row["SST-2"], row["mean"])
+    assert scores == (str(printed.mnli), str(printed.sst2), str(printed.mean))

@@ -19,8 +19,8 @@ ROOMY = {"examples_per_group": 1, "capacity_factor": 4.0}
 
 
 def small(variant: str, *, head: str = "pretraining", moe: dict | None = None, **changes):
-    fields = text_model(*parse_text_variant(f"{variant}_tiny")) | changes
-    fields |= {"depth": 2, "num_positions": 2 * T}
+    fields = text_model(*parse_text_variant(f"{variant}_tiny"))
+    fields |= {"depth": 2, "num_positions": 2 * T} | changes
     if fields["moe"]:
         fields["moe"] = (
             fields["moe"] | {"router": {"name": "top_k", "noise_std": 0.0}} | (moe or {})

@@ -1,6 +1,7 @@
 """Counts as the command prints them."""
 
-from widenet_jax.tools.plan.counts import count_variant, counts_table
+from widenet_jax.paper import TEXT
+from widenet_jax.tools.plan.counts import count_variant, counts_table, text_row
 
 
 def test_counts_a_variant_shared_and_unrolled():
@@ -17,3 +18,13 @@ def test_the_table_marks_what_is_not_printed_and_what_slipped():
     assert lines[1].split()[2:5] == ["305M", "303,311,882", "303,311,882"]
     assert lines[1].endswith("(a slip)")
     assert lines[2].split()[2] == "-"
+
+
+def test_a_text_model_is_counted_part_by_part():
+    """To the nearest million, what Table 2 prints; but for BERT, which ALBERT's paper truncates."""
+    row = text_row(TEXT[0])
+    assert (row["variant"], row["printed"], row["agrees"]) == ("albert", 12, True)
+    line = counts_table([row]).splitlines()[1]
+    for count in ("7,087,872", "11,092,992", "11,683,584", "11,813,810"):
+        assert count in line
+    assert not text_row(TEXT[1])["agrees"]

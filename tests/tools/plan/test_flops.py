@@ -6,6 +6,7 @@ import pytest
 
 from widenet_jax.models.build import build_model
 from widenet_jax.models.sizes import parse_variant, vision_model
+from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.tools.plan.flops import blocks_flops, forward_flops, train_flops
 
 INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
@@ -56,6 +57,37 @@ def test_blocks_count_by_tokens_alone():
     T, D, F = 128, 768, 3072
     block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
     assert blocks_flops(model_of("vit_b"), T, with_experts=0) == 12 * block
+
+
+def text_flops(variant: str, head: str = "pretraining", *, predictions: int = 20, **fields) -> int:
+    """FLOPs of a text of 512 tokens, V = 30,000."""
+    inputs = {"tokens": jax.ShapeDtypeStruct((1, 512), jnp.int32),
+              "mlm_positions": jax.ShapeDtypeStruct((1, predictions), jnp.int32)}  # fmt: skip
+    model = text_model(*parse_text_variant(variant))
+    return forward_flops(model, inputs, vocab_size=30_000, head=head, **fields)
+
+
+def test_text():
+    """ALBERT base: T = 512, D = 768, F = 3072, E = 128, V = 30,000, 12 blocks; 3 classes."""
+    T, D, F, E, V = 512, 768, 3072, 128, 30_000
+    block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
+    encoder, pooler = 12 * block + 2 * T * E * D, 2 * D * D
+    assert encoder / 1e9 == pytest.approx(96.7, abs=0.05)
+    for predictions, gflops in ((20, 0.16), (77, 0.61)):
+        mlm = predictions * (2 * D * E + 2 * E * V)
+        assert mlm / 1e9 == pytest.approx(gflops, abs=0.005)
+        found = text_flops("albert", predictions=predictions)
+        assert found == text_flops("bert", predictions=predictions)
+        assert found == encoder + mlm + pooler + 2 * D * 2
+    assert text_flops("albert", "classification", num_classes=3) == encoder + pooler + 2 * D * 3
+    assert text_flops("albert", "span") == encoder + 2 * T * D * 2
+    assert text_flops("widenet_16") - text_flops("albert") == 12 * 2 * (2 * T * D * F)
+
+
+@pytest.mark.parametrize(("variant", "ms"), [("albert", 75.6), ("widenet_4", 120.9)])
+def test_milliseconds_of_text_at_100_percent_mfu(variant: str, ms: float):
+    """16 sequences on a TPUv3 core of 61.5 TFLOP/s."""
+    assert 1e3 * 16 * 3 * text_flops(variant) / 61.5e12 == pytest.approx(ms, abs=0.05)
 
 
 def test_tokens():
