@@ -42,7 +42,7 @@ SOURCES: dict[str, BuildSource] = {
     "image_folder": lambda data, split: ImageFolder(_path(data), split),
     "array_record": lambda data, split: ArrayRecord(_path(data), split),
     "tfds": _tfds,
-    "text": lambda data, split: TextRecords(_path(data), split),
+    "text": lambda data, split: TextRecords(_path(data), split, data.get("max_length")),
     "table": Table,
     "squad": Squad,
     "tiny_text": lambda data, split: TinyText(split, data["max_length"]),

@@ -186,6 +186,21 @@ def test_a_packed_set_holds_the_same_chunks(tmp_path: Path, novel: Path):
         assert len(rows) < len(plain) or split == "valid"
 
 
+def test_the_length_of_sequences_must_suit_the_set(tmp_path: Path):
+    text = write(tmp_path / "a.txt", "One. Two.")
+    for packed in (False, True):
+        out = tmp_path / f"packed {packed}"
+        options = ["--max_length=16", "--valid", text, *(["--pack"] if packed else [])]
+        assert prepare(text, out, *options) == 0
+        for max_length, suits in ((16, True), (32, False), (8, not packed)):
+            data = {"source": "text", "path": str(out), "max_length": max_length}
+            if suits:
+                assert len(build_source(data, "train")) == 1
+            else:
+                with pytest.raises(BadInputError, match="--max_length=16"):
+                    build_source(data, "train")
+
+
 def test_validation_text_of_its_own(tmp_path: Path):
     a, b = write(tmp_path / "a.txt", "One. Two."), write(tmp_path / "b.txt", "Three. Four.")
     out = tmp_path / "out"
@@ -239,11 +254,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
-def start(corpus: list[Path], out: Path, workers: int) -> subprocess.Popen:
+def start(
+    corpus: list[Path], out: Path, workers: int, stderr: int = subprocess.DEVNULL
+) -> subprocess.Popen:
     command = [sys.executable, str(ROOT / "scripts/prepare_data.py"), "text", *map(str, corpus)]
     options = ["--out", str(out), "--tokenizer", str(FOLDER), f"--workers={workers}"]
     options += ["--max_length=128", "--valid_per_mille=50"]
-    return subprocess.Popen(command + options, stderr=subprocess.DEVNULL, cwd=ROOT)
+    return subprocess.Popen(command + options, stderr=stderr, cwd=ROOT)
 
 
 def test_five_kills_change_no_byte(tmp_path: Path, corpus: list[Path]):
@@ -267,6 +284,27 @@ def test_five_kills_change_no_byte(tmp_path: Path, corpus: list[Path]):
         else:
             assert (killed / name).read_bytes() == content, name
     assert {path.name for path in killed.iterdir()} == set(read_set(whole))
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_a_killed_worker(tmp_path: Path, corpus: list[Path]):
+    """Both end the command at once, with its codes; the same command then completes the set."""
+    out = tmp_path / "out"
+    for ending, code in ((signal.SIGINT, 130), (signal.SIGKILL, 3)):
+        process = start(corpus, out, workers=2, stderr=subprocess.PIPE)
+        before = len(list(out.glob(".part-*")))
+        while len(list(out.glob(".part-*"))) == before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        if ending == signal.SIGINT:
+            process.send_signal(ending)
+        else:
+            # Python's own helper process is a child too; workers have the units' files open.
+            os.kill(int(next(out.glob(".writing-*")).name.rpartition("-")[2]), ending)
+        stderr = process.communicate(timeout=60)[1].decode()
+        assert process.returncode == code and "Traceback" not in stderr, stderr
+    assert "a worker process was killed" in stderr
+    assert start(corpus, out, workers=2).wait() == 0
 
 
 def test_beam_makes_the_same_set(tmp_path: Path, corpus: list[Path]):

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ def _open_directory(
             _remove([path for path in ours if path.name.startswith(".")])
             return manifest
     elif not manifest and plan == preparation.settings:
+        _remove(directory.glob(f"{UNFINISHED}*"))  # of workers that were killed
         return None
     if ours and not overwrite:
         held = manifest.get("settings") if manifest else plan
@@ -174,11 +175,15 @@ def _work(
         running = {pool.submit(prepare_unit, preparation, directory, u): u for u in left}
         for future in futures.as_completed(running):
             yield running[future], future.result()
-    except futures.process.BrokenProcessPool:
-        raise RunFailedError(
-            "a worker process was killed, perhaps for want of memory; run the command again to "
-            "continue, with fewer --workers"
-        ) from None
+    except BaseException as error:
+        for worker in active_children():  # they ignore requests to stop
+            worker.kill()
+        if isinstance(error, futures.process.BrokenProcessPool):
+            raise RunFailedError(
+                "a worker process was killed, perhaps for want of memory; run the command again "
+                "to continue, with fewer --workers"
+            ) from None
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -100,7 +100,13 @@ class TextRecords:
       packed: whether a record is a row of several chunks.
     """
 
-    def __init__(self, directory: str, split: str):
+    def __init__(self, directory: str, split: str, max_length: int | None = None):
+        """Opens a split for sequences of `max_length` tokens; None: of the set's own length.
+
+        Raises:
+          BadInputError: nothing readable there, or prepared for shorter sequences; rows of a packed
+            set have one length only.
+        """
         from array_record.python import array_record_data_source
 
         manifest = records.read_manifest(directory, KIND)
@@ -118,6 +124,14 @@ class TextRecords:
         }
         self.max_length: int = manifest["rule"]["max_length"]
         self.packed: bool = manifest["rule"]["packed"]
+        if max_length and (
+            max_length > self.max_length or max_length < self.max_length * self.packed
+        ):
+            raise BadInputError(
+                f"config.data.max_length={max_length}: {directory} was prepared with --max_length="
+                f"{self.max_length}{' --pack' if self.packed else ''}; set the field to that, or "
+                "prepare the text again"
+            )
         shards = manifest["splits"][split]["shards"]
         paths = records.checked_shards(directory, split, shards)
         # An input without a document of this split has made a shard without records.
