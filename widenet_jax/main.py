@@ -71,7 +71,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         if not getattr(own, name):
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
     config = stored_config(own.workdir) if stored else load_config(own.config)
-    return own, set_fields(config, own.fields)
+    return own, set_fields(config, own.fields, workdir=own.workdir)
 
 
 def report(result: dict[str, Any], workdir: str) -> str:

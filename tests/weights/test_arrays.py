@@ -1,5 +1,7 @@
 """Flat files of arrays: exact round trips, no code execution, one line for a damaged file."""
 
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -82,3 +84,25 @@ def test_integers_in_safetensors_are_refused(tmp_path):
     write_arrays(path, {"w": np.int32([1])})
     with pytest.raises(BadInputError, match="w has type I32; weights have F64, F32, F16, BF16"):
         read_arrays(path)
+
+
+def test_weights_of_pytorch(tmp_path):
+    """Tensors of any type; objects are refused by its own reader."""
+    torch = pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
+    path = epath.Path(tmp_path / "pytorch_model.bin")
+    half = torch.tensor([1.5, -2.25], dtype=torch.bfloat16)
+    torch.save({"w": half, "position_ids": torch.arange(3)}, path)
+    found = read_arrays(path)
+    np.testing.assert_array_equal(found["w"], np.float32([1.5, -2.25]), strict=True)
+    np.testing.assert_array_equal(found["position_ids"], [0, 1, 2])
+    torch.save({"w": Intruder(str(tmp_path / "trace"))}, path)
+    with pytest.raises(BadInputError, match="cannot be read as bin"):
+        read_arrays(path)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_weights_of_pytorch_without_it(tmp_path, monkeypatch):
+    (tmp_path / "pytorch_model.bin").touch()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadInputError, match=r"bin: a \.bin file .* needs the torch package: pip"):
+        read_arrays(epath.Path(tmp_path / "pytorch_model.bin"))

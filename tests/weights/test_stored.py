@@ -11,6 +11,7 @@ from weights import reference_bert as reference
 
 from configs import defaults
 from widenet_jax.errors import BadInputError
+from widenet_jax.main import parse_flags
 from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.weights.exported import write_exported
 from widenet_jax.weights.huggingface_config import model_section
@@ -92,6 +93,20 @@ def test_an_export_and_its_run(digits_run, tmp_path):
     write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
     (tmp_path / "e" / "params.npz").unlink()
     assert stored_section(str(tmp_path / "e")) == stored_section(str(digits_run))
+
+
+def test_the_command_line_of_a_run(tmp_path):
+    """A run that has begun resumes without the model that it started from."""
+    place = tmp_path / "first"
+    run(place, WIDENET)
+    flags = ["main", "--config=configs/glue.py:own", f"--config.init_from={place}",
+             f"--workdir={tmp_path / 'run'}", "--config.model.dropout=0.5"]  # fmt: skip
+    _, made = parse_flags(flags)
+    assert made.model.num_positions == 128 and made.model.dropout == 0.5
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(made.to_dict()))
+    shutil.rmtree(place)
+    assert parse_flags(flags)[1].to_dict() == made.to_dict()
 
 
 def test_no_place():

@@ -6,11 +6,12 @@ Reads JSON alone: neither parameters nor JAX are loaded, so that a mistake is an
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import override
 from widenet_jax.config.stored_names import upgrade
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, require
 from widenet_jax.files import absolute, read_json
 from widenet_jax.weights.huggingface_config import model_section, text_kind
 
@@ -18,12 +19,18 @@ STORED = "stored"
 INIT_FROM = "--config.init_from="
 
 
-def set_fields(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
+def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -> ConfigDict:
     """Sets fields as `config.files.override` does, after a stored model has been looked up.
 
     Where config.model.name is "stored", config.model becomes the whole section of the model that
     config.init_from names. The fields that stand beside the name override the stored ones, and
     flags override both.
+
+    Args:
+      config: as its file made it.
+      flags: `--config.FIELD=VALUE`.
+      workdir: of the run. One that has begun keeps its section, so that it resumes without the
+        model it started from.
 
     Raises:
       BadInputError: as `override`; or there is no stored model, or it has no such field.
@@ -31,8 +38,10 @@ def set_fields(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
     if config.get("model", {}).get("name") == STORED:
         override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
+        begun = workdir and config_file(workdir).exists()
+        stored = stored_section(workdir if begun else config.init_from)
         with config.unlocked():
-            config.model = merged(stored_section(config.init_from), beside, config.init_from)
+            config.model = merged(stored, beside, config.init_from)
     return override(config, flags)
 
 
@@ -47,8 +56,7 @@ def stored_section(place: str) -> dict[str, Any]:
             "config.model.name=stored needs the model to start from: add --config.init_from=DIR of "
             "a run, an export or a Hugging Face model, or name a model in --config=FILE:VARIANT"
         )
-    path = absolute(place)
-    file = (path if path.is_dir() else path.parent) / "config.json"
+    file = config_file(place)
     if not file.exists():
         raise BadInputError(
             f"config.init_from={place}: no config.json there; give the workdir of a training run, "
@@ -64,6 +72,14 @@ def stored_section(place: str) -> dict[str, Any]:
         f"{file} describes no model of ours, no BERT and no ALBERT (model_type="
         f"{content.get('model_type')!r}); name the model in --config=FILE:VARIANT"
     )
+
+
+def config_file(place: str) -> epath.Path:
+    """Returns the path of the config.json in a directory, or beside a file of weights."""
+    if place.startswith("gs://"):
+        require("gcsfs", extra="gcs", what=place)
+    path = absolute(place)
+    return (path if path.is_dir() else path.parent) / "config.json"
 
 
 def merged(stored: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
