@@ -36,6 +36,12 @@ def error_line(stderr: str) -> str:
     return lines[0]
 
 
+def write(path: Path, content: str | bytes) -> Path:
+    """Writes a file and returns its path."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
 def photo(value: int) -> bytes:
     """Encodes a JPEG of a single grey level, which compression does not change."""
     return cv2.imencode(".jpg", np.full((16, 16, 3), value, np.uint8))[1].tobytes()

@@ -1,6 +1,5 @@
-"""`prepare_data.py text`: formats, splits, packing, hostile inputs, kills and workers."""
+"""`prepare_data.py text`: splits, packing, kills and workers, what an output directory holds."""
 
-import gzip
 import json
 import os
 import signal
@@ -10,18 +9,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from preparing import ROOT, refused, run
+from preparing import ROOT, refused, run, write
 
-from widenet_jax.data.prepare.text_inputs import Reading, documents, plan
 from widenet_jax.data.sources import build_source
 from widenet_jax.data.text.tiny_text import FOLDER, TEXT, TinyText
 from widenet_jax.data.text.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
-
-PARAGRAPHS = [["It rained. We stayed.", "He left."], ["A second text."]]
 
 
 def prepare(inputs: object, out: Path, *options: object) -> int:
@@ -29,118 +23,8 @@ def prepare(inputs: object, out: Path, *options: object) -> int:
     return run("text", *inputs, "--out", out, "--tokenizer", FOLDER, "--workers=1", *options)
 
 
-def refuse(capsys, tmp_path: Path, path: Path, *options: object) -> str:
-    """Prepares one bad file; returns the message, which must name it."""
-    out = tmp_path / "new" / "out"
-    command = ("text", path, "--tokenizer", FOLDER, "--workers=1", *options, "--out", out)
-    message = refused(capsys, *command)
-    assert not out.exists()
-    assert path.name in message
-    return message
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
 def read_set(place: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(place.iterdir())}
-
-
-# --- Formats --------------------------------------------------------------------------------------
-
-
-def titles(path: Path) -> Path:
-    parts = [f"= Title {k} =\n\n" + "\n".join(lines) for k, lines in enumerate(PARAGRAPHS)]
-    return write(path / "a.txt", "\n\n".join(parts) + "\n")
-
-
-def sentence_lines(path: Path) -> Path:
-    return write(path / "a.txt", "It rained.\nWe stayed.\nHe left.\n\n\nA second text.\n")
-
-
-def json_lines(path: Path) -> Path:
-    rows = [json.dumps({"id": k, "text": "\n".join(ps)}) for k, ps in enumerate(PARAGRAPHS)]
-    return write(path / "a.jsonl", "\n".join(rows))
-
-
-def compressed(path: Path) -> Path:
-    return write(path / "a.jsonl.gz", gzip.compress(json_lines(path).read_bytes()))
-
-
-def parquet(path: Path) -> Path:
-    table = pa.table({"text": ["\n".join(paragraphs) for paragraphs in PARAGRAPHS]})
-    pq.write_table(table, path / "a.parquet")
-    return path / "a.parquet"
-
-
-@pytest.mark.parametrize("make", [titles, json_lines, compressed, parquet])
-def test_every_format_gives_the_same_documents(tmp_path: Path, make):
-    [unit] = plan([str(make(tmp_path))], Reading())
-    found = list(documents(unit))
-    assert [list(document.paragraphs) for document in found] == PARAGRAPHS
-    assert [document.index for document in found] == [0, 1] and found[0].split
-
-
-def test_a_sentence_a_line(tmp_path: Path):
-    [unit] = plan([str(sentence_lines(tmp_path))], Reading(format="sentences"))
-    found = list(documents(unit))
-    assert [list(document.paragraphs) for document in found] == [
-        ["It rained.", "We stayed.", "He left."],
-        ["A second text."],
-    ]
-    assert not found[0].split
-
-
-def test_a_directory_holds_a_document_a_file(tmp_path: Path):
-    for name in ("b/two.txt", "a/one.txt", ".hidden"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path / name, f"This is {name}\nin lines.\n\nSecond paragraph.")
-    units = plan([str(tmp_path)], Reading())
-    found = [document for unit in units for document in documents(unit)]
-    assert [document.source for document in found] == ["a/one.txt", "b/two.txt"]
-    assert found[0].paragraphs == ["This is a/one.txt in lines.", "Second paragraph."]
-
-
-def test_many_files_share_units(tmp_path: Path):
-    for k in range(600):
-        write(tmp_path / f"{k:03d}.txt", f"Text {k}.")
-    units = plan([str(tmp_path)], Reading())
-    assert len(units) == 200 and sum(map(len, units)) == 600
-
-
-def test_a_tfds_set(tmp_path: Path):
-    from array_record.python import array_record_module
-
-    tfds = pytest.importorskip("tensorflow_datasets")
-
-    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-    sizes = [2, 1]
-    texts = iter(["One. Two.", "Three.", "Four."])
-    for shard, size in enumerate(sizes):
-        name = tmp_path / f"wiki-train.array_record-{shard:05d}-of-00002"
-        writer = array_record_module.ArrayRecordWriter(str(name), "group_size:1")
-        for _ in range(size):
-            writer.write(features.serialize_example(features.encode_example({"text": next(texts)})))
-        writer.close()
-    split = tfds.core.SplitInfo(
-        name="train", shard_lengths=sizes, num_bytes=0,
-        filename_template=tfds.core.ShardedFileTemplate(
-            dataset_name="wiki", split="train", data_dir=tmp_path, filetype_suffix="array_record",
-            template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-        ),
-    )  # fmt: skip
-    tfds.folder_dataset.write_metadata(
-        data_dir=tmp_path, features=features, split_infos=[split], check_data=False
-    )
-    units = plan([str(tmp_path)], Reading())
-    assert len(units) == 2
-    found = [d.paragraphs for unit in units for d in documents(unit)]
-    assert found == [["One. Two."], ["Three."], ["Four."]]
-
-
-# --- The set --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +123,42 @@ def test_a_corrected_input_continues(tmp_path: Path, capsys):
     assert build_source({"source": "text", "path": str(out)}, "train").__len__() == 2
 
 
+def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, capsys):
+    text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
+    out.mkdir()
+    write(out / "thesis.tex", "mine")
+    message = refused(capsys, "text", text, "--out", out, "--tokenizer", FOLDER, "--overwrite")
+    assert "thesis.tex" in message and read_set(out) == {"thesis.tex": b"mine"}
+    assert "is a file" in refused(capsys, "text", text, "--out", text, "--tokenizer", FOLDER)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_noticed(tmp_path: Path, novel: Path, capsys):
+    out = tmp_path / "set"
+    out.mkdir()
+    for name, content in read_set(novel).items():
+        write(out / name, content)
+    changed = json.loads((out / "tokenizer.json").read_text())
+    changed["model"]["vocab"][-1][0] = "zebra"
+    write(out / "tokenizer.json", json.dumps(changed))
+    with pytest.raises(BadInputError, match="not the tokenizer that the set was prepared with"):
+        build_source({"source": "text", "path": str(out)}, "train")
+    tokenizer = out / "tokenizer.json"
+    again = ("text", TEXT, "--out", novel, "--tokenizer", tokenizer, "--max_length=128")
+    assert "another tokenizer" in refused(capsys, *again, "--valid_per_mille=50")
+
+
+def test_a_text_set_is_no_image_set(novel: Path):
+    with pytest.raises(BadInputError, match=r"config\.data\.source=text"):
+        build_source({"source": "array_record", "path": str(novel)}, "train")
+
+
+def test_numbers_out_of_range(tmp_path: Path, capsys):
+    text = write(tmp_path / "a.txt", "One. Two.")
+    for flag in ("--max_length=7", "--max_length=70000", "--valid_per_mille=1000"):
+        out = ("--out", tmp_path / "out", "--tokenizer", FOLDER)
+        assert flag.split("=")[0] in refused(capsys, "text", text, *out, flag)
+
+
 # --- Kills and workers ----------------------------------------------------------------------------
 
 
@@ -314,121 +234,3 @@ def test_beam_makes_the_same_set(tmp_path: Path, corpus: list[Path]):
     assert prepare(corpus[:3], places[0], *options) == 0
     assert prepare(corpus[:3], places[1], *options, "--beam=--runner=DirectRunner") == 0
     assert read_set(places[0]) == read_set(places[1])
-
-
-# --- Mistakes -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("a.txt", b"One.\nTw\xffo.", "line 2: not UTF-8"),
-        ("a.txt", b"One.\0", "line 1: holds a NUL"),
-        ("a.txt", gzip.compress(b"One. Two. " * 999)[:-20], "damaged or cut short"),
-        ("a.txt.gz", b"\x1f\x8bgarbage", "damaged or cut short"),
-        ("a.jsonl", b'{"text": "One."}\n{"body": "Two."}', "line 2: no text 'text'; it has body"),
-        ("a.jsonl", b'{"text": 3}', "line 1: no text 'text'"),
-        ("a.jsonl", b"[1]", "line 1: no text 'text'; it is no object"),
-        ("a.jsonl", b'{"text": "One."', "line 1: not valid JSON"),
-        ("a.parquet", b"PAR1 garbage", "not a parquet file"),
-    ],
-)
-def test_a_bad_file_is_named_with_its_line(tmp_path: Path, capsys, name, content, problem):
-    message = refuse(capsys, tmp_path, write(tmp_path / name, content))
-    assert problem in message
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"= Title =\n"])
-def test_a_file_without_text_is_refused(tmp_path: Path, capsys, content: bytes):
-    path = write(tmp_path / "empty.txt", content)
-    out = tmp_path / "out"
-    message = refused(capsys, "text", path, "--out", out, "--tokenizer", FOLDER)
-    assert "split train: no text found" in message
-
-
-def test_parquet_without_the_column(tmp_path: Path, capsys):
-    message = refuse(capsys, tmp_path, parquet(tmp_path), "--text_column=body")
-    assert "there are text" in message and "--text_column" in message
-
-
-def test_paths_that_are_not_there(tmp_path: Path, capsys):
-    assert "No such file" in refuse(capsys, tmp_path, tmp_path / "absent.txt")
-    (tmp_path / "folder").mkdir()
-    assert "holds no files" in refuse(capsys, tmp_path, tmp_path / "folder")
-    os.mkfifo(tmp_path / "fifo.txt")
-    assert "not a regular file" in refuse(capsys, tmp_path, tmp_path / "fifo.txt")
-
-
-def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, capsys):
-    text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
-    out.mkdir()
-    write(out / "thesis.tex", "mine")
-    message = refused(capsys, "text", text, "--out", out, "--tokenizer", FOLDER, "--overwrite")
-    assert "thesis.tex" in message and read_set(out) == {"thesis.tex": b"mine"}
-    assert "is a file" in refused(capsys, "text", text, "--out", text, "--tokenizer", FOLDER)
-
-
-def test_a_tokenizer_of_another_vocabulary_is_noticed(tmp_path: Path, novel: Path, capsys):
-    out = tmp_path / "set"
-    out.mkdir()
-    for name, content in read_set(novel).items():
-        write(out / name, content)
-    changed = json.loads((out / "tokenizer.json").read_text())
-    changed["model"]["vocab"][-1][0] = "zebra"
-    write(out / "tokenizer.json", json.dumps(changed))
-    with pytest.raises(BadInputError, match="not the tokenizer that the set was prepared with"):
-        build_source({"source": "text", "path": str(out)}, "train")
-    tokenizer = out / "tokenizer.json"
-    again = ("text", TEXT, "--out", novel, "--tokenizer", tokenizer, "--max_length=128")
-    assert "another tokenizer" in refused(capsys, *again, "--valid_per_mille=50")
-
-
-def test_a_text_set_is_no_image_set(novel: Path):
-    with pytest.raises(BadInputError, match=r"config\.data\.source=text"):
-        build_source({"source": "array_record", "path": str(novel)}, "train")
-
-
-def test_numbers_out_of_range(tmp_path: Path, capsys):
-    text = write(tmp_path / "a.txt", "One. Two.")
-    for flag in ("--max_length=7", "--max_length=70000", "--valid_per_mille=1000"):
-        out = ("--out", tmp_path / "out", "--tokenizer", FOLDER)
-        assert flag.split("=")[0] in refused(capsys, "text", text, *out, flag)
-
-
-# --- Tokenizers -----------------------------------------------------------------------------------
-
-
-def test_the_embedded_tokenizer_comes_out_again(tmp_path: Path):
-    """By the command in the folder's README."""
-    out = tmp_path / "tokenizer.json"
-    options = ("--vocab_size=2000", "--normalization=identity", "--character_coverage=1")
-    assert run("tokenizer", TEXT, *options, "--out", out) == 0
-    assert out.read_bytes() == (FOLDER / "tokenizer.json").read_bytes()
-
-
-def test_a_word_piece_tokenizer(tmp_path: Path):
-    out = tmp_path / "tokenizer.json"
-    assert run("tokenizer", TEXT, "--kind=wordpiece", "--vocab_size=500", "--out", out) == 0
-    tokenizer = load_tokenizer(str(out))
-    assert tokenizer.vocab_size == 500 and tokenizer.pad_id == 0
-    assert tokenizer.decode(tokenizer.encode("Anne Elliot")) == "anne elliot"
-
-
-def test_a_vocabulary_is_converted(tmp_path: Path):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "go", "##ing"]
-    path = write(tmp_path / "vocab.txt", "\n".join(pieces))
-    assert run("tokenizer", "--convert", path, "--out", tmp_path / "tokenizer.json") == 0
-    assert load_tokenizer(str(tmp_path / "tokenizer.json")).encode("Going").tolist() == [5, 6]
-
-
-def test_a_tokenizer_cannot_be_larger_than_its_text(tmp_path: Path, capsys):
-    text = write(tmp_path / "a.txt", "One. Two.")
-    for kind in ("unigram", "wordpiece"):
-        options = ("--vocab_size=5000", f"--kind={kind}", "--out", tmp_path / "t.json")
-        assert "give more text or a smaller" in refused(capsys, "tokenizer", text, *options)
-    bad = write(tmp_path / "b.txt", b"One.\nTwo \xff.")
-    for kind in ("unigram", "wordpiece"):
-        options = ("--vocab_size=50", f"--kind={kind}", "--out", tmp_path / "t.json")
-        assert "b.txt line 2" in refused(capsys, "tokenizer", bad, *options)
-    both = ("--convert", text, "--out", tmp_path / "t.json")
-    assert "either" in refused(capsys, "tokenizer", text, *both)

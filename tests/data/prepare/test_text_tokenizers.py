@@ -1,0 +1,44 @@
+"""`prepare_data.py tokenizer`: training and conversion."""
+
+from pathlib import Path
+
+from preparing import refused, run, write
+
+from widenet_jax.data.text.tiny_text import FOLDER, TEXT
+from widenet_jax.data.text.tokenizer import load_tokenizer
+
+
+def test_the_embedded_tokenizer_comes_out_again(tmp_path: Path):
+    """By the command in the folder's README."""
+    out = tmp_path / "tokenizer.json"
+    options = ("--vocab_size=2000", "--normalization=identity", "--character_coverage=1")
+    assert run("tokenizer", TEXT, *options, "--out", out) == 0
+    assert out.read_bytes() == (FOLDER / "tokenizer.json").read_bytes()
+
+
+def test_a_word_piece_tokenizer(tmp_path: Path):
+    out = tmp_path / "tokenizer.json"
+    assert run("tokenizer", TEXT, "--kind=wordpiece", "--vocab_size=500", "--out", out) == 0
+    tokenizer = load_tokenizer(str(out))
+    assert tokenizer.vocab_size == 500 and tokenizer.pad_id == 0
+    assert tokenizer.decode(tokenizer.encode("Anne Elliot")) == "anne elliot"
+
+
+def test_a_vocabulary_is_converted(tmp_path: Path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "go", "##ing"]
+    path = write(tmp_path / "vocab.txt", "\n".join(pieces))
+    assert run("tokenizer", "--convert", path, "--out", tmp_path / "tokenizer.json") == 0
+    assert load_tokenizer(str(tmp_path / "tokenizer.json")).encode("Going").tolist() == [5, 6]
+
+
+def test_a_tokenizer_cannot_be_larger_than_its_text(tmp_path: Path, capsys):
+    text = write(tmp_path / "a.txt", "One. Two.")
+    for kind in ("unigram", "wordpiece"):
+        options = ("--vocab_size=5000", f"--kind={kind}", "--out", tmp_path / "t.json")
+        assert "give more text or a smaller" in refused(capsys, "tokenizer", text, *options)
+    bad = write(tmp_path / "b.txt", b"One.\nTwo \xff.")
+    for kind in ("unigram", "wordpiece"):
+        options = ("--vocab_size=50", f"--kind={kind}", "--out", tmp_path / "t.json")
+        assert "b.txt line 2" in refused(capsys, "tokenizer", bad, *options)
+    both = ("--convert", text, "--out", tmp_path / "t.json")
+    assert "either" in refused(capsys, "tokenizer", text, *both)

@@ -1,0 +1,171 @@
+"""Readers of text files: a function for each format.
+
+A reader yields the texts of a file in order. Files may be compressed by gzip, whatever they are
+called. A damaged file is a BadInputError that names the file and the line or record.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from etils import epath
+
+from widenet_jax.data.prepare.convert import open_input
+from widenet_jax.data.text.sentences import paragraphs_of
+from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.files import is_remote
+
+PARQUET_ROWS = 1024  # read at once
+_BEGINNING = 4096  # bytes from which a format is recognised
+_GZIP = b"\x1f\x8b"
+_TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
+_HEADING = re.compile(r"\s*(= ){2,}.*( =){2,}\s*")
+
+Texts = Iterator[tuple[Sequence[str], bool]]  # (paragraphs, or sentences; whether to split them)
+
+
+def detect(path: str) -> str:
+    """Returns the format of a file, by its name and beginning: a key of READERS."""
+    beginning = first_bytes(path)
+    name = path.lower().removesuffix(".gz")
+    if name.endswith(".parquet") or beginning.startswith(b"PAR1"):
+        return "parquet"
+    if name.endswith((".jsonl", ".json", ".ndjson")):
+        return "jsonl"
+    first = beginning.decode(errors="replace").strip().split("\n")[0]
+    return "titles" if _TITLE.fullmatch(first) else "text"
+
+
+def first_bytes(path: str) -> bytes:
+    """Returns the beginning of a file; raises BadInputError unless it can be read."""
+    with opened(path) as file:
+        return guarded(path, lambda: file.read(_BEGINNING))
+
+
+def _open(path: str) -> BinaryIO:
+    if not is_remote(path):
+        return open_input(path)
+    try:
+        return epath.Path(path).open("rb")
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be opened ({first_line(error)})") from None
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """Opens a file, through gzip if it is compressed so."""
+    with _open(path) as file:
+        compressed = file.read(2) == _GZIP
+        file.seek(0)
+        yield io.BufferedReader(gzip.GzipFile(fileobj=file)) if compressed else file
+
+
+def guarded(path: str, read: Callable[[], Any]) -> Any:
+    """Returns what `read` returns; raises BadInputError where the file is damaged."""
+    try:
+        return read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Yields the lines of a text file without their ends."""
+    with opened(path) as file:
+        number = 0
+        while line := guarded(path, file.readline):
+            number += 1
+            yield decoded(line, f"{path} line {number}").rstrip("\r\n")
+
+
+def decoded(line: bytes, where: str) -> str:
+    if b"\0" in line:
+        raise BadInputError(f"{where}: holds a NUL character, so is not text; remove it")
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise BadInputError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
+
+
+def _read_text(path: str, column: str) -> Texts:
+    """Reads a file that is one document."""
+    yield paragraphs_of("\n".join(_lines(path))), True
+
+
+def _read_titles(path: str, column: str) -> Texts:
+    """Reads documents that begin with a line `= Title =`; a line is a paragraph.
+
+    Titles and `= = Headings = =` are left out.
+    """
+    paragraphs: list[str] = []
+    for line in _lines(path):
+        if _TITLE.fullmatch(line):
+            if paragraphs:
+                yield paragraphs, True
+            paragraphs = []
+        elif line.strip() and not _HEADING.fullmatch(line):
+            paragraphs.append(line.strip())
+    yield paragraphs, True
+
+
+def _read_sentences(path: str, column: str) -> Texts:
+    """Reads a sentence a line, with a blank line between documents."""
+    sentences: list[str] = []
+    for line in _lines(path):
+        if line.strip():
+            sentences.append(line.strip())
+        elif sentences:
+            yield sentences, False
+            sentences = []
+    yield sentences, False
+
+
+def _read_json_lines(path: str, column: str) -> Texts:
+    """Reads a JSON object a line, with the text in a field."""
+    for number, line in enumerate(_lines(path), 1):
+        where = f"{path} line {number}"
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise BadInputError(f"{where}: not valid JSON ({error})") from None
+        if not isinstance(value, dict) or not isinstance(value.get(column), str):
+            known = f"it has {', '.join(value)}" if isinstance(value, dict) else "it is no object"
+            raise BadInputError(f"{where}: no text {column!r}; {known} (choose with --text_column)")
+        yield paragraphs_of(value[column]), True
+
+
+def _read_parquet(path: str, column: str) -> Texts:
+    import pyarrow as pa  # slow to import
+    import pyarrow.parquet as pq
+
+    try:
+        with _open(path) as opened, pq.ParquetFile(opened) as file:
+            names = file.schema_arrow.names
+            if column not in names:
+                known = f"there are {', '.join(names)} (choose with --text_column)"
+                raise BadInputError(f"{path}: no column {column!r}; {known}")
+            row = 0
+            for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    if not isinstance(value, str):
+                        raise BadInputError(f"{path} record {row}: {column!r} holds no text")
+                    yield paragraphs_of(value), True
+                    row += 1
+    except (OSError, pa.ArrowException) as error:
+        reason = first_line(error)
+        raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
+
+
+READERS: dict[str, Callable[[str, str], Texts]] = {
+    "text": _read_text,
+    "titles": _read_titles,
+    "sentences": _read_sentences,
+    "jsonl": _read_json_lines,
+    "parquet": _read_parquet,
+}
