@@ -34,7 +34,8 @@ def main() -> None:
         sys.exit(3)
     rate = float(values.get("optimizer.learning_rate", 0.5))
     pause = float(values.get("optimizer.weight_decay", 0.0))  # seconds a step
-    scores = {"cross_entropy": 1.0, "accuracy": rate, "perplexity": rate}
+    names = ("accuracy", "perplexity", "mlm_loss", "f1", "exact", "best_f1", "best_exact")
+    scores = {"cross_entropy": 1.0} | dict.fromkeys(names, rate)
     metrics = workdir / "metrics.jsonl"
     done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
     for step in range(done + 1, STEPS + 1):

@@ -20,11 +20,20 @@ from typing import Any
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import write_json
+from widenet_jax.files import write_json, write_text
 from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
 from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, PAPER_SIZES, chosen
 from widenet_jax.tools.reproduce.runs import Trials, carry_out, look_at
-from widenet_jax.tools.reproduce.scales import SCALES, Run, Scale, run_of, runs_of, trial_of
+from widenet_jax.tools.reproduce.scales import (
+    SCALES,
+    Run,
+    Scale,
+    run_of,
+    runnable,
+    runs_of,
+    trial_of,
+)
+from widenet_jax.tools.reproduce.table_2 import table_2
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code
 
@@ -42,7 +51,7 @@ def main(argv: Argv = None) -> int:
     about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), default="smoke", help=about)
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
-    text = "where the image sets are: imagenet, cifar10 and tiny_imagenet in it (default: data)"
+    text = "where the sets are, each in a directory of its name (default: data)"
     add("--data_dir", default="data", metavar="DIR", help=text)
     counts = ", ".join(f"{scale.seeds} at {name}" for name, scale in SCALES.items())
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
@@ -69,8 +78,8 @@ def run(options: Options) -> int:
             "TPU's hosts can read, as --data_dir=gs://BUCKET/data"
         )
     scale = SCALES[options.scale]
-    experiments = chosen(options.experiments, PAPER_SIZES)
-    wanted = runs_of(scale, chosen(options.experiments, options.sizes.split(",")))
+    experiments = runnable(scale, chosen(options.experiments, PAPER_SIZES))
+    wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
     workdir = options.workdir or f"runs/reproduce_{options.scale}"
     directory = Directory(workdir, options.trial_workdir)
     seeds = range(options.seeds or scale.seeds)
@@ -103,7 +112,11 @@ def run(options: Options) -> int:
 
     made_by = provenance(measured, ["scripts/reproduce.py", *options.words])
     facts = [write(table, scale, measured, made_by, directory.path) for table in tables]
-    texts = [(directory.path / f"{table.name}.md").read_text() for table in tables]
+    names = [table.name for table in tables]
+    if any(table.text for table in tables):
+        names.insert(0, "table2")
+        write_text(directory.path / "table2.md", table_2(scale, measured))
+    texts = [(directory.path / f"{name}.md").read_text() for name in names]
     text = "\n".join([*texts, f"tables and figures  {directory.path}"])
     show(options, {"scale": options.scale, "experiments": facts}, text)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]

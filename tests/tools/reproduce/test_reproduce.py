@@ -35,7 +35,8 @@ def stand_in(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["table2"], "no experiment 'table2'; choose from table1"),
+        (["table6"], "no experiment 'table6'; choose from table1"),
+        (["table2_mnli"], "this --scale has no data for table2_mnli"),
         (["table4", "--sizes=b"], "table4 has no row of that size"),
         (["fig3", "--scale=big"], "--scale"),
         (["fig3", "--seeds=0"], "at least 1"),
@@ -123,6 +124,27 @@ def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_pa
     assert call(*arguments, "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["experiments"]) == 3
     assert {path: path.read_text() for path in tmp_path.glob("*/starts")} == starts
+
+
+def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, capsys):
+    """Every metric is 0.8 here, so that every column and the mean of the four are 80."""
+    for name in ("wikipedia_s", "squad", "MNLI", "SST-2"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    workdir = tmp_path / "w"
+    flags = ["--scale=small", "--seeds=1", f"--data_dir={tmp_path / 'data'}"]
+    flags += ["--config.optimizer.learning_rate=0.8", f"--workdir={workdir}"]
+    assert call("table2_squad1", *flags) == 0
+    assert len(list(workdir.glob("*/result.json"))) == 10  # five models pretrained, then finetuned
+    first = "| ALBERT | `albert_s` | 12M | 7 | 89.3/82.3 | 80.0/80.0 | 80.0/77.1 | not run |"
+    assert first in " ".join((workdir / "table2.md").read_text().split())
+    assert call("table2", *flags) == 0
+    whole = (workdir / "table2.md").read_text()
+    assert whole in capsys.readouterr().out
+    last = "| 92.2 | 80.0 | 85.8 | 80.0 |"  # WideNet-16: SST-2 and the mean
+    assert last in " ".join(whole.split())
+    assert "not run" not in whole
+    pretraining = (workdir / "table2_pretraining.md").read_text()
+    assert "not printed" in pretraining and "0.80 (1 seed)" in pretraining
 
 
 def test_a_report_runs_nothing(stand_in, tmp_path: Path, capsys):

@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 
 from widenet_jax.config.files import load_config
-from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, FIGURE_3, TABLE_1, TABLE_4, TABLE_5
-from widenet_jax.tools.reproduce.scales import SCALES, Run, runs_of, trial_of, variant_at
+from widenet_jax.tools.reproduce.experiments import (
+    EXPERIMENTS,
+    FIGURE_3,
+    TABLE_1,
+    TABLE_2,
+    TABLE_4,
+    TABLE_5,
+)
+from widenet_jax.tools.reproduce.scales import SCALES, Run, runnable, runs_of, trial_of, variant_at
 from widenet_jax.tools.sweep.directory import Directory
 
 
@@ -37,14 +44,14 @@ def test_models_keep_their_shape(paper: str, small: str):
 def test_at_the_papers_scale_models_are_the_papers():
     same = {"widenet_b,routing_groups=12": "widenet_b", "vit_moe_b,experts=4": "vit_moe_b"}
     for experiment in EXPERIMENTS.values():
-        for row in experiment.rows:
+        for row in () if experiment.text else experiment.rows:
             found = variant_at(SCALES["paper"], row.variant)
             assert found == same.get(row.variant, row.variant)
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
 def test_every_run_has_a_config(scale):
-    for run in runs_of(scale, EXPERIMENTS.values()):
+    for run in runs_of(scale, runnable(scale, EXPERIMENTS.values())):
         model = load_config(f"{run.stage.config}:{run.variant}").model
         assert not (model.moe and model.routing_groups and model.depth % model.routing_groups)
 
@@ -88,3 +95,16 @@ def test_a_trial_names_its_images_its_backbone_and_the_users_fields(tmp_path: Pa
     assert len({trial.name, first.name, scratch.name}) == 3
     digits = trial_of(Run(SCALES["smoke"].pretrain, "vit_tiny"), 0, directory, "nowhere")
     assert not any("nowhere" in argument for argument in digits.arguments("w"))
+
+
+def test_text_models_are_finetuned_from_their_own_pretraining():
+    scale = SCALES["small"]
+    runs = runs_of(scale, runnable(scale, TABLE_2))
+    assert [run.variant for run in runs[:5]] == [
+        *("albert_s", "bert_s", "widenet_4_s", "widenet_8_s", "widenet_16_s")
+    ]
+    assert len(runs) == 5 * 5 and all(run.backbone in runs[:5] for run in runs[5:])
+    assert {run.variant for run in runs[5:] if run.model == "bert_s"} == {
+        f"{name},model=bert_s" for name in ("v1", "v2", "mnli", "sst2")
+    }
+    assert [one.name for one in runnable(SCALES["smoke"], TABLE_2)] == ["table2_pretraining"]

@@ -1,4 +1,4 @@
-"""The paper's vision experiments as data: the models that each table and figure compares."""
+"""The paper's experiments as data: the models that each table and figure compares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +27,10 @@ class Metric:
 
 
 TOP_1 = Metric("accuracy", higher_is_better=True, label="top-1 %", scale=100.0)
+ACCURACY = Metric("accuracy", higher_is_better=True, label="accuracy %", scale=100.0)
+F1 = Metric("f1", higher_is_better=True, label="F1 %", scale=100.0)
+BEST_F1 = Metric("best_f1", higher_is_better=True, label="best F1 %", scale=100.0)
+MLM_LOSS = Metric("mlm_loss", higher_is_better=False, label="MLM loss, nats")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Row:
       label: as printed.
       variant: the model's name at the paper's size.
       paper: the printed value of the experiment's metric: NaN where training diverged, text where
-        the paper prints text, None where it only draws the value.
+        the paper prints text, None where it only draws the value or gives none.
     """
 
     label: str
@@ -46,8 +50,9 @@ class Row:
 
     @property
     def size(self) -> str:
-        """The model's size: "b", "l" or "h"."""
-        return self.variant.partition(",")[0].rpartition("_")[2]
+        """The model's size: "b", "l" or "h"; the text models have size B."""
+        size = self.variant.partition(",")[0].rpartition("_")[2]
+        return size if size in PAPER_SIZES else "b"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Experiment:
       claim: what the paper's text concludes from it.
       metric: which metric the rows compare, and in which direction.
       finetuned: rows are finetuned on CIFAR-10 from the pretrained models.
+      text: a key of `scales.Scale.text` where the rows are text models, pretrained or finetuned on
+        a set; "" where they are vision models.
       within_size: only rows of one size are compared, as in an ablation of each size.
       worsens: the paper claims, without numbers, that every row is worse than the row before.
       norms: the norms' vector that a figure compares, "gamma" or "beta"; "" where `metric` is
@@ -73,6 +80,7 @@ class Experiment:
     claim: str
     metric: Metric = TOP_1
     finetuned: bool = False
+    text: str = ""
     within_size: bool = False
     worsens: bool = False
     norms: str = ""
@@ -167,27 +175,58 @@ _NORMS_CLAIM = "WideNet's norms lie further apart than ViT's."
 FIGURE_4 = Experiment("fig4", "Fig. 4: divergence of gamma", _NORMS, _NORMS_CLAIM, norms="gamma")
 FIGURE_5 = Experiment("fig5", "Fig. 5: divergence of beta", _NORMS, _NORMS_CLAIM, norms="beta")
 
+
+def columns_of_table_2() -> tuple[Experiment, ...]:
+    """Makes an experiment of each column of Table 2, and one of the pretraining before them."""
+    columns = {
+        "pretraining": ("masked language modelling", MLM_LOSS, lambda row: None),
+        "squad1": ("SQuAD1.1", F1, lambda row: row.squad1[0]),
+        "squad2": ("SQuAD2.0", BEST_F1, lambda row: row.squad2[0]),
+        "mnli": ("MNLI, matched", ACCURACY, lambda row: row.mnli),
+        "sst2": ("SST-2", ACCURACY, lambda row: row.sst2),
+    }
+    return tuple(
+        Experiment(
+            f"table2_{name}",
+            f"Table 2: {title}",
+            tuple(Row(row.model, row.variant, printed(row)) for row in paper.TEXT),
+            "WideNet is ahead of ALBERT, with more experts further, and with 8 and 16 of BERT.",
+            metric=metric,
+            text=name,
+        )
+        for name, (title, metric, printed) in columns.items()
+    )
+
+
+TABLE_2 = columns_of_table_2()
+
 EXPERIMENTS = {
     experiment.name: experiment
-    for experiment in (TABLE_1, TABLE_3, TABLE_4, TABLE_5, FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5)
+    for experiment in (
+        *(TABLE_1, *TABLE_2, TABLE_3, TABLE_4, TABLE_5),
+        *(FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5),
+    )
 }
+# Names on the command line that stand for several experiments.
+GROUPS = {"table2": tuple(one.name for one in TABLE_2), "all": tuple(EXPERIMENTS)}
 
 
 def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[Experiment]:
-    """Returns the experiments of those names ("all": every one), with the rows of those sizes.
+    """Returns the experiments of those names or `GROUPS`, with the rows of those sizes.
 
     Raises:
       BadInputError: an unknown name or size, or an experiment named without a row of those sizes.
     """
     for name in names:
-        if name not in (*EXPERIMENTS, "all"):
-            known = ", ".join(EXPERIMENTS)
-            raise BadInputError(f"there is no experiment {name!r}; choose from {known}, all")
+        if name not in (*EXPERIMENTS, *GROUPS):
+            known = ", ".join([*EXPERIMENTS, *GROUPS])
+            raise BadInputError(f"there is no experiment {name!r}; choose from {known}")
     for size in sizes:
         if size not in PAPER_SIZES:
             known = ", ".join(PAPER_SIZES)
             raise BadInputError(f"--sizes={size}: unknown size; choose from {known}")
-    found = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if {name, "all"} & set(names)]
+    wanted = {name for given in names for name in GROUPS.get(given, [given])}
+    found = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if name in wanted]
     for one in found:
         if not one.rows and one.name in names:
             raise BadInputError(f"--sizes={','.join(sizes)}: {one.name} has no row of that size")

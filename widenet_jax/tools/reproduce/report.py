@@ -40,7 +40,7 @@ def write(
     rows = rows_of(experiment, scale, measured)
     facts: dict[str, Any] = {
         "experiment": experiment.name,
-        "about": scale.about,
+        "about": scale.about_of(experiment),
         "metric": asdict(experiment.metric),
         "made_by": dict(made_by),
         "rows": [row | {"paper": paper_json(row["paper"])} for row in rows],

@@ -4,10 +4,11 @@ At every scale L is deeper than B and H is deeper than L; where the paper halves
 doubles a width, so does the scale. `Scale.about` states the differences from the paper.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.models.sizes import SIZES, parse_variant
 from widenet_jax.tools.reproduce.experiments import PAPER_SIZES, Experiment, Row
 from widenet_jax.tools.sweep.directory import Directory
@@ -23,13 +24,15 @@ class Stage:
 
     Attributes:
       config: the file.
-      data: name of its image set under --data_dir; "" for an embedded set.
+      data: name of its set under --data_dir; "" for an embedded set.
       flags: FIELD=VALUE for all its runs.
+      variant: what the config's argument begins with where a text model is finetuned.
     """
 
     config: str
     data: str
     flags: tuple[str, ...] = ()
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,11 @@ class Scale:
       pretrain: trains the models of Tables 1, 3, 4 and the figures.
       backbone: trains the models that Table 5 starts from.
       finetune: trains the models of Table 5.
+      text: trains the models of Table 2: "pretraining", and the sets to finetune them on.
+      text_size: what the name of a text model ends with, such as "_s".
       seeds: number of runs of each model.
       about: the data and the differences from the paper, as printed above each table.
+      about_text: the same for Table 2.
       topologies: TPU slices that pretraining and finetuning are planned for and launched on; None
         where the runs need no accelerator.
     """
@@ -51,9 +57,16 @@ class Scale:
     pretrain: Stage
     backbone: Stage
     finetune: Stage
+    text: Mapping[str, Stage]
+    text_size: str
     seeds: int
     about: str
+    about_text: str
     topologies: tuple[str, str] | None = None
+
+    def about_of(self, experiment: Experiment) -> str:
+        """Returns the data and the differences from the paper of an experiment."""
+        return self.about_text if experiment.text else self.about
 
 
 IMAGENET = Stage("configs/imagenet.py", "imagenet")
@@ -62,28 +75,52 @@ TINY_IMAGENET = Stage("configs/tiny_imagenet.py", "tiny_imagenet")
 _SHORT = ("duration=12 epochs", "optimizer.warmup=1 epoch", "evaluation.every=6 epochs")
 DIGITS = Stage("configs/digits.py", "", (*_SHORT, "checkpoint.every=12 epochs"))
 
+TEXT = {
+    "pretraining": Stage("configs/text_pretrain.py", "wikipedia_books"),
+    "squad1": Stage("configs/squad.py", "squad", variant="v1"),
+    "squad2": Stage("configs/squad.py", "squad", variant="v2"),
+    "mnli": Stage("configs/glue.py", "MNLI", variant="mnli"),
+    "sst2": Stage("configs/glue.py", "SST-2", variant="sst2"),
+}
+_SMALL = (
+    *("duration=5 epochs", "optimizer.warmup=0.5 epochs", "optimizer.learning_rate=3e-4"),
+    *("batch_size=32", "evaluation.every=1 epoch"),
+)
+SMALL_TEXT = {name: replace(stage, flags=_SMALL) for name, stage in TEXT.items()} | {
+    "pretraining": Stage("configs/text_pretrain.py", "wikipedia_s")
+}
+TINY_TEXT = {"pretraining": Stage("configs/text_tiny.py", "")}
+
 SCALES = {
     "paper": Scale(
         {size: (size, SIZES[size]["depth"]) for size in PAPER_SIZES},
         *(IMAGENET, IMAGENET, CIFAR10),
+        *(TEXT, ""),
         seeds=1,
         about="ImageNet-1K; finetuning on CIFAR-10 at 224 pixels",
+        about_text="Wikipedia and BookCorpus",
         topologies=("v3-256", "v3-32"),
     ),
     "small": Scale(
         {"b": ("s", 4), "l": ("s", 8), "h": ("s", 12)},
         *(CIFAR10, TINY_IMAGENET, CIFAR10),
+        *(SMALL_TEXT, "_s"),
         seeds=3,
         about="CIFAR-10 from scratch, Table 5 from Tiny-ImageNet; 4, 8 and 12 blocks of width 128 "
         "(every second one of ViT-MoE with experts, which are as wide as the dense layers); 8 "
         "epochs of AdamW without mixup, RandAugment and dropout unless the command says otherwise",
+        about_text="Wikipedia; 4 blocks of width 128 without dropout, 128 tokens, pretrained for "
+        "7,300 steps of 32 sequences unless the command says otherwise",
     ),
     "smoke": Scale(
         {"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
         *(DIGITS, DIGITS, DIGITS),
+        *(TINY_TEXT, "_tiny"),
         seeds=1,
         about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and tests "
         "none of the paper's claims",
+        about_text="the embedded novel, a few minutes a model: shows that the command works, and "
+        "tests none of the paper's claims",
     ),
 }
 
@@ -101,6 +138,11 @@ class Run:
     stage: Stage
     variant: str
     backbone: "Run | None" = None
+
+    @property
+    def model(self) -> str:
+        """The model's name at this scale."""
+        return self.backbone.variant if self.backbone else self.variant
 
 
 def variant_at(scale: Scale, variant: str) -> str:
@@ -124,10 +166,30 @@ def variant_at(scale: Scale, variant: str) -> str:
 
 def run_of(scale: Scale, experiment: Experiment, row: Row) -> Run:
     """Returns the run behind a row."""
+    if experiment.text:
+        pretrained = Run(scale.text["pretraining"], row.variant + scale.text_size)
+        stage = scale.text[experiment.text]
+        if not stage.variant:
+            return pretrained
+        return Run(stage, f"{stage.variant},model={pretrained.variant}", backbone=pretrained)
     variant = variant_at(scale, row.variant)
     if experiment.finetuned:
         return Run(scale.finetune, variant, backbone=Run(scale.backbone, variant))
     return Run(scale.pretrain, variant)
+
+
+def runnable(scale: Scale, experiments: Iterable[Experiment]) -> list[Experiment]:
+    """Leaves out the experiments whose data a scale does not have.
+
+    Raises:
+      BadInputError: none is left.
+    """
+    experiments = list(experiments)
+    left = [one for one in experiments if not one.text or one.text in scale.text]
+    if not left:
+        names = ", ".join(one.name for one in experiments)
+        raise BadInputError(f"this --scale has no data for {names}; choose another scale")
+    return left
 
 
 def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from widenet_jax.paper import FINETUNING, PRETRAINING
+from widenet_jax.paper import FINETUNING, PRETRAINING, TEXT
 from widenet_jax.tools.markdown import markdown_table, table_of
 from widenet_jax.tools.reproduce.experiments import Experiment
 from widenet_jax.tools.reproduce.runs import DIVERGED, Measurements, mean_of, std_of
@@ -31,7 +31,8 @@ def rows_of(experiment: Experiment, scale: Scale, measured: Measurements) -> lis
       row that is the same run at this scale, else None.
     """
     metric = experiment.metric
-    printed = {row.variant: row for row in (FINETUNING if experiment.finetuned else PRETRAINING)}
+    in_vision = FINETUNING if experiment.finetuned else PRETRAINING
+    printed = {row.variant: row for row in (TEXT if experiment.text else in_vision)}
     rows, seen = [], {}
     for row in experiment.rows:
         run = run_of(scale, experiment, row)
@@ -41,12 +42,12 @@ def rows_of(experiment: Experiment, scale: Scale, measured: Measurements) -> lis
         found = {
             "label": row.label,
             "size": row.size,
-            "variant": run.variant,
+            "variant": run.model,
             "same_as": seen.get(run),
             "params": of.params,
             "paper": row.paper,
             "paper_millions": in_paper and in_paper.millions,
-            "slip": bool(in_paper and in_paper.slip),
+            "slip": bool(getattr(in_paper, "slip", False)),
             "values": values,
             "mean": mean_of(values),
             "std": std_of(values),
@@ -77,7 +78,8 @@ def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, A
         columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
     if any(row["paper_millions"] for row in rows):
         columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
-    parts = [f"## {experiment.title}", f"Ours: {scale.about}.", table_of(columns, rows)]
+    about = scale.about_of(experiment)
+    parts = [f"## {experiment.title}", f"Ours: {about}.", table_of(columns, rows)]
     lines = comparison(experiment, rows)
     if slips := [row["label"] for row in rows if row["slip"]]:
         named = " and ".join(slips)
@@ -94,7 +96,7 @@ def norms_markdown(experiment: Experiment, scale: Scale, curves: Mapping[str, np
       scale: of the runs.
       curves: label -> [seeds, L].
     """
-    parts = [f"## {experiment.title}", f"Ours: {scale.about}."]
+    parts = [f"## {experiment.title}", f"Ours: {scale.about_of(experiment)}."]
     if curves:
         blocks = max(y.shape[1] for y in curves.values())
         cells = [["block", *map(str, range(blocks)), "mean", "seeds"]]
@@ -124,7 +126,7 @@ def indented(label: str) -> str:
 def number(value: float | str | None) -> str:
     """Formats a printed value."""
     if value is None:
-        return "drawn only"
+        return "not printed"
     if isinstance(value, str):
         return value
     return "NaN" if math.isnan(value) else f"{value:.1f}"
