@@ -32,7 +32,7 @@ def test_changes_that_do_not_fit(digits_run, change: str, message: str):
 def test_a_model_of_another_task_is_refused(digits_run):
     found = open_trained(str(digits_run))
     found.require_task("span", "classification")
-    with pytest.raises(BadInputError, match=r"task classification; this needs one of span$"):
+    with pytest.raises(BadInputError, match=r"task classification; here it must be span$"):
         found.require_task("span")
 
 

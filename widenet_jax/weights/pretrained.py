@@ -95,9 +95,7 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
         kind, shared = kind_out(fields)
         layout = {"kind": kind, "depth": fields["depth"], "shared": shared}
         return from_huggingface_text(arrays, **layout, source=source), fields
-    if not config and any(
-        name.endswith(("LayerNorm.weight", ".layernorm.weight")) for name in arrays
-    ):
+    if not config and any("layernorm" in name.lower() for name in arrays):
         raise BadInputError(
             f"config.init_from={source}: {beside.name} is missing beside the weights; download it "
             "too: it names their number of heads, LayerNorm epsilon and activation"

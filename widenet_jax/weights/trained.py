@@ -66,8 +66,8 @@ class Trained:
         """Raises BadInputError unless the model was trained for one of these tasks."""
         if self.config.task.name not in names:
             raise BadInputError(
-                f"{self.place} holds a model of the task {self.config.task.name}; this needs one "
-                f"of {' or '.join(names)}"
+                f"{self.place} holds a model of the task {self.config.task.name}; here it must be "
+                f"{' or '.join(names)}"
             )
 
 
