@@ -103,6 +103,10 @@ def names_in_code(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Subscript | ast.Call):
             inner = [node.slice] if isinstance(node, ast.Subscript) else node.args
             names |= {c.value for c in inner if isinstance(c, ast.Constant)}
+        elif isinstance(node, ast.comprehension) and isinstance(node.iter, ast.Tuple):
+            names |= {c.value for c in node.iter.elts if isinstance(c, ast.Constant)}
+        elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            names |= {argument.arg for argument in node.args.kwonlyargs}
     return names
 
 

@@ -145,15 +145,6 @@ def test_one_host_holds_every_position(fsdp: int, expert: int):
     np.testing.assert_array_equal(host_positions(mesh_of(fsdp, expert), 24), np.arange(24))
 
 
-@pytest.mark.parametrize("batch_size", [4, 12, 23])
-def test_a_batch_that_does_not_divide(batch_size: int):
-    with pytest.raises(BadInputError) as caught:
-        host_positions(mesh_of(2, 2), batch_size)
-    text = str(caught.value)
-    assert text.startswith(f"a batch of {batch_size} does not divide over 8 devices")
-    assert "choose a multiple of 8" in text
-
-
 @pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2), (4, 2)])
 def test_each_device_gets_its_consecutive_rows(fsdp: int, expert: int):
     """Each device gets two rows, in the order of the mesh: data, then fsdp, then expert."""
@@ -162,7 +153,7 @@ def test_each_device_gets_its_consecutive_rows(fsdp: int, expert: int):
         "image": np.random.default_rng(0).integers(0, 256, (16, 3, 3, 1)),
         "label": np.arange(16),
     }
-    placed = global_batch(rows, mesh=mesh, batch_size=16, positions=np.arange(16))
+    placed = global_batch(rows, mesh, 16)
     for key, values in rows.items():
         np.testing.assert_array_equal(placed[key], values)
     held = {s.device: np.asarray(s.data).tolist() for s in placed["label"].addressable_shards}

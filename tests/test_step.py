@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from widenet_jax.step import collect, deal, make_train_step, new_state
+from widenet_jax.step import TrainState, collect, deal, make_train_step
 from widenet_jax.tasks import Metrics
 
 
@@ -41,12 +41,9 @@ def train(batches: list[dict], *, max_skipped_updates: int) -> tuple[list, dict]
     """Returns w after every step, from w = 2 with rates 0.5, 0.25, 0.125, ..., and all metrics."""
     schedule = lambda count: 0.5 ** (count + 1.0)  # noqa: E731
     tx = optax.sgd(schedule)
-    step = jax.jit(
-        make_train_step(
-            gradients=gradients, tx=tx, schedule=schedule, max_skipped_updates=max_skipped_updates
-        )
-    )
-    state, metrics, weights = new_state({"w": jnp.float32(2.0)}, tx), [], []
+    step = make_train_step(gradients, tx, schedule, max_skipped_updates=max_skipped_updates)
+    step, state = jax.jit(step), TrainState.create({"w": jnp.float32(2.0)}, tx, {})
+    metrics, weights = [], []
     for batch in batches:
         state, found = step(state, batch)
         weights.append(float(state.params["w"]))

@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -100,7 +100,7 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200]
 
 
-def check_fields(known: Mapping[str, Any], given: Mapping[str, Any], *, section: str) -> None:
+def check_fields(known: Collection[str], given: Mapping[str, Any], *, section: str) -> None:
     """Checks that a section of the config holds only known fields.
 
     Args:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,63 +11,34 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from widenet_jax.data import Source, Transform
-from widenet_jax.data.pipeline import eval_batches
+from widenet_jax.data import Data, Source, Transform
+from widenet_jax.data.pipeline import eval_batches, reading
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import BATCH, global_batch, host_positions
-from widenet_jax.tasks import Evaluation, Task
+from widenet_jax.tasks import Evaluation
 from widenet_jax.typing import Array, PyTree
 
-EvalStep = Callable[[Mapping[str, Array]], Evaluation]
 
-
-class Totals(NamedTuple):
-    """Results of the evaluation steps over a split.
-
-    Attributes:
-      sums, layer_sums: added up in float64.
-      rows: [N, ...], row i for record i.
-    """
-
-    sums: dict[str, np.ndarray]
-    layer_sums: dict[str, np.ndarray]
-    rows: dict[str, np.ndarray]
-
-
-def evaluate(
-    experiment: Experiment,
-    params: PyTree,
-    source: Source,
-    transform: Transform,
-    *,
-    stop: Stop,
-    beat: Callable[[str], None],
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    """Returns the metrics of `params` over `source`, and the feed-forwards' statistics.
+def evaluate(experiment: Experiment, data: Data, params: PyTree, **told: Any) -> dict[str, Any]:
+    """Returns the metrics of `params` over the evaluation split, and the feed-forwards' statistics.
 
     Args:
       experiment: gives task, mesh, batch size and workers.
+      data: gives the split and its transform.
       params: parameters of its model, placed as it says.
-      source: a split.
-      transform: the evaluation transform.
-      stop: checked between batches.
-      beat: called at every batch, see `run.watchdog`.
-      note: receives a line for every unreadable example, where the config allows for some.
+      **told: `stop`, `beat` and `note` of `placed_batches`.
 
     Raises:
       StopRequestedError: a stop was requested.
       RunFailedError: too large a share of the examples is unreadable.
     """
-    config, task, mesh = experiment.config, experiment.task, experiment.mesh
-    batches = placed_batches(config, mesh, source, transform, stop=stop, beat=beat, note=note)
+    config, task, mesh, source = experiment.config, experiment.task, experiment.mesh, data.eval
+    batches = placed_batches(config, mesh, source, data.eval_transform, **told)
     sharding = NamedSharding(mesh, BATCH)
-    carry = {
-        name: jax.device_put(jnp.zeros(spec.shape, spec.dtype), sharding)
-        for name, spec in task.carry_spec(config.evaluation.batch_size).items()
-    }
+    spec = task.carry_spec(config.evaluation.batch_size)
+    carry = {name: jnp.zeros(x.shape, x.dtype, device=sharding) for name, x in spec.items()}
     with closing(batches):
         totals = total(partial(experiment.eval_step, params), batches, carry)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
@@ -94,32 +65,34 @@ def placed_batches(
     beat: Callable[[str], None],
     note: Callable[[str], None],
 ) -> Iterator[Mapping[str, Array]]:
-    """Yields every example of `source` once, in batches on the devices; arguments as `evaluate`."""
+    """Yields every example of `source` once, in batches on the devices.
+
+    Args:
+      config: gives batch size and workers.
+      mesh: of the devices.
+      source: a split.
+      transform: the evaluation transform.
+      stop: checked between batches.
+      beat: called at every batch, see `run.watchdog`.
+      note: receives a line for every unreadable example, where the config allows for some.
+    """
     B = config.evaluation.batch_size
-    positions = host_positions(mesh, B)
-    batches = eval_batches(
-        source,
-        transform=transform,
-        batch_size=B,
-        positions=positions,
-        num_workers=config.data.num_workers,
-        prefetch=config.data.prefetch,
-        on_bad_example=config.data.on_bad_example,
-        on_message=note,
-    )
+    place = {"batch_size": B, "positions": host_positions(mesh, B)}
+    how = reading(config.data) | {"on_message": note}
+    batches = eval_batches(source, transform=transform, **place, **how)
     with closing(stop.reading(batches)) as read:
         for number, batch in enumerate(read):
             beat(f"evaluation batch {number + 1}")
-            yield global_batch(batch, mesh=mesh, batch_size=B, positions=positions)
+            yield global_batch(batch, mesh, B)
             stop.check()
 
 
 def total(
-    eval_step: EvalStep,
+    eval_step: Callable[[Mapping[str, Array]], Evaluation],
     batches: Iterable[Mapping[str, Array]],
     carry: Mapping[str, Array] | None = None,
-) -> Totals:
-    """Adds up the sums of `eval_step` over batches and joins its rows.
+) -> Evaluation:
+    """Adds up the sums of `eval_step` over batches, in float64, and joins its rows.
 
     Results are fetched one batch late, so that the device always has work.
 
@@ -128,17 +101,15 @@ def total(
       batches: on the devices.
       carry: for the first batch.
     """
-    totals, rows = Totals({}, {}, {}), []
+    totals, rows = Evaluation({}, {}), []
     previous: Evaluation | None = None
 
     def add(evaluation: Evaluation) -> None:
-        sums, layer_sums, new_rows = jax.device_get(
-            (evaluation.sums, evaluation.layer_sums, evaluation.rows)
-        )
-        for into, values in ((totals.sums, sums), (totals.layer_sums, layer_sums)):
+        found = jax.device_get(evaluation.replace(carry={}))
+        for into, values in ((totals.sums, found.sums), (totals.layer_sums, found.layer_sums)):
             for name, value in values.items():
                 into[name] = into.get(name, 0.0) + np.asarray(value, np.float64)
-        rows.append(new_rows)
+        rows.append(found.rows)
 
     for batch in batches:
         evaluation = eval_step({**batch, **(carry or {})})
@@ -151,22 +122,3 @@ def total(
     for name in rows[0] if rows else ():
         totals.rows[name] = np.concatenate([part[name] for part in rows])
     return totals
-
-
-def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """Returns what `result.json` says of an evaluation: `test_<metric>`, routing over all blocks.
-
-    Args:
-      metrics: of `evaluate`.
-      task: gives the headline, the unit and the baseline.
-    """
-    scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
-    scalars.pop("bad_examples", None)
-    result = {f"test_{name}": value for name, value in scalars.items()}
-    result |= {"headline": task.headline._asdict(), "unit": task.unit}
-    if task.baseline:
-        result["baseline"] = task.baseline._asdict()
-    if "load" in metrics:
-        result["drop_rate"] = float(np.mean(metrics["drop_rate"]))
-        result["expert_load"] = np.mean(metrics["load"], axis=0).round(4).tolist()
-    return result

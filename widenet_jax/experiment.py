@@ -4,7 +4,6 @@ Needs facts about the data but no data, so that a training run, a benchmark and 
 are not at hand are the same program.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +25,7 @@ from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
-from widenet_jax.step import (
-    Forward,
-    Gradients,
-    TrainState,
-    make_eval_step,
-    make_gradients,
-    make_train_step,
-    new_state,
-)
+from widenet_jax.step import Forward, Gradients, TrainState, make_gradients, make_train_step
 from widenet_jax.tasks import TASKS, Evaluation, Task
 from widenet_jax.tasks.contract import Inputs, Rngs
 from widenet_jax.typing import Array, Aux, PyTree
@@ -89,29 +80,35 @@ def build_experiment(
     """
     mesh = build_mesh(config.sharding, devices)
     task = build_task(config, facts)
-    steps_of = partial(to_steps, batch_size=config.batch_size, num_examples=facts.num_examples)
+    sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
+    steps_of = partial(to_steps, **sizes)
     total_steps = steps_of(config.duration, field="config.duration")
     model = build_model(config.model, **task.model_fields)
     check_batch(config, model, task, mesh)
+    params = parameter_shapes(model, input_spec(task))
     tx, schedule = build_optimizer(
-        config.optimizer,
-        params_or_shapes=parameter_shapes(model, input_spec(task)),
-        total_steps=total_steps,
-        batch_size=config.batch_size,
-        num_examples=facts.num_examples,
+        config.optimizer, params_or_shapes=params, total_steps=total_steps, **sizes
     )
     forward = make_forward(model)
-    gradients = build_gradients(config, model, task, forward)
+    gradients = make_gradients(
+        forward=forward,
+        task=task,
+        seed=config.seed,
+        accumulation_steps=config.optimizer.accumulation_steps,
+        group_size=group_size(model, task),
+    )
+    # Hand-written backward passes are traced here, outside the forward pass.
+    gradients = in_precision_of(model, gradients)
     init = partial(init_state, model=model, task=task, tx=tx, config=config)
     shapes = jax.eval_shape(init)
     shardings = state_shardings(shapes, mesh)
     replicated, batched = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
-    train_step = make_train_step(
-        gradients=gradients,
-        tx=tx,
-        schedule=schedule,
-        max_skipped_updates=max_skipped_updates(config),
-    )
+    skippable = max_skipped_updates(config)
+    train_step = make_train_step(gradients, tx, schedule, max_skipped_updates=skippable)
+
+    def eval_step(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
+        return task.evaluate(partial(forward, params), batch)
+
     return Experiment(
         config=config,
         facts=facts,
@@ -122,7 +119,7 @@ def build_experiment(
         total_steps=total_steps,
         eval_every=steps_of(config.evaluation.every, field="config.evaluation.every"),
         save_every=steps_of(config.checkpoint.every, field="config.checkpoint.every"),
-        state=jax.tree.map(with_sharding, shapes, shardings),
+        state=jax.tree.map(lambda x, place: x.update(sharding=place), shapes, shardings),
         init=jax.jit(init, out_shardings=shardings),
         train_step=jax.jit(
             train_step,
@@ -131,26 +128,11 @@ def build_experiment(
             donate_argnums=0,
         ),
         eval_step=jax.jit(
-            make_eval_step(forward=forward, task=task),
+            eval_step,
             in_shardings=(shardings.params, batched),
             out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
     )
-
-
-def build_gradients(
-    config: ConfigDict, model: nn.Module, task: Task, forward: Forward
-) -> Gradients:
-    """Builds the gradients of `task` as the config accumulates them."""
-    gradients = make_gradients(
-        forward=forward,
-        task=task,
-        seed=config.seed,
-        accumulation_steps=config.optimizer.accumulation_steps,
-        group_size=group_size(model, task),
-    )
-    # Hand-written backward passes are traced here, outside the forward pass.
-    return in_precision_of(model)(gradients)
 
 
 def build_task(config: ConfigDict, facts: DataFacts) -> Task:
@@ -171,7 +153,7 @@ def train_batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct
     """Returns the batch that `train_step` takes, for compiling it without data."""
     B, sharding = experiment.config.batch_size, NamedSharding(experiment.mesh, BATCH)
     spec = experiment.task.batch_spec(B) | {"bad": jax.ShapeDtypeStruct((B,), jnp.bool_)}
-    return {name: with_sharding(shape, sharding) for name, shape in spec.items()}
+    return {name: shape.update(sharding=sharding) for name, shape in spec.items()}
 
 
 def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
@@ -218,34 +200,27 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
 def make_forward(model: nn.Module) -> Forward:
     """Builds (params, inputs, rngs) -> (outputs, aux), which trains where rngs are given."""
 
-    @in_precision_of(model)
     def forward(params: PyTree, inputs: Inputs, rngs: Rngs | None) -> tuple[PyTree, Aux]:
         params = gather_shared(params)
         return model.apply({"params": params}, inputs, train=bool(rngs), rngs=rngs)
 
-    return forward
+    return in_precision_of(model, forward)
 
 
-def in_precision_of(model: Any) -> Callable[[Callable], Callable]:
-    """Decorates functions that trace `model`: a float32 model multiplies with all bits of float32.
+def in_precision_of(model: Any, function: Callable) -> Callable:
+    """Returns `function`, which traces `model`; float32 models multiply with all bits of float32.
 
     TPUs and recent GPUs use fewer bits by default. Products of bfloat16 are not affected.
     """
-    precision = (
-        partial(jax.default_matmul_precision, "highest")
-        if model.dtype == "float32"
-        else contextlib.nullcontext
-    )
+    if model.dtype != "float32":
+        return function
 
-    def decorate(function: Callable) -> Callable:
-        @wraps(function)
-        def traced(*args: Any) -> Any:
-            with precision():
-                return function(*args)
+    @wraps(function)
+    def traced(*args: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return function(*args)
 
-        return traced
-
-    return decorate
+    return traced
 
 
 def init_state(
@@ -255,8 +230,4 @@ def init_state(
     inputs, carry = input_spec(task), task.carry_spec(config.batch_size)
     zeros = partial(jax.tree.map, lambda spec: jnp.zeros(spec.shape, spec.dtype))
     params = model.init(jax.random.key(config.seed), zeros(inputs), train=False)["params"]
-    return new_state(params, tx, zeros(carry))
-
-
-def with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+    return TrainState.create(params, tx, zeros(carry))

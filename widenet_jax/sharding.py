@@ -6,7 +6,7 @@ Auto: the compiler inserts the collectives, guided by the few constraints here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -130,29 +130,23 @@ def tree_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
     return map_with_path(leaf, tree)
 
 
+@cache
 def host_positions(mesh: Mesh, batch_size: int) -> np.ndarray:
     """Returns the positions in the global batch that this host's devices hold, sorted.
 
-    Raises:
-      BadInputError: the batch does not divide over the devices.
+    The batch must divide over the devices, which `experiment.check_batch` checks.
     """
-    if batch_size % mesh.size:
-        raise BadInputError(
-            f"a batch of {batch_size} does not divide over {mesh.size} devices; choose a multiple "
-            f"of {mesh.size} (config.batch_size, config.evaluation.batch_size)"
-        )
     places = NamedSharding(mesh, BATCH).addressable_devices_indices_map((batch_size,))
     held = [np.arange(batch_size)[index] for index in places.values()]
     return np.unique(np.concatenate(held))
 
 
-def global_batch(
-    local: Mapping[str, np.ndarray], *, mesh: Mesh, batch_size: int, positions: np.ndarray
-) -> dict[str, Array]:
-    """Assembles one global array per key from the rows at `positions` that this host has loaded.
+def global_batch(local: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, Array]:
+    """Assembles one global array per key from the rows at `host_positions` that this host loaded.
 
     `record`, the number of each example in its split, stays on the host.
     """
+    positions = host_positions(mesh, batch_size)
 
     def place(rows: np.ndarray) -> Array:
         def shard(index: tuple[slice, ...]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The training step and the evaluation step: pure functions, which `experiment` jits."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.tasks.contract import Evaluation, Inputs, Metrics, Rngs, Task
+from widenet_jax.tasks.contract import Inputs, Metrics, Rngs, Task
 from widenet_jax.typing import Array, Aux, PyTree
 
 COUNTERS = ("skipped_updates", "bad_examples")
@@ -40,13 +41,13 @@ class TrainState:
     bad_examples: Array
     carry: dict[str, Array] = flax.struct.field(default_factory=dict)
 
-
-def new_state(
-    params: PyTree, tx: optax.GradientTransformation, carry: Mapping[str, Array] | None = None
-) -> TrainState:
-    """Returns the state before the first step."""
-    zeros = {name: jnp.int32(0) for name in ("step", *COUNTERS)}
-    return TrainState(params=params, opt_state=tx.init(params), carry=dict(carry or {}), **zeros)
+    @classmethod
+    def create(
+        cls, params: PyTree, tx: optax.GradientTransformation, carry: Mapping[str, Array]
+    ) -> "TrainState":
+        """Returns the state before the first step."""
+        zeros = {name: jnp.int32(0) for name in ("step", *COUNTERS)}
+        return cls(params=params, opt_state=tx.init(params), carry=dict(carry), **zeros)
 
 
 def make_gradients(
@@ -64,7 +65,7 @@ def make_gradients(
         rngs = dict(zip(STREAMS, jax.random.split(key, len(STREAMS)), strict=True))
 
         def loss(params: PyTree) -> tuple[Array, Metrics]:
-            return task.loss(lambda inputs, rngs: forward(params, inputs, rngs), part, rngs)
+            return task.loss(partial(forward, params), part, rngs)
 
         (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return grads, metrics
@@ -95,10 +96,10 @@ def make_gradients(
 
 
 def make_train_step(
-    *,
     gradients: Gradients,
     tx: optax.GradientTransformation,
     schedule: optax.Schedule,
+    *,
     max_skipped_updates: int,
 ) -> Callable[[TrainState, Mapping[str, Array]], tuple[TrainState, dict[str, Any]]]:
     """Builds (state, batch) -> (state, metrics).
@@ -151,14 +152,3 @@ def collect(x: Array, group_size: int) -> Array:
     parts, rest = x.shape[0], x.shape[2:]
     groups = x.reshape(parts, -1, group_size, *rest).swapaxes(0, 1)
     return groups.reshape(-1, *rest)
-
-
-def make_eval_step(
-    *, forward: Forward, task: Task
-) -> Callable[[PyTree, Mapping[str, Array]], Evaluation]:
-    """Builds (params, batch) -> the task's evaluation of the batch's real examples."""
-
-    def eval_step(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
-        return task.evaluate(lambda inputs, rngs: forward(params, inputs, rngs), batch)
-
-    return eval_step

@@ -17,27 +17,21 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_newest
+from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.data import Data
-from widenet_jax.data.pipeline import train_batches
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadExampleError, BadInputError
-from widenet_jax.evaluation import evaluate, result_metrics
+from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
+from widenet_jax.run.batches import read_batches
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
 from widenet_jax.run.stopping import Stop, StopRequestedError
-from widenet_jax.run.summary import (
-    describe,
-    loss_text,
-    parameter_facts,
-    result_of,
-    unbeaten,
-    write_result,
-)
+from widenet_jax.run.summary import best_of, describe, loss_text, result_of, unbeaten, write_result
 from widenet_jax.run.workdir import PACKAGES, check_workdir, shared_fields, version
-from widenet_jax.sharding import global_batch, host_positions, to_host
+from widenet_jax.sharding import global_batch, to_host
 from widenet_jax.step import TrainState
 from widenet_jax.weights.finetune import finetune_params
 from widenet_jax.weights.pretrained import load_pretrained
@@ -77,7 +71,8 @@ def run(
     check_agreement(same_on_all_hosts(config, workdir, mode))
 
     # Data
-    data = on_every_host(partial(open_run, config, workdir, mode))
+    on_every_host(partial(check_workdir, workdir, config, mode=mode))
+    data = on_every_host(partial(open_data, config))
     check_agreement({"the data": data.facts})
 
     # Experiment
@@ -88,7 +83,7 @@ def run(
         stack.enter_context(jax.set_mesh(mesh))
         stack.enter_context(errors_in_one_line(workdir, stop))
         if mode == "replay":
-            return replay(experiment, data.train, data.train_transform, workdir)
+            return replay(experiment, data, workdir)
         if mode == "eval":
             return evaluate_newest(experiment, data, workdir, stop)
 
@@ -107,17 +102,9 @@ def run(
         )
 
         # Loop
-        measure = partial(
-            evaluate,
-            experiment,
-            source=data.eval,
-            transform=data.eval_transform,
-            stop=stop,
-            beat=session.watchdog.beat,
-            note=session.note_once,
-        )
-        positions = host_positions(mesh, config.batch_size)
-        place = partial(global_batch, mesh=mesh, batch_size=config.batch_size, positions=positions)
+        told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_once}
+        measure = partial(evaluate, experiment, data, **told)
+        place = partial(global_batch, mesh=mesh, batch_size=config.batch_size)
         session.watchdog.beat("compiling the first step")
         metrics: Mapping[str, Any] = {}
         unchecked: tuple[int, Mapping[str, Any]] | None = None
@@ -127,7 +114,7 @@ def run(
             if evaluation_due:
                 session.record_evaluation(state, step, metrics)
                 evaluation_due = False
-            batches = read_batches(config, data, positions, step, total_steps, note=session.note)
+            batches = read_batches(experiment, data, step, total_steps, on_message=session.note)
             with closing(stop.reading(batches)) as reading:
                 for batch in reading:
                     state, step_metrics = experiment.train_step(state, place(batch))
@@ -173,7 +160,9 @@ def run(
 
         # Result
         session.watchdog.beat("writing the result")
-        result = result_of(experiment, state, metrics, session.checkpoints)
+        result = result_of(experiment, metrics, mode="train", steps=total_steps)
+        result |= best_of(session.checkpoints)
+        result["params_sha256"] = params_sha256(state.params)
         if session.main_host:
             write_result(workdir, result)
         if message := unbeaten(task, metrics):
@@ -189,35 +178,6 @@ def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dic
     return fields | versions | code
 
 
-def open_run(config: ConfigDict, workdir: epath.Path, mode: str) -> Data:
-    """Checks that the workdir fits the config, and opens the data.
-
-    Raises:
-      BadInputError: the workdir holds another run, or a split cannot be opened.
-    """
-    check_workdir(workdir, config, mode=mode)
-    return open_data(config)
-
-
-def read_batches(
-    config: ConfigDict, data: Data, positions: Any, start_step: int, total_steps: int, *, note: Any
-) -> Any:
-    """Returns this host's training batches from `start_step` on."""
-    return train_batches(
-        data.train,
-        transform=data.train_transform,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        positions=positions,
-        start_step=start_step,
-        num_steps=total_steps,
-        num_workers=config.data.num_workers,
-        prefetch=config.data.prefetch,
-        on_bad_example=config.data.on_bad_example,
-        on_message=note,
-    )
-
-
 def evaluate_newest(
     experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop
 ) -> dict[str, Any]:
@@ -225,21 +185,9 @@ def evaluate_newest(
     newest = load_newest(workdir, experiment.state.params)
     if newest is None:
         raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
-    metrics = evaluate(
-        experiment,
-        newest.items["params"],
-        data.eval,
-        data.eval_transform,
-        stop=stop,
-        beat=lambda what: None,
-        note=partial(print, file=sys.stderr),
-    )
-    return {
-        "mode": "eval",
-        "step": newest.meta["step"],
-        **parameter_facts(experiment),
-        **result_metrics(metrics, experiment.task),
-    }
+    told = {"stop": stop, "beat": lambda what: None, "note": partial(print, file=sys.stderr)}
+    metrics = evaluate(experiment, data, newest.items["params"], **told)
+    return result_of(experiment, metrics, mode="eval", step=newest.meta["step"])
 
 
 def first_state(experiment: Experiment) -> TrainState:

@@ -214,7 +214,7 @@ def test_fewer_than_keep_all_stay(tmp_path: Path):
 def test_only_the_one_last_read_is_left(directory: Path):
     with closing(Series(epath.Path(directory), keep=1)) as series:
         series.newest(TARGET)
-        series.remove_others()
+        series.remove_others(keep=0)
         assert series.steps() == [10]
 
 

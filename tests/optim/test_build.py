@@ -191,7 +191,7 @@ def test_a_missing_field_is_named(field: str):
     [
         ({"name": "lam"}, "--config.optimizer.name=lamb"),
         ({"schedule": "cosin"}, "--config.optimizer.schedule=cosine"),
-        ({"warm_up": "3 steps"}, "did you mean warmup"),
+        ({"warm_up": "3 steps"}, "warm_up is unknown; config.optimizer may have name, "),
         ({"decay_exclude": "head/kernl"}, "the nearest is head/kernel"),
         ({"decay_exclude": "("}, "config.optimizer.decay_exclude: '(' is not"),
         ({"decay_exclude": 3}, "config.optimizer.decay_exclude=3"),

@@ -59,12 +59,6 @@ def test_under_jit_and_on_an_array_of_steps():
     np.testing.assert_allclose(jax.jit(schedule)(steps), alone, atol=1e-7)
 
 
-@pytest.mark.parametrize(("warmup", "total"), [(13, 12), (-1, 12), (0, 0)])
-def test_impossible_lengths(warmup: int, total: int):
-    with pytest.raises(BadInputError, match="steps"):
-        rates("cosine", [0], warmup=warmup, total=total)
-
-
 def test_unknown_name_proposes_the_nearest():
     with pytest.raises(BadInputError, match=r"--config\.optimizer\.schedule=cosine"):
         rates("cosin", [0])

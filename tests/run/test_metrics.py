@@ -127,9 +127,8 @@ def test_scalars_are_flat():
 
 
 def writer(workdir: Path, *, main_host: bool = True, **tracking: object) -> MetricsWriter:
-    return MetricsWriter(
-        epath.Path(workdir), tracking=NO_TRACKING | tracking, config={}, main_host=main_host
-    )
+    config = {"tracking": NO_TRACKING | tracking}
+    return MetricsWriter(epath.Path(workdir), config=config, main_host=main_host)
 
 
 def test_times_stay_out_of_the_metrics(tmp_path: Path):

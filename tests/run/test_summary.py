@@ -2,9 +2,8 @@
 
 import pytest
 
-from widenet_jax.evaluation import result_metrics
 from widenet_jax.main import metric_rows
-from widenet_jax.run.summary import loss_text, unbeaten
+from widenet_jax.run.summary import loss_text, result_metrics, unbeaten
 from widenet_jax.tasks.masked_lm import MaskedLm
 
 TASK = MaskedLm(vocab_size=8000, example={}, unigram_entropy=6.62)

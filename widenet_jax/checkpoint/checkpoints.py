@@ -66,9 +66,7 @@ class Checkpoints:
             if left := series.remove_unfinished():
                 what = f"an unfinished checkpoint ({', '.join(left)})"
                 print(f"note: {series.directory} held {what}; it is removed", file=sys.stderr)
-        if restored is None:
-            return None
-        return state_of(restored, target), restored.meta
+        return restored and (state_of(restored, target), restored.meta)
 
     def _restore_best(self) -> float | None:
         """Returns the best value of the headline metric so far; None where none is kept."""
@@ -81,14 +79,14 @@ class Checkpoints:
         self.best.quarantine(damaged)
         if best is None:
             return None
-        self.best.remove_others()
+        self.best.remove_others(keep=0)  # a killed run may have left more
         value = best.meta.get(self.headline.name)  # missing if the task had another headline then
         return None if value is None else float(value)
 
     def save(self, state: TrainState, *, step: int, **facts: Any) -> None:
         """Writes `state` in the background, with `facts` in its meta; at most once per step."""
         if step != self.last.step:
-            self._save(self.last, items_of(state), state, step, facts)
+            self._save(self.last, state, step, facts)
 
     def save_best(self, state: TrainState, *, step: int, value: float) -> None:
         """Keeps parameters and optimizer state if the headline metric is the best so far."""
@@ -96,24 +94,16 @@ class Checkpoints:
             self.best_value = value
             # A run that resumes from an older checkpoint repeats a step with the same result.
             if step != self.best.step:
-                items = items_of(state.replace(carry={}))
-                self._save(self.best, items, state, step, {self.headline.name: value})
+                self._save(self.best, state.replace(carry={}), step, {self.headline.name: value})
 
     def save_failed(self, state: TrainState, *, step: int) -> None:
         """Keeps the state before the non-finite update of `step`, for a replay."""
         if jax.process_index() == 0 and self.failed.directory.exists():
             self.failed.directory.rmtree()
-        self._save(self.failed, items_of(state), state, step, {})
+        self._save(self.failed, state, step, {})
         self.failed.wait()
 
-    def _save(
-        self,
-        series: Series,
-        items: Mapping[str, PyTree],
-        state: TrainState,
-        step: int,
-        facts: Mapping,
-    ) -> None:
+    def _save(self, series: Series, state: TrainState, step: int, facts: Mapping) -> None:
         counters = jax.device_get({name: getattr(state, name) for name in COUNTERS})
         meta = {
             "format_version": FORMAT_VERSION,
@@ -123,7 +113,7 @@ class Checkpoints:
             **self.meta,
             **facts,
         }
-        series.save(step, items, meta)
+        series.save(step, items_of(state), meta)
 
     def check(self) -> None:
         """Raises RunFailedError if a background save has failed."""

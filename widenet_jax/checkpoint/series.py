@@ -57,8 +57,10 @@ class Series:
         name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
         hosts = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
         commit = ocp.AsyncOptions(post_finalization_callback=self._before_commit)
+        items = {name: ocp.StandardCheckpointHandler() for name in ("params", "opt_state", "carry")}
+        handler = ocp.CompositeCheckpointHandler(**items, meta=ocp.JsonCheckpointHandler())
         self.checkpointer = ocp.AsyncCheckpointer(
-            item_handler(), async_options=commit, multiprocessing_options=hosts
+            handler, async_options=commit, multiprocessing_options=hosts
         )
 
     def save(self, step: int, arrays: Mapping[str, PyTree], meta: Mapping) -> None:
@@ -93,9 +95,7 @@ class Series:
             if jax.process_index() == 0:
                 if problem := damage(self.directory / str(self.step)):
                     raise OSError(f"read back, {problem}")
-                others = [step for step in self.steps() if step != self.step]
-                for step in others[: max(0, len(others) + 1 - self.keep)]:
-                    (self.directory / str(step)).rmtree()
+                self.remove_others(keep=self.keep - 1)
         except Exception as error:
             self.error = self._cannot_write(error, size)
 
@@ -133,21 +133,18 @@ class Series:
 
     def damaged(self) -> list[str]:
         """Lists the names of the directories that `quarantine` has renamed."""
-        if not self.directory.exists():
-            return []
         return sorted(path.name for path in self.directory.glob(f"*{DAMAGED}*"))
 
-    def remove_others(self) -> None:
-        """Deletes all but the checkpoint last read; a killed run may have left more."""
-        for step in self.steps() if jax.process_index() == 0 else []:
-            if step != self.step:
+    def remove_others(self, *, keep: int) -> None:
+        """Deletes all but the checkpoint last written or read and the newest `keep` of the rest."""
+        if jax.process_index() == 0:
+            others = [step for step in self.steps() if step != self.step]
+            for step in others[: max(0, len(others) - keep)]:
                 (self.directory / str(step)).rmtree()
 
     def remove_unfinished(self) -> list[str]:
         """Deletes the temporary directories of unfinished saves; returns their steps' names."""
-        if jax.process_index() or not self.directory.exists():
-            return []
-        left = [path for path in self.directory.iterdir() if UNFINISHED in path.name]
+        left = [] if jax.process_index() else list(self.directory.glob(f"*{UNFINISHED}*"))
         for path in left:
             path.rmtree()
         return sorted(path.name.split(".")[0] for path in left)
@@ -247,11 +244,6 @@ class Series:
             aside = next(p for name in names if not (p := self.directory / name).exists())
             place.rename(aside)
             print(f"warning: {place} {problem}; renamed to {aside.name}", file=sys.stderr)
-
-
-def item_handler() -> ocp.CompositeCheckpointHandler:
-    arrays = {name: ocp.StandardCheckpointHandler() for name in ("params", "opt_state", "carry")}
-    return ocp.CompositeCheckpointHandler(**arrays, meta=ocp.JsonCheckpointHandler())
 
 
 @jax.jit

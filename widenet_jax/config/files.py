@@ -144,19 +144,9 @@ def set_field(config: ConfigDict, field: str, text: str) -> None:
     """Sets one field ("model.depth") to the value of `text`, in the field's type.
 
     Raises:
-      BadInputError: no such field, or a value of another type than the field's.
+      BadInputError: no such field, one that is empty in this config, or a value of another type.
     """
     fields = dict(fields_of(config))
-    check_field_name(field, fields)
-    value = parse_value(field, text, fields[field])
-    *sections, name = field.split(".")
-    for section in sections:
-        config = config[section]
-    config[name] = value
-
-
-def check_field_name(field: str, fields: dict[str, Any]) -> None:
-    """Raises BadInputError unless `field` is one of `fields` and not None."""
     for name, value in fields.items():
         if value is None and f"{field}.".startswith(f"{name}."):
             raise BadInputError(
@@ -168,6 +158,11 @@ def check_field_name(field: str, fields: dict[str, Any]) -> None:
         raise BadInputError(
             f"--config.{field}: the config has no such field; did you mean --config.{near}?"
         )
+    value = parse_value(field, text, fields[field])
+    *sections, name = field.split(".")
+    for section in sections:
+        config = config[section]
+    config[name] = value
 
 
 def parse_value(field: str, text: str, current: Any) -> Any:

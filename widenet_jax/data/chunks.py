@@ -17,7 +17,6 @@ from widenet_jax.errors import BadExampleError, BadInputError, choose
 
 # Divides small batch sizes. At 224 pixels a chunk of images takes 9.6 MB.
 EXAMPLES_PER_CHUNK = 64
-ON_BAD_EXAMPLE = dict.fromkeys(("error", "skip"))
 # This many unreadable examples in a row mean that the disk or the set is gone.
 MAX_BAD_IN_A_ROW = 16
 # Key of a chunk's warnings: [(record, message)], beside its arrays.
@@ -38,20 +37,29 @@ def read_example(source: Source, record: int) -> Example:
     return {**source[record], "where": source.describe(record)}
 
 
-def read_next_good(
-    source: Source, record: int, transform: Callable[[Example], Arrays], complaints: Complaints
+def read(
+    source: Source,
+    record: int,
+    transform: Callable[[Example], Arrays],
+    complaints: Complaints,
+    *,
+    skip: bool,
 ) -> Arrays:
-    """Transforms the first of record, record + 1, ... (mod N) that can be read.
+    """Transforms one record, or with `skip` the first of record, record + 1, ... that can be read.
 
     Args:
       source: the examples.
       record: the first record to try.
       transform: decodes and transforms one example; called for each record that is tried.
       complaints: receives what was wrong with each record passed over.
+      skip: whether records that cannot be read are passed over.
 
     Raises:
+      BadExampleError: without `skip`, the record cannot be read.
       BadInputError: MAX_BAD_IN_A_ROW records in a row cannot be read.
     """
+    if not skip:
+        return transform(read_example(source, record))
     attempts = min(MAX_BAD_IN_A_ROW, len(source))
     for candidate in range(record, record + attempts):
         candidate %= len(source)
@@ -115,14 +123,11 @@ class TrainChunks(Chunks):
         epochs, records = sampler.record_at(
             self.global_positions(index), seed=self.seed, num_records=len(self.source)
         )
-        bad = np.zeros(len(records), bool)
-        complaints: Complaints = []
-        arrays = Stacked(len(records))
+        stacked = Stacked(len(records))
         for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
-            before = len(complaints)
-            arrays.put(i, self._read(epoch, record, complaints))
-            bad[i] = len(complaints) > before
-        return {**arrays.arrays, "record": records, "bad": bad, COMPLAINTS: complaints}
+            complaints: Complaints = []
+            stacked.put(i, self._read(epoch, record, complaints), complaints)
+        return stacked.chunk() | {"record": records}
 
     def _read(self, epoch: int, record: int, complaints: Complaints) -> Arrays:
         """Transforms the record, or its replacement where it is bad and may be skipped."""
@@ -133,9 +138,7 @@ class TrainChunks(Chunks):
             rng = sampler.augmentation_rng(seed=self.seed, epoch=epoch, record=record)
             return self.transform(example, rng)
 
-        if self.skip:
-            return read_next_good(self.source, record, transform, complaints)
-        return transform(read_example(self.source, record))
+        return read(self.source, record, transform, complaints, skip=self.skip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,31 +148,26 @@ class EvalChunks(Chunks):
     def __getitem__(self, index: int) -> Chunk:
         records = self.global_positions(index)
         inside = records < len(self.source)
-        bad = np.zeros(len(records), bool)
-        complaints: Complaints = []
-        arrays = Stacked(len(records))
+        stacked = Stacked(len(records))
         for i in np.flatnonzero(inside).tolist():
             record = int(records[i])
             try:
-                arrays.put(i, evaluated(self.source, record, self.transform))
+                example = read_example(self.source, record)
+                # The same draws for every run and model.
+                rng = sampler.augmentation_rng(seed=0, epoch=0, record=record)
+                stacked.put(i, self.transform(example, rng), [])
             except BadExampleError as error:
                 if not self.skip:
                     raise
-                bad[i] = True
-                complaints.append((record, str(error)))
-        if not arrays.arrays:
-            arrays.allocate(first_example(self.source, self.transform, skip=self.skip))
-        return {
-            **arrays.arrays,
-            "record": np.where(inside, records, -1),
-            "mask": inside & ~bad,
-            "bad": bad,
-            COMPLAINTS: complaints,
-        }
+                stacked.put(i, {}, [(record, str(error))])
+        if not stacked.arrays:
+            stacked.allocate(first_example(self.source, self.transform, skip=self.skip))
+        mask = inside & ~stacked.bad
+        return stacked.chunk() | {"record": np.where(inside, records, -1), "mask": mask}
 
 
 class Stacked:
-    """The arrays of `count` examples, stacked as they come.
+    """The arrays of `count` examples, stacked as they come, with what was wrong with records.
 
     The first example allocates the whole chunk. Stacking a list of arrays would return that memory
     to the system after every chunk and page-fault it in again.
@@ -178,6 +176,8 @@ class Stacked:
     def __init__(self, count: int):
         self.count = count
         self.arrays: Arrays = {}
+        self.bad = np.zeros(count, bool)
+        self.complaints: Complaints = []
 
     def allocate(self, like: Arrays) -> None:
         self.arrays = {
@@ -185,25 +185,22 @@ class Stacked:
             for key, x in like.items()
         }
 
-    def put(self, index: int, example: Arrays) -> None:
+    def put(self, index: int, example: Arrays, complaints: Complaints) -> None:
+        self.bad[index] = bool(complaints)
+        self.complaints += complaints
         if not self.arrays:
             self.allocate(example)
         for name, value in example.items():
             self.arrays[name][index] = value
 
-
-def evaluated(source: Source, record: int, transform: Transform) -> Arrays:
-    """Returns one record as evaluation sees it: with the draws of seed 0 and epoch 0."""
-    rng = sampler.augmentation_rng(seed=0, epoch=0, record=record)
-    return transform(read_example(source, record), rng)
+    def chunk(self) -> Chunk:
+        return {**self.arrays, "bad": self.bad, COMPLAINTS: self.complaints}
 
 
 def first_example(source: Source, transform: Transform, *, skip: bool) -> Arrays:
     """Transforms the source's first record, or with `skip` the first that can be read."""
-    if not skip:
-        return evaluated(source, 0, transform)
     rng = sampler.augmentation_rng(seed=0, epoch=0, record=0)
-    return read_next_good(source, 0, lambda example: transform(example, rng), [])
+    return read(source, 0, lambda example: transform(example, rng), [], skip=skip)
 
 
 def example_spec(
@@ -220,8 +217,8 @@ def skips(on_bad_example: str) -> bool:
     Raises:
       BadInputError: neither "error" nor "skip".
     """
-    choose(ON_BAD_EXAMPLE, on_bad_example, field="config.data.on_bad_example")
-    return on_bad_example == "skip"
+    choices = {"error": False, "skip": True}
+    return choose(choices, on_bad_example, field="config.data.on_bad_example")
 
 
 def join_chunks(chunks: Sequence[Chunk]) -> Chunk:

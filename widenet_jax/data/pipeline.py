@@ -8,7 +8,9 @@ resumed run starts at a later step.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import grain
@@ -21,28 +23,54 @@ from widenet_jax.data.contract import Batch, Source, Transform
 from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16
-OnMessage = Callable[[str], object]
 
 
-class Batches(Iterator[Batch]):
+class Batches(Iterator[Batch], AbstractContextManager):
     """A closable iterator over host-local batches; closing leaves no thread or process behind.
 
     Use it in a `with` block or call `close`. `next` raises the error of a worker. Each unreadable
     record is reported once, with the first batch that lacks it.
     """
 
-    def __init__(self, chunks: Chunks, *, num_workers: int, prefetch: int, on_message: OnMessage):
+    def __init__(
+        self,
+        kind: Callable[..., Chunks],
+        source: Source,
+        *,
+        transform: Transform,
+        batch_size: int,
+        positions: np.ndarray,
+        start_step: int,
+        num_steps: int,
+        num_workers: int,
+        prefetch: int,
+        on_bad_example: str = "error",
+        on_message: Callable[[str], object] = lambda message: None,
+    ):
+        """Starts reading.
+
+        Args:
+          kind: builds the chunks.
+          source: the examples.
+          transform: maps (example, generator) to arrays.
+          batch_size: examples in the global batch.
+          positions: int [b], sorted: this host's positions within the global batch.
+          start_step: first step to produce.
+          num_steps: the step after the last.
+          num_workers: worker processes; 0 reads with threads of this process.
+          prefetch: batches kept ready.
+          on_bad_example: "error" raises a BadExampleError from `next` for an example that cannot be
+            read; "skip" replaces it by the next record that can.
+          on_message: receives one line for each skipped record, in the process that iterates.
+        """
         for field, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
             if value < least:
                 raise BadInputError(f"config.data.{field}={value} must be {least} or more")
+        skip = skips(on_bad_example)
+        chunks = kind(source, positions, batch_size, start_step, num_steps, skip, transform)
         self._on_message = on_message
         self._named: set[int] = set()
-        self._length = len(chunks) // max(1, chunks.chunks_per_step)
-        self._iterator = iter(_dataset(chunks, num_workers, prefetch)) if self._length else None
-
-    def __len__(self) -> int:
-        """Returns the number of all batches, including those already taken."""
-        return self._length
+        self._iterator = iter(_dataset(chunks, num_workers, prefetch)) if len(chunks) else None
 
     def __next__(self) -> Batch:
         if self._iterator is None:
@@ -60,9 +88,6 @@ class Batches(Iterator[Batch]):
             self._iterator.close()
             self._iterator = None
 
-    def __enter__(self) -> "Batches":
-        return self
-
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
@@ -76,17 +101,15 @@ def _usable_cores() -> int:
 def _dataset(chunks: Chunks, num_workers: int, prefetch: int) -> grain.IterDataset:
     """Reads chunks ahead with threads (num_workers 0) or processes, and joins them."""
     count = chunks.chunks_per_step
-    if num_workers == 0:
-        threads = min(_usable_cores(), MAX_THREADS)
-        ahead = max(threads, prefetch * count)
-        reading = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
-        dataset = grain.MapDataset.source(chunks).to_iter_dataset(reading)
+    # One thread per process: one chunk queued and one being read keep it busy.
+    threads = 1 if num_workers else min(_usable_cores(), MAX_THREADS)
+    ahead = 1 if num_workers else max(threads, prefetch * count)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+    dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)
+    if not num_workers:
         return dataset.batch(count, batch_fn=join_chunks)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain reads absl flags when it starts processes
-    # One thread per process: one chunk queued and one being read keep it busy.
-    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-    dataset = grain.MapDataset.source(chunks).to_iter_dataset(reading)
     dataset = dataset.mp_prefetch(
         grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2),
         worker_init_fn=workers.start_worker,
@@ -95,87 +118,39 @@ def _dataset(chunks: Chunks, num_workers: int, prefetch: int) -> grain.IterDatas
     return grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=prefetch)
 
 
-def _ignore(message: str) -> None:
-    del message
+def reading(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those fields of `config.data` that are options of both functions below."""
+    return {name: data[name] for name in ("num_workers", "prefetch", "on_bad_example")}
 
 
-def train_batches(
-    source: Source,
-    *,
-    transform: Transform,
-    seed: int,
-    batch_size: int,
-    positions: np.ndarray,
-    start_step: int,
-    num_steps: int,
-    num_workers: int,
-    prefetch: int,
-    on_bad_example: str = "error",
-    on_message: OnMessage = _ignore,
-) -> Batches:
+def train_batches(source: Source, *, seed: int, **options: Any) -> Batches:
     """Returns this host's part of the training batches of steps start_step..num_steps - 1.
 
     Args:
       source: the training split.
-      transform: maps (example, generator) to arrays.
       seed: fixes order and augmentation, >= 0.
-      batch_size: examples in the global batch.
-      positions: int [b], sorted: this host's positions within the global batch.
-      start_step: first step to produce; a resumed run passes the step it restored.
-      num_steps: the step after the last.
-      num_workers: worker processes; 0 reads with threads of this process.
-      prefetch: batches kept ready.
-      on_bad_example: "error" raises a BadExampleError from `next` for an example that cannot be
-        read; "skip" replaces it by the next record that can.
-      on_message: receives one line for each skipped record, in the process that iterates.
+      **options: see `Batches`; a resumed run passes as `start_step` the step that it restored.
 
     Returns:
       An iterator of the transform's arrays, stacked to [b, ...], with "record": int64 [b] and
       "bad": bool [b], True where the example replaces `record`, which cannot be read. The same
       for any `num_workers`.
     """
-    chunks = TrainChunks(
-        source, _positions(positions, batch_size), batch_size, start_step, num_steps,
-        skips(on_bad_example), transform, seed=int(seed),
-    )  # fmt: skip
-    return Batches(chunks, num_workers=num_workers, prefetch=prefetch, on_message=on_message)
+    return Batches(partial(TrainChunks, seed=int(seed)), source, **options)
 
 
-def num_eval_steps(num_records: int, batch_size: int) -> int:
-    """Returns the number of batches that cover a split, the last one padded."""
-    return -(-num_records // batch_size)
-
-
-def eval_batches(
-    source: Source,
-    *,
-    transform: Transform,
-    batch_size: int,
-    positions: np.ndarray,
-    num_workers: int,
-    prefetch: int,
-    on_bad_example: str = "error",
-    on_message: OnMessage = _ignore,
-) -> Batches:
+def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
     """Returns this host's part of batches that hold every record once, in order.
 
-    Args: as `train_batches`; "skip" masks out an example that cannot be read.
+    Args:
+      source: the evaluation split.
+      batch_size: examples in the global batch.
+      **options: see `Batches`; "skip" masks out an example that cannot be read.
 
     Returns:
-      An iterator of num_eval_steps batches of the transform's arrays, with "record", "bad" and
-      "mask": bool [b]. mask is False at zeros: the padding of the last global batch (record -1)
-      and bad examples (their own record).
+      An iterator of the transform's arrays, with "record", "bad" and "mask": bool [b]. mask is
+      False at zeros: the padding of the last global batch (record -1) and bad examples (their own
+      record).
     """
-    chunks = EvalChunks(
-        source, _positions(positions, batch_size), batch_size, 0,
-        num_eval_steps(len(source), batch_size), skips(on_bad_example), transform,
-    )  # fmt: skip
-    return Batches(chunks, num_workers=num_workers, prefetch=prefetch, on_message=on_message)
-
-
-def _positions(positions: np.ndarray, batch_size: int) -> np.ndarray:
-    positions = np.asarray(positions, np.int64)
-    inside = positions.size and positions[0] >= 0 and positions[-1] < batch_size
-    if not inside or (np.diff(positions) <= 0).any():
-        raise ValueError(f"positions must be sorted within 0..{batch_size - 1}, got {positions}")
-    return positions
+    steps = {"start_step": 0, "num_steps": -(-len(source) // batch_size)}
+    return Batches(EvalChunks, source, batch_size=batch_size, **steps, **options)

@@ -24,7 +24,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, check_format
 from widenet_jax.files import is_remote, write_json
 
 FORMAT_VERSION = 1
@@ -67,7 +67,7 @@ def read_manifest(directory: str, kind: str = "images") -> dict[str, Any]:
     path = epath.Path(directory) / MANIFEST
     try:
         content = path.read_bytes() if is_remote(path) else read_regular(path)
-        manifest = json.loads(content)
+        manifest = dict(json.loads(content))
     except FileNotFoundError:
         raise BadInputError(
             f"{directory}: no {MANIFEST}, so not a (finished) packed set; write one with "
@@ -75,14 +75,9 @@ def read_manifest(directory: str, kind: str = "images") -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
-    version = manifest.get("format_version") if isinstance(manifest, dict) else None
-    if version != FORMAT_VERSION:
-        raise BadInputError(
-            f"{path}: format_version {version!r}, this version reads {FORMAT_VERSION}; "
-            "prepare the set again or update widenet_jax"
-        )
+    check_format(manifest, FORMAT_VERSION, place=path)
     found = manifest.get("kind", "images")
     if found != kind:
         raise BadInputError(

@@ -7,7 +7,7 @@ BadExampleError. Both messages name the file.
 import dataclasses
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -90,26 +90,22 @@ def _shard_problem(path: str, size: int) -> str | None:
         return f"unreadable ({error.strerror})"
     if empty:
         return "empty (0 bytes)"
-    found = _count_records(path)
+    try:
+        reader = array_record_module.ArrayRecordReader(path)
+        found = reader.num_records()
+        reader.close()  # raises the errors of the calls before
+    except RuntimeError:
+        found = 0
     # The index is at the end of a shard, so no record is found in one that is cut short.
     return None if found == size else f"cut short or damaged ({found} of {size} records found)"
 
 
-def _count_records(path: str) -> int:
-    try:
-        reader = array_record_module.ArrayRecordReader(path)
-        count = reader.num_records()
-        reader.close()  # raises the errors of the calls before
-    except RuntimeError:
-        return 0
-    return count
-
-
-class Packed(LabelledImages):
-    """The images in `_records`, which lie in the files of `_shards`."""
+class Packed:
+    """The examples in `_records`, which lie in the files of `_shards`; subclasses parse them."""
 
     _records: Sequence[Any]
     _shards: Shards
+    _example: Callable[[Any], dict[str, Any]]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -123,41 +119,64 @@ class Packed(LabelledImages):
     def describe(self, index: int) -> str:
         return self._shards.describe(index)
 
-    def _example(self, record: Any) -> dict[str, Any]:
-        raise NotImplementedError
 
+class PackedSet(Packed):
+    """A split of a set written by `scripts/prepare_data.py` (see `records`).
 
-class ArrayRecord(Packed):
-    """A packed set written by `scripts/prepare_data.py` (see `records`)."""
+    Attributes:
+      manifest: the content of dataset.json.
+    """
 
-    def __init__(self, directory: str, split: str):
+    def __init__(self, directory: str, split: str, *, kind: str, unit: str):
+        """Opens the split.
+
+        Args:
+          directory: of the set.
+          split: its name.
+          kind: of the set, as dataset.json says.
+          unit: what a record is called in messages.
+
+        Raises:
+          BadInputError: there is no such set or split, or a shard is missing or cut.
+        """
         from array_record.python import array_record_data_source
 
-        manifest = records.read_manifest(directory, "images")
-        check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
-        self.class_names = tuple(manifest["class_names"])
-        entry = manifest["splits"][split]
-        sizes = [shard["records"] for shard in entry["shards"]]
+        self.manifest = records.read_manifest(directory, kind)
+        check_split(split, tuple(self.manifest["splits"]), f"config.data.path={directory}")
+        shards = self.manifest["splits"][split]["shards"]
+        paths = records.checked_shards(directory, split, shards)
+        # An input without a document of this split has made a shard without records.
+        held = [(path, s["records"]) for path, s in zip(paths, shards, strict=True) if s["records"]]
+        sizes = [size for _, size in held]
         self._shards = Shards(
-            paths=records.checked_shards(directory, split, entry["shards"]),
+            paths=[path for path, _ in held],
             sizes=sizes,
             skips=[0] * len(sizes),
             takes=sizes,
             remedy="copy the shard again or prepare the set again",
+            unit=unit,
         )
         # Opens no file yet. Given "path[first:last]", ArrayRecord does not count the records. It
         # opens a shard at the first read, and a pickled copy opens its own. A process that has read
         # must not fork and read in the child: ArrayRecord's threads do not survive the fork.
         self._records = array_record_data_source.ArrayRecordDataSource(
-            [f"{path}[0:{size}]" for path, size in zip(self._shards.paths, sizes, strict=True)]
+            [f"{path}[0:{size}]" for path, size in held]
         )
+
+
+class ArrayRecord(PackedSet, LabelledImages):
+    """A packed set of labelled images."""
+
+    def __init__(self, directory: str, split: str):
+        super().__init__(directory, split, kind="images", unit="image")
+        self.class_names = tuple(self.manifest["class_names"])
 
     def _example(self, record: bytes) -> dict[str, Any]:
         label, image = records.decode_record(record)
         return {"image": image, "label": label}
 
 
-class Tfds(Packed):
+class Tfds(Packed, LabelledImages):
     """An image classification set that TensorFlow Datasets (TFDS) prepared as array_record.
 
     Reading needs no TensorFlow. `path` is TFDS's data directory (its default if empty), or with an

@@ -19,7 +19,6 @@ def start_worker(worker: int, num_workers: int) -> None:
     The kernel's parent-death signal would not do: it follows the *thread* that started the worker,
     and Grain's threads end before the run does.
     """
-    del worker, num_workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -11,8 +11,6 @@ method, so that no result depends on the devices; the methods draw different mas
 Shapes in the letters of `widenet_jax.typing`.
 """
 
-import functools
-import logging
 from collections.abc import Callable
 
 import jax
@@ -89,12 +87,7 @@ def rows_to_slots(x: Array, token_of_row: Array, row: Array) -> Array:
 
     JAX's own gradient would scatter; since every kept choice has its `row`, this one gathers too.
     """
-    del row
     return take_rows(x, token_of_row)
-
-
-def _slots_forward(x: Array, token_of_row: Array, row: Array) -> tuple[Array, Array]:
-    return rows_to_slots(x, token_of_row, row), row
 
 
 def _slots_backward(row: Array, d_buffers: Array) -> tuple[Array, None, None]:
@@ -102,7 +95,7 @@ def _slots_backward(row: Array, d_buffers: Array) -> tuple[Array, None, None]:
     return sum(part.astype(jnp.float32) for part in parts).astype(d_buffers.dtype), None, None
 
 
-rows_to_slots.defvjp(_slots_forward, _slots_backward)
+rows_to_slots.defvjp(lambda *args: (rows_to_slots(*args), args[-1]), _slots_backward)
 
 
 @jax.custom_vjp
@@ -112,16 +105,10 @@ def rows_to_tokens(outputs: Array, gate: Array, token_of_row: Array, row: Array)
     The gradient works slot by slot: the rows of dy at `token_of_row` give both the gradient of the
     outputs and, multiplied with the outputs, that of the gates, so that only scalars move back.
     """
-    del token_of_row
     K = gate.shape[-1]
     rows = (take_rows(outputs, row[..., k]) for k in range(K))
     parts = (gate[..., k, None] * part.astype(jnp.float32) for k, part in enumerate(rows))
     return sum(parts).astype(outputs.dtype)
-
-
-def _tokens_forward(outputs: Array, gate: Array, token_of_row: Array, row: Array) -> tuple:
-    y = rows_to_tokens(outputs, gate, token_of_row, row)
-    return y, (outputs, gate, token_of_row, row)
 
 
 def _tokens_backward(saved: tuple, dy: Array) -> tuple[Array, Array, None, None]:
@@ -136,7 +123,7 @@ def _tokens_backward(saved: tuple, dy: Array) -> tuple[Array, Array, None, None]
     return d_outputs, d_gate, None, None
 
 
-rows_to_tokens.defvjp(_tokens_forward, _tokens_backward)
+rows_to_tokens.defvjp(lambda *args: (rows_to_tokens(*args), args), _tokens_backward)
 
 
 def put(x: Array, index: Array, value: Array) -> Array:
@@ -220,21 +207,6 @@ def choose_dispatch(name: str, *, platform: str, group_tokens: int, capacity: in
     choose({AUTO: None, **DISPATCHERS}, name, field="config.model.moe.dispatch")
     if name != AUTO:
         return name
-    if platform != "tpu":
-        chosen, why = "gather", "einsum multiplies by one-hots and ragged_dot runs dense"
-    elif capacity >= group_tokens:
-        chosen, why = "ragged", "nothing can be dropped, buffers would be mostly empty"
-    elif group_tokens <= EINSUM_TOKENS:
-        chosen, why = "einsum", f"at most {EINSUM_TOKENS} tokens are routed together"
-    else:
-        chosen, why = "gather", f"more than {EINSUM_TOKENS} tokens are routed together"
-    say_once(
-        f"config.model.moe.dispatch=auto: {chosen} on {platform} for groups of {group_tokens} "
-        f"tokens and {capacity} slots an expert ({why})"
-    )
-    return chosen
-
-
-@functools.cache
-def say_once(message: str) -> None:
-    logging.getLogger(__name__).info(message)
+    if platform == "tpu" and capacity >= group_tokens:
+        return "ragged"
+    return "einsum" if platform == "tpu" and group_tokens <= EINSUM_TOKENS else "gather"

@@ -119,13 +119,9 @@ class Experts(nn.Module):
         wi, wi_bias = dense((E, D, F), name="wi")()
         wo, wo_bias = dense((E, F, D), name="wo")()
         key = self.make_rng("dropout") if train and self.dropout else None
-        return ExpertFfn(
-            *(wi, wi_bias, wo, wo_bias, key),
-            dropout=self.dropout,
-            hidden_dropout=self.hidden_dropout,
-            activation=self.activation,
-            output_activation=self.output_activation,
-        )
+        names = ("dropout", "hidden_dropout", "activation", "output_activation")
+        settings = {name: getattr(self, name) for name in names}
+        return ExpertFfn(wi, wi_bias, wo, wo_bias, key, **settings)
 
 
 class ExpertDense(nn.Module):

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -97,17 +96,10 @@ class MoeLayer(nn.Module):
             with jax.named_scope("router"):
                 routing, aux = self.route(grouped, mask.reshape(B // g, g * T), train=train)
 
-        experts = Experts(
-            num_experts=self.num_experts,
-            mlp_dim=self.mlp_dim,
-            dropout=self.dropout,
-            hidden_dropout=self.hidden_dropout,
-            activation=self.activation,
-            output_activation=self.output_activation,
-            use_bias=self.use_bias,
-            kernel_init=self.kernel_init,
-            name=EXPERTS,
-        )(D, train=train)
+        # All of its fields are fields of this layer, too.
+        names = {field.name for field in dataclasses.fields(Experts)} - {"parent", "name"}
+        fields = {name: getattr(self, name) for name in names}
+        experts = Experts(**fields, name=EXPERTS)(D, train=train)
         method = self.method(g * T, train=train, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
@@ -124,13 +116,13 @@ class MoeLayer(nn.Module):
     def route(self, x: Array, mask: Array, *, train: bool) -> tuple[Routing, Aux]:
         """Routes groups x [G, S, D] of tokens, mask [G, S]: the routing with slots, and aux."""
         S = x.shape[1]
-        limit, C = self.capacity_of(train), self.slots(S, train=train)
+        C = self.slots(S, train=train)
         # The key is drawn in this layer's scope, whatever the router draws from it.
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # In float32, whatever `dtype`: rounding would move tokens between experts.
         routing = self.build_router()(x.astype(jnp.float32), mask, key=key, train=train)
         losses, loss = balance_losses(routing, mask, self.losses)
-        live = jnp.minimum(limit(mask.sum(axis=1, dtype=jnp.int32)), C)
+        live = jnp.minimum(self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train), C)
         routing = assign_slots(routing, mask, capacity=C, limit=live, priority=self.priority)
         sums = routing_statistics(routing, mask, C)
         return routing, {"loss": loss, "losses": losses, "sums": sums}
@@ -145,7 +137,7 @@ class MoeLayer(nn.Module):
         build = choose(ROUTERS, self.router.get("name", ""), field=f"{SECTION}.router.name")
         names = ("num_experts", "num_selected_experts", "kernel_init")
         common = {key: getattr(self, key) for key in names} | {"parent": self, "name": "router"}
-        own = {field.name: None for field in dataclasses.fields(build) if field.name not in common}
+        own = [field.name for field in dataclasses.fields(build) if field.name not in common]
         check_fields(own, fields, section=f"{SECTION}.router")
         return build(**common, **fields)
 
@@ -156,17 +148,13 @@ class MoeLayer(nn.Module):
 
     def slots(self, tokens: int, *, train: bool) -> int:
         """Returns C of a group of `tokens`: at least one slot, at most the whole group."""
-        return max(1, min(self.capacity_of(train)(tokens), tokens))
+        return max(1, min(self.limit(tokens, train=train), tokens))
 
-    def capacity_of(self, train: bool) -> partial:
-        """Returns a function from a group's number of real tokens to an expert's slots."""
-        return partial(
-            capacity_limit,
-            rule=self.capacity_rule,
-            capacity_factor=self.capacity_factor if train else self.capacity_factor_eval,
-            num_selected=self.num_selected_experts,
-            num_experts=self.num_experts,
-        )
+    def limit(self, tokens: Array | int, *, train: bool) -> Array | int:
+        """Returns the slots that each expert may fill in a group of `tokens` real tokens."""
+        factor = self.capacity_factor if train else self.capacity_factor_eval
+        sizes = {"num_selected": self.num_selected_experts, "num_experts": self.num_experts}
+        return capacity_limit(tokens, rule=self.capacity_rule, capacity_factor=factor, **sizes)
 
 
 def dispatch_methods(model: Mapping, num_tokens: int, *, platform: str) -> dict[str, str]:

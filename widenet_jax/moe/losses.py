@@ -57,14 +57,13 @@ def balance_losses(
     Raises:
       BadInputError: an unknown name.
     """
-    check_fields({**LOSSES, "over": None}, settings, section=SECTION)
+    check_fields([*LOSSES, "over"], settings, section=SECTION)
     weights = {name: weight for name, weight in settings.items() if name != "over"}
     scope = choose(SCOPES, settings.get("over", ""), field=f"{SECTION}.over")
     routing, mask = jax.tree.map(scope, (routing, mask))
-    groups = jnp.maximum(mask.any(axis=1).sum(), 1)
-    losses = {}
-    for name in weights:
-        per_group = LOSSES[name](routing, mask)
-        losses[name] = jnp.where(mask.any(axis=1), per_group, 0).sum() / groups
+    real = mask.any(axis=1)
+    groups = jnp.maximum(real.sum(), 1)
+    per_group = {name: LOSSES[name](routing, mask) for name in weights}
+    losses = {name: jnp.where(real, x, 0).sum() / groups for name, x in per_group.items()}
     total = sum((weights[name] * loss for name, loss in losses.items()), start=jnp.float32(0))
     return losses, total

@@ -63,7 +63,6 @@ def capacity_limit(
 
 def token_order(choices: Array, routing: Routing, mask: Array) -> Array:
     """Serves tokens in order, first and second choices together (the authors' released code)."""
-    del routing, mask
     demand = choices.sum(axis=2)  # [G, S, E]; a token asks an expert at most once
     before = jnp.cumsum(demand, axis=1) - demand
     return jnp.einsum("gse,gske->gsk", before, choices)
@@ -71,7 +70,6 @@ def token_order(choices: Array, routing: Routing, mask: Array) -> Array:
 
 def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
     """Serves all first choices before any second choice (GShard, V-MoE)."""
-    del routing, mask
     G, S, K, E = choices.shape
     # [G, S, K, E] -> [G, K*S, E]: choice-major, tokens in order within a choice
     queue = choices.swapaxes(1, 2).reshape(G, K * S, E)

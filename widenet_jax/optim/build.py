@@ -13,7 +13,7 @@ import optax
 
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError, check_fields, choose
 from widenet_jax.optim.lamb import decay_mask, lamb
 from widenet_jax.optim.schedules import DECAYS, build_schedule
 from widenet_jax.param_names import PathPredicate, matches
@@ -63,7 +63,7 @@ def build_optimizer(
         parameter.
     """
     make = choose(OPTIMIZERS, _get(optimizer, "name"), field=f"{WHERE}.name")
-    _refuse_unknown_fields(optimizer)
+    check_fields(FIELDS, optimizer, section=WHERE)
     run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
     warmup = _get(optimizer, "warmup")
     warmup_steps = to_steps(warmup, field=f"{WHERE}.warmup", **run, may_be_zero=True)
@@ -85,14 +85,12 @@ class Exclusions(NamedTuple):
 
 
 def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
-    moments, decay = _moments(section), _number(section, "weight_decay")
     excluded = {"exclude_decay": exclude.decay, "exclude_trust_ratio": exclude.trust_ratio}
-    return lamb(schedule, **moments, weight_decay=decay, **excluded)
+    return lamb(schedule, **_adam_numbers(section), **excluded)
 
 
 def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
-    moments, decay = _moments(section), _number(section, "weight_decay")
-    return optax.adamw(schedule, **moments, weight_decay=decay, mask=decay_mask(exclude.decay))
+    return optax.adamw(schedule, **_adam_numbers(section), mask=decay_mask(exclude.decay))
 
 
 def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
@@ -182,9 +180,9 @@ def time_limit(message: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _moments(section: Mapping) -> dict[str, float]:
-    betas = {"b1": _number(section, "b1", below=1.0), "b2": _number(section, "b2", below=1.0)}
-    return betas | {"eps": _number(section, "eps")}
+def _adam_numbers(section: Mapping) -> dict[str, float]:
+    betas = {name: _number(section, name, below=1.0) for name in ("b1", "b2")}
+    return betas | {name: _number(section, name) for name in ("eps", "weight_decay")}
 
 
 def _get(section: Mapping, name: str) -> Any:
@@ -204,10 +202,3 @@ def _number(section: Mapping, name: str, *, below: float = math.inf) -> float:
             f"{WHERE}.{name}={value!r} is out of range; give a finite number, at least 0{upper}"
         )
     return float(value)
-
-
-def _refuse_unknown_fields(section: Mapping) -> None:
-    for name in section:
-        if name not in FIELDS:
-            near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)[0]
-            raise BadInputError(f"{WHERE}.{name} is not an optimizer field; did you mean {near}?")

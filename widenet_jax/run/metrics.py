@@ -121,21 +121,17 @@ class TensorBoard:
     """
 
     def __init__(self, workdir: epath.Path):
-        self.directory = workdir / "tensorboard"
-        self.writer: Any = None
-
-    def open(self) -> None:
         from tensorboardX.event_file_writer import EventsWriter
 
-        self.directory.mkdir(parents=True, exist_ok=True)
+        directory = workdir / "tensorboard"
+        directory.mkdir(parents=True, exist_ok=True)
         suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # unique if a run starts twice in a second
-        self.writer = EventsWriter(str(self.directory / "events"), filename_suffix=suffix)
+        self.writer = EventsWriter(str(directory / "events"), filename_suffix=suffix)
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
         """Makes TensorBoard hide the events that an earlier start wrote after `last_step`."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        self.open()
         session = SessionLog(status=SessionLog.START)
         self.writer.write_event(Event(step=last_step + 1, session_log=session))
 
@@ -143,19 +139,15 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
 
-        if self.writer is None:
-            self.open()
         for name, value in scalars(record).items():
             event = Event(step=record["step"], wall_time=time.time(), summary=scalar(name, value))
             self.writer.write_event(event)
 
     def flush(self) -> None:
-        if self.writer:
-            self.writer.flush()
+        self.writer.flush()
 
     def close(self) -> None:
-        if self.writer:
-            self.writer.close()
+        self.writer.close()
 
 
 class WeightsAndBiases:
@@ -203,19 +195,21 @@ def scalars(record: Mapping) -> dict[str, float]:
 class MetricsWriter:
     """All sinks of a run: each record goes to every sink; only the first host has sinks."""
 
-    def __init__(self, workdir: epath.Path, *, tracking: Mapping, config: Mapping, main_host: bool):
-        self.metrics = JsonLines(workdir / "metrics.jsonl")
-        self.timing = JsonLines(workdir / "timing.jsonl")
-        self.sinks = [self.metrics] if main_host else []
-        self.main_host = main_host
-        if main_host and tracking["tensorboard"]:
+    def __init__(self, workdir: epath.Path, *, config: Mapping, main_host: bool):
+        self.sinks: list[Any] = []
+        self.timing: list[JsonLines] = []
+        if not main_host:
+            return
+        self.sinks.append(JsonLines(workdir / "metrics.jsonl"))
+        self.timing.append(JsonLines(workdir / "timing.jsonl"))
+        if config["tracking"]["tensorboard"]:
             self.sinks.append(TensorBoard(workdir))
-        if main_host and (project := tracking["wandb_project"]):
+        if project := config["tracking"]["wandb_project"]:
             self.sinks.append(WeightsAndBiases(project, workdir=workdir, config=config))
 
     def resume(self, step: int, *, again: Collection[str] = ()) -> None:
         """Continues after `step`; the splits in `again` of that step will be written again."""
-        for sink in [*self.sinks, self.timing] if self.main_host else []:
+        for sink in self.sinks + self.timing:
             sink.resume(step, again=again)
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
@@ -226,16 +220,16 @@ class MetricsWriter:
             sink.write(record)
 
     def write_timing(self, step: int, timing: Mapping[str, float]) -> None:
-        if self.main_host:
-            self.timing.write({"step": step} | {k: round(v, 3) for k, v in timing.items()})
+        for file in self.timing:
+            file.write({"step": step} | {k: round(v, 3) for k, v in timing.items()})
 
     def flush(self) -> None:
-        for sink in [*self.sinks, self.timing]:
+        for sink in self.sinks + self.timing:
             sink.flush()
 
     def close(self) -> None:
         """Flushes and closes every sink."""
-        for sink in [*self.sinks, self.timing]:
+        for sink in self.sinks + self.timing:
             sink.close()
 
 

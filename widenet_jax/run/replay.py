@@ -14,27 +14,16 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.checkpoint.checkpoints import FAILED, items_of
 from widenet_jax.checkpoint.hashes import fingerprint
 from widenet_jax.checkpoint.series import Series
-from widenet_jax.data import Source, Transform
-from widenet_jax.data.pipeline import train_batches
-from widenet_jax.data.sampler import record_at
+from widenet_jax.data import Data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, make_forward
 from widenet_jax.param_names import named_leaves
-from widenet_jax.sharding import global_batch, host_positions, to_host
+from widenet_jax.run.batches import read_batches, records_of_step
+from widenet_jax.sharding import global_batch, to_host
 from widenet_jax.typing import Array, PyTree
 
 
-def records_of_step(experiment: Experiment, step: int) -> list[int]:
-    """Returns the training records of the global batch that follows `step` updates, in order."""
-    B = experiment.config.batch_size
-    N, seed = experiment.facts.num_examples, experiment.config.seed
-    _, records = record_at(step * B + np.arange(B), seed=seed, num_records=N)
-    return records.tolist()
-
-
-def replay(
-    experiment: Experiment, source: Source, transform: Transform, workdir: epath.Path
-) -> dict[str, Any]:
+def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str, Any]:
     """Repeats that step with the same parameters, carry and randomness; changes nothing.
 
     Returns {step, unit, loss, gradient_norm, not_finite: {gradients: [parameter], examples:
@@ -51,7 +40,9 @@ def replay(
     if kept is None:
         raise BadInputError(f"--workdir={workdir}: no step of this run was kept for a replay")
     params, step = kept.items["params"], kept.meta["step"]
-    batch = batch_of_step(experiment, source, transform, step) | kept.items.get("carry", {})
+    with read_batches(experiment, data, step, step + 1) as batches:
+        batch = global_batch(next(batches), experiment.mesh, experiment.config.batch_size)
+    batch |= kept.items.get("carry", {})
 
     def work(params: PyTree, batch: dict[str, Array], step: Array) -> dict[str, PyTree]:
         grads, metrics = experiment.gradients(params, batch, step)
@@ -65,9 +56,8 @@ def replay(
         }
 
     replicated = NamedSharding(experiment.mesh, P())
-    found = jax.jit(work, out_shardings=replicated)(params, batch, jnp.int32(step))
-    found = to_host(found)
-    places = [source.describe(record) for record in records_of_step(experiment, step)]
+    found = to_host(jax.jit(work, out_shardings=replicated)(params, batch, jnp.int32(step)))
+    places = [data.train.describe(record) for record in records_of_step(experiment, step)]
     named = named_leaves(found["finite_gradients"])
     return {
         "mode": "replay",
@@ -81,16 +71,3 @@ def replay(
         },
         "batch": places,
     }
-
-
-def batch_of_step(
-    experiment: Experiment, source: Source, transform: Transform, step: int
-) -> dict[str, Array]:
-    """Reads the training batch that follows `step` updates, onto the devices."""
-    config, mesh = experiment.config, experiment.mesh
-    steps = {"start_step": step, "num_steps": step + 1, "num_workers": 0, "prefetch": 1}
-    place = {"batch_size": config.batch_size, "positions": host_positions(mesh, config.batch_size)}
-    settings = {"seed": config.seed, "on_bad_example": config.data.on_bad_example}
-    with train_batches(source, transform=transform, **settings, **place, **steps) as batches:
-        local = next(batches)
-    return global_batch(local, mesh=mesh, **place)

@@ -17,9 +17,9 @@ from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.agreement import on_every_host
+from widenet_jax.run.batches import records_of_step
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.run.progress import Progress
-from widenet_jax.run.replay import records_of_step
 from widenet_jax.run.stopping import Stop, StopRequestedError
 from widenet_jax.run.watchdog import Watchdog
 from widenet_jax.step import TrainState
@@ -50,33 +50,18 @@ class Session:
         self.experiment, self.workdir, self.stack = experiment, workdir, stack
         config, self.main_host = experiment.config, jax.process_index() == 0
         on_every_host(self._prepare_workdir)
-        self.watchdog = stack.enter_context(
-            closing(
-                Watchdog(
-                    dump_after_seconds=config.watchdog.dump_after_seconds,
-                    exit_after_seconds=config.watchdog.exit_after_seconds,
-                )
-            )
-        )
-        self.checkpoints = Checkpoints(
-            workdir,
-            meta={"config": workdirs.plain(config), **experiment.facts.info},
-            keep=config.checkpoint.keep,
-            headline=experiment.task.headline,
-        )
-        stack.enter_context(closing(self.checkpoints))
+        self.watchdog = stack.enter_context(closing(Watchdog(**config.watchdog)))
+        meta = {"config": workdirs.plain(config), **experiment.facts.info}
+        headline, keep = experiment.task.headline, config.checkpoint.keep
+        checkpoints = Checkpoints(workdir, meta=meta, keep=keep, headline=headline)
+        self.checkpoints = stack.enter_context(closing(checkpoints))
         self.skipped = 0  # updates skipped so far, as far as they were reported
 
     def _prepare_workdir(self) -> None:
-        if not self.main_host:
-            return
-        check_space(
-            self.workdir,
-            (LAST, BEST),
-            checkpoint_bytes=tree_bytes(self.experiment.state),
-            keep=self.experiment.config.checkpoint.keep,
-        )
-        self.stack.enter_context(workdirs.locked(self.workdir))
+        if self.main_host:
+            keep, size = self.experiment.config.checkpoint.keep, tree_bytes(self.experiment.state)
+            check_space(self.workdir, (LAST, BEST), checkpoint_bytes=size, keep=keep)
+            self.stack.enter_context(workdirs.locked(self.workdir))
 
     def restore(self, start: Callable[[], TrainState]) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state and meta of the newest intact checkpoint, or `start()` and {}.
@@ -107,13 +92,9 @@ class Session:
         self.skipped = int(state.skipped_updates)
         if self.main_host:
             workdirs.write_run(self.workdir, config, experiment.facts.info)
-        self.writer = MetricsWriter(
-            self.workdir,
-            tracking=config.tracking,
-            config=workdirs.plain(config),
-            main_host=self.main_host,
-        )
-        self.stack.enter_context(closing(self.writer))
+        plain = workdirs.plain(config)
+        writer = MetricsWriter(self.workdir, config=plain, main_host=self.main_host)
+        self.writer = self.stack.enter_context(closing(writer))
         self.writer.resume(start_step, again=("eval",) if evaluation_due else ())
         self.progress = Progress(
             total_steps=experiment.total_steps,

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from widenet_jax.errors import INTERRUPTED, STOPPED, StoppedError
@@ -138,31 +137,20 @@ class Stop:
         """INTERRUPTED after Ctrl-C on this host, STOPPED after every other request."""
         return INTERRUPTED if self.reason == SIGNALS[signal.SIGINT] else STOPPED
 
-    def requested(self) -> bool:
-        """Returns whether to stop here. All hosts ask at the same places and get one answer."""
-        if self._tell_hosts is None:
-            return self.reason is not None
-        from jax.experimental import multihost_utils
-
-        self._ticks += 1
-        reached = multihost_utils.reached_preemption_sync_point(self._ticks)
-        self._hosts_stop = self._hosts_stop or reached
-        return self._hosts_stop
-
     def check(self) -> None:
-        """Raises StopRequestedError if a stop was requested."""
-        if self.requested():
-            raise StopRequestedError
+        """Raises StopRequestedError if a stop was requested.
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        self._waiting = True
-        try:
-            if self.reason and self._tell_hosts is None:
-                raise StopRequestedError
-            yield
-        finally:
-            self._waiting = False
+        All hosts call it at the same places, and it raises on all of them or on none.
+        """
+        requested = self.reason is not None
+        if self._tell_hosts:
+            from jax.experimental import multihost_utils
+
+            self._ticks += 1
+            reached = multihost_utils.reached_preemption_sync_point(self._ticks)
+            requested = self._hosts_stop = self._hosts_stop or reached
+        if requested:
+            raise StopRequestedError
 
     def reading(self, batches: Any) -> Iterator[Any]:
         """Yields the batches and closes them at the end; a stop request interrupts the wait.
@@ -172,8 +160,13 @@ class Stop:
         """
         try:
             while True:
-                with self._interruptible():
+                self._waiting = True
+                try:
+                    if self.reason and self._tell_hosts is None:
+                        raise StopRequestedError
                     batch = next(batches, None)
+                finally:
+                    self._waiting = False
                 if batch is None:
                     return
                 yield batch

@@ -4,18 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from clu import parameter_overview
 from etils import epath
 
 from widenet_jax.checkpoint.checkpoints import Checkpoints
-from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.evaluation import result_metrics
 from widenet_jax.experiment import Experiment, input_spec
 from widenet_jax.files import write_json
 from widenet_jax.models.counting import count_parameters, count_unrolled
 from widenet_jax.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.sharding import platform
-from widenet_jax.step import TrainState
 from widenet_jax.tasks.contract import Baseline, Task
 from widenet_jax.typing import PyTree
 
@@ -60,26 +58,39 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
     return "\n".join(lines)
 
 
-def result_of(
-    experiment: Experiment, state: TrainState, metrics: dict[str, Any], checkpoints: Checkpoints
-) -> dict[str, Any]:
-    """Returns the result of a finished run, as result.json holds it.
+def result_of(experiment: Experiment, metrics: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+    """Returns `facts`, the number of parameters and the `result_metrics` of an evaluation."""
+    return facts | parameter_facts(experiment) | result_metrics(metrics, experiment.task)
 
-    `test_<metric>` is of the last step. Of the best evaluation it holds the headline metric and the
-    step: `best_checkpoint_<headline>`, `best_checkpoint_step`.
+
+def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """Returns what `result.json` says of an evaluation: `test_<metric>`, routing over all blocks.
+
+    Args:
+      metrics: of `evaluate`.
+      task: gives the headline, the unit and the baseline.
     """
-    task, best = experiment.task, {}
-    if checkpoints.best_value is not None:
-        best[f"{BEST_CHECKPOINT}_{task.headline.name}"] = checkpoints.best_value
-        best[f"{BEST_CHECKPOINT}_step"] = checkpoints.best.step
-    return {
-        "mode": "train",
-        "steps": experiment.total_steps,
-        **parameter_facts(experiment),
-        **result_metrics(metrics, task),
-        **best,
-        "params_sha256": params_sha256(state.params),
-    }
+    scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
+    scalars.pop("bad_examples", None)
+    result = {f"test_{name}": value for name, value in scalars.items()}
+    result |= {"headline": task.headline._asdict(), "unit": task.unit}
+    if task.baseline:
+        result["baseline"] = task.baseline._asdict()
+    if "load" in metrics:
+        result["drop_rate"] = float(np.mean(metrics["drop_rate"]))
+        result["expert_load"] = np.mean(metrics["load"], axis=0).round(4).tolist()
+    return result
+
+
+def best_of(checkpoints: Checkpoints) -> dict[str, Any]:
+    """Returns the headline metric and the step of the best evaluation; {} where there is none.
+
+    They are `best_checkpoint_<headline>` and `best_checkpoint_step`.
+    """
+    if checkpoints.best_value is None:
+        return {}
+    name = f"{BEST_CHECKPOINT}_{checkpoints.headline.name}"
+    return {name: checkpoints.best_value, f"{BEST_CHECKPOINT}_step": checkpoints.best.step}
 
 
 def loss_text(task: Task, metrics: Mapping[str, Any]) -> str:

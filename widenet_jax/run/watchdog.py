@@ -26,18 +26,16 @@ class Watchdog:
         self.last = time.monotonic()
         self.dumps = 0
         self.closed = threading.Event()
-        limits = [seconds for seconds in (self.dump_after, self.exit_after) if seconds]
-        if limits:
-            threading.Thread(
-                target=self._watch, args=(min(limits) / 4,), name="watchdog", daemon=True
-            ).start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self, what: str) -> None:
         """Records that `what` has just begun; the next report names it."""
         self.what, self.last, self.dumps = what, time.monotonic(), 0
 
-    def _watch(self, interval: float) -> None:
-        while not self.closed.wait(min(interval, 5.0)):
+    def _watch(self) -> None:
+        limits = (seconds for seconds in (self.dump_after, self.exit_after) if seconds)
+        interval = min([5.0, *(seconds / 4 for seconds in limits)])
+        while not self.closed.wait(interval):
             silent = time.monotonic() - self.last
             due = self.dump_after and silent >= self.dump_after * (self.dumps + 1)
             end = self.exit_after and silent >= self.exit_after

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from widenet_jax.config.stored_names import upgrade
@@ -38,15 +40,7 @@ def plain(config: ConfigDict) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
-def flatten(tree: dict, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
+flatten = partial(flatten_dict, sep=".")  # {"a": {"b": 1}} -> {"a.b": 1}
 
 
 def shared_fields(config: ConfigDict) -> dict[str, Any]:
@@ -73,11 +67,8 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             )
         return
     try:
-        stored = json.loads(stored_file.read_text())
-        if not isinstance(stored, dict):
-            raise ValueError
-        stored = flatten(upgrade(stored))
-    except ValueError:
+        stored = flatten(upgrade({**json.loads(stored_file.read_text())}))
+    except (ValueError, TypeError):
         raise BadInputError(
             f"{stored_file} is no JSON object, so it was changed or damaged; restore it from a "
             "copy (every checkpoint's meta/metadata has one), or name a new --workdir"

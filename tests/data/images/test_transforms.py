@@ -89,7 +89,6 @@ def test_order_of_steps(before):
         ({"crop_area_min": float("nan")}, "augment.crop_area_min=nan must be between"),
         ({"crop_area_min": 1.5}, "augment.crop_area_min=1.5 must be between"),
         ({"pad_pixels": -1}, "augment.pad_pixels=-1 must be between"),
-        ({"randaugment_layers": -2}, "augment.randaugment_layers=-2 must be between"),
         ({"randaugment_magnitude": 99.0}, "augment.randaugment_magnitude=99.0 must be between"),
         ({"eval_crop_fraction": 1.5}, "augment.eval_crop_fraction=1.5 must be between"),
     ],

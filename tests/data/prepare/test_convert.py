@@ -215,7 +215,7 @@ def test_split_options_are_checked(tmp_path, capsys, split):
 def test_tfds_says_it_needs_tensorflow(tmp_path, capsys):
     if importlib.util.find_spec("tensorflow"):
         pytest.skip("TensorFlow is installed")
-    assert "needs TensorFlow" in refused(capsys, "tfds", "cifar10", "--out", tmp_path)
+    assert "needs the tensorflow package" in refused(capsys, "tfds", "cifar10", "--out", tmp_path)
 
 
 CONFIG = """

@@ -36,17 +36,15 @@ Operation = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 
 
 def _apply_table(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Maps every value through `table`: uint8 [256], or [256, C] for one per channel."""
-    if table.ndim == 2:
-        table = table[None]  # cv2.LUT reads [1, 256, C] as C tables
+    """Maps every value through `table`: uint8 [256], or [1, 256, C] for one per channel."""
     return cv2.LUT(image, table).reshape(image.shape)
 
 
-def _histograms(image: np.ndarray) -> list[np.ndarray]:
-    return [
-        cv2.calcHist([image], [c], None, [256], [0, 256]).astype(np.int64).ravel()
-        for c in range(image.shape[2])
-    ]
+def _map_channels(image: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Maps each channel through the table that `table_of` makes of its histogram, int64 [256]."""
+    counts = (cv2.calcHist([image], [c], None, [256], [0, 256]) for c in range(image.shape[2]))
+    tables = [table_of(count.astype(np.int64).ravel()) for count in counts]
+    return _apply_table(image, np.stack(tables, axis=-1)[None])
 
 
 def _autocontrast_table(histogram: np.ndarray) -> np.ndarray:
@@ -69,14 +67,12 @@ def _equalize_table(histogram: np.ndarray) -> np.ndarray:
 
 def auto_contrast(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
     """Stretches each channel to the full range."""
-    tables = [_autocontrast_table(histogram) for histogram in _histograms(image)]
-    return _apply_table(image, np.stack(tables, axis=-1))
+    return _map_channels(image, _autocontrast_table)
 
 
 def equalize(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
     """Flattens each channel's histogram."""
-    tables = [_equalize_table(histogram) for histogram in _histograms(image)]
-    return _apply_table(image, np.stack(tables, axis=-1))
+    return _map_channels(image, _equalize_table)
 
 
 def invert(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:
@@ -201,24 +197,16 @@ def shear_y(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np
     return warp(image, np.array([[1, 0, 0], [_signed(magnitude / LEVEL_SCALE * 0.3, rng), 1, 0]]))
 
 
-def _shifted(image: np.ndarray, shift: int, axis: int) -> np.ndarray:
-    """Computes output[i] = image[i + shift] along `axis`, with FILL outside the image."""
-    length = image.shape[axis]
-    shift = max(-length, min(length, shift))
-    moved = np.full_like(image, FILL)
-    to, source = [slice(None)] * 3, [slice(None)] * 3
-    to[axis] = slice(max(0, -shift), length - max(0, shift))
-    source[axis] = slice(max(0, shift), length - max(0, -shift))
-    moved[tuple(to)] = image[tuple(source)]
-    return moved
-
-
 def _translate(
     image: np.ndarray, magnitude: float, rng: np.random.Generator, axis: int
 ) -> np.ndarray:
+    """Computes output[i] = image[i + shift] along `axis`, with FILL outside the image."""
     scale = image.shape[axis] / REFERENCE_SIZE
     pixels = _signed(magnitude / LEVEL_SCALE * TRANSLATE_PIXELS * scale, rng)
-    return _shifted(image, math.floor(pixels + 0.5), axis)
+    shift, padding = math.floor(pixels + 0.5), [(0, 0)] * 3
+    padding[axis] = (max(0, -shift), max(0, shift))
+    padded = np.pad(image, padding, constant_values=FILL).swapaxes(0, axis)
+    return padded[max(0, shift) :][: image.shape[axis]].swapaxes(0, axis)
 
 
 def translate_x(image: np.ndarray, magnitude: float, rng: np.random.Generator) -> np.ndarray:

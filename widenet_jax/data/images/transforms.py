@@ -82,7 +82,6 @@ class EvalTransform:
 
     def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
-        del rng
         return labelled(self.picture(image_of(example)), example)
 
     def picture(self, image: files.Image) -> np.ndarray:
@@ -124,9 +123,7 @@ def build_transforms(
     train = TrainTransform(image_size=image_size, **own)
     resize = round(image_size / augment["eval_crop_fraction"])
     evaluation = EvalTransform(image_size, augment["eval_crop"], resize)
-    check_range("config.data.image_size", image_size, 1, 65_536)
     check_range("config.augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
     check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)
-    check_range("config.augment.randaugment_layers", train.randaugment_layers, 0, 100)
     check_range("config.augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)
     return train, evaluation

@@ -17,7 +17,7 @@ import numpy as np
 from widenet_jax.data import Source
 from widenet_jax.data.images import sources
 from widenet_jax.data.input_files import open_regular, read_regular
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, first_line, require
 
 Examples = Iterable[tuple[int, bytes]]
 
@@ -140,19 +140,13 @@ def prepare_tfds(name: str, data_dir: str | None) -> Any:
     Raises:
       BadInputError: no TensorFlow, no such set, or not a classification set.
     """
-    try:
-        import tensorflow  # noqa: F401
-    except ImportError:
-        raise BadInputError(
-            f"tfds {name}: preparing a TFDS set needs TensorFlow; "
-            "pip install -e '.[prepare]', or convert the images with another subcommand"
-        ) from None
+    require("tensorflow", extra="prepare", what=f"preparing the TFDS set {name}")
     import tensorflow_datasets as tfds
 
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.registered.DatasetNotFoundError as error:
-        raise BadInputError(f"tfds {name}: {str(error).strip().splitlines()[0]}") from None
+        raise BadInputError(f"tfds {name}: {first_line(error)}") from None
     if not {"image", "label"} <= set(builder.info.features):
         raise BadInputError(f"tfds {name}: has no image and label features")
     builder.download_and_prepare(file_format="array_record")

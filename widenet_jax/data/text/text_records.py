@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data import records
-from widenet_jax.data.shards import READ_ERRORS, Shards
-from widenet_jax.data.splits import check_split
+from widenet_jax.data.shards import PackedSet
 from widenet_jax.data.text.chunking import Chunk
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.errors import BadInputError
@@ -87,7 +85,7 @@ def _check_end(record: bytes, end: int) -> None:
         raise ValueError(f"{len(record)} bytes where {end} are expected")
 
 
-class TextRecords:
+class TextRecords(PackedSet):
     """One split of a set that `scripts/prepare_data.py text` wrote.
 
     `source[i]` is {"sentences": [int32 [n], ...]}; in a packed set {"chunks": [[int32 [n], ...],
@@ -107,12 +105,9 @@ class TextRecords:
           BadInputError: nothing readable there, or prepared for shorter sequences; rows of a packed
             set have one length only.
         """
-        from array_record.python import array_record_data_source
-
-        manifest = records.read_manifest(directory, KIND)
-        check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
+        super().__init__(directory, split, kind=KIND, unit="sequence")
         tokenizer = load_tokenizer(os.path.join(directory, FILE))
-        if tokenizer.sha256 != manifest["tokenizer_sha256"]:
+        if tokenizer.sha256 != self.manifest["tokenizer_sha256"]:
             raise BadInputError(
                 f"{directory}/{FILE}: not the tokenizer that the set was prepared with; put that "
                 "one back, or prepare the set again"
@@ -120,10 +115,10 @@ class TextRecords:
         self.info: Mapping[str, Any] = {
             "tokenizer": tokenizer.json,
             "vocab_size": tokenizer.vocab_size,
-            "unigram_entropy": manifest["unigram_entropy"],
+            "unigram_entropy": self.manifest["unigram_entropy"],
         }
-        self.max_length: int = manifest["rule"]["max_length"]
-        self.packed: bool = manifest["rule"]["packed"]
+        self.max_length: int = self.manifest["rule"]["max_length"]
+        self.packed: bool = self.manifest["rule"]["packed"]
         if max_length and (
             max_length > self.max_length or max_length < self.max_length * self.packed
         ):
@@ -132,36 +127,9 @@ class TextRecords:
                 f"{self.max_length}{' --pack' if self.packed else ''}; set the field to that, or "
                 "prepare the text again"
             )
-        shards = manifest["splits"][split]["shards"]
-        paths = records.checked_shards(directory, split, shards)
-        # An input without a document of this split has made a shard without records.
-        held = [(path, s["records"]) for path, s in zip(paths, shards, strict=True) if s["records"]]
-        sizes = [size for _, size in held]
-        self._shards = Shards(
-            paths=[path for path, _ in held],
-            sizes=sizes,
-            skips=[0] * len(sizes),
-            takes=sizes,
-            remedy="copy the shard again or prepare the set again",
-            unit="sequence",
-        )
-        # Opens no file yet; see `data.shards.ArrayRecord`.
-        self._records = array_record_data_source.ArrayRecordDataSource(
-            [f"{path}[0:{size}]" for path, size in held]
-        )
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def _example(self, record: bytes) -> dict[str, Any]:
         vocab_size = self.info["vocab_size"]
-        try:
-            record = self._records[index]
-            if self.packed:
-                return {"chunks": decode_row(record, vocab_size)}
-            return {"sentences": decode_chunk(record, vocab_size)}
-        except (*READ_ERRORS, struct.error) as error:
-            raise self._shards.unreadable(index, error) from None
-
-    def describe(self, index: int) -> str:
-        return self._shards.describe(index)
+        if self.packed:
+            return {"chunks": decode_row(record, vocab_size)}
+        return {"sentences": decode_chunk(record, vocab_size)}
