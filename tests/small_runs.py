@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
-from configs import digits
+from widenet_jax.config.files import load_config
 
 ROOT = Path(__file__).parents[1]
 # 20 steps of 64 digits. The capacity is so small that tokens are dropped. 16 routing groups of 4
@@ -36,20 +36,41 @@ OVERRIDES = {
     "checkpoint.every": "10 steps",
     "tracking.tensorboard": False,
 }
+# 20 steps of 16 embedded sequences, with a WideNet whose capacity drops tokens.
+TEXT_OVERRIDES = {
+    "duration": "20 steps",
+    "log_every_steps": 1,
+    "batch_size": 16,
+    "optimizer.warmup": "2 steps",
+    "model.depth": 2,
+    "model.moe.capacity_factor": 1.0,
+    "data.max_length": 32,
+    "evaluation.batch_size": 64,
+    "evaluation.every": "20 steps",
+    "checkpoint.every": "10 steps",
+    "tracking.tensorboard": False,
+}
+# A kind of small run -> its config and what differs from it.
+RUNS = {
+    "digits": ("configs/digits.py", OVERRIDES),
+    "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
+}
 PATIENCE_SECONDS = 240
 
 
-def small_config(**changes: object) -> ConfigDict:
+def small_config(*, run: str = "digits", **changes: object) -> ConfigDict:
     """Returns the config of a small run with `changes`."""
-    config = digits.get_config()
-    config.update_from_flattened_dict(OVERRIDES | changes)
+    file, overrides = RUNS[run]
+    config = load_config(file)
+    config.update_from_flattened_dict(overrides | changes)
     return config
 
 
-def command(workdir: Path, *extra: str, **changes: object) -> list[str]:
+def command(workdir: Path, *extra: str, run: str = "digits", **changes: object) -> list[str]:
     """Returns the command line of a small run with `changes` to its config and `extra` flags."""
-    flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | changes).items()]
-    program = [sys.executable, "-m", "widenet_jax.main", "--config=configs/digits.py"]
+    config, overrides = RUNS[run]
+    flags = [f"--config.{key}={value}" for key, value in (overrides | changes).items()]
+    program = [sys.executable, "-m", "widenet_jax.main", f"--config={config}"]
     return [*program, f"--workdir={workdir}", *flags, *extra]
 
 

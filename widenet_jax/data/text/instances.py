@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from widenet_jax.data.contract import ArraySpec, Example
+from widenet_jax.data.text.chunking import SPECIALS
 from widenet_jax.data.text.masking import MaskingRules, cut, mask, truncate
+from widenet_jax.data.text.packing import MOST_CHUNKS
+from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import check_range
-
-NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
-MAX_INSTANCES = 8  # in a row of a packed set
 
 
 class Instance(NamedTuple):
@@ -55,8 +55,11 @@ class InstanceTransform:
     def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Turns {"sentences": [ids, ...]} or {"chunks": [sentences, ...]} into a row of a batch."""
         if "chunks" in example:
-            return self._row([self.instance(chunk, rng) for chunk in example["chunks"]])
-        one = self.instance(example["sentences"], rng)
+            return self.row([self.instance(chunk, rng) for chunk in example["chunks"]])
+        return self.sequence(self.instance(example["sentences"], rng))
+
+    def sequence(self, one: Instance) -> dict[str, np.ndarray]:
+        """Returns the arrays of one instance."""
         return {
             "tokens": self._padded(one.tokens, self.pad_id),
             "segments": self._padded(one.segments),
@@ -71,8 +74,8 @@ class InstanceTransform:
         order = int(rng.integers(2))
         if order:
             a, b = b, a
-        a, b = truncate(a, b, self.max_length - NUM_SPECIAL, rng)
-        tokens = np.empty(len(a) + len(b) + NUM_SPECIAL, np.int32)
+        a, b = truncate(a, b, self.max_length - SPECIALS, rng)
+        tokens = np.empty(len(a) + len(b) + SPECIALS, np.int32)
         second = len(a) + 2
         tokens[0], tokens[second - 1], tokens[-1] = self.cls_id, self.sep_id, self.sep_id
         tokens[1 : second - 1], tokens[second:-1] = a, b
@@ -81,12 +84,13 @@ class InstanceTransform:
         masked = mask(tokens, self.rules, rng)
         return Instance(masked.tokens, segments, masked.positions, masked.labels, order)
 
-    def _row(self, instances: Sequence[Instance]) -> dict[str, np.ndarray]:
+    def row(self, instances: Sequence[Instance]) -> dict[str, np.ndarray]:
+        """Returns the arrays of a packed row of instances."""
         lengths = [len(one.tokens) for one in instances]
         firsts = np.cumsum([0, *lengths[:-1]])
         numbers = np.repeat(np.arange(1, len(instances) + 1), lengths)
         row_size = row_predictions(self.rules.mask_fraction, self.max_length)
-        order = np.zeros(MAX_INSTANCES, np.int32)
+        order = np.zeros(MOST_CHUNKS, np.int32)
         order[: len(instances)] = [one.order for one in instances]
         tokens, segments, labels = (
             np.concatenate([getattr(one, name) for one in instances])
@@ -135,11 +139,9 @@ def instance_transforms(
     Raises:
       BadInputError: a field is out of range.
     """
-    from widenet_jax.data.text.tokenizer import Tokenizer  # planning does without its library
-
     tokenizer = Tokenizer(info["tokenizer"])
     max_length = config.data.max_length
-    check_range("config.data.max_length", max_length, NUM_SPECIAL + 2, 2**16)
+    check_range("config.data.max_length", max_length, SPECIALS + 2, 2**16)
     check_range("config.task.mask_fraction", config.task.mask_fraction, 0.0, 1.0)
     check_range("config.task.max_predictions", config.task.max_predictions, 0, max_length)
     check_range("config.task.max_ngram", config.task.max_ngram, 1, 100)
@@ -167,7 +169,7 @@ def row_predictions(mask_fraction: float, max_length: int) -> int:
 
     Rounding may add up to half a token for each instance, and each has at least one.
     """
-    return round(mask_fraction * max_length) + MAX_INSTANCES
+    return round(mask_fraction * max_length) + MOST_CHUNKS
 
 
 def instance_spec(config: Any, *, packed: bool = False) -> dict[str, ArraySpec]:
@@ -178,7 +180,7 @@ def instance_spec(config: Any, *, packed: bool = False) -> dict[str, ArraySpec]:
     if packed:
         P = row_predictions(config.task.mask_fraction, T)
         extra = {"positions": row, "instances": row, "num_instances": scalar}
-        order = ArraySpec((MAX_INSTANCES,), "int32")
+        order = ArraySpec((MOST_CHUNKS,), "int32")
     else:
         extra, order = {"length": scalar}, scalar
     predictions = dict.fromkeys(("mlm_positions", "mlm_labels"), ArraySpec((P,), "int32"))

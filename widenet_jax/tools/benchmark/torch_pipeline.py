@@ -45,6 +45,7 @@ def batches(
         shuffle=True,
         drop_last=True,
         num_workers=num_workers,
+        persistent_workers=num_workers > 0,
         collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm_probability=mask_fraction),
     )
     while True:

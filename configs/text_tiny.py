@@ -1,0 +1,35 @@
+"""A text model on a novel that ships with the project: the default for text, for laptops.
+
+Jane Austen's Persuasion (1817, public domain), 460 kB in 2,000 word pieces. Its last chapters are
+the validation split. Pretraining on masked words and sentence order, as configs/text_pretrain.py.
+
+  python -m widenet_jax.main --config=configs/text_tiny.py --workdir=runs/text_tiny
+
+Other models: configs/text_tiny.py:bert_tiny, widenet_4_tiny, widenet_8_tiny, each with options.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import defaults
+from widenet_jax.models.text_sizes import parse_text_variant, text_model
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    family, size, options = parse_text_variant(variant or "albert_tiny")
+    config = defaults.get_config(text_model(family, size, options), task="masked_lm")
+    config.update(
+        batch_size=32,
+        duration="3000 steps",
+        log_every_steps=20,
+        data={"source": "tiny_text", "max_length": 64},
+        optimizer={
+            "learning_rate": 2e-3,
+            "schedule": "linear",
+            "warmup": "300 steps",
+            "b2": 0.98,
+            "weight_decay": 0.01,
+        },
+        evaluation={"batch_size": 64, "every": "300 steps"},
+        checkpoint={"every": "600 steps"},
+    )
+    return config

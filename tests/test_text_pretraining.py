@@ -1,0 +1,58 @@
+"""Pretraining on the embedded text: resumed, on eight devices and in parts it is the same run."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from extensions.life_of_a_run import StopAfterOneStep
+from small_runs import assert_same_end, metrics_of, small_config
+
+from widenet_jax import train
+from widenet_jax.errors import StoppedError
+
+SHORT = {
+    "duration": "3 steps",
+    "optimizer.warmup": "1 steps",
+    "evaluation.every": "3 steps",
+    "model.moe.router.noise_std": 0.0,  # it differs from part to part
+}
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trains the reference run on one device."""
+    workdir = tmp_path_factory.mktemp("text") / "single"
+    pretrain(workdir)
+    return workdir
+
+
+def pretrain(workdir: Path, devices: int = 1, stop=None, **changes: object) -> dict:
+    config = small_config(run="text_tiny", batch_size=64, **SHORT | changes)
+    return train.run(config, str(workdir), devices=jax.devices()[:devices], stop=stop)
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(single: Path, tmp_path: Path):
+    with pytest.raises(StoppedError, match="saved after step 1"):
+        pretrain(tmp_path, stop=StopAfterOneStep())
+    pretrain(tmp_path)
+    assert_same_end(tmp_path, single)
+
+
+def test_the_workdir_holds_tokenizer_and_entropy(single: Path):
+    entropy = json.loads((single / "unigram_entropy.json").read_text())
+    result = json.loads((single / "result.json").read_text())
+    assert 5 < entropy == result["baseline"]["value"] < np.log(2000)
+    assert json.loads((single / "tokenizer.json").read_text())["model"]["vocab"]
+    assert result["test_sequences"] > 100 and 0 < result["test_order_accuracy"] < 1
+
+
+def test_devices_and_parts_change_no_loss(single: Path, tmp_path: Path):
+    """Devices and parts hold different numbers of predictions: each counts once all the same."""
+    pretrain(tmp_path, devices=4, **{"optimizer.accumulation_steps": 4, "sharding.fsdp": 2})
+    for split in ("train", "eval"):
+        ours, theirs = metrics_of(tmp_path, split), metrics_of(single, split)
+        for mine, other in zip(ours, theirs, strict=True):
+            for name in ("mlm_loss", "order_loss", "mlm_accuracy", "order_accuracy"):
+                np.testing.assert_allclose(mine[name], other[name], rtol=2e-5, err_msg=name)
