@@ -19,17 +19,17 @@ def get_config(variant: str = "") -> ConfigDict:
     config = defaults.get_config(text_model(family, size, options), task="masked_lm")
     config.update(
         batch_size=32,
-        duration="3000 steps",
+        duration="1500 steps",
         log_every_steps=20,
         data={"source": "tiny_text", "max_length": 64},
         optimizer={
             "learning_rate": 2e-3,
             "schedule": "linear",
-            "warmup": "300 steps",
+            "warmup": "150 steps",
             "b2": 0.98,
             "weight_decay": 0.01,
         },
-        evaluation={"batch_size": 64, "every": "300 steps"},
-        checkpoint={"every": "600 steps"},
+        evaluation={"batch_size": 64, "every": "150 steps"},
+        checkpoint={"every": "500 steps"},
     )
     return config
