@@ -9,6 +9,7 @@ from small_runs import metrics_of
 from text_sets import write_squad, write_table, write_tokenizer
 
 from widenet_jax import train
+from widenet_jax.cli.evaluate import main as evaluate
 from widenet_jax.main import main, parse_flags
 
 COMMON = {
@@ -29,6 +30,12 @@ def run(config: str, workdir: Path, data: Path, **changes: object) -> dict:
     _, fields = parse_flags(["main", f"--workdir={workdir}", *flags(config, data, **changes)])
     train.run(fields, str(workdir), devices=jax.devices()[:1])
     return json.loads((workdir / "result.json").read_text())
+
+
+def evaluated(workdir: Path, out: Path) -> dict:
+    """Evaluates a run by scripts/evaluate.py; returns evaluation.json."""
+    assert evaluate([f"--workdir={workdir}", f"--out={out}"]) == 0
+    return json.loads((out / "evaluation.json").read_text())
 
 
 @pytest.fixture
@@ -64,6 +71,14 @@ def test_classification(tmp_path: Path, table: Path):
     ]  # fmt: skip
     assert json.loads((tmp_path / "run" / "tokenizer.json").read_text())["model"]
 
+    # The same by scripts/evaluate.py, without the tokenizer's file and the training split.
+    for name in ("vocab.txt", "train.tsv"):
+        (table / name).unlink()
+    found = evaluated(tmp_path / "run", tmp_path / "out")
+    assert found["top_1"] == result["test_accuracy"] and found["examples"] == 40
+    rows = (tmp_path / "out" / "confusion.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == ["negative", "positive"]
+
 
 def test_question_answering(tmp_path: Path, squad: Path):
     changes = {
@@ -76,6 +91,13 @@ def test_question_answering(tmp_path: Path, squad: Path):
     assert result["headline"] == {"name": "best_f1", "higher_is_better": True}
     assert result["test_questions"] == 24 < result["test_windows"]
     assert result["test_best_f1"] >= max(result["test_f1"], 8 / 24)
+
+    found = evaluated(tmp_path / "run", tmp_path / "out")
+    assert found["f1"] == pytest.approx(result["test_f1"])
+    read = lambda name: json.loads((tmp_path / "out" / f"{name}.json").read_text())  # noqa: E731
+    answers, null_scores = read("predictions"), read("null_scores")
+    assert answers.keys() == null_scores.keys() == {f"dev{number}" for number in range(24)}
+    assert all((answers[name] == "") == (null_scores[name] > 0) for name in answers)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, capsys):

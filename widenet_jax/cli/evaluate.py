@@ -1,16 +1,27 @@
-"""Evaluates a trained model on any image set: top-1, top-5, each class, and the confusions.
+"""Evaluates a trained model on any set of its kind, by the metrics of its task.
 
   python scripts/evaluate.py --workdir=runs/mine
   python scripts/evaluate.py --workdir=exported/mine --out=evaluation \
       --config.data.source=image_folder --config.data.path=photos --config.data.eval_split=val
+  python scripts/evaluate.py --workdir=runs/mnli --config.data.eval_split=dev_mismatched
 
-The set is the run's evaluation split unless fields change it. Classes of the set and of the model
-are matched by name; a set may have fewer of them. Writes to --out: evaluation.json, confusion.csv
-and confusion.png. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
+The set is the run's evaluation split unless fields change it. A classifier of images or texts is
+measured by top-1, top-5, each class and the confusions; its classes and those of the set are
+matched by name, and a set may have fewer of them. --out gets evaluation.json; of classifiers also
+confusion.csv and confusion.png; of question answering predictions.json and null_scores.json, in the
+form that the official scripts of SQuAD read. Exit codes: 0 done, 2 your input, 3 no checkpoint is
+intact.
 """
+
+from typing import TYPE_CHECKING
 
 from widenet_jax.cli.parser import Argv, Options, Parser, show
 from widenet_jax.tools.markdown import text_table
+
+if TYPE_CHECKING:
+    from etils import epath
+
+    from widenet_jax.weights.trained import Trained
 
 WORST, CONFUSED = 5, 5  # rows of the report
 
@@ -26,28 +37,66 @@ def main(argv: Argv = None) -> int:
 
 
 def evaluate(options: Options) -> None:
-    from widenet_jax.files import absolute, write_json, write_text
-    from widenet_jax.tools.analysis import classification
+    from widenet_jax.files import absolute
     from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir, options.fields)
-    trained.require_task("classification")
+    out = absolute(options.out) if options.out else None
+    facts = {"workdir": options.workdir, "step": trained.step}
+    classifies = trained.config.task.name in ("classification", "text_classification")
+    (evaluate_classifier if classifies else evaluate_task)(options, trained, facts, out)
+
+
+def evaluate_classifier(
+    options: Options, trained: "Trained", facts: dict, out: "epath.Path | None"
+) -> None:
+    """Prints and writes the accuracy, by class and with the confusions."""
+    from widenet_jax.files import write_json, write_text
+    from widenet_jax.tools.analysis import classification
+
     accuracy = classification.measure_accuracy(trained)
-    facts = {"workdir": options.workdir, "step": trained.step, **accuracy.as_json()}
-    if options.out:
-        out = absolute(options.out)
+    unit = trained.task.unit
+    facts |= accuracy.as_json(unit)
+    if out:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "evaluation.json", facts)
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
         classification.draw_confusion(accuracy, out / "confusion.png")
-    show(options, facts, report(facts, accuracy.confused(CONFUSED)))
+    show(options, facts, report(facts, accuracy.confused(CONFUSED), unit))
 
 
-def report(facts: dict, confused: list[tuple[str, str, int]]) -> str:
+def evaluate_task(
+    options: Options, trained: "Trained", facts: dict, out: "epath.Path | None"
+) -> None:
+    """Prints and writes the task's metrics; of question answering also the answers."""
+    from widenet_jax.files import write_json
+    from widenet_jax.tools.analysis.over_source import metrics_over_source
+
+    metrics, rows, source = metrics_over_source(trained)
+    facts |= metrics
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "evaluation.json", facts)
+    if out and trained.config.task.name == "span":
+        answers = trained.task.predictions(rows, source)
+        named = {q.id: answer for q, answer in zip(source.questions, answers, strict=True)}
+        texts = {name: trained.task.answer(found) for name, found in named.items()}
+        write_json(out / "predictions.json", texts)
+        write_json(out / "null_scores.json", {k: found.null_score for k, found in named.items()})
+    lines = [(name.replace("_", " "), cell(value)) for name, value in metrics.items()]
+    show(options, facts, text_table(lines))
+
+
+def cell(value: float) -> str:
+    """Formats a metric."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def report(facts: dict, confused: list[tuple[str, str, int]], unit: str) -> str:
     """Returns a table for people."""
     worst = sorted(facts["per_class"].items(), key=lambda item: item[1])[:WORST]
     rows = [
-        ("images", f"{facts['images']:,}"),
+        (unit, f"{facts[unit]:,}"),
         ("top-1", f"{facts['top_1']:.2%}"),
         ("top-5", f"{facts['top_5']:.2%}"),
         ("cross-entropy", f"{facts['cross_entropy']:.4f}"),

@@ -140,6 +140,11 @@ class Span(Task):
         firsts = np.searchsorted(source.windows[:, 0], numbers).tolist()
         return [self._best(range(*ends), rows, source) for ends in itertools.pairwise(firsts)]
 
+    def answer(self, prediction: Prediction) -> str:
+        """Returns the predicted text; "" where the null score is above the threshold."""
+        silent = self.unanswerable and prediction.null_score > self.null_threshold
+        return "" if silent else prediction.text
+
     def _best(self, windows: range, rows: Mapping[str, np.ndarray], source: Any) -> Prediction:
         """Returns the answer to the question of some windows."""
         null = float(min(rows["null"][window] for window in windows))

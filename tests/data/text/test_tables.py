@@ -10,7 +10,13 @@ import pytest
 
 from widenet_jax.data.sources import open_data
 from widenet_jax.data.text.sequences import Joined, join, padded
-from widenet_jax.data.text.tables import Table, class_names_of, label_numbers, read_rows
+from widenet_jax.data.text.tables import (
+    Table,
+    class_names_of,
+    label_numbers,
+    read_rows,
+    split_names,
+)
 from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
 
@@ -134,12 +140,12 @@ def test_numbered_labels(tmp_path: Path):
     """GLUE's 0 and 1 are names of `label_names`; numbers without names are sorted as numbers."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\t1\nb\t0\nc\tpositive\n")
     found = read_rows(data(tmp_path), "train")
-    names = class_names_of(found, "negative, positive")
+    names = split_names("negative, positive")
     assert names == ["negative", "positive"]
     assert label_numbers(found, names, "negative, positive").tolist() == [1, 0, 1]
     assert label_numbers(found, ["positive", "negative"], "negative,positive").tolist() == [0, 1, 0]
     (tmp_path / "train.tsv").write_text("text\tlabel\na\t10\nb\t9\nc\t2\n")
-    assert class_names_of(read_rows(data(tmp_path), "train"), "") == ["2", "9", "10"]
+    assert class_names_of(read_rows(data(tmp_path), "train")) == ["2", "9", "10"]
 
 
 @pytest.mark.parametrize(

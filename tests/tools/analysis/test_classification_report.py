@@ -27,7 +27,7 @@ BY_HAND = Accuracy(
 
 def test_by_hand():
     """8 images: 3 + 2 are right, 4 + 3 are within the most probable classes; none is a yak."""
-    facts = BY_HAND.as_json()
+    facts = BY_HAND.as_json("images")
     assert (facts["images"], facts["top_1"], facts["top_5"]) == (8, 5 / 8, 7 / 8)
     assert facts["per_class"] == {"cat": 0.75, "dog": 0.5}
     assert BY_HAND.confused(5) == [("dog", "cat", 2), ("cat", "dog", 1)]
@@ -52,7 +52,7 @@ def accuracy(trained) -> Accuracy:
 
 def test_equals_the_result_of_the_run(accuracy, digits_run):
     result = json.loads((digits_run / "result.json").read_text())
-    facts = accuracy.as_json()
+    facts = accuracy.as_json("images")
     assert facts["top_1"] == result["test_accuracy"]
     assert facts["images"] == result["test_images"] == 360
     assert facts["cross_entropy"] == pytest.approx(result["test_cross_entropy"], rel=1e-5)

@@ -74,9 +74,11 @@ class Table:
           BadInputError: a file, column or label is missing or damaged.
         """
         rows = read_rows(data, split)
-        if class_names is None:
+        if class_names is None and data["label_names"]:
+            class_names = split_names(data["label_names"])
+        elif class_names is None:
             known = rows if split == data["train_split"] else read_rows(data, data["train_split"])
-            class_names = class_names_of(known, data["label_names"])
+            class_names = class_names_of(known)
         self.class_names = tuple(class_names)
         self._where = [row.where for row in rows]
         self._labels = label_numbers(rows, self.class_names, data["label_names"])
@@ -181,14 +183,17 @@ def layout_of(columns: Columns, data: Mapping[str, Any], file: str) -> tuple[str
     return text, pair, label
 
 
-def class_names_of(rows: Sequence[Row], label_names: str) -> list[str]:
-    """Returns the class names: `config.data.label_names`, or the sorted labels of the rows.
+def split_names(label_names: str) -> list[str]:
+    """Splits `config.data.label_names`."""
+    return [name.strip() for name in label_names.split(",")]
+
+
+def class_names_of(rows: Sequence[Row]) -> list[str]:
+    """Returns the sorted labels of the rows.
 
     Raises:
       BadInputError: there is one label only, or far too many.
     """
-    if label_names:
-        return [name.strip() for name in label_names.split(",")]
     found = {row.label for row in rows}
     if not 1 < len(found) <= MAX_CLASSES:
         raise BadInputError(
@@ -207,9 +212,9 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
       BadInputError: a label is no class.
     """
     index = {name: number for number, name in enumerate(class_names)}
-    for number, name in enumerate(label_names.split(",") if label_names else ()):
-        if name.strip() in index:
-            index.setdefault(str(number), index[name.strip()])
+    for number, name in enumerate(split_names(label_names)):
+        if name in index:
+            index.setdefault(str(number), index[name])
     if odd := next((row for row in rows if row.label not in index), None):
         raise BadInputError(
             f"{odd.where}: label {odd.label!r} is none of the {len(class_names)} classes "

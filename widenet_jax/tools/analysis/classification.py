@@ -1,4 +1,4 @@
-"""Accuracy of a trained image classifier over a source: top-1, top-5, by class, confusions."""
+"""Accuracy of a trained classifier over a source: top-1, top-5, by class, confusions."""
 
 import csv
 import io
@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
 from widenet_jax.experiment import make_forward
-from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.tasks.losses import softmax_cross_entropy
 from widenet_jax.tools.analysis.figures import MOST_NAMES, save, subplots
 from widenet_jax.tools.analysis.over_source import sums_over_source
@@ -25,13 +23,13 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Counts over the images of a source.
+    """Counts over the examples of a source.
 
     Attributes:
       class_names: label k is class_names[k].
-      confusion: [V, V] int64, images of class (row) that the model gave class (column).
-      in_top: [V] int64, images of each class with that class among the TOP most probable ones.
-      cross_entropy: mean over the images, in nats.
+      confusion: [V, V] int64, examples of class (row) that the model gave class (column).
+      in_top: [V] int64, examples of each class with that class among the TOP most probable ones.
+      cross_entropy: mean over the examples, in nats.
     """
 
     class_names: tuple[str, ...]
@@ -39,12 +37,15 @@ class Accuracy:
     in_top: np.ndarray
     cross_entropy: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns images, top_1, top_5, cross_entropy, and the top-1 of every class with images."""
+    def as_json(self, unit: str) -> dict[str, Any]:
+        """Returns the number of examples, called `unit`, and the numbers over them.
+
+        "per_class" is the top-1 accuracy of every class that has examples.
+        """
         counts, right = self.confusion.sum(axis=1), np.diag(self.confusion)
         classes = zip(self.class_names, right, counts, strict=True)
         return {
-            "images": int(counts.sum()),
+            unit: int(counts.sum()),
             "top_1": float(right.sum() / counts.sum()),
             "top_5": float(self.in_top.sum() / counts.sum()),
             "cross_entropy": self.cross_entropy,
@@ -66,17 +67,17 @@ def measure_accuracy(trained: Trained) -> Accuracy:
     Raises:
       BadInputError: as `over_source.open_source`.
     """
-    sums = sums_over_source(trained, partial(accuracy_sums, model=trained.model))
+    sums = sums_over_source(trained, partial(accuracy_sums, trained))
     confusion, in_top = (sums[name].astype(np.int64) for name in ("confusion", "in_top"))
     cross_entropy = float(sums["cross_entropy"] / confusion.sum())
     return Accuracy(trained.class_names, confusion, in_top, cross_entropy)
 
 
-def accuracy_sums(params: PyTree, batch: dict[str, Array], *, model: nn.Module) -> dict[str, Array]:
-    """Sums `confusion` [V, V], `in_top` [V] and `cross_entropy` over the real images of a batch."""
+def accuracy_sums(trained: Trained, params: PyTree, batch: dict[str, Array]) -> dict[str, Array]:
+    """Sums `confusion` [V, V], `in_top` [V] and `cross_entropy` over a batch's real examples."""
     mask, label = batch["mask"], batch["label"]
-    inputs = {"image": to_unit_range(batch["image"]), "mask": mask}
-    logits, _ = make_forward(model)(params, inputs, None)
+    inputs = trained.task.inputs(batch)
+    logits, _ = make_forward(trained.model)(params, inputs, None)
     V = logits.shape[-1]
     target = jax.nn.one_hot(label, V)
     one_hot = target.astype(jnp.int32) * mask[:, None]
@@ -100,7 +101,7 @@ def confusion_csv(accuracy: Accuracy) -> str:
 
 
 def draw_confusion(accuracy: Accuracy, out: epath.Path) -> None:
-    """Draws, for each class (row), the shares of its images by predicted class (column)."""
+    """Draws, for each class (row), the shares of its examples by predicted class (column)."""
     counts = np.maximum(accuracy.confusion.sum(axis=1, keepdims=True), 1)
     V = len(accuracy.class_names)
     side = min(12, 4 + 0.3 * V)

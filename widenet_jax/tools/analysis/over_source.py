@@ -1,4 +1,4 @@
-"""Sums of a function over every labelled image of a source, each image once."""
+"""A function of batches over every example of a source, each example once."""
 
 import math
 import sys
@@ -16,34 +16,36 @@ from widenet_jax.data import Source
 from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.images.sources import LabelledImages
 from widenet_jax.data.images.transforms import build_transforms
-from widenet_jax.data.sources import build_source
+from widenet_jax.data.sources import TRANSFORMS, build_source
+from widenet_jax.data.text.squad import Squad
+from widenet_jax.data.text.tables import Table
 from widenet_jax.errors import BadInputError
-from widenet_jax.evaluation import placed_batches, total
+from widenet_jax.evaluation import Totals, placed_batches, total
+from widenet_jax.experiment import make_forward
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import build_mesh
 from widenet_jax.tasks import Evaluation
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
 
-# (params, {"image", "label", "mask"}) -> sums over the batch.
-BatchSums = Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]]
+# (params, batch) -> what the task's `evaluate` returns, or the like
+Evaluate = Callable[[PyTree, Mapping[str, Array]], Evaluation]
 
 
-def sums_over_source(trained: Trained, batch_sums: BatchSums) -> dict[str, np.ndarray]:
-    """Adds up `batch_sums` over the evaluation split of `config.data`, in float64.
+def totals_over_source(
+    trained: Trained, evaluate: Evaluate, source: Source, transform: Any
+) -> Totals:
+    """Adds up the sums of `evaluate` over a source, and joins its rows.
 
     The batches are those of the run's evaluation, so that the results are equal. Parameters are
-    replicated, and labels are the model's.
+    replicated.
 
     Args:
-      trained: the model; its config names the source, split, batch size and workers.
-      batch_sums: a pure function, compiled here.
-
-    Raises:
-      BadInputError: the source cannot be opened or does not fit the model.
+      trained: the model; its config has the batch size and the workers.
+      evaluate: a pure function, compiled here.
+      source, transform: as `open_source` returns them.
     """
     config = trained.config
-    source, transform = open_source(trained)
     group = trained.model.examples_per_group
     devices = jax.local_devices()
     # As many devices as divide the routing groups of a batch evenly.
@@ -52,19 +54,67 @@ def sums_over_source(trained: Trained, batch_sums: BatchSums) -> dict[str, np.nd
     replicated = NamedSharding(mesh, P())
     with jax.set_mesh(mesh):
         params = jax.device_put(trained.params, replicated)
-        step = jax.jit(batch_sums, out_shardings=replicated)
+        step = jax.jit(evaluate, out_shardings=replicated)
         told = {"beat": lambda what: None, "note": partial(print, file=sys.stderr)}
         batches = placed_batches(config, mesh, source, transform, stop=Stop(), **told)
-        return total(lambda batch: Evaluation(step(params, batch), {}), batches).sums
+        totals = total(partial(step, params), batches)
+    rows = {name: values[: len(source)] for name, values in totals.rows.items()}
+    return totals._replace(rows=rows)
+
+
+def sums_over_source(
+    trained: Trained, batch_sums: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]]
+) -> dict[str, np.ndarray]:
+    """Adds up `batch_sums` over the evaluation split of `config.data`, in float64.
+
+    Raises:
+      BadInputError: the source cannot be opened or does not fit the model.
+    """
+    evaluate = lambda params, batch: Evaluation(batch_sums(params, batch), {})  # noqa: E731
+    return totals_over_source(trained, evaluate, *open_source(trained)).sums
+
+
+def metrics_over_source(
+    trained: Trained,
+) -> tuple[dict[str, float], dict[str, np.ndarray], Source]:
+    """Returns the task's metrics over the evaluation split, the rows of its examples, the split.
+
+    Raises:
+      BadInputError: as `open_source`.
+    """
+    source, transform = open_source(trained)
+    forward = make_forward(trained.model)
+
+    def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
+        return trained.task.evaluate(lambda inputs, rngs: forward(params, inputs, rngs), batch)
+
+    totals = totals_over_source(trained, evaluate, source, transform)
+    return trained.task.summarize(totals.sums, totals.rows, source), totals.rows, source
 
 
 def open_source(trained: Trained) -> tuple[Source, Any]:
-    """Opens the evaluation split with the model's labels, and the transform to the model's images.
+    """Opens the evaluation split with the model's labels and tokenizer, and the transform.
 
     Raises:
       BadInputError: the source cannot be opened, has classes that the model does not know, or has
         images with another number of channels.
     """
+    config = trained.config
+    data, split = config.data, config.data.eval_split
+    if config.task.name == "classification":
+        return open_images(trained)
+    if config.task.name == "text_classification":
+        names = trained.class_names
+        source = Table(data, split, class_names=names, tokenizer=trained.tokenizer)
+    elif config.task.name == "span":
+        source = Squad(data, split, tokenizer=trained.tokenizer)
+    else:
+        source = build_source(data, split)
+    return source, TRANSFORMS[config.task.name](config, trained.info)[1]
+
+
+def open_images(trained: Trained) -> tuple[Source, Any]:
+    """Opens the evaluation split of labelled images; see `open_source`."""
     config = trained.config
     source = build_source(config.data, config.data.eval_split)
     _, transform = build_transforms(config.augment, config.data.image_size)
