@@ -20,7 +20,7 @@ from widenet_jax.data.sources import TRANSFORMS, build_source
 from widenet_jax.data.text.squad import Squad
 from widenet_jax.data.text.tables import Table
 from widenet_jax.errors import BadInputError
-from widenet_jax.evaluation import Totals, placed_batches, total
+from widenet_jax.evaluation import placed_batches, total
 from widenet_jax.experiment import make_forward
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import build_mesh
@@ -34,7 +34,7 @@ Evaluate = Callable[[PyTree, Mapping[str, Array]], Evaluation]
 
 def totals_over_source(
     trained: Trained, evaluate: Evaluate, source: Source, transform: Any
-) -> Totals:
+) -> Evaluation:
     """Adds up the sums of `evaluate` over a source, and joins its rows.
 
     The batches are those of the run's evaluation, so that the results are equal. Parameters are
@@ -59,7 +59,7 @@ def totals_over_source(
         batches = placed_batches(config, mesh, source, transform, stop=Stop(), **told)
         totals = total(partial(step, params), batches)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
-    return totals._replace(rows=rows)
+    return totals.replace(rows=rows)
 
 
 def sums_over_source(
