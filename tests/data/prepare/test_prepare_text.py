@@ -129,7 +129,9 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, capsys):
     write(out / "thesis.tex", "mine")
     message = refused(capsys, "text", text, "--out", out, "--tokenizer", FOLDER, "--overwrite")
     assert "thesis.tex" in message and read_set(out) == {"thesis.tex": b"mine"}
-    assert "is a file" in refused(capsys, "text", text, "--out", text, "--tokenizer", FOLDER)
+    for place, problem in ((text, "is a file"), ("gs://bucket/set", "local --out")):
+        message = refused(capsys, "text", text, "--out", place, "--tokenizer", FOLDER)
+        assert problem in message
 
 
 def test_a_tokenizer_of_another_vocabulary_is_noticed(tmp_path: Path, novel: Path, capsys):

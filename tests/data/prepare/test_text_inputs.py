@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preparing import refused, write
+from preparing import refused, run, write
 
 from widenet_jax.data.prepare.text_inputs import Reading, documents, plan
 from widenet_jax.data.text.tiny_text import FOLDER
@@ -40,6 +40,10 @@ def json_lines(path: Path) -> Path:
     return write(path / "a.jsonl", "\n".join(rows))
 
 
+def wikiextractor(path: Path) -> Path:
+    return json_lines(path).rename(path / "wiki_00")
+
+
 def compressed(path: Path) -> Path:
     return write(path / "a.jsonl.gz", gzip.compress(json_lines(path).read_bytes()))
 
@@ -50,7 +54,7 @@ def parquet(path: Path) -> Path:
     return path / "a.parquet"
 
 
-@pytest.mark.parametrize("make", [titles, json_lines, compressed, parquet])
+@pytest.mark.parametrize("make", [titles, json_lines, wikiextractor, compressed, parquet])
 def test_every_format_gives_the_same_documents(tmp_path: Path, make):
     [unit] = plan([str(make(tmp_path))], Reading())
     found = list(documents(unit))
@@ -91,10 +95,12 @@ def test_a_tfds_set(tmp_path: Path):
     tfds = pytest.importorskip("tensorflow_datasets")
 
     features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+    place = tmp_path / "wiki"
+    place.mkdir()
     sizes = [2, 1]
     texts = iter(["One. Two.", "Three.", "Four."])
     for shard, size in enumerate(sizes):
-        name = tmp_path / f"wiki-train.array_record-{shard:05d}-of-00002"
+        name = place / f"wiki-train.array_record-{shard:05d}-of-00002"
         writer = array_record_module.ArrayRecordWriter(str(name), "group_size:1")
         for _ in range(size):
             writer.write(features.serialize_example(features.encode_example({"text": next(texts)})))
@@ -102,17 +108,19 @@ def test_a_tfds_set(tmp_path: Path):
     split = tfds.core.SplitInfo(
         name="train", shard_lengths=sizes, num_bytes=0,
         filename_template=tfds.core.ShardedFileTemplate(
-            dataset_name="wiki", split="train", data_dir=tmp_path, filetype_suffix="array_record",
+            dataset_name="wiki", split="train", data_dir=place, filetype_suffix="array_record",
             template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
         ),
     )  # fmt: skip
     tfds.folder_dataset.write_metadata(
-        data_dir=tmp_path, features=features, split_infos=[split], check_data=False
+        data_dir=place, features=features, split_infos=[split], check_data=False
     )
-    units = plan([str(tmp_path)], Reading())
+    units = plan([str(place)], Reading())
     assert len(units) == 2
     found = [d.paragraphs for unit in units for d in documents(unit)]
     assert found == [["One. Two."], ["Three."], ["Four."]]
+    options = ("--tokenizer", FOLDER, "--max_length=16", "--valid", place, "--workers=1")
+    assert run("text", place, "--out", tmp_path / "out", *options) == 0
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from widenet_jax.files import is_remote
 # A set has at most one shard a unit, and training keeps every shard open.
 MOST_UNITS = 256
 COLUMN = "text"
+TFDS = "tfds"  # format of the shards of a TFDS set
 TFDS_INFO = "dataset_info.json"
 
 
@@ -26,7 +27,7 @@ class Input:
     Attributes:
       path: of the file, local or remote; of the directory of a TFDS set.
       name: the file's path below what all inputs have in common: the same wherever a corpus lies.
-      format: a key of READERS.
+      format: a key of READERS, or TFDS.
       first, last: the records of a TFDS set, last excluded.
       split: of a TFDS set.
     """
@@ -106,7 +107,7 @@ def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]
         line or record.
     """
     for source in unit:
-        if source.format == "tfds":
+        if source.format == TFDS:
             texts = _read_tfds(source, column)
         else:
             texts = READERS[source.format](source.path, column)
@@ -145,7 +146,7 @@ def _tfds_inputs(path: str, split: str) -> list[Input]:
     found, first = [], 0
     for shard, size in enumerate(builder.info.splits[split].shard_lengths):
         name = f"{builder.name}-{split}-{shard:05d}"
-        found.append(Input(path, name, "tfds", first, first + size, split))
+        found.append(Input(path, name, TFDS, first, first + size, split))
         first += size
     return found
 

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.data import records
-from widenet_jax.data.prepare.text_inputs import Input
+from widenet_jax.data.prepare.text_inputs import TFDS, TFDS_INFO, Input
 from widenet_jax.data.prepare.text_shards import Layout, ShardCounts
 from widenet_jax.data.text import text_records
 from widenet_jax.data.text.chunking import Chunking, Document
@@ -117,7 +117,10 @@ class Preparation:
 
 
 def _identity(part: Input) -> list:
-    return [part.name, part.first, part.last, part.split, epath.Path(part.path).stat().length]
+    place = epath.Path(part.path)
+    if part.format == TFDS:
+        place /= TFDS_INFO
+    return [part.name, part.first, part.last, part.split, place.stat().length]
 
 
 def _sha256(value: Any) -> str:

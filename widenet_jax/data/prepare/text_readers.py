@@ -35,9 +35,10 @@ def detect(path: str) -> str:
     name = path.lower().removesuffix(".gz")
     if name.endswith(".parquet") or beginning.startswith(b"PAR1"):
         return "parquet"
-    if name.endswith((".jsonl", ".json", ".ndjson")):
-        return "jsonl"
     first = beginning.decode(errors="replace").strip().split("\n")[0]
+    # WikiExtractor's files of JSON lines have names such as wiki_00.
+    if name.endswith((".jsonl", ".json", ".ndjson")) or first.startswith('{"'):
+        return "jsonl"
     return "titles" if _TITLE.fullmatch(first) else "text"
 
 

@@ -22,7 +22,7 @@ from widenet_jax.data.text.chunking import chunks_of
 from widenet_jax.data.text.tokenizer import FILE
 from widenet_jax.data.workers import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError
-from widenet_jax.files import write_json
+from widenet_jax.files import is_remote, write_json
 
 PLAN = ".preparation.json"  # settings of the preparation that a directory holds
 PART = ".part-"
@@ -54,6 +54,11 @@ def prepare(
       BadInputError: an input cannot be read, a split is empty, or the directory holds other things.
       RunFailedError: a worker process was killed.
     """
+    if is_remote(directory):
+        raise BadInputError(
+            f"{directory}: worker processes write to a local --out; copy the set there afterwards, "
+            "or prepare with --beam"
+        )
     directory = Path(directory)
     finished = _open_directory(directory, preparation, overwrite)
     if finished:
