@@ -16,8 +16,8 @@ FLAGS = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
 ]
-if version("jaxlib").startswith("0.10."):  # later releases exit at this unknown flag
-    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+if version("jaxlib").startswith("0.10."):  # other releases may exit at these unknown flags
+    FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join(FLAGS)
 
 # Many tests run the same program, some in separate processes: the cache compiles it only once.

@@ -1,10 +1,14 @@
 """The sharing loop: names of parameters, gradients of shared parts, loops and recomputation."""
 
+from functools import partial
+
+import compiled
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import apply
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.attention import MultiHeadAttention
@@ -30,14 +34,18 @@ def encoder(**changes) -> Blocks:
 
 
 def init(model: Blocks, x: jax.Array = X) -> dict:
-    return model.init(jax.random.key(0), x, train=False)["params"]
+    return compiled.init(model, x)
+
+
+def shapes(model: Blocks) -> dict:
+    return jax.eval_shape(partial(model.init, train=False), jax.random.key(0), X)["params"]
 
 
 WIDENET = {"share_attention": True, "share_ffn": True, "ffn": "moe"}
 
 
 def test_widenet_owns_its_norms_and_shares_the_rest():
-    names = set(init(encoder(**WIDENET)))
+    names = set(shapes(encoder(**WIDENET)))
     norms = {f"block_0{i}_norm_{kind}" for i in range(3) for kind in ("attention", "ffn")}
     assert names == norms | {"attention", "moe", "norm_out"}
 
@@ -55,7 +63,7 @@ def test_three_switches(attention: bool, ffn: bool, norms: bool):
 
     names = expected(attention, "attention") | expected(ffn, "mlp")
     names |= expected(norms, "norm_attention", "norm_ffn") | {"norm_out"}
-    assert set(init(model)) == names
+    assert set(shapes(model)) == names
 
 
 def unshare(params: dict) -> dict:
@@ -74,8 +82,8 @@ def test_the_gradient_of_a_shared_part_is_the_sum_over_blocks():
         y, aux = model.apply({"params": params}, X, train=True)
         return (y**2).sum() + aux["loss"].sum()
 
-    value, grads = jax.value_and_grad(lambda p: loss(shared, p))(params)
-    copy_value, copies = jax.value_and_grad(lambda p: loss(apart, p))(unshare(params))
+    value, grads = jax.jit(jax.value_and_grad(partial(loss, shared)))(params)
+    copy_value, copies = jax.jit(jax.value_and_grad(partial(loss, apart)))(unshare(params))
     np.testing.assert_allclose(value, copy_value, rtol=1e-6)
     for part in ("attention", "moe"):
         summed = jax.tree.map(lambda *g: sum(g), *(copies[f"block_0{i}_{part}"] for i in range(3)))
@@ -91,10 +99,10 @@ def test_routing_groups_route_once(groups: int, operations: int):
     """T = G routing operations enter the loss; a group's blocks follow its first."""
     model = encoder(**(WIDENET | {"routing_groups": groups}))
     params = init(encoder(**WIDENET))
-    y, aux = model.apply({"params": params}, X, train=True)
+    y, aux = apply(model, params, X, train=True)
     assert aux["loss"].shape == (operations,)
     assert aux["sums"]["load"].shape == (operations, 3)
-    own, _ = encoder(**WIDENET).apply({"params": params}, X, train=True)
+    own, _ = apply(encoder(**WIDENET), params, X, train=True)
     assert bool((y == own).all()) == (operations == 3)
 
 
@@ -103,7 +111,7 @@ def test_post_norm_normalises_the_output_of_a_block():
     model = encoder(norm_position="post")
     params = init(model)
     assert "norm_out" not in params
-    y, _ = model.apply({"params": params}, X, train=False)
+    y, _ = apply(model, params, X, train=False)
     np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(y.var(-1), 1, rtol=1e-3)
 
@@ -135,8 +143,8 @@ def test_padding_does_not_change_real_tokens(norm_position: str):
     mask = jnp.arange(T) < 3
     mask = jnp.broadcast_to(mask, (4, T))
     noisy = jnp.where(mask[..., None], X, 100.0)
-    clean, clean_aux = model.apply({"params": params}, X, mask=mask, train=True)
-    other, other_aux = model.apply({"params": params}, noisy, mask=mask, train=True)
+    clean, clean_aux = apply(model, params, X, mask=mask, train=True)
+    other, other_aux = apply(model, params, noisy, mask=mask, train=True)
     np.testing.assert_allclose(clean[:, :3], other[:, :3], atol=1e-5)
     np.testing.assert_allclose(clean_aux["loss"], other_aux["loss"], rtol=1e-5)
     np.testing.assert_array_equal(
@@ -148,7 +156,7 @@ def test_bfloat16_keeps_parameters_and_router_in_float32():
     model = encoder(**WIDENET, dtype="bfloat16")
     params = init(model)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
-    y, aux = model.apply({"params": params}, X.astype(jnp.bfloat16), train=True)
+    y, aux = apply(model, params, X.astype(jnp.bfloat16), train=True)
     assert y.dtype == jnp.bfloat16
     assert aux["losses"]["load_balance"].dtype == jnp.float32
 
@@ -191,7 +199,7 @@ def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
     """Parameters, output, statistics and gradients equal those of unrolled blocks."""
     plain, other = encoder(depth=4, **STACKS[stack]), encoder(depth=4, **STACKS[stack], **how)
     params = init(plain)
-    assert jax.tree.structure(init(other)) == jax.tree.structure(params)
+    assert jax.tree.structure(shapes(other)) == jax.tree.structure(params)
 
     def run(model: Blocks) -> tuple:
         def loss(params: dict):
@@ -213,7 +221,7 @@ def test_every_block_of_a_loop_drops_and_routes_by_its_own_random_numbers():
     params = jax.tree.map(jnp.zeros_like, init(model))
     params["mlp"]["wo"]["bias"] = jnp.ones(D)
     params["norm_out"]["scale"] = jnp.ones(D)
-    y, _ = model.clone(last_norm=False).apply({"params": params}, 0 * X, train=True, rngs=rngs)
+    y, _ = apply(model.clone(last_norm=False), params, 0 * X, train=True, rngs=rngs)
     # Each block adds 0 or 2: equal masks would never add up to 2.
     assert set(np.unique(y)) == {0, 2, 4}
 

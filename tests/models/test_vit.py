@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import apply, init
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.build import build_model
@@ -21,13 +22,13 @@ def tiny(variant: str = "widenet_tiny", **changes):
 
 
 def logits(model, params: dict, images: jax.Array, **inputs) -> jax.Array:
-    return model.apply({"params": params}, {"image": images, **inputs}, train=False)[0]
+    return apply(model, params, {"image": images, **inputs}, train=False)[0]
 
 
 def test_padding_images_change_nothing_for_the_real_ones():
     """A short last batch is padded with masked images; experts with and without spare capacity."""
     model = tiny()
-    params = model.init(jax.random.key(0), {"image": IMAGES}, train=False)["params"]
+    params = init(model, {"image": IMAGES})
     mask = jnp.array([True, True, True, False])
     noisy = IMAGES.at[3].set(100.0)
     real = logits(model, params, IMAGES, mask=mask)[:3]
@@ -46,7 +47,7 @@ def test_authors_code_has_one_token_more_and_no_parameter_for_it():
 def test_vit_reads_its_cls_token():
     """Moving one patch and its position to another place changes nothing: attention is a set."""
     model = tiny("vit_tiny")
-    params = model.init(jax.random.key(0), {"image": IMAGES}, train=False)["params"]
+    params = init(model, {"image": IMAGES})
     swapped = IMAGES.at[:, :2, :2].set(IMAGES[:, 6:, 6:]).at[:, 6:, 6:].set(IMAGES[:, :2, :2])
     rows = params["position"]["position_embedding"]
     rows = rows.at[:, 1].set(rows[:, 16]).at[:, 16].set(rows[:, 1])  # row 0 is the CLS token's
@@ -74,11 +75,11 @@ def test_dispatch_is_said_for_training_and_evaluation():
 
 def test_dropout_only_in_training():
     model = tiny("vit_tiny", dropout=0.5)
-    params = model.init(jax.random.key(0), {"image": IMAGES}, train=False)["params"]
+    params = init(model, {"image": IMAGES})
 
     def train(seed: int) -> jax.Array:
         rngs = {"dropout": jax.random.key(seed)}
-        return model.apply({"params": params}, {"image": IMAGES}, train=True, rngs=rngs)[0]
+        return apply(model, params, {"image": IMAGES}, train=True, rngs=rngs)[0]
 
     np.testing.assert_array_equal(train(0), train(0))
     assert (train(0) != train(1)).all()
@@ -88,9 +89,7 @@ def test_dropout_only_in_training():
 def test_initial_kernels_are_glorot_per_expert():
     """Uniform in +-sqrt(6 / (D + F)): bounds of one expert's kernel, and its variance."""
     model = tiny()
-    experts = model.init(jax.random.key(0), {"image": IMAGES}, train=False)["params"]["encoder"][
-        "moe"
-    ]["experts"]
+    experts = init(model, {"image": IMAGES})["encoder"]["moe"]["experts"]
     kernel = np.asarray(experts["wi"]["kernel"])  # [4, 64, 64]
     bound = np.sqrt(6 / (64 + 64))
     assert 0.99 * bound < np.abs(kernel).max() <= bound
@@ -102,7 +101,7 @@ def test_initial_kernels_are_glorot_per_expert():
 def test_epsilon_activation_and_initialiser_reach_every_part():
     """Each changes the output; with `truncated_normal` no kernel exceeds two deviations of 0.02."""
     model = tiny("vit_moe_tiny", kernel_init="truncated_normal")
-    params = model.init(jax.random.key(0), {"image": IMAGES}, train=False)["params"]
+    params = init(model, {"image": IMAGES})
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if "kernel" in jax.tree_util.keystr(path):
             largest = float(jnp.abs(leaf).max())

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import apply, init
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -14,6 +15,7 @@ from widenet_jax.moe.dispatch import DISPATCHERS, choose_dispatch
 from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 
+TIGHT = {"capacity_factor": 0.8, "examples_per_group": 2}
 MESHES = [(1, 1), (4, 1), (1, 4), (2, 2)]  # fsdp, expert; data has the rest of 8
 
 
@@ -63,18 +65,23 @@ def assert_same(ours: tuple, theirs: tuple, tolerance: float) -> None:
     jax.tree.map_with_path(close, grads, their_grads)
 
 
+@pytest.fixture(scope="module")
+def on_one_device() -> tuple:
+    return loss_and_gradients("einsum", "tiny", TIGHT, 32)
+
+
 @pytest.mark.parametrize("dispatch", DISPATCHERS)
 @pytest.mark.parametrize(
     ("fsdp", "expert"),
     [m if m == (2, 2) else pytest.param(*m, marks=pytest.mark.slow) for m in MESHES],
 )
-def test_any_mesh_of_eight_devices_is_one_device(fsdp: int, expert: int, dispatch: str):
+def test_any_mesh_of_eight_devices_is_one_device(
+    on_one_device: tuple, fsdp: int, expert: int, dispatch: str
+):
     """Tight capacity, so that tokens are dropped; two groups per device in two of the meshes."""
-    options = {"capacity_factor": 0.8, "examples_per_group": 2}
     mesh = build_mesh({"fsdp": fsdp, "expert": expert}, jax.devices())
-    one = loss_and_gradients("einsum", "tiny", options, 32)
-    assert (one[0][1] > 0).all()
-    assert_same(loss_and_gradients(dispatch, "tiny", options, 32, mesh), one, 1e-4)
+    assert (on_one_device[0][1] > 0).all()
+    assert_same(loss_and_gradients(dispatch, "tiny", TIGHT, 32, mesh), on_one_device, 1e-4)
 
 
 @pytest.mark.slow
@@ -92,18 +99,14 @@ def test_ragged_without_drops_is_dropless():
     fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
     fields |= {"capacity_factor": 1.0, "capacity_factor_eval": 1.0, "dispatch": "ragged"}
     loose = MoeLayer(**fields, capacity_rule="literal")
-    params = loose.init(jax.random.key(1), x, train=True)
-    params["params"]["router"]["kernel"] = jnp.zeros((3, 4)).at[:, 2].set(1.0)  # all to one
-    out = loose.apply(params, x, train=True)
+    params = init(loose, x, seed=1, train=True)
+    params["router"]["kernel"] = jnp.zeros((3, 4)).at[:, 2].set(1.0)  # all to one
+    out = apply(loose, params, x, train=True)
     assert int(out.aux["sums"]["dropped"]) == 0
-    tight = MoeLayer(**fields).apply(params, x, train=True)
+    tight = apply(MoeLayer(**fields), params, x, train=True)
     assert int(tight.aux["sums"]["dropped"]) > 0
-    alone = jnp.concatenate(
-        [
-            loose.clone(examples_per_group=1).apply(params, x[i : i + 1], train=True).y
-            for i in range(4)
-        ]
-    )
+    apart = loose.clone(examples_per_group=1)
+    alone = jnp.concatenate([apply(apart, params, x[i : i + 1], train=True).y for i in range(4)])
     np.testing.assert_allclose(out.y, alone, atol=1e-6)
 
 
@@ -129,14 +132,15 @@ def test_padding_rows_of_a_ragged_product_have_no_effect(dtype, monkeypatch):
     fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
     fields |= {"capacity_factor": 0.6, "capacity_factor_eval": 0.6, "dispatch": "ragged"}
     layer = MoeLayer(**fields, dtype=dtype)
-    params = layer.init(jax.random.key(1), x, train=True)
+    params = init(layer, x, seed=1, train=True)
 
     def gradients() -> tuple:
         def loss(params: dict, x: jax.Array):
-            out = layer.apply(params, x, train=True)
+            out = layer.apply({"params": params}, x, train=True)
             return (out.y.astype(jnp.float32) ** 2).sum(), out.aux["sums"]["dropped"]
 
-        (_, dropped), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+        run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        (_, dropped), grads = run(params, x)
         assert dropped > 0
         return grads
 
@@ -153,10 +157,10 @@ def test_dropout_does_not_depend_on_the_devices(dispatch: str):
         capacity_factor_eval=1.0, examples_per_group=1, dispatch=dispatch, dropout=0.5,
     )  # fmt: skip
     x = jnp.ones((8, 6, 16))
-    params = moe.init(jax.random.key(0), x, train=False)
+    params = init(moe, x)
 
     def run(x: jax.Array) -> jax.Array:
-        return moe.apply(params, x, train=True, rngs={"dropout": jax.random.key(1)}).y
+        return moe.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(1)}).y
 
     one = np.asarray(jax.jit(run)(x))
     mesh = build_mesh({"fsdp": 1, "expert": 1}, jax.devices())

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import apply, init
 from reference import moe_group
 
 from widenet_jax.errors import BadInputError
@@ -129,7 +130,7 @@ def test_three_tokens_by_hand():
         "experts": {"wi": {"kernel": one, "bias": zero}, "wo": {"kernel": one, "bias": zero}},
     }
     x = jnp.array([[[2.0], [1.0], [3.0]]])
-    out = moe.apply({"params": params}, x, train=True)
+    out = apply(moe, params, x, train=True)
     gelu_2, gelu_1 = 1.95459769, 0.84119199  # 0.5x(1 + tanh(0.79788(x + 0.0447x^3)))
     p_2, p_1 = 0.98201379, 0.88079708  # sigma(4), sigma(2)
     np.testing.assert_allclose(out.y[0, :, 0], [p_2 * gelu_2, p_1 * gelu_1, 0], rtol=1e-5)
@@ -145,12 +146,10 @@ def test_one_expert_with_room_is_the_dense_layer():
     """E = K = 1: the gate is softmax of one score, 1, and no token is dropped."""
     x = jax.random.normal(jax.random.key(0), (4, T, D))
     moe, mlp = layer(1, 1), Mlp(F)
-    params = moe.init(jax.random.key(1), x, train=False)["params"]
+    params = init(moe, x, seed=1)
     dense = jax.tree.map(lambda leaf: leaf[0], params["experts"])
-    expected = mlp.apply({"params": dense}, x, train=True)
-    np.testing.assert_allclose(
-        moe.apply({"params": params}, x, train=True).y, expected.y, atol=1e-6
-    )
+    expected = apply(mlp, dense, x, train=True)
+    np.testing.assert_allclose(apply(moe, params, x, train=True).y, expected.y, atol=1e-6)
     assert expected.aux == {}
 
 
@@ -159,10 +158,10 @@ def test_even_routing_gives_balance_one_and_collapse_gives_num_experts():
     E = 4
     moe = layer(E, 1, examples_per_group=1)
     x = 50.0 * jnp.eye(E)[None]  # token i points at expert i
-    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    params = init(moe, x)
     params["router"]["kernel"] = jnp.eye(E)
-    even = moe.apply({"params": params}, x, train=True).aux["losses"]["load_balance"]
-    collapsed = moe.apply({"params": params}, x[:, :1].repeat(E, 1), train=True).aux
+    even = apply(moe, params, x, train=True).aux["losses"]["load_balance"]
+    collapsed = apply(moe, params, x[:, :1].repeat(E, 1), train=True).aux
     np.testing.assert_allclose([even, collapsed["losses"]["load_balance"]], [1, E], rtol=1e-6)
 
 
@@ -171,11 +170,11 @@ def test_padding_changes_nothing_for_real_tokens():
     rng = np.random.default_rng(0)
     x = jnp.float32(rng.normal(size=(2, T, D)))
     moe = layer(4, 2)
-    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    params = init(moe, x)
     real = jnp.arange(T) % 2 == 0
     mask = jnp.broadcast_to(real, (2, T))
-    padded = moe.apply({"params": params}, x, mask=mask, train=True)
-    alone = moe.apply({"params": params}, x[:, ::2], train=True)
+    padded = apply(moe, params, x, mask=mask, train=True)
+    alone = apply(moe, params, x[:, ::2], train=True)
     np.testing.assert_allclose(padded.y[:, ::2], alone.y, atol=1e-6)
     np.testing.assert_array_equal(padded.y[:, 1::2], 0)
     jax.tree.map(
@@ -188,10 +187,10 @@ def test_padding_changes_nothing_for_real_tokens():
 def test_a_given_routing_is_followed_and_not_counted_again():
     x = jax.random.normal(jax.random.key(0), (2, T, D))
     moe = layer(4, 2)
-    params = moe.init(jax.random.key(1), x, train=False)["params"]
-    first = moe.apply({"params": params}, x, train=True)
-    follows = moe.apply({"params": params}, -x, train=True, routing=first.routing)
-    routes = moe.apply({"params": params}, -x, train=True)
+    params = init(moe, x, seed=1)
+    first = apply(moe, params, x, train=True)
+    follows = apply(moe, params, -x, train=True, routing=first.routing)
+    routes = apply(moe, params, -x, train=True)
     assert follows.aux == {}
     np.testing.assert_array_equal(follows.routing.expert_index, first.routing.expert_index)
     assert (routes.routing.expert_index != first.routing.expert_index).any()
@@ -202,10 +201,10 @@ def test_noise_only_in_training_and_of_the_stated_size():
     E = 4
     moe = layer(E, 1, router={"name": "top_k", "noise_std": 1.0})
     x = jnp.zeros((2000, 2, D))
-    params = moe.init(jax.random.key(0), x[:1], train=False)["params"]
-    quiet = moe.apply({"params": params}, x, train=False).routing.router_probs
+    params = init(moe, x[:1])
+    quiet = apply(moe, params, x, train=False).routing.router_probs
     np.testing.assert_array_equal(quiet, 1 / E)
-    noisy = moe.apply({"params": params}, x, train=True, rngs={"router": jax.random.key(1)})
+    noisy = apply(moe, params, x, train=True, rngs={"router": jax.random.key(1)})
     logs = jnp.log(noisy.routing.router_probs)
     std = float((logs[..., 0] - logs[..., 1]).std())
     np.testing.assert_allclose(std, np.sqrt(2) / E, rtol=0.05)
@@ -215,7 +214,7 @@ def test_the_router_multiplies_in_full_float32():
     """Checks dtype and precision of its product in a bfloat16 layer, as given to the compiler."""
     moe = layer(4, 2, dtype=jnp.bfloat16)
     x = jnp.ones((2, T, D), jnp.bfloat16)
-    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    params = init(moe, x)
     trace = jax.make_jaxpr(lambda p: moe.apply({"params": p}, x, train=True).y)(params)
     products = [eqn for eqn in trace.eqns if eqn.primitive.name == "dot_general"]
     [router] = [eqn for eqn in products if eqn.invars[1].aval.shape == (D, 4)]
@@ -227,10 +226,8 @@ def test_evaluation_has_its_own_capacity():
     """Six tokens for one of two experts: C = 0.5 keeps ceil(0.5 * 6 / 2) = 2, C = 1 keeps 3."""
     moe = layer(2, 1, capacity_factor=0.5, capacity_factor_eval=1.0, examples_per_group=1)
     x = jnp.ones((2, T, D))
-    params = moe.init(jax.random.key(0), x, train=False)["params"]
-    dropped = [
-        int(moe.apply({"params": params}, x, train=t).aux["sums"]["dropped"]) for t in (True, False)
-    ]
+    params = init(moe, x)
+    dropped = [int(apply(moe, params, x, train=t).aux["sums"]["dropped"]) for t in (True, False)]
     assert dropped == [2 * (6 - 2), 2 * (6 - 3)]
 
 
@@ -245,7 +242,7 @@ def test_dropout_after_both_layers_of_an_expert():
     dense = {"kernel": one, "bias": zero}
     params = {"router": {"kernel": jnp.ones((1, 1))}, "experts": {"wi": dense, "wo": dense}}
     x = jnp.ones((1, 4000, 1))
-    y = moe.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(0)}).y
+    y = apply(moe, params, x, train=True, rngs={"dropout": jax.random.key(0)}).y
     values = np.asarray(y).ravel() / 0.84119199  # GELU(1)
     np.testing.assert_allclose(np.unique(values.round(4)), [0, 4])
     np.testing.assert_allclose((values > 0).mean(), 0.25, atol=0.03)
@@ -254,10 +251,10 @@ def test_dropout_after_both_layers_of_an_expert():
 def test_a_single_image_is_one_group_in_evaluation_only():
     x = jnp.ones((1, T, D))
     moe = layer(4, 2, examples_per_group=16)
-    params = moe.init(jax.random.key(0), x, train=False)["params"]
-    assert moe.apply({"params": params}, x, train=False).y.shape == x.shape
+    params = init(moe, x)
+    assert apply(moe, params, x, train=False).y.shape == x.shape
     with pytest.raises(BadInputError, match="a batch of 16, would do"):
-        moe.apply({"params": params}, x, train=True)
+        apply(moe, params, x, train=True)
 
 
 def test_a_batch_that_is_no_whole_number_of_groups_names_sizes_that_would_do():
@@ -296,7 +293,7 @@ def test_experts_without_bias_and_with_another_activation(dispatch: str):
     fields = {"mlp_dim": 1, "examples_per_group": 1, "use_bias": False, "activation": "relu"}
     moe = layer(1, 1, **fields, dispatch=dispatch)
     x = jnp.array([[[-2.0], [3.0]]])
-    params = moe.init(jax.random.key(0), x, train=False)["params"]
+    params = init(moe, x)
     assert {name: list(kept) for name, kept in params["experts"].items()} == {
         "wi": ["kernel"],
         "wo": ["kernel"],
@@ -304,7 +301,7 @@ def test_experts_without_bias_and_with_another_activation(dispatch: str):
     params = jax.tree.map(jnp.ones_like, params)
 
     def loss(params: dict) -> tuple:
-        y = moe.apply({"params": params}, x, train=False).y
+        y = apply(moe, params, x, train=False).y
         return y.sum(), y
 
     (_, y), grads = jax.value_and_grad(loss, has_aux=True)(params)
