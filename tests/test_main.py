@@ -322,8 +322,7 @@ def test_the_table_of_a_training_run_without_experts_says_where_things_are():
 def test_evaluation_needs_only_the_workdir(capsys: pytest.CaptureFixture, tmp_path: Path):
     """The config comes from the run's config.json."""
     workdir = f"--workdir={tmp_path / 'run'}"
-    flags = ["--config.duration=1 step", "--config.optimizer.warmup=0 steps", "--json"]
-    assert main(["main", DIGITS, workdir, *flags]) == 0
+    assert main(["main", *SMALL_VIT, workdir, "--json"]) == 0
     trained = json.loads(capsys.readouterr().out)
     assert main(["main", "--mode=eval", workdir, "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
