@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import cv2
+import jax
 import numpy as np
 import pytest
 from checkpoint.test_series import everything_in, flip
@@ -24,9 +25,13 @@ from small_runs import (
     finish,
     last_step,
     metrics_of,
+    small_config,
     start,
     wait_until,
 )
+
+from widenet_jax import train
+from widenet_jax.errors import BadInputError, RunFailedError
 
 # Save and evaluate as often as a short run can, so that random kills hit these phases.
 OFTEN = {
@@ -37,17 +42,22 @@ OFTEN = {
 }
 
 
+def run_here(workdir: Path, mode: str = "train", **changes: object) -> None:
+    """Runs what `command` does, in this process, which has imported and compiled most of it."""
+    train.run(small_config(**changes), str(workdir), mode=mode, devices=jax.devices()[:1])
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Returns a function that trains an unbroken run of a kind; it keeps all checkpoints."""
 
     @cache
-    def train(run: str) -> Path:
+    def trained(run: str) -> Path:
         workdir = tmp_path_factory.mktemp("runs") / f"unbroken_{run}"
-        finish(start(command(workdir, run=run, **OFTEN, **{"checkpoint.keep": 15})))
+        run_here(workdir, run=run, **OFTEN, **{"checkpoint.keep": 15})
         return workdir
 
-    return train
+    return trained
 
 
 @pytest.fixture(scope="module")
@@ -182,11 +192,12 @@ def test_other_devices_and_hosts_go_on(unbroken: Path, tmp_path: Path):
     assert ours[15]["load"] == theirs[15]["load"]
 
 
-def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
+def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path, capsys):
     """The run restores the previous one and renames the damaged one; its end is the same."""
     workdir = at_step(tmp_path / "run", unbroken, 20)
     flip(workdir / "checkpoints" / "20" / "params" / "manifest.ocdbt", 3)
-    errors = finish(start(command(workdir, **OFTEN)))
+    run_here(workdir, **OFTEN)
+    errors = capsys.readouterr().err
     assert (
         f"warning: {workdir}/checkpoints/20 params/manifest.ocdbt has changed bytes; renamed to"
         in errors
@@ -197,22 +208,25 @@ def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
 
 
 def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
-    """Exit code 3; nothing is overwritten, in particular not by a new run."""
+    """The run fails; nothing is overwritten, in particular not by a new run."""
     workdir = at_step(tmp_path / "run", unbroken, 4)
     for step in ("2", "4"):
         (workdir / "checkpoints" / step / "manifest.json").write_text("{")
     before = everything_in(workdir)
-    line = finish(start(command(workdir, **OFTEN)), 3).splitlines()[-1]
-    assert line.startswith(f"failed: no checkpoint in {workdir}/checkpoints is intact (4: manifest")
+    with pytest.raises(RunFailedError) as error:
+        run_here(workdir, **OFTEN)
+    told = f"no checkpoint in {workdir}/checkpoints is intact (4: manifest"
+    assert str(error.value).startswith(told)
     assert everything_in(workdir) == before
 
 
-def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path):
+def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path, capsys):
     """The run starts at step 0 again, and says so."""
     workdir = at_step(tmp_path / "run", unbroken, 2)
     (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / "2.orbax-checkpoint-tmp")
     shutil.rmtree(workdir / "best")
-    errors = finish(start(command(workdir, **OFTEN)))
+    run_here(workdir, **OFTEN)
+    errors = capsys.readouterr().err
     assert f"note: {workdir}/checkpoints held an unfinished checkpoint (2); it is removed" in errors
     assert "starting: 30 steps" in errors
     assert_same_end(workdir, unbroken)
@@ -225,8 +239,10 @@ def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
     shutil.rmtree(workdir / "checkpoints")
     (workdir / "result.json").unlink()
     before = everything_in(workdir)
-    line = finish(start(command(workdir, **OFTEN)), 3).splitlines()[-1]
-    assert line.startswith(f"failed: --workdir={workdir} has metrics up to step 30 and no check")
+    with pytest.raises(RunFailedError) as error:
+        run_here(workdir, **OFTEN)
+    told = f"--workdir={workdir} has metrics up to step 30 and no check"
+    assert str(error.value).startswith(told)
     assert everything_in(workdir).keys() - before.keys() == {".lock"} - before.keys()
     assert before.items() <= everything_in(workdir).items()
 
@@ -305,43 +321,47 @@ def test_no_image_can_be_read(photos: Path, tmp_path: Path, num_workers: int):
     assert "truncated JPEG" in errors.splitlines()[-1] and "Traceback" not in errors
 
 
-def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path):
+def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, capsys):
     """The run saves the steps it has made before it ends, and goes on once the file is mended."""
     bad = photos / "test" / "dog" / "00.jpg"
     good, workdir = bad.read_bytes(), tmp_path / "run"
     bad.write_bytes(good[:100])
     (photos / "train" / "cat" / "07.jpg").write_bytes(good)
-    changes = {"data.source": "image_folder", "data.path": photos, "duration": "4 steps"}
+    changes = {"data.source": "image_folder", "data.path": str(photos), "duration": "4 steps"}
     changes |= {"batch_size": 32, "evaluation.every": "2 steps", "checkpoint.every": "100 steps"}
-    errors = finish(start(command(workdir, **changes)), 2)
-    assert "saved after step 2" in errors and "dog/00.jpg" in errors.splitlines()[-1]
+    with pytest.raises(BadInputError, match=r"dog/00\.jpg"):
+        run_here(workdir, **changes)
+    assert "saved after step 2" in capsys.readouterr().err
     assert last_step(workdir) == 2
     bad.write_bytes(good)
-    assert "resuming after step 2" in finish(start(command(workdir, **changes)))
+    run_here(workdir, **changes)
+    assert "resuming after step 2" in capsys.readouterr().err
     assert [r["step"] for r in metrics_of(workdir, "eval")] == [2, 4]
 
 
-def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path):
+def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys):
     """It is an error that names the image, or is skipped and counted, up to the allowed share."""
-    data = {"data.source": "image_folder", "data.path": photos, "duration": "10 steps"}
+    data = {"data.source": "image_folder", "data.path": str(photos), "duration": "10 steps"}
     data |= {"batch_size": 32, "log_every_steps": 1, "checkpoint.every": "4 steps"}
-    line = finish(start(command(tmp_path / "error", **data)), 2).splitlines()[-1]
-    assert line.startswith("error: ") and "cat/07.jpg" in line and "truncated JPEG" in line
+    with pytest.raises(BadInputError, match=r"cat/07\.jpg.*truncated JPEG"):
+        run_here(tmp_path / "error", **data)
 
     data |= {"data.on_bad_example": "skip", "data.max_bad_fraction": 0.05}
-    errors = finish(start(command(tmp_path / "skip", **data)))
-    assert errors.count("cat/07.jpg") == 1
+    capsys.readouterr()
+    run_here(tmp_path / "skip", **data)
+    assert capsys.readouterr().err.count("cat/07.jpg") == 1
     counts = [r["bad_examples"] for r in metrics_of(tmp_path / "skip")]
     assert counts[-1] == 5 and counts == sorted(counts)  # 10 steps of 32 are 5 epochs of 64
     assert {r["bad_examples"] for r in metrics_of(tmp_path / "skip", "eval")} == {0}
 
     data |= {"data.max_bad_fraction": 0.01}
-    line = finish(start(command(tmp_path / "many", **data)), 3).splitlines()[-1]
-    assert "training images could not be read" in line
-    assert "more than config.data.max_bad_fraction=0.01 allows" in line
+    with pytest.raises(RunFailedError) as error:
+        run_here(tmp_path / "many", **data)
+    assert "training images could not be read" in str(error.value)
+    assert "more than config.data.max_bad_fraction=0.01 allows" in str(error.value)
 
     for number in range(16, 24):  # after training: empty some test images, too
         (photos / "test" / "dog" / f"{number - 16:02d}.jpg").write_bytes(b"")
     data |= {"data.max_bad_fraction": 0.05}
-    line = finish(start(command(tmp_path / "skip", "--mode=eval", **data)), 3).splitlines()[-1]
-    assert "8 of 32 evaluation images could not be read" in line
+    with pytest.raises(RunFailedError, match="8 of 32 evaluation images could not be read"):
+        run_here(tmp_path / "skip", mode="eval", **data)

@@ -35,7 +35,7 @@ SLOW_DATA = "tests/with_slow_data.py"
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("runs") / "unbroken"
-    finish(start(command(workdir)))
+    train.run(small_config(), str(workdir), devices=ONE)
     return workdir
 
 
