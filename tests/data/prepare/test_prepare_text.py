@@ -222,7 +222,9 @@ def test_ctrl_c_and_a_killed_worker(tmp_path: Path, corpus: list[Path]):
             process.send_signal(ending)
         else:
             # Python's own helper process is a child too; workers have the units' files open.
-            os.kill(int(next(out.glob(".writing-*")).name.rpartition("-")[2]), ending)
+            while not (written := list(out.glob(".writing-*"))):
+                time.sleep(0.01)
+            os.kill(int(written[0].name.rpartition("-")[2]), ending)
         stderr = process.communicate(timeout=60)[1].decode()
         assert process.returncode == code and "Traceback" not in stderr, stderr
     assert "a worker process was killed" in stderr
