@@ -1,7 +1,8 @@
 """A text model on a novel that ships with the project: the default for text, for laptops.
 
 Jane Austen's Persuasion (1818, public domain), 460 kB in 2,000 word pieces. Two of its 24
-chapters are the validation split. Pretraining on masked words and sentence order, as configs/text_pretrain.py.
+chapters are the validation split. Pretraining on masked words and sentence order, as
+configs/text_pretrain.py.
 
   python -m widenet_jax.main --config=configs/text_tiny.py --workdir=runs/text_tiny
 
