@@ -132,6 +132,8 @@ def test_a_tfds_set(tmp_path: Path):
         ("a.txt.gz", b"\x1f\x8bgarbage", "damaged or cut short"),
         ("a.jsonl", b'{"text": "One."}\n{"body": "Two."}', "line 2: no text 'text'; it has body"),
         ("a.jsonl", b'{"text": 3}', "line 1: no text 'text'"),
+        ("a.jsonl", b'{"text": "One.\\u0000"}', "line 1: holds a NUL"),
+        ("a.jsonl", b'{"text": "One.\\ud800"}', "line 1: not UTF-8"),
         ("a.jsonl", b"[1]", "line 1: no text 'text'; it is no object"),
         ("a.jsonl", b'{"text": "One."', "line 1: not valid JSON"),
         ("a.parquet", b"PAR1 garbage", "not a parquet file"),

@@ -84,12 +84,19 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def decoded(line: bytes, where: str) -> str:
+    """Returns a text; raises BadInputError, naming `where`, unless it is UTF-8 without NUL."""
     if b"\0" in line:
         raise BadInputError(f"{where}: holds a NUL character, so is not text; remove it")
     try:
         return line.decode()
     except UnicodeDecodeError:
         raise BadInputError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
+
+
+def _paragraphs(text: str, where: str) -> list[str]:
+    """Returns the paragraphs of a text that a field holds; raises BadInputError as `decoded`."""
+    # JSON can escape half of a surrogate pair, which is no character.
+    return paragraphs_of(decoded(text.encode(errors="surrogatepass"), where))
 
 
 def _read_text(path: str, column: str) -> Texts:
@@ -138,7 +145,7 @@ def _read_json_lines(path: str, column: str) -> Texts:
         if not isinstance(value, dict) or not isinstance(value.get(column), str):
             known = f"it has {', '.join(value)}" if isinstance(value, dict) else "it is no object"
             raise BadInputError(f"{where}: no text {column!r}; {known} (choose with --text_column)")
-        yield paragraphs_of(value[column]), True
+        yield _paragraphs(value[column], where), True
 
 
 def _read_parquet(path: str, column: str) -> Texts:
@@ -156,7 +163,7 @@ def _read_parquet(path: str, column: str) -> Texts:
                 for value in batch.column(0).to_pylist():
                     if not isinstance(value, str):
                         raise BadInputError(f"{path} record {row}: {column!r} holds no text")
-                    yield paragraphs_of(value), True
+                    yield _paragraphs(value, f"{path} record {row}"), True
                     row += 1
     except (OSError, pa.ArrowException) as error:
         reason = first_line(error)
