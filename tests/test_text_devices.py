@@ -1,0 +1,54 @@
+"""A training step on text, on one device and on eight."""
+
+import jax
+import numpy as np
+
+from widenet_jax.config.files import load_config
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.text.instances import instance_spec
+from widenet_jax.experiment import build_experiment
+
+B, T, P, V = 16, 16, 3, 64
+
+
+def batch() -> dict[str, np.ndarray]:
+    """16 texts of 16 tokens or fewer."""
+    rng = np.random.default_rng(0)
+    length = rng.integers(8, T + 1, B)
+    real = np.arange(T) < length[:, None]
+    arrays = {
+        "tokens": np.where(real, rng.integers(5, V, (B, T)), 0),
+        "segments": np.where(real, np.arange(T) > 5, 0),
+        "length": length,
+        "mlm_positions": np.tile([1, 4, 6], (B, 1)),
+        "mlm_labels": rng.integers(5, V, (B, P)),
+        "mlm_count": rng.integers(1, P + 1, B),
+        "order": rng.integers(0, 2, B),
+    }
+    return {name: x.astype(np.int32) for name, x in arrays.items()} | {"bad": np.zeros(B, bool)}
+
+
+def step(devices: int, fsdp: int) -> tuple[dict, dict]:
+    """Returns the metrics of a step and the parameters after it."""
+    config = load_config("configs/text_pretrain.py:widenet_4_s,depth=1,examples_per_group=2")
+    config.update(batch_size=B, duration="4 steps", sharding={"fsdp": fsdp})
+    config.optimizer.update(warmup="0 steps")
+    config.evaluation.update(batch_size=B, every="4 steps")
+    config.checkpoint.every = "4 steps"
+    config.model.num_positions = T
+    config.data.max_length = T
+    config.task.max_predictions = P
+    facts = DataFacts(100, instance_spec(config), {"vocab_size": V})
+    experiment = build_experiment(config, facts, jax.devices()[:devices])
+    with jax.set_mesh(experiment.mesh):
+        state, metrics = experiment.train_step(experiment.init(), batch())
+        return jax.device_get(metrics), jax.device_get(state.params)
+
+
+def test_devices_and_sharding_change_nothing():
+    """The table of tokens is sharded over eight devices, and looked up and multiplied with."""
+    (metrics, params), (of_eight, its_params) = step(1, 1), step(8, -1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of_eight, metrics)
+    # AdamW's first update is the gradient's sign times the rate, 1e-3.
+    close = jax.tree.map(lambda a, b: np.mean(np.abs(a - b) < 1e-5), its_params, params)
+    assert all(share > 0.99 for share in jax.tree.leaves(close)), close
