@@ -28,6 +28,7 @@ LEAST = {
     **dict.fromkeys(("augment.pad_pixels", "augment.randaugment_layers"), 0),
     **dict.fromkeys(("watchdog.dump_after_seconds", "watchdog.exit_after_seconds"), 0),
     "task.max_predictions": 0,  # a share of the sequence
+    "model.num_segments": 2,
     "sharding.fsdp": -1,  # all devices
 }
 # The largest value of a whole number where that is not 2^31 - 1. Far above any run that fits in
@@ -41,6 +42,7 @@ MOST = {
     **dict.fromkeys(("data.image_size", "augment.pad_pixels"), 2**14),
     **dict.fromkeys(("model.num_heads", "model.moe.num_experts"), 2**12),
     **dict.fromkeys(("data.num_workers", "data.prefetch", "model.depth"), 2**10),
+    "model.num_segments": 2**10,
     "augment.randaugment_layers": 2**6,
 }
 
