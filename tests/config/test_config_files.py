@@ -89,5 +89,6 @@ def test_numbers_beyond_any_memory(flag: str, most: int):
 def test_every_limit_is_of_a_field_that_exists():
     from widenet_jax.config.files import LEAST, MOST, fields_of
 
-    fields = dict(fields_of(load_config(str(ROOT / "configs" / "digits.py"))))
-    assert set(LEAST) | set(MOST) <= set(fields)
+    configs = (load_config(str(ROOT / "configs" / name)) for name in ("digits.py", "text_tiny.py"))
+    fields = {field for config in configs for field, _ in fields_of(config)}
+    assert set(LEAST) | set(MOST) <= fields
