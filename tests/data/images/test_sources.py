@@ -34,17 +34,21 @@ def test_a_path_is_needed(name):
 
 
 def test_digits_are_split_by_class_and_cover_the_set():
-    train = build_source({"source": "digits"}, "train")
-    test = build_source({"source": "digits"}, "test")
-    assert (len(train), len(test)) == (1437, 360)
-    counts = np.bincount([test[i]["label"] for i in range(len(test))])
-    assert counts.min() >= 34 and counts.max() <= 37  # a fifth of the 174 to 183 per class
-    pixels = sum(int(s[i]["image"].sum()) for s in (train, test) for i in range(len(s)))
+    """The splits are those that scikit-learn draws."""
     from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
 
-    assert pixels == int(np.round(load_digits().images * 255 / 16).sum())
-    image = train[0]["image"]
-    assert image.shape == (8, 8, 1) and image.dtype == np.uint8
+    images, labels = load_digits().images, load_digits().target
+    parts = train_test_split(np.arange(1797), test_size=0.2, random_state=0, stratify=labels)
+    for name, records in zip(("train", "test"), map(sorted, parts), strict=True):
+        source = build_source({"source": "digits"}, name)
+        assert [source[i]["label"] for i in range(len(source))] == labels[records].tolist()
+        pixels = np.stack([source[i]["image"] for i in range(len(source))])
+        assert pixels.shape[1:] == (8, 8, 1) and pixels.dtype == np.uint8
+        np.testing.assert_array_equal(pixels[..., 0], np.round(images[records] * 255 / 16))
+    assert len(source) == 360
+    counts = np.bincount([source[i]["label"] for i in range(360)])
+    assert counts.min() >= 34 and counts.max() <= 37  # a fifth of the 174 to 183 per class
 
 
 def test_digits_have_no_other_split():

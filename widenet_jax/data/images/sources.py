@@ -1,7 +1,9 @@
 """Sources of labelled images: the embedded digits, and folders of image files."""
 
 import errno
+import gzip
 import os
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +51,11 @@ class Digits(LabelledImages):
     class_names = tuple(str(digit) for digit in range(10))
 
     def __init__(self, split: str):
-        # scikit-learn is slow to import, and only this source needs it.
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
         check_split(split, ("train", "test"), "the digits")
-        digits = load_digits()
-        train, test = train_test_split(
-            np.arange(len(digits.target)),
-            test_size=DIGITS_TEST_SHARE,
-            random_state=DIGITS_SPLIT_SEED,
-            stratify=digits.target,
-        )
-        chosen = np.sort(train if split == "train" else test)
-        pixels = np.round(digits.images[chosen] * (255 / 16)).astype(np.uint8)
-        self._images = pixels[..., None]
-        self._labels = digits.target[chosen].astype(np.int32)
+        pixels, labels = _read_digits()
+        chosen = np.flatnonzero(_test_digits(labels) == (split == "test"))
+        self._images = np.round(pixels[chosen] * (255 / 16)).astype(np.uint8)[..., None]
+        self._labels = labels[chosen].astype(np.int32)
         self._split = split
 
     def __len__(self) -> int:
@@ -135,6 +126,40 @@ class ImageFolder(LabelledImages):
         reason = "link to a file that is not there" if dangling else error.strerror
         kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
         return kind(f"{self.describe(index)}: {reason}; replace or remove it")
+
+
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Returns pixels of 0..16 [1797, 8, 8] and labels [1797], from scikit-learn's own file.
+
+    `sklearn.datasets.load_digits` returns the same, but takes a second or two to import.
+    """
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    with gzip.open(path) as file:
+        table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
+
+
+def _test_digits(labels: np.ndarray) -> np.ndarray:
+    """Returns bool [1797]: the test digits, a fifth of each kind, drawn at random.
+
+    The same as `sklearn.model_selection.train_test_split(..., stratify=labels)` draws, with
+    DIGITS_TEST_SHARE and DIGITS_SPLIT_SEED.
+    """
+    rng = np.random.RandomState(DIGITS_SPLIT_SEED)
+    counts = np.bincount(labels)
+    num_train = len(labels) - int(np.ceil(DIGITS_TEST_SHARE * len(labels)))
+    # The largest remainders are rounded up; random ones among equals.
+    shares = counts / len(labels) * num_train
+    remainders = shares % 1
+    train_counts = np.floor(shares).astype(int)
+    for remainder in np.unique(remainders)[::-1]:
+        if missing := num_train - train_counts.sum():
+            equals = np.flatnonzero(remainders == remainder)
+            train_counts[rng.choice(equals, min(len(equals), missing), replace=False)] += 1
+    is_test = np.zeros(len(labels), bool)
+    for digit, count in enumerate(train_counts):
+        is_test[rng.permutation(np.flatnonzero(labels == digit))[count:]] = True
+    return is_test
 
 
 def _entries(folder: Path) -> list[os.DirEntry]:
