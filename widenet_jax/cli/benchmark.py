@@ -144,8 +144,8 @@ def input_pipeline(options: Options) -> Rows:
 
 def text_pipeline(options: Options) -> Rows:
     config = set_fields(load_config(options.config), options.fields)
-    if config.data.source != "text":
-        raise BadInputError(f"--config={options.config} does not read a prepared text set")
+    if config.task.name != "masked_lm":
+        raise BadInputError(f"--config={options.config} does not pretrain on text")
     from widenet_jax.tools.benchmark.text_pipeline import text_rows
 
     names = ("batch_size", "workers", "rounds", "seconds")

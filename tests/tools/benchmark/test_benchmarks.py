@@ -16,7 +16,15 @@ from etils import epath
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import build_experiment
-from widenet_jax.tools.benchmark import dispatch, input_pipeline, peaks, report, train_step, turns
+from widenet_jax.tools.benchmark import (
+    dispatch,
+    input_pipeline,
+    peaks,
+    report,
+    text_pipeline,
+    train_step,
+    turns,
+)
 from widenet_jax.tools.benchmark.checkpoint import checkpoint_row, directory_bytes
 from widenet_jax.tools.benchmark.timing import median_seconds
 from widenet_jax.tools.benchmark.train_step import random_batch
@@ -147,6 +155,16 @@ def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch
     assert cv2.imread(f"{photos}/input.png").shape[1] > 500
 
 
+def test_the_text_command(capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text_pipeline.importlib.util, "find_spec", lambda name: None)
+    config = f"{ROOT}/configs/text_tiny.py"
+    argv = ["text", f"--config={config}", "--seconds=0.01", "--rounds=1", "--workers", "0"]
+    assert command()([*argv, "--batch_size=2", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["pipeline"] == "ours, threads" and row["of_peer"] is None
+    assert row["sequences_per_second"] > 0 and row["cpu_ms"] > 0
+
+
 def test_quotients_are_taken_within_a_round():
     """Rounds (ours, theirs): (10, 20), (90, 100), (80, 200), with quotients 0.5, 0.9 and 0.4.
 
@@ -186,6 +204,7 @@ def test_the_dispatch_command(capsys: pytest.CaptureFixture):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
+        (["text", f"--config={ROOT}/configs/digits.py"], "digits.py does not pretrain on text"),
         (["input", "--path=/nowhere"], "/nowhere: no such directory"),
         (["input", "--path=/nowhere", "--wrong=1"], "no flag --wrong"),
         (["dispatch", "--images", "3", "--examples_per_group", "2"], "must divide --images"),

@@ -1,5 +1,6 @@
 """The baseline of the text benchmark: a torch DataLoader with transformers' masking collator."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,9 @@ class Sequences(torch.utils.data.Dataset):
         return len(self.source)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        ids = np.concatenate(self.source[index]["sentences"])[: self.max_length - 2].tolist()
+        example = self.source[index]
+        sentences = example.get("sentences") or list(itertools.chain(*example["chunks"]))
+        ids = np.concatenate(sentences)[: self.max_length - 2].tolist()
         special = [1, *([0] * len(ids)), 1]
         return {"input_ids": [self.cls_id, *ids, self.sep_id], "special_tokens_mask": special}
 
