@@ -1,46 +1,162 @@
-"""Classifies image files with a trained model, and shows which expert each patch went to.
+"""Predicts with a trained model: classes of images and texts, answers, masked words.
 
   python scripts/predict.py --workdir=runs/mine photo.jpg other.png --top=5
   python scripts/predict.py --workdir=exported/mine photo.jpg --overlay=experts.png
+  python scripts/predict.py --workdir=runs/sst2 --text="A fine film." --text="A dull one."
+  python scripts/predict.py --workdir=runs/mnli --text="It rains." --pair="It is dry."
+  python scripts/predict.py --workdir=runs/squad --question="Who?" --context="Ada wrote it."
+  python scripts/predict.py --workdir=runs/albert --fill="The capital of France is [MASK]."
 
-Images are routed one at a time, so that an answer does not depend on the other files.
+Each example is routed alone, so that its answer does not depend on the others. The overlay shows
+which expert each patch of an image went to.
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
+from typing import TYPE_CHECKING
+
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
+from widenet_jax.errors import BadInputError
+
+if TYPE_CHECKING:
+    from widenet_jax.weights.trained import Trained
+
+# What a user gives -> the task whose models take it.
+TASKS = {
+    "images": "classification",
+    "text": "text_classification",
+    "question": "span",
+    "fill": "masked_lm",
+}
+FORMS = {
+    "images": "image files",
+    "text": "--text=TEXT",
+    "question": "--question=TEXT --context=TEXT",
+    "fill": '--fill="A [MASK] word"',
+}
+# A row for --json, lines for people.
+Shown = tuple[dict, list[str]]
 
 
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__, takes_fields=False)
     add = parser.add_argument
-    add("images", nargs="+", metavar="IMAGE", help="JPEG or PNG files")
+    add("images", nargs="*", metavar="IMAGE", help="JPEG or PNG files")
+    add("--text", action="append", metavar="TEXT", help="to classify; may be repeated")
+    add("--pair", action="append", metavar="TEXT", help="the second text of a --text")
+    add("--question", metavar="TEXT", help="to answer from --context")
+    add("--context", metavar="TEXT", help="holds the answer, maybe")
+    add("--fill", action="append", metavar="TEXT", help="a text with one or more [MASK]")
     add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
-    add("--top", type=positive, default=5, metavar="N", help="classes to name")
+    add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
     add("--overlay", metavar="PNG", help="draw expert choices over the images")
     add("--json", action="store_true", help="print one JSON object")
     return parser.run(predict, argv)
 
 
 def predict(options: Options) -> None:
-    from widenet_jax.tools.analysis.image_overlay import draw_overlay, image_router
-    from widenet_jax.tools.analysis.image_prediction import best, classifier, read_picture
+    kind = kind_of(options)
     from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir)
-    trained.require_task("classification")
+    if trained.config.task.name != TASKS[kind]:
+        takes = {task: form for form, task in TASKS.items()}.get(trained.config.task.name)
+        raise BadInputError(
+            f"{options.workdir} holds a model of the task {trained.config.task.name}"
+            + (f", which takes {FORMS[takes]}" if takes else "")
+            + f"; {FORMS[kind]} needs one of {TASKS[kind]}"
+        )
+    key, found = PREDICT[kind](options, trained)
+    facts = {"workdir": options.workdir, "step": trained.step, key: [row for row, _ in found]}
+    show(options, facts, "\n".join(line for _, lines in found for line in lines))
+
+
+def kind_of(options: Options) -> str:
+    """Returns which of `TASKS` the user gave.
+
+    Raises:
+      BadInputError: none or several, or a flag that does not go with it.
+    """
+    given = [kind for kind in TASKS if getattr(options, kind)]
+    if len(given) != 1:
+        raise BadInputError(f"give {', or '.join(FORMS.values())}, and one of these only")
+    for flag, kind in (("pair", "text"), ("context", "question"), ("overlay", "images")):
+        if getattr(options, flag) and given != [kind]:
+            raise BadInputError(f"--{flag} goes with {FORMS[kind]}")
+    if options.pair and len(options.pair) != len(options.text):
+        numbers = f"{len(options.text)} --text and {len(options.pair)} --pair"
+        raise BadInputError(f"{numbers}: give a --pair for each --text")
+    if options.question and options.context is None:
+        raise BadInputError("--question needs --context=TEXT, the text that holds the answer")
+    return given[0]
+
+
+def predict_images(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
+    from widenet_jax.tools.analysis.image_overlay import draw_overlay, image_router
+    from widenet_jax.tools.analysis.image_prediction import best, classifier, read_picture
+
     route = image_router(trained) if options.overlay else None
     pictures = [read_picture(path, trained) for path in options.images]
     classify = classifier(trained)
-    rows, lines, drawn = [], [], []
+    found, drawn = [], []
     for path, picture in zip(options.images, pictures, strict=True):
         top = best(classify(picture), trained, options.top)
-        rows.append({"image": path, "top": top})
-        lines += [path, *(f"  {one['probability']:7.2%}  {one['class']}" for one in top)]
+        found.append(({"image": path, "top": top}, [path, *shares(top, "class")]))
         if route:
             title = f"{top[0]['class']} {top[0]['probability']:.0%}"
             drawn.append((title, picture, route(picture)))
     if drawn:
         draw_overlay(trained, drawn, options.overlay)
-    facts = {"workdir": options.workdir, "step": trained.step, "images": rows}
-    show(options, facts, "\n".join(lines))
+    return "images", found
+
+
+def predict_texts(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
+    from widenet_jax.tools.analysis.text_prediction import text_classifier
+
+    classify, found = text_classifier(trained, options.top), []
+    for text, pair in zip(options.text, options.pair or [None] * len(options.text), strict=True):
+        top = classify(text, pair)
+        row = {"text": text, **({} if pair is None else {"pair": pair}), "top": top}
+        said = [text] if pair is None else [text, pair]
+        found.append((row, [*said, *shares(top, "class")]))
+    return "texts", found
+
+
+def predict_answer(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
+    from widenet_jax.tools.analysis.text_prediction import answer_question
+
+    found = answer_question(trained, options.question, options.context, options.top)
+    row = {"question": options.question, **found._asdict()}
+    lines = [options.question, *shares(found.top, "text")]
+    if found.null_score is not None:
+        told = "an answer" if found.answer else "no answer"
+        least = trained.config.task.null_threshold
+        lines.append(f"  {told}: null score {found.null_score:.2f}, none above {least:g}")
+    return "answers", [(row, lines)]
+
+
+def predict_words(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
+    from widenet_jax.tools.analysis.text_prediction import fill_masks
+
+    found = []
+    for text in options.fill:
+        masks = fill_masks(trained, text, options.top)
+        lines = [text]
+        for number, top in enumerate(masks):
+            lines += [f" [MASK] {number + 1}"] if len(masks) > 1 else []
+            lines += shares(top, "word")
+        found.append(({"text": text, "masks": masks}, lines))
+    return "fills", found
+
+
+def shares(top: list[dict], key: str) -> list[str]:
+    """Formats probabilities, a line for each."""
+    return [f"  {one['probability']:7.2%}  {one[key]}" for one in top]
+
+
+PREDICT = {
+    "images": predict_images,
+    "text": predict_texts,
+    "question": predict_answer,
+    "fill": predict_words,
+}

@@ -5,7 +5,7 @@ which overlap. One record is one window.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,21 @@ class Squad:
       windows: int32 [W, 3]: question, first token of its context, number of these tokens.
     """
 
-    def __init__(self, data: Mapping[str, Any], split: str, *, tokenizer: Tokenizer | None = None):
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        split: str,
+        *,
+        tokenizer: Tokenizer | None = None,
+        questions: Sequence[Question] | None = None,
+    ):
         """Reads, tokenises and cuts a split.
 
         Args:
           data: `config.data`.
           split: see `split_files`.
           tokenizer: by default that of `config.data.tokenizer`.
+          questions: to ask instead of those of the split, whose files are then not read.
 
         Raises:
           BadInputError: a file is missing or damaged, or windows would have no room.
@@ -55,8 +63,9 @@ class Squad:
             )
         self._stride = data["stride"]
         self._tokenizer = tokenizer or tokenizer_of(data)
-        path = data["path"]
-        self.questions: list[Question] = read_split(path, split, read_questions, suffixes=SUFFIXES)
+        if questions is None:
+            questions = read_split(data["path"], split, read_questions, suffixes=SUFFIXES)
+        self.questions: list[Question] = list(questions)
         asked = encode_all(self._tokenizer, [question.text for question in self.questions])
         self._asked = [ids[: data["max_question_length"]] for ids in asked]
         contexts = list(dict.fromkeys(question.context for question in self.questions))

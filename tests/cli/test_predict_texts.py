@@ -1,0 +1,201 @@
+"""Predictions for texts from the command line: classes, answers, masked words, mistakes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from text_sets import write_squad, write_table, write_tokenizer
+from untrained import export_untrained
+
+from configs import glue, squad, text_tiny
+from widenet_jax import train
+from widenet_jax.cli import evaluate, predict
+from widenet_jax.data.text.tiny_text import FOLDER
+from widenet_jax.data.text.tokenizer import load_tokenizer
+from widenet_jax.tools.analysis.text_prediction import masked_ids, word
+from widenet_jax.weights.trained import Trained, open_trained
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trains on texts that are positive where they hold "good"; returns the workdir."""
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder)
+    config = glue.get_config("own,model=albert_tiny,depth=1")
+    config.update_from_flattened_dict({
+        "batch_size": 16, "evaluation.batch_size": 16,
+        "duration": "40 steps", "optimizer.warmup": "4 steps", "optimizer.learning_rate": 3e-3,
+        "evaluation.every": "40 steps", "checkpoint.every": "40 steps",
+        "tracking.tensorboard": False, "data.max_length": 16,
+        "data.path": str(folder), "data.tokenizer": str(write_tokenizer(folder)),
+    })  # fmt: skip
+    train.run(config, str(folder / "run"), devices=jax.devices()[:1])
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with questions and a tokenizer."""
+    folder = tmp_path_factory.mktemp("texts")
+    write_squad(folder, dev=6)
+    write_tokenizer(folder)
+    return folder
+
+
+def untrained(config, folder: Path, name: str) -> Path:
+    """Exports an untrained model with the folder's tokenizer."""
+    tokenizer = load_tokenizer(str(folder / "vocab.txt"))
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+    config.update_from_flattened_dict(
+        {"model.depth": 1, "data.path": str(folder), "data.max_length": 16}
+    )
+    return export_untrained(config, info, folder / name)
+
+
+@pytest.fixture(scope="module")
+def filler(folder: Path) -> Path:
+    return untrained(text_tiny.get_config(), folder, "filler")
+
+
+def answerer(folder: Path, head: str) -> Path:
+    """Exports an untrained model that answers questions, if the folder has none yet."""
+    config = squad.get_config("v2,model=albert_tiny")
+    config.update_from_flattened_dict(
+        {"task.head": head, "data.max_question_length": 8, "data.stride": 4}
+    )
+    return untrained(config, folder, head)
+
+
+def predicted(capsys, place: Path, *flags: str) -> dict:
+    assert predict.main([f"--workdir={place}", "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def outputs_of(trained: Trained, inputs: dict) -> Any:
+    apply = jax.jit(lambda x: trained.model.apply({"params": trained.params}, x, train=False)[0])
+    return jax.device_get(apply(inputs))
+
+
+def refused(capsys, *flags: str) -> str:
+    assert predict.main(list(flags)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+def test_classes_of_texts(classifier: Path, capsys):
+    """The words decide, and a text's answer does not depend on the other texts."""
+    words = ["the good day", "the bad day"]
+    both = predicted(capsys, classifier, *(f"--text={text}" for text in words))["texts"]
+    assert [row["top"][0]["class"] for row in both] == ["positive", "negative"]
+    assert all(row["top"][0]["probability"] > 0.8 for row in both)
+    assert [row["text"] for row in both] == words
+    alone = predicted(capsys, classifier, f"--text={words[1]}")["texts"]
+    assert alone == both[1:]
+    assert predict.main([f"--workdir={classifier}", "--text=good", "--top=1"]) == 0
+    text, answer = capsys.readouterr().out.splitlines()
+    assert text == "good" and answer.endswith("%  positive")
+
+
+def test_a_pair_is_a_second_segment(classifier: Path, capsys):
+    """As [CLS] text [SEP] pair [SEP] by hand."""
+    row = predicted(capsys, classifier, "--text=the day", "--pair=was good")["texts"][0]
+    assert (row["text"], row["pair"]) == ("the day", "was good")
+    trained = open_trained(str(classifier))
+    tokens = trained.tokenizer.encode("the day was good")
+    cls, sep = trained.tokenizer.cls_id, trained.tokenizer.sep_id
+    inputs = {
+        "tokens": np.array([[cls, *tokens[:2], sep, *tokens[2:], sep]]),
+        "segments": np.array([[0, 0, 0, 0, 1, 1, 1]]),
+        "mask": np.ones((1, 7), bool),
+    }
+    logits = outputs_of(trained, inputs)
+    expected = dict(zip(trained.class_names, jax.nn.softmax(logits[0]), strict=True))
+    for one in row["top"]:
+        assert one["probability"] == pytest.approx(float(expected[one["class"]]), abs=1e-4)
+
+
+@pytest.mark.parametrize("head", ["beam", "span"])
+def test_answers_are_those_of_the_evaluation(head: str, folder: Path, tmp_path: Path, capsys):
+    """The contexts have several windows; each answer is also the best of the spans."""
+    place = answerer(folder, head)
+    assert evaluate.main([f"--workdir={place}", f"--out={tmp_path}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["windows"] > 6
+    answers, nulls = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("predictions", "null_scores")
+    )
+    content = json.loads((folder / "dev-v2.0.json").read_text())
+    for paragraph in content["data"][0]["paragraphs"][:3]:
+        (asked,) = paragraph["qas"]
+        flags = f"--question={asked['question']}", f"--context={paragraph['context']}"
+        (found,) = predicted(capsys, place, *flags, "--top=3")["answers"]
+        assert found["answer"] == answers[asked["id"]]
+        assert found["null_score"] == pytest.approx(nulls[asked["id"]], abs=1e-4)
+        assert found["answer"] in ("", found["top"][0]["text"])
+        assert all(one["text"] in paragraph["context"] for one in found["top"])
+        shares = [one["probability"] for one in found["top"]]
+        assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 1 + 1e-6
+
+
+def test_words_for_masks(filler: Path, capsys):
+    """Probabilities over the vocabulary are those of the head by hand, one list for each mask."""
+    text = "[MASK] lives in [MASK]."
+    (row,) = predicted(capsys, filler, f"--fill={text}", "--top=1000")["fills"]
+    trained = open_trained(str(filler))
+    tokenizer = trained.tokenizer
+    words = tokenizer.encode("lives in .")
+    tokens = [tokenizer.cls_id, tokenizer.mask_id, *words[:2], tokenizer.mask_id, words[2]]
+    tokens = np.array([[*tokens, tokenizer.sep_id]])
+    inputs = {
+        "tokens": tokens,
+        "segments": np.zeros_like(tokens),
+        "mask": np.ones(tokens.shape, bool),
+        "mlm_positions": np.array([[1, 4]]),
+    }
+    outputs = outputs_of(trained, inputs)
+    expected = np.asarray(jax.nn.softmax(outputs["mlm_logits"][0]))
+    assert len(row["masks"]) == 2
+    for found, probs in zip(row["masks"], expected, strict=True):
+        assert [one["word"] for one in found] == [
+            tokenizer.token(k) for k in np.argsort(-probs, kind="stable")
+        ]
+        np.testing.assert_allclose([one["probability"] for one in found], -np.sort(-probs), 1e-4)
+
+
+def test_a_mask_after_which_no_word_begins():
+    """The tokenizer of the embedded text marks the beginning of every text it encodes."""
+    tokenizer = load_tokenizer(str(FOLDER))
+    pieces = lambda text: [tokenizer.token(k) for k in masked_ids(tokenizer, text)]  # noqa: E731
+    assert pieces("she was [MASK].") == ["▁she", "▁was", "[MASK]", "."]
+    assert pieces("the [MASK] house [MASK]") == ["▁the", "[MASK]", "▁house", "[MASK]"]
+    assert pieces("[MASK]ly") == ["[MASK]", "ly"]
+    house, ly = tokenizer.encode("house")[-1], masked_ids(tokenizer, "[MASK]ly")[-1]
+    assert (word(tokenizer, house), word(tokenizer, ly)) == ("house", "##ly")
+
+
+def test_a_model_of_another_task(classifier: Path, filler: Path, capsys):
+    said = refused(capsys, f"--workdir={classifier}", "--fill=a [MASK]")
+    assert "holds a model of the task text_classification, which takes --text=TEXT; " in said
+    assert said.endswith('--fill="A [MASK] word" needs one of masked_lm\n')
+    for flags in (["--text=x"], ["--question=x", "--context=y"], ["x.jpg"]):
+        said = refused(capsys, f"--workdir={filler}", *flags)
+        assert 'of the task masked_lm, which takes --fill="A [MASK] word"; ' in said
+
+
+def test_flags_that_do_not_go_together(filler: Path, capsys):
+    """They are refused before the model is read."""
+    there = "--workdir=gone"
+    assert "and one of these only" in refused(capsys, there)
+    assert "and one of these only" in refused(capsys, there, "--text=a", "--fill=[MASK]")
+    assert "--pair goes with --text=TEXT" in refused(capsys, there, "--fill=[MASK]", "--pair=b")
+    assert "2 --text and 1 --pair" in refused(capsys, there, "--text=a", "--text=b", "--pair=c")
+    assert "--question needs --context" in refused(capsys, there, "--question=who?")
+    assert "--overlay goes with image files" in refused(capsys, there, "--text=a", "--overlay=o")
+    there = f"--workdir={filler}"
+    assert "has no [MASK] for the model to fill" in refused(capsys, there, "--fill=the day")
+    long = f"--fill={'the day ' * 10}[MASK]"
+    assert "--fill has 21 tokens, of which" in refused(capsys, there, long)
