@@ -12,7 +12,7 @@ from weights import reference_bert as reference
 from weights.our_bert import exported
 
 from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.cli import evaluate, export, predict
+from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError
 from widenet_jax.weights.exported import write_exported
 from widenet_jax.weights.huggingface_config import model_section
@@ -152,10 +152,3 @@ def test_another_tokenizer_is_refused(tmp_path):
     told = "was trained with another tokenizer: token 6 is 'c' there and 'b' here"
     with pytest.raises(BadInputError, match=told):
         load(place, section, stored.info)
-
-
-def test_commands_for_images_refuse_a_text_model(tmp_path, capsys):
-    write_exported(epath.Path(tmp_path / "e"), model("masked_lm", tmp_path), file_format="npz")
-    for command, rest in ((evaluate, []), (predict, ["x.jpg"])):
-        assert command.main([f"--workdir={tmp_path / 'e'}", *rest]) == 2
-        assert "holds a model of the task masked_lm" in capsys.readouterr().err

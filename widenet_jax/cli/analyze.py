@@ -1,18 +1,21 @@
-"""Measures an image classifier: how its norms differ (eq. 9), how it uses its experts.
+"""Measures a trained model: how its norms differ (eq. 9), how it uses its experts.
 
   python scripts/analyze.py --workdir=runs/widenet --out=analysis
   python scripts/analyze.py --workdir=runs/widenet --compare=runs/vit --out=analysis \
       --config.data.path=data/cifar10 --images=6
+  python scripts/analyze.py --workdir=runs/widenet_4 --out=analysis
 
 Writes to --out: norm_divergence.png (figs. 4 and 5, one line for each model); for a model with
-experts expert_usage.png and expert_overlay.png (the experts of each patch, over images of the set);
-and analysis.json with all numbers. The set is the run's evaluation split unless fields change it.
-Tokens are dropped as in evaluation, where capacity is mostly ample;
---config.model.moe.capacity_factor_eval=1.2 shows the drops of training.
-Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
+experts expert_usage.png and, of images, expert_overlay.png (the experts of each patch, over images
+of the set) or, of texts, expert_kinds.png (the experts of frequent and rare tokens, beginnings and
+continuations of words, punctuation, digits, special tokens); and analysis.json with all numbers.
+The set is the run's evaluation split unless fields change it. Tokens are dropped as in evaluation,
+where capacity is mostly ample; --config.model.moe.capacity_factor_eval=1.2 shows the drops of
+training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
+from widenet_jax.tools.markdown import markdown_table
 
 
 def main(argv: Argv = None) -> int:
@@ -33,7 +36,7 @@ def analyze(options: Options) -> None:
     from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir, options.fields)
-    trained.require_task("classification")
+    trained.require_task("classification", "masked_lm", "text_classification", "span")
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -56,4 +59,18 @@ def report(facts: dict, out: str) -> str:
             lines.append(f"{block:>5}  {load}; {routed}")
         even = f"{usage['tokens_if_even']:,.0f}"
         lines.append(f"tokens an expert would see in each block if even: {even}")
+        if "kind_names" in usage:
+            lines += ["", kinds_table(usage), ""]
+    lines = lines or ["the blocks share their norms, and there are no experts: nothing to draw"]
     return "\n".join([*lines, f"pictures and analysis.json: {out}"])
+
+
+def kinds_table(usage: dict) -> str:
+    """Returns the experts of each kind of token, in the block where kinds differ most."""
+    block = usage["most_different_block"]
+    chosen = usage["blocks"].index(block)
+    rows = [["all tokens", *usage["load"][chosen]]]
+    rows += [[k, *v] for k, v in zip(usage["kind_names"], usage["by_kind"][chosen], strict=True)]
+    header = [f"block {block}", *(f"expert {e}" for e in range(len(rows[0]) - 1))]
+    cells = [[name, *(f"{share:.1%}" for share in shares)] for name, *shares in rows]
+    return markdown_table([header, *cells])

@@ -64,7 +64,9 @@ def load_pretrained(
         )
     check_same_function(fields, model, place)
     if stored_tokenizer and "tokenizer" in info:
-        check_same_tokens(stored_tokenizer, Tokenizer(info["tokenizer"]), place)
+        check_same_tokens(
+            stored_tokenizer, Tokenizer(info["tokenizer"]), f"config.init_from={place}"
+        )
     return params
 
 
@@ -118,12 +120,12 @@ def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:
 
 
 def check_same_tokens(stored: Tokenizer, here: Tokenizer, place: str) -> None:
-    """Raises BadInputError where an id of the new run is another token in the stored model."""
+    """Raises BadInputError where an id of the data is another token in the model of `place`."""
     for index in range(here.vocab_size):
         there = stored.token(index) if index < stored.vocab_size else "missing"
         if there != here.token(index):
             raise BadInputError(
-                f"config.init_from={place} was trained with another tokenizer: token {index} is "
+                f"{place} was trained with another tokenizer: token {index} is "
                 f"{there!r} there and {here.token(index)!r} here; tokenize the data with that of "
                 "the model"
             )

@@ -23,9 +23,10 @@ def usage_of(first: np.ndarray) -> ExpertUsage:
     sent = np.stack([one_hot.sum(axis=1), np.zeros((L, 2))], axis=1)
     return ExpertUsage(
         blocks=tuple(range(L)),
-        class_names=("seen", "unseen"),
+        category="class",
+        names=("seen", "unseen"),
         sent=sent,
-        load=one_hot.mean(axis=1),
+        pairs=one_hot.sum(axis=1),
         importance=one_hot.mean(axis=1),
         drop_rate=np.zeros(L),
         router_entropy=np.zeros(L),
@@ -66,8 +67,9 @@ def test_mutual_information_by_hand():
 def test_shares_by_class_and_even_tokens():
     """4 pairs over 2 experts are 2 each; a class without images has shares of 0."""
     assert BY_HAND.even_tokens == 2.0
-    np.testing.assert_array_equal(BY_HAND.by_class[4], [[0.75, 0.25], [0, 0]])
+    np.testing.assert_array_equal(BY_HAND.by_category[4], [[0.75, 0.25], [0, 0]])
     np.testing.assert_allclose(BY_HAND.load_entropy[:4], [np.log(2)] * 3 + [0])
+    np.testing.assert_array_equal(BY_HAND.frequency, [1, 0])
 
 
 def test_a_share_of_zero_adds_no_entropy():

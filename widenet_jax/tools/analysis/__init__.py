@@ -1,6 +1,6 @@
 """Analysis of trained models.
 
-Any model: `figures` (learning curves), `norm_divergence`, `routing`. Image classifiers:
-`classification` (accuracy, confusions), `expert_usage` and `over_source` (labelled images),
-`image_prediction`, `image_overlay`. `report` is `scripts/analyze.py`'s selection.
+`figures` (learning curves), `norm_divergence`, `routing`, `expert_usage`, `over_source` (evaluation
+over a split), `classification` (accuracy, confusions). Images: `image_prediction`, `image_overlay`;
+texts: `text_prediction`, `token_kinds`. `report` is `scripts/analyze.py`'s selection.
 """

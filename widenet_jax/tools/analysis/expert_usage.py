@@ -1,31 +1,35 @@
-"""Expert usage of a trained model over a source: load, entropy, drops, classes, agreement."""
+"""Expert usage of a trained model over a source: load, entropy, drops, categories, agreement.
+
+A category is the class of a token's image, or in texts a kind of token, see `token_kinds`.
+"""
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.moe.statistics import summarize
-from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.tools.analysis.over_source import sums_over_source
 from widenet_jax.tools.analysis.routing import routed_blocks, token_routing
+from widenet_jax.tools.analysis.token_kinds import token_kinds
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
 
 
 @dataclass(frozen=True)
 class ExpertUsage:
-    """Counts over a source, for L blocks with experts, V classes and E experts.
+    """Counts over a source, for L blocks with experts, V categories of tokens and E experts.
 
     Attributes:
       blocks: the blocks with experts.
-      class_names: label k is class_names[k].
-      sent: [L, V, E] (token, choice) pairs sent to each expert, by the class of the image.
-      load: [L, E] share of the pairs sent to each expert.
+      category: what a category is: "class" (of the token's image) or "kind" (of token).
+      names: of the categories.
+      sent: [L, V, E] (token, choice) pairs sent to each expert, by category. A token has one class;
+        it may be of several kinds.
+      pairs: [L, E] pairs sent to each expert.
       importance: [L, E] share of the gates.
       drop_rate: [L] share of the pairs that found no slot.
       router_entropy: [L] mean entropy of a token's probabilities, nats.
@@ -33,13 +37,19 @@ class ExpertUsage:
     """
 
     blocks: tuple[int, ...]
-    class_names: tuple[str, ...]
+    category: str
+    names: tuple[str, ...]
     sent: np.ndarray
-    load: np.ndarray
+    pairs: np.ndarray
     importance: np.ndarray
     drop_rate: np.ndarray
     router_entropy: np.ndarray
     together: np.ndarray
+
+    @property
+    def load(self) -> np.ndarray:
+        """[L, E] share of the pairs sent to each expert."""
+        return self.pairs / self.pairs.sum(axis=-1, keepdims=True)
 
     @property
     def load_entropy(self) -> np.ndarray:
@@ -47,9 +57,19 @@ class ExpertUsage:
         return entropy(self.load)
 
     @property
-    def by_class(self) -> np.ndarray:
-        """[L, V, E] share of each class's pairs by expert; zeros for a class without images."""
+    def by_category(self) -> np.ndarray:
+        """[L, V, E] share of each category's pairs by expert; zeros for one without tokens."""
         return self.sent / np.maximum(self.sent.sum(axis=-1, keepdims=True), 1)
+
+    @property
+    def frequency(self) -> np.ndarray:
+        """[V] share of all tokens that each category has."""
+        return self.sent[0].sum(axis=-1) / self.pairs[0].sum()
+
+    @property
+    def most_different(self) -> int:
+        """Index into `blocks` of the block in which the categories differ most."""
+        return int(self.by_category.std(axis=1).mean(axis=-1).argmax())
 
     @property
     def even_tokens(self) -> float:
@@ -58,7 +78,7 @@ class ExpertUsage:
         WideNet, section 4: an expert learns from these. An expert that the blocks share sees as
         many in each of the L blocks.
         """
-        return float(self.sent[0].sum() / self.sent.shape[-1])
+        return float(self.pairs[0].mean())
 
     @property
     def agreement(self) -> np.ndarray:
@@ -108,46 +128,63 @@ def measure_usage(trained: Trained) -> ExpertUsage:
       BadInputError: the model has no experts, or as `over_source.open_source`.
     """
     blocks = routed_blocks(trained.model)
-    classes = len(trained.class_names)
-    sums = sums_over_source(trained, partial(usage_sums, model=trained.model, classes=classes))
+    sums = sums_over_source(trained, partial(usage_sums, trained))
     sent, together = sums["sent"], sums["together"]
-    shares = summarize(sums | {"load": sent.sum(axis=1)})
-    return ExpertUsage(blocks, trained.class_names, sent=sent, together=together, **shares)
+    pairs, names, category = sent.sum(axis=1), trained.class_names, "class"
+    if is_text(trained):
+        kinds = token_kinds(trained.tokenizer, sent[0].sum(axis=-1))
+        sent = np.einsum("lve,kv->lke", sent, np.stack(list(kinds.values())))
+        names, category = tuple(kinds), "kind"
+    shares = summarize(sums | {"load": pairs})
+    del shares["load"]
+    return ExpertUsage(blocks, category, names, sent=sent, pairs=pairs, together=together, **shares)
 
 
-def usage_sums(
-    params: PyTree, batch: dict[str, Array], *, model: nn.Module, classes: int
-) -> dict[str, Array]:
-    """Sums over the tokens of a batch's real images, in float32 (exact below 2^24)."""
-    mask = batch["mask"]
-    inputs = {"image": to_unit_range(batch["image"]), "mask": mask}
-    _, routing = token_routing(model, params, inputs)
+def usage_sums(trained: Trained, params: PyTree, batch: dict[str, Array]) -> dict[str, Array]:
+    """Sums over the real tokens of a batch, in float32 (exact below 2^24).
+
+    `sent` [L, V, E] is by class of the image, or by token of the vocabulary.
+    """
+    inputs = trained.task.inputs(batch)
+    _, routing = token_routing(trained.model, params, inputs)
+    L, B, T, _ = routing.expert_index.shape
     E = routing.router_probs.shape[-1]
-    real = mask[:, None, None]  # [B, T, K or E]
-    pairs = jax.nn.one_hot(routing.expert_index, E) * real[..., None]  # [L, B, T, K, E]
-    label = jax.nn.one_hot(batch["label"], classes)
-    first = pairs[:, :, :, 0].reshape(len(pairs), -1, E)  # [L, tokens, E]
+    mask = jnp.broadcast_to(inputs["mask"].reshape(B, -1), (B, T))
+    if is_text(trained):
+        V, category = trained.info["vocab_size"], batch["tokens"]
+    else:
+        V, category = len(trained.class_names), batch["label"][:, None]
+    pairs = jax.nn.one_hot(routing.expert_index, E) * mask[..., None, None]  # [L, B, T, K, E]
+    first = pairs[:, :, :, 0].reshape(L, -1, E)  # [L, tokens, E]
     probs = routing.router_probs
     token_entropy = -(probs * jnp.log(probs + 1e-30)).sum(axis=-1)  # [L, B, T]
     exact = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    each = jnp.broadcast_to(category, (B, T))
     return {
-        "sent": exact("bv,lbe->lve", label, pairs.sum(axis=(2, 3))),
+        "sent": jnp.zeros((L, V, E)).at[:, each].add(pairs.sum(axis=3)),
         "dropped": (pairs * routing.dropped[..., None]).sum(axis=(1, 2, 3, 4)),
         "importance": (pairs * routing.gate[..., None]).sum(axis=(1, 2, 3)),
-        "entropy": (token_entropy * mask[:, None]).sum(axis=(1, 2)),
-        "tokens": mask.sum() * probs.shape[2],
+        "entropy": (token_entropy * mask).sum(axis=(1, 2)),
+        "tokens": mask.sum(),
         "together": exact("ane,bnf->abef", first, first),
     }
+
+
+def is_text(trained: Trained) -> bool:
+    """Tells whether the model reads texts."""
+    return "tokenizer" in trained.info
 
 
 def as_json(usage: ExpertUsage) -> dict[str, Any]:
     """Returns the numbers by block, as `scripts/analyze.py` writes them."""
     names = (
         *("load", "importance", "load_entropy", "router_entropy", "drop_rate"),
-        *("agreement", "mutual_information", "by_class"),
+        *("agreement", "mutual_information"),
     )
     rows = {name: getattr(usage, name) for name in names}
-    rows |= {"tokens": usage.sent.sum(axis=1), "tokens_if_even": usage.even_tokens}
-    rows["agreement_by_chance"] = usage.chance
+    rows |= {f"by_{usage.category}": usage.by_category, "tokens": usage.pairs}
+    rows[f"{usage.category}_frequency"] = usage.frequency
+    rows |= {"tokens_if_even": usage.even_tokens, "agreement_by_chance": usage.chance}
+    rows["most_different_block"] = usage.blocks[usage.most_different]
     listed = {key: np.asarray(value).round(6).tolist() for key, value in rows.items()}
-    return {"blocks": list(usage.blocks), "class_names": list(usage.class_names), **listed}
+    return {"blocks": list(usage.blocks), f"{usage.category}_names": list(usage.names), **listed}

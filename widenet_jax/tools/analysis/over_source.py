@@ -19,6 +19,7 @@ from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.sources import TRANSFORMS, build_source
 from widenet_jax.data.text.squad import Squad
 from widenet_jax.data.text.tables import Table
+from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import placed_batches, total
 from widenet_jax.experiment import make_forward
@@ -26,6 +27,7 @@ from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import build_mesh
 from widenet_jax.tasks import Evaluation
 from widenet_jax.typing import Array, PyTree
+from widenet_jax.weights.pretrained import check_same_tokens
 from widenet_jax.weights.trained import Trained
 
 # (params, batch) -> what the task's `evaluate` returns, or the like
@@ -96,8 +98,8 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
     """Opens the evaluation split with the model's labels and tokenizer, and the transform.
 
     Raises:
-      BadInputError: the source cannot be opened, has classes that the model does not know, or has
-        images with another number of channels.
+      BadInputError: the source cannot be opened, has classes that the model does not know, was made
+        with another tokenizer, or has images with another number of channels.
     """
     config = trained.config
     data, split = config.data, config.data.eval_split
@@ -110,6 +112,7 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
         source = Squad(data, split, tokenizer=trained.tokenizer)
     else:
         source = build_source(data, split)
+        check_same_tokens(trained.tokenizer, Tokenizer(source.info["tokenizer"]), trained.place)
     return source, TRANSFORMS[config.task.name](config, trained.info)[1]
 
 

@@ -9,7 +9,7 @@ from widenet_jax.tools.analysis import expert_usage
 from widenet_jax.tools.analysis.image_overlay import draw_overlay_of_source
 from widenet_jax.tools.analysis.norm_divergence import Divergence, norm_divergence, own_norms
 from widenet_jax.tools.analysis.routing import MOE
-from widenet_jax.tools.analysis.routing_figures import draw_divergence, draw_usage
+from widenet_jax.tools.analysis.routing_figures import draw_divergence, draw_kinds, draw_usage
 from widenet_jax.weights.trained import Trained
 
 
@@ -24,7 +24,7 @@ def analyze_model(
       trained: the model.
       others: models to compare its norms with.
       out: an existing directory.
-      num_images: images of the data in the overlay of experts.
+      num_images: images of the data in the overlay of experts; a text model has none.
 
     Raises:
       BadInputError: the source does not fit the model.
@@ -45,7 +45,10 @@ def analyze_model(
         return facts
     usage = expert_usage.measure_usage(trained)
     draw_usage(usage, out / "expert_usage.png", title=trained.place)
-    draw_overlay_of_source(trained, out / "expert_overlay.png", num_images)
+    if expert_usage.is_text(trained):
+        draw_kinds(usage, out / "expert_kinds.png", title=trained.place)
+    else:
+        draw_overlay_of_source(trained, out / "expert_overlay.png", num_images)
     return facts | {"expert_usage": expert_usage.as_json(usage)}
 
 

@@ -12,6 +12,7 @@ from widenet_jax.tools.analysis.expert_usage import ExpertUsage
 from widenet_jax.tools.analysis.figures import MOST_NAMES, save, subplots
 from widenet_jax.tools.analysis.norm_divergence import Divergence
 
+PANELS_A_ROW = 4
 # The first few also differ to colour-blind readers; experts beyond ten repeat them paler.
 COLOURS = [f"C{i}" for i in (0, 1, 2, 3, 4, 6, 8, 9, 5, 7)]
 
@@ -24,10 +25,10 @@ def expert_colours(num_experts: int) -> np.ndarray:
 
 
 def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
-    """Draws load, entropy and drops by block, experts by class, and agreement between blocks."""
+    """Draws load, entropy and drops by block, experts by category, and agreement between blocks."""
     figure, axes = subplots(2, 3, size=(15, 9))
     figure.suptitle(title)
-    (load, level, drop), (classes, agreement, information) = axes
+    (load, level, drop), (categories, agreement, information) = axes
     E = usage.load.shape[-1]
     below = np.zeros(len(usage.blocks))
     for e, colour in enumerate(expert_colours(E)):
@@ -42,7 +43,7 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     drop.bar(usage.blocks, 100 * usage.drop_rate, color="C7")
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
-    draw_classes(classes, usage)
+    draw_categories(categories, usage)
     title = "same first choice (share of tokens)"
     draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
     title = "mutual information (share)"
@@ -52,17 +53,49 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     save(figure, out)
 
 
-def draw_classes(axis: Axes, usage: ExpertUsage) -> None:
-    """Draws the experts of each class, in the block where classes differ most."""
-    spread = usage.by_class.std(axis=1).mean(axis=-1)  # [L]
-    chosen = int(spread.argmax())
-    image = axis.imshow(usage.by_class[chosen], aspect="auto", cmap="viridis", vmin=0)
-    axis.figure.colorbar(image, ax=axis, label="share of the class's pairs")
-    title = f"block {usage.blocks[chosen]}, where classes differ most"
+def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
+    """Draws the experts of each category, in the block where categories differ most."""
+    chosen, what = usage.most_different, usage.category
+    image = axis.imshow(usage.by_category[chosen], aspect="auto", cmap="viridis", vmin=0)
+    axis.figure.colorbar(image, ax=axis, label=f"share of the {what}'s pairs")
+    plural = {"class": "classes", "kind": "kinds"}[what]
+    title = f"block {usage.blocks[chosen]}, where {plural} differ most"
     experts = usage.load.shape[-1]
-    axis.set(xlabel="expert", ylabel="class", title=title, xticks=range(experts))
-    if len(usage.class_names) <= MOST_NAMES:
-        axis.set_yticks(range(len(usage.class_names)), usage.class_names, fontsize=7)
+    axis.set(xlabel="expert", ylabel=what, title=title, xticks=range(experts))
+    if len(usage.names) <= MOST_NAMES:
+        axis.set_yticks(range(len(usage.names)), usage.names, fontsize=7)
+
+
+def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
+    """Draws, block by block, which experts take which kinds of tokens (rows), beside all tokens.
+
+    A kind's share of all tokens stands beside its name.
+    """
+    shares = np.concatenate([usage.load[:, None], usage.by_category], axis=1)  # [L, 1 + V, E]
+    L, V, E = shares.shape
+    columns = min(L, PANELS_A_ROW)
+    rows = -(-L // columns)
+    size = (2 + columns * (0.8 + 0.45 * E), 1 + rows * (0.8 + 0.28 * V))
+    options = {"squeeze": False, "sharex": True, "sharey": True}
+    figure, axes = subplots(rows, columns, size=size, **options)
+    figure.suptitle(title)
+    shown = zip(usage.names, usage.frequency, strict=True)
+    labels = ["all tokens", *(f"{name} ({share:.1%})" for name, share in shown)]
+    for axis in axes.flat[L:]:
+        axis.axis("off")
+    for block, axis, values in zip(usage.blocks, axes.flat, shares, strict=False):
+        image = axis.imshow(values, aspect="auto", cmap="viridis", vmin=0, vmax=shares.max())
+        axis.axhline(0.5, color="white", lw=2)
+        axis.set(title=f"block {block}", xticks=range(E))
+        axis.set_yticks(range(V), labels, fontsize=8)
+        for (i, j), value in np.ndenumerate(values):
+            colour = "black" if value > 0.7 * shares.max() else "white"
+            axis.text(
+                j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=7
+            )
+    figure.supxlabel("expert")
+    figure.colorbar(image, ax=axes, label="share of the kind's (token, choice) pairs; numbers in %")
+    save(figure, out)
 
 
 def draw_between_blocks(axis: Axes, values: np.ndarray, blocks: Sequence[int], title: str) -> None:
