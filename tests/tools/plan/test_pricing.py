@@ -32,6 +32,18 @@ def test_cycles_become_milliseconds_and_bookkeeping_is_free():
     assert found["z"].roofline_ms == 0
 
 
+def test_slices_that_lie_side_by_side_are_one_array_for_free():
+    """A v5e fetches attention's scores in four slices, each into its place of one buffer."""
+    found = prices(
+        "  %x = (bf16[4,8]{1,0}, bf16[4,8]{1,0}) parameter(0)\n"
+        "  %a = bf16[4,8]{1,0} slice-done(%x)\n"
+        "  %b = bf16[4,8]{1,0} slice-done(%x)\n"
+        '  %c = bf16[8,8]{1,0} custom-call(%a, %b), custom_call_target="ConcatBitcast"\n'
+        f"  ROOT %z = bf16[8,8]{{1,0}} negate(%c), {CYCLES}"
+    )
+    assert found.keys() == {"z"}
+
+
 def test_a_loop_counts_once_per_trip():
     condition = (
         "%cond (p: (s32[], f32[8])) -> pred[] {\n"

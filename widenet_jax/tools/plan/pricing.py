@@ -27,7 +27,7 @@ FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"),
 }
-FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding"}
+FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
 # Asynchronous transfers. The scheduler overlaps them with other instructions.
 ASYNC = re.compile(r"(copy|slice|async|send|recv)-(start|update|done)")
 Executed = tuple[Instruction, Computation, int]  # an instruction, its computation, trips
