@@ -90,7 +90,8 @@ def test_a_command_sets_fields_that_its_config_has(words: list[str]):
 @each_page
 def test_fields_in_the_text_exist(page: Path):
     named = set(re.findall(r"\bconfig\.([a-z_]+(?:\.[a-z_0-9]+)*)", text_of(page))) - NOT_FIELDS
-    assert named <= fields_of("configs/imagenet.py") | fields_of("configs/text_pretrain.py")
+    configs = ("imagenet", "text_pretrain", "glue", "squad")
+    assert named <= set().union(*(fields_of(f"configs/{name}.py") for name in configs))
 
 
 @each_page
