@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import text_sets
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
@@ -50,17 +51,33 @@ TEXT_OVERRIDES = {
     "checkpoint.every": "10 steps",
     "tracking.tensorboard": False,
 }
+# As many steps of 16 windows of the questions that `text_sets` writes.
+SQUAD_OVERRIDES = TEXT_OVERRIDES | {
+    "data.max_length": 16,
+    "data.max_question_length": 8,
+    "data.stride": 4,
+}
 # A kind of small run -> its config and what differs from it.
 RUNS = {
+    "squad": ("configs/squad.py:v2,model=widenet_4_tiny", SQUAD_OVERRIDES),
     "digits": ("configs/digits.py", OVERRIDES),
     "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
 }
 PATIENCE_SECONDS = 240
 
 
+def run_of(kind: str) -> tuple[str, dict[str, object]]:
+    """Returns the config of a kind of small run and what differs from it, with its data written."""
+    config, overrides = RUNS[kind]
+    if kind != "squad":
+        return config, overrides
+    path = text_sets.squad_directory()
+    return config, {**overrides, "data.path": path, "data.tokenizer": f"{path}/vocab.txt"}
+
+
 def small_config(*, run: str = "digits", **changes: object) -> ConfigDict:
     """Returns the config of a small run with `changes`."""
-    file, overrides = RUNS[run]
+    file, overrides = run_of(run)
     config = load_config(file)
     config.update_from_flattened_dict(overrides | changes)
     return config
@@ -68,7 +85,7 @@ def small_config(*, run: str = "digits", **changes: object) -> ConfigDict:
 
 def command(workdir: Path, *extra: str, run: str = "digits", **changes: object) -> list[str]:
     """Returns the command line of a small run with `changes` to its config and `extra` flags."""
-    config, overrides = RUNS[run]
+    config, overrides = run_of(run)
     flags = [f"--config.{key}={value}" for key, value in (overrides | changes).items()]
     program = [sys.executable, "-m", "widenet_jax.main", f"--config={config}"]
     return [*program, f"--workdir={workdir}", *flags, *extra]

@@ -34,6 +34,7 @@ CONFIGS = {
 }
 TEXT = {
     "text_pretrain": ["", "albert_s", "widenet_4,examples_per_group=1", "widenet_8_s"],
+    "text_tiny": ["", "widenet_4_tiny"],
     "glue": ["mnli,model=widenet_4", "sst2,model=bert_s"],
     "squad": ["v1,model=widenet_4_s", "v2,model=albert"],
 }

@@ -139,7 +139,7 @@ def test_killed_at_a_bad_moment(reference: Callable, tmp_path: Path, run: str, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("run", "count"), [("digits", 30), ("text_tiny", 10)])
+@pytest.mark.parametrize(("run", "count"), [("digits", 30), ("text_tiny", 10), ("squad", 10)])
 def test_runs_killed_at_random_moments(reference: Callable, tmp_path: Path, run: str, count: int):
     """Each run is killed up to four times, then finishes: all end with the same bytes."""
     rng, moments = random.Random(0), Counter()

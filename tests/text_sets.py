@@ -1,7 +1,10 @@
 """Tiny text sets that a tiny model learns in seconds, and the tokenizer of their words."""
 
+import atexit
+import functools
 import json
 import random
+import tempfile
 from pathlib import Path
 
 NAMES = ["anna", "bob", "carl", "dora", "emil", "fay"]
@@ -9,6 +12,16 @@ PLACES = ["oslo", "rome", "cairo", "lima", "delhi", "paris"]
 FILLERS = ["the", "day", "was", "long", "and", "quiet"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*NAMES, *PLACES, *FILLERS, "good", "bad", "lives", "in", "where", "does", "live", ".", "?"]
+
+
+@functools.cache
+def squad_directory() -> str:
+    """Returns a directory with the questions and the tokenizer, which ends with the process."""
+    directory = tempfile.TemporaryDirectory(prefix="squad")
+    atexit.register(directory.cleanup)
+    write_squad(Path(directory.name))
+    write_tokenizer(Path(directory.name))
+    return directory.name
 
 
 def write_tokenizer(directory: Path) -> Path:

@@ -143,16 +143,17 @@ def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:
     """
 
     def read(file: epath.Path) -> list[Row]:
-        columns = read_columns(file)
-        text, pair, label = layout_of(columns, data, str(file))
+        columns, name = read_columns(file), str(file)
+        text, pair, label = layout_of(columns, data, name)
         count = len(columns[text])
         texts, labels = columns[text], columns[label]
         pairs = columns[pair] if pair else [None] * count
-        where = [f"{file} row {number + 1}" for number in range(count)]
-        for name in filter(None, (text, pair)):
-            for place, value in zip(where, columns[name], strict=True):
+        where = [f"{name} row {number + 1}" for number in range(count)]
+        for column in filter(None, (text, pair)):
+            for place, value in zip(where, columns[column], strict=True):
                 if not isinstance(value, str):
-                    raise BadInputError(f"{place}: column {name!r} holds {value!r}, and not a text")
+                    what = f"column {column!r} holds {value!r}, and not a text"
+                    raise BadInputError(f"{place}: {what}")
         for place, value in zip(where, labels, strict=True):
             if value is None or str(value).strip() in ("", "-", "-1"):
                 raise BadInputError(f"{place}: column {label!r} holds no label ({value!r})")
