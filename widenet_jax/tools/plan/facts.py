@@ -22,6 +22,7 @@ IMAGE_SETS = {
 TEXT_SETS = {
     "wikipedia_books": (10_240_000, 30_000),  # 50 epochs are the paper's 125,000 steps of 4096
     "wikipedia_s": (75_000, 8_000),
+    "tiny_text": (1_556, 2_000),
 }
 # Number of training examples and of classes of the sets to finetune on. SQuAD's are windows of
 # 384 (v1.1) and 512 tokens.
@@ -61,7 +62,7 @@ def image_facts(config: ConfigDict, **given: Any) -> DataFacts:
 
 def pretraining_text_facts(config: ConfigDict, **given: Any) -> DataFacts:
     """Returns facts about a prepared text set; arguments as in `data_facts`."""
-    name = PurePosixPath(config.data.path).name
+    name = PurePosixPath(config.data.path).name or config.data.source
     num_examples, vocab_size = sizes(name, TEXT_SETS, "vocab_size", given)
     return DataFacts(num_examples, instance_spec(config), {"vocab_size": vocab_size})
 
