@@ -54,7 +54,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     @cache
     def trained(run: str) -> Path:
         workdir = tmp_path_factory.mktemp("runs") / f"unbroken_{run}"
-        run_here(workdir, run=run, **OFTEN, **{"checkpoint.keep": 15})
+        changes = OFTEN | {"checkpoint.keep": 15}
+        # This process has eight devices, and more threads for each of them: XLA splits large sums
+        # differently. Those of the digits are too small to be split.
+        if run == "digits":
+            run_here(workdir, run=run, **changes)
+        else:
+            finish(start(command(workdir, run=run, **changes)))
         return workdir
 
     return trained
