@@ -12,7 +12,7 @@ A config file takes these and changes what it needs:
 
 A name that is not here is refused, so that a misspelt one cannot go unnoticed. To add a field for
 a new task or data set: `with config.unlocked(): ...`. Numbers are checked: whole ones are at least
-1 unless `LEAST` in widenet_jax/config/files.py says otherwise, others are at least 0.
+1 and others at least 0, unless `LEAST` in widenet_jax/config/files.py says otherwise.
 
 Durations are text, a number and a unit: "500 steps", "1e6 examples", "2.5 epochs".
 """

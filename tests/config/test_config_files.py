@@ -89,6 +89,16 @@ def test_numbers_beyond_any_memory(flag: str, most: int):
 def test_every_limit_is_of_a_field_that_exists():
     from widenet_jax.config.files import LEAST, MOST, fields_of
 
-    configs = (load_config(str(ROOT / "configs" / name)) for name in ("digits.py", "text_tiny.py"))
+    names = ("digits.py", "text_tiny.py", "squad.py")
+    configs = (load_config(str(ROOT / "configs" / name)) for name in names)
     fields = {field for config in configs for field, _ in fields_of(config)}
     assert set(LEAST) | set(MOST) <= fields
+
+
+def test_a_threshold_may_be_negative():
+    """As the best one of an evaluation often is; a rate may not."""
+    config = load_config(str(ROOT / "configs" / "squad.py"))
+    assert override(config, ["--config.task.null_threshold=-1.5"]).task.null_threshold == -1.5
+    for flag in ("task.null_threshold=-inf", "optimizer.learning_rate=-1.5"):
+        with pytest.raises(BadInputError, match=r"must be a finite number, .* or more"):
+            override(config, [f"--config.{flag}"])

@@ -80,6 +80,7 @@ def test_to_hugging_face_and_back(kind: str, tmp_path):
     assert model_section(config, source="config.json") | {"dtype": "float32"} == section
     card = (tmp_path / "hf" / "README.md").read_text()
     assert f"transformers.{kind.capitalize()}ForPreTraining.from_pretrained(DIR)" in card
+    assert "--config.init_from=DIR" in card and "predict.py" not in card
 
 
 def test_the_export_command(tmp_path, capsys):

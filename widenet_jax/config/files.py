@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 # How a message names the type of a field where "a list", "a tuple" would not do.
 WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
-# The least value of a whole number where that is not 1.
+# The least value of a whole number where that is not 1, of another number where that is not 0.
 LEAST = {
     **dict.fromkeys(("seed", "data.num_workers", "model.routing_groups", "max_skipped_updates"), 0),
     **dict.fromkeys(("augment.pad_pixels", "augment.randaugment_layers"), 0),
@@ -30,6 +30,7 @@ LEAST = {
     "task.max_predictions": 0,  # a share of the sequence
     "model.num_segments": 2,
     "sharding.fsdp": -1,  # all devices
+    "task.null_threshold": -1e9,  # a logit, or a difference of logits
 }
 # The largest value of a whole number where that is not 2^31 - 1. Far above any run that fits in
 # memory: a larger value would be built or allocated for minutes before it fails.
@@ -196,8 +197,11 @@ def parse_value(field: str, text: str, current: Any) -> Any:
 def check_numbers(config: ConfigDict) -> None:
     """Raises BadInputError at a number that is nan, infinite, too small or too large."""
     for name, value in fields_of(config):
-        if isinstance(value, float) and not 0 <= value < math.inf:
-            raise BadInputError(f"--config.{name}={value} must be a finite number, 0 or more")
+        if isinstance(value, float) and not LEAST.get(name, 0.0) <= value < math.inf:
+            least = LEAST.get(name, 0)
+            raise BadInputError(
+                f"--config.{name}={value} must be a finite number, {least:g} or more"
+            )
         if type(value) is int:
             least, most = LEAST.get(name, 1), MOST.get(name, 2**31 - 1)
             if value < least:

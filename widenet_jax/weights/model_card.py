@@ -35,6 +35,7 @@ Hugging Face's transformers, which computes the same function:
     tokenizer = transformers.AutoTokenizer.from_pretrained(DIR)"""
 
 FINETUNE = "    python -m widenet_jax.main --config={config} --workdir=RUN --config.init_from=DIR"
+EVALUATE = "    python scripts/evaluate.py --workdir=DIR --config.data.path={path}"
 READ_LINES = {
     "params.safetensors": 'params = safetensors.numpy.load_file("params.safetensors")',
     "params.npz": 'params = numpy.load("params.npz", allow_pickle=False)',
@@ -84,12 +85,18 @@ PURPOSES = {
     ),
     "text_classification": Purpose(
         "classifying texts",
-        ('    python scripts/predict.py --workdir=DIR --text="A text."',),
+        (
+            '    python scripts/predict.py --workdir=DIR --text="A text."',
+            EVALUATE.format(path="TABLES"),
+        ),
         TEXTS,
     ),
     "span": Purpose(
         "answering questions by a span of a text",
-        ('    python scripts/predict.py --workdir=DIR --question="Who?" --context="A text."',),
+        (
+            '    python scripts/predict.py --workdir=DIR --question="Who?" --context="A text."',
+            EVALUATE.format(path="SQUAD"),
+        ),
         TEXTS,
     ),
 }
@@ -115,8 +122,9 @@ def model_card(
     facts = training_facts(config) | results(record)
     if huggingface:
         files = HUGGINGFACE.format(name=huggingface)
+        commands = (FINETUNE.format(config="CONFIG"),)  # no command opens this layout as a workdir
     else:
-        name = record["params_file"]
+        name, commands = record["params_file"], purpose.commands
         files = FILES.format(params_file=name, read_line=READ_LINES[name])
     kind = what.split(":")[0]
     return CARD.format(
@@ -125,7 +133,7 @@ def model_card(
         purpose=purpose.name,
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
         classes=f"\n## Classes\n\n{listed(names)}\n" if names else "",
-        commands="\n".join(purpose.commands),
+        commands="\n".join(commands),
         files=files,
         inputs=purpose.inputs.format(**config["data"]),
     )
