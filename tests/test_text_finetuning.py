@@ -83,7 +83,7 @@ def test_classification(tmp_path: Path, table: Path):
 def test_question_answering(tmp_path: Path, squad: Path):
     changes = {
         "duration": "30 steps", "optimizer.warmup": "3 steps", "evaluation.every": "30 steps",
-        "data.max_question_length": 8, "data.stride": 4,
+        "data.max_question_length": 8, "data.stride": 4, "task.null_threshold": -0.25,
     }  # fmt: skip
     result = run("squad.py:v2,model=albert_tiny", tmp_path / "run", squad, **changes)
     losses = [record["loss"] for record in metrics_of(tmp_path / "run")]
@@ -97,7 +97,7 @@ def test_question_answering(tmp_path: Path, squad: Path):
     read = lambda name: json.loads((tmp_path / "out" / f"{name}.json").read_text())  # noqa: E731
     answers, null_scores = read("predictions"), read("null_scores")
     assert answers.keys() == null_scores.keys() == {f"dev{number}" for number in range(24)}
-    assert all((answers[name] == "") == (null_scores[name] > 0) for name in answers)
+    assert all((answers[name] == "") == (null_scores[name] > -0.25) for name in answers)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, capsys):
@@ -111,6 +111,7 @@ def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, capsys)
     own = "glue.py:own,model=albert_tiny"
     assert "no split 'test'" in said(own, table, **{"data.eval_split": "test"})
     assert "no column 'review'" in said(own, table, **{"data.text_column": "review"})
+    assert "max_length=4 must be at least 5" in said(own, table, **{"data.max_length": 4})
     v1 = "squad.py:v1,model=albert_tiny"
     splits = {"data.train_split": "train-v2.0", "data.eval_split": "dev-v2.0"}
     sizes = {"data.max_question_length": 8, "data.stride": 4}

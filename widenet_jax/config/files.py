@@ -40,6 +40,8 @@ MOST = {
     **dict.fromkeys(("model.mlp_dim", "model.moe.mlp_dim"), 2**18),
     **dict.fromkeys(("model.embed_dim", "model.embedding_dim"), 2**16),
     **dict.fromkeys(("model.num_positions", "data.max_length"), 2**20),
+    **dict.fromkeys(("data.max_question_length", "data.stride"), 2**20),
+    "task.max_answer_length": 2**10,
     **dict.fromkeys(("data.image_size", "augment.pad_pixels"), 2**14),
     **dict.fromkeys(("model.num_heads", "model.moe.num_experts"), 2**12),
     **dict.fromkeys(("data.num_workers", "data.prefetch", "model.depth"), 2**10),

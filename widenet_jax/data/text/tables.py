@@ -33,6 +33,7 @@ LAYOUTS = (
     ("text", "", "label"),
 )
 MAX_CLASSES = 1000  # more distinct labels mean that the column holds something else
+LEAST_LENGTH = 5  # tokens of a sequence
 TEXTS_AT_ONCE = 1024
 
 
@@ -73,6 +74,11 @@ class Table:
         Raises:
           BadInputError: a file, column or label is missing or damaged.
         """
+        if data["max_length"] < LEAST_LENGTH:
+            raise BadInputError(
+                f"config.data.max_length={data['max_length']} must be at least {LEAST_LENGTH}: "
+                "[CLS], two [SEP] and a token of each text"
+            )
         rows = read_rows(data, split)
         if class_names is None and data["label_names"]:
             class_names = split_names(data["label_names"])
