@@ -6,6 +6,17 @@ configs/text_pretrain.py.
 
   python -m widenet_jax.main --config=configs/text_tiny.py --workdir=runs/text_tiny
 
+Cost: 130 seconds of processor time, a minute or two on 2 CPU cores. Paper: not an experiment of the
+paper. Ours (seed 0), on the 107 validation sequences:
+
+| after          | mlm loss, nats | mlm accuracy | order accuracy |
+|----------------|----------------|--------------|----------------|
+| word frequency | 5.88           | 6.7%         | 50%            |
+| 1,500 steps    | 5.47           | 12.9%        | 67%            |
+
+The first row is the unigram entropy: what a model reaches that ignores the context. Runs stay near
+it for their first 300 steps.
+
 Other models: configs/text_tiny.py:bert_tiny, widenet_4_tiny, widenet_8_tiny, each with options.
 """
 
