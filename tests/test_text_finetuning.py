@@ -10,7 +10,10 @@ from text_sets import write_squad, write_table, write_tokenizer
 
 from widenet_jax import train
 from widenet_jax.cli.evaluate import main as evaluate
+from widenet_jax.errors import BadInputError
 from widenet_jax.main import main, parse_flags
+from widenet_jax.tools.analysis.over_source import open_source
+from widenet_jax.weights.trained import open_trained
 
 COMMON = {
     "batch_size": 16, "evaluation.batch_size": 16, "model.depth": 2, "log_every_steps": 1,
@@ -98,6 +101,10 @@ def test_question_answering(tmp_path: Path, squad: Path):
     answers, null_scores = read("predictions"), read("null_scores")
     assert answers.keys() == null_scores.keys() == {f"dev{number}" for number in range(24)}
     assert all((answers[name] == "") == (null_scores[name] > -0.25) for name in answers)
+    trained = open_trained(str(tmp_path / "run"))
+    trained.config.task.unanswerable = False  # as of a model for SQuAD1.1
+    with pytest.raises(BadInputError, match="has questions without an answer"):
+        open_source(trained)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, capsys):

@@ -30,7 +30,13 @@ from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
 from widenet_jax.run.stopping import Stop, StopRequestedError
 from widenet_jax.run.summary import best_of, describe, loss_text, result_of, unbeaten, write_result
-from widenet_jax.run.workdir import PACKAGES, check_workdir, shared_fields, version
+from widenet_jax.run.workdir import (
+    PACKAGES,
+    check_facts,
+    check_workdir,
+    shared_fields,
+    version,
+)
 from widenet_jax.sharding import global_batch, to_host
 from widenet_jax.step import TrainState
 from widenet_jax.weights.finetune import finetune_params
@@ -72,7 +78,7 @@ def run(
 
     # Data
     on_every_host(partial(check_workdir, workdir, config, mode=mode))
-    data = on_every_host(partial(open_data, config))
+    data = on_every_host(partial(open_data, config, workdir))
     check_agreement({"the data": data.facts})
 
     # Experiment
@@ -90,6 +96,7 @@ def run(
         # Restore
         session = Session(experiment, workdir, stack)
         state, meta = session.restore(partial(first_state, experiment))
+        check_facts(meta, data.facts.info, workdir=workdir)
         start_step = step = meta.get("step", 0)
         check_agreement({"the restored step": step})
         evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
@@ -185,6 +192,7 @@ def evaluate_newest(
     newest = load_newest(workdir, experiment.state.params)
     if newest is None:
         raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
+    check_facts(newest.meta, data.facts.info, workdir=workdir)
     told = {"stop": stop, "beat": lambda what: None, "note": partial(print, file=sys.stderr)}
     metrics = evaluate(experiment, data, newest.items["params"], **told)
     return result_of(experiment, metrics, mode="eval", step=newest.meta["step"])

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from configs import digits
 from widenet_jax.errors import BadInputError
 from widenet_jax.run.workdir import (
+    check_facts,
     check_workdir,
     environment,
     flatten,
@@ -163,6 +164,21 @@ def test_git_state(tmp_path: Path):
 
 def test_outside_a_checkout(tmp_path: Path):
     assert git_state(tmp_path) is None
+
+
+def test_data_with_other_facts_is_refused(tmp_path: Path):
+    """Beside what JSON changes and what other machines round otherwise."""
+    place = epath.Path(tmp_path)
+    meta = {"tokenizer": {"model": {"vocab": [["a", -1.5]]}}, "unigram_entropy": 5.25, "step": 3}
+    same = {"tokenizer": {"model": {"vocab": [("a", -1.5)]}}, "unigram_entropy": 5.25 + 1e-12}
+    check_facts(meta, same, workdir=place)
+    check_facts({}, same, workdir=place)
+    check_facts({"step": 3}, same, workdir=place)
+    other = same | {"tokenizer": {"model": {"vocab": [["b", -1.5]]}}}
+    with pytest.raises(BadInputError, match="trained on data with another tokenizer"):
+        check_facts(meta, other, workdir=place)
+    with pytest.raises(BadInputError, match="another unigram_entropy"):
+        check_facts(meta, same | {"unigram_entropy": 5.2}, workdir=place)
 
 
 def test_a_package_that_is_not_installed_is_noted_as_such(monkeypatch: pytest.MonkeyPatch):

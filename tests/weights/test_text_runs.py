@@ -1,6 +1,7 @@
 """From pretraining to a finetuned model and to Hugging Face's files and back, with whole runs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -53,13 +54,20 @@ def test_finetuning_from_a_run(pretrained: Path, tmp_path: Path, capsys):
     for split in ("train", "dev"):
         rows = "sentence\tlabel\n" + "a good book\tyes\na dull book\tno\n" * 8
         (tmp_path / f"{split}.tsv").write_text(rows)
-    fields = SHORT | {"init_from": pretrained, "data.path": tmp_path, "data.max_length": 16}
+    model = shutil.copytree(pretrained, tmp_path / "model")
+    fields = SHORT | {"init_from": model, "data.path": tmp_path, "data.max_length": 16}
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
     place = f"--workdir={tmp_path / 'run'}"
     own, config = parse_flags(["main", "--config=configs/glue.py:own", place, *flags])
     train.run(config, own.workdir, devices=jax.devices()[:1])
-    told = f"taken from {pretrained}: embeddings, encoder, projection, pooler; new: classifier; "
+    told = f"taken from {model}: embeddings, encoder, projection, pooler; new: classifier; "
     assert f"{told}not used: mlm, order\n" in capsys.readouterr().err
     trained = open_trained(own.workdir)
     assert trained.class_names == ("no", "yes") and trained.tokenizer.vocab_size == 2000
     assert trained.config.model.to_dict() == stored_section(str(pretrained))
+
+    shutil.rmtree(model)
+    result = (tmp_path / "run" / "result.json").read_text()
+    own, config = parse_flags(["main", "--config=configs/glue.py:own", place, *flags])
+    train.run(config, own.workdir, devices=jax.devices()[:1])
+    assert (tmp_path / "run" / "result.json").read_text() == result

@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from etils import epath
+
 from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.contract import (
     BuildSource,
@@ -20,6 +22,7 @@ from widenet_jax.data.text.squad import Squad, squad_transforms
 from widenet_jax.data.text.tables import Table, table_transforms
 from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.data.text.tiny_text import TinyText
+from widenet_jax.data.text.tokenizer import FILE
 from widenet_jax.errors import BadInputError, choose
 
 
@@ -70,8 +73,13 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
     return choose(SOURCES, data["source"], field="config.data.source")(data, split)
 
 
-def open_data(config: Any) -> Data:
+def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     """Opens both splits of a run.
+
+    Args:
+      config: of the run.
+      workdir: of the run. Where the tokenizer is that of the model to start from, a run that has
+        begun takes its copy in the workdir, and no longer needs that model.
 
     Raises:
       BadInputError: a split cannot be opened, or the training split's `info` differs from the
@@ -79,7 +87,8 @@ def open_data(config: Any) -> Data:
     """
     data = dict(config.data)
     if data.get("tokenizer") == "":  # finetuning: that of the model to start from
-        data["tokenizer"] = config.init_from
+        begun = workdir is not None and (workdir / FILE).exists()
+        data["tokenizer"] = str(workdir / FILE) if begun else config.init_from
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
     differing = [key for key in train.info if train.info[key] != evaluation.info.get(key)]

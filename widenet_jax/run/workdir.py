@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -86,6 +87,28 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             advice = "leave the config out, and to evaluate on other data use scripts/evaluate.py"
         holds = f"--workdir={workdir} holds a run of another config"
         raise BadInputError(f"{holds} ({fields}); {advice}")
+
+
+def check_facts(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path) -> None:
+    """Raises BadInputError where the data is not that of a checkpoint, as with another tokenizer.
+
+    Args:
+      meta: of the checkpoint; {} in a new run.
+      info: facts of the data that is there now.
+      workdir: named in the message.
+    """
+
+    def same(there: Any, here: Any) -> bool:
+        if isinstance(there, float) and isinstance(here, float):
+            return math.isclose(there, here, rel_tol=1e-6)  # other machines may round otherwise
+        return there == here
+
+    here = json.loads(json.dumps(dict(info)))
+    if odd := [name for name in here if name in meta and not same(meta[name], here[name])]:
+        raise BadInputError(
+            f"--workdir={workdir} was trained on data with another {odd[0]} than the data that "
+            "config.data names now; give that run's data, or name a new --workdir"
+        )
 
 
 def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) -> None:

@@ -61,11 +61,7 @@ class Span(Task):
         """
         fields = {name: config.task[name] for name in config.task if name != "name"}
         choose(HEADS, fields["head"], field="config.task.head")
-        if facts.info.get("unanswerable") and not fields["unanswerable"]:
-            raise BadInputError(
-                f"config.data.path={config.data.path} has questions without an answer, as "
-                "SQuAD2.0 has; add --config.task.unanswerable=true, or use configs/squad.py:v2"
-            )
+        check_questions(config, facts.info)
         return cls(facts.info["vocab_size"], facts.example, **fields)
 
     @classmethod
@@ -155,6 +151,15 @@ class Span(Task):
                 # BERT compares no answer with the best span. ALBERT's null logit decides alone.
                 return Prediction(text, null if self.head == "beam" else null - score)
         return Prediction("", null)
+
+
+def check_questions(config: ConfigDict, info: Mapping[str, Any]) -> None:
+    """Raises BadInputError where a split has questions without an answer that are not expected."""
+    if info.get("unanswerable") and not config.task.unanswerable:
+        raise BadInputError(
+            f"config.data.path={config.data.path} has questions without an answer, as SQuAD2.0 "
+            "has; add --config.task.unanswerable=true, or use configs/squad.py:v2"
+        )
 
 
 def in_context(batch: Mapping[str, Array]) -> Array:

@@ -84,7 +84,7 @@ def squad_metrics(
     }
     if not unanswerable:
         return {name: float(values.mean()) for name, values in raw.items()}
-    has_answer = np.array([any(map(normalized, own)) for own in answers])
+    has_answer = np.array([bool(own) for own in answers])
     null_scores = np.array([p.null_score for p in predictions])
     metrics = {}
     for name, values in raw.items():

@@ -26,6 +26,7 @@ from widenet_jax.experiment import make_forward
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import build_mesh
 from widenet_jax.tasks import Evaluation
+from widenet_jax.tasks.span import check_questions
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.pretrained import check_same_tokens
 from widenet_jax.weights.trained import Trained
@@ -98,8 +99,9 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
     """Opens the evaluation split with the model's labels and tokenizer, and the transform.
 
     Raises:
-      BadInputError: the source cannot be opened, has classes that the model does not know, was made
-        with another tokenizer, or has images with another number of channels.
+      BadInputError: the source cannot be opened, has classes that the model does not know, images
+        with another number of channels, tokens of another tokenizer, or questions without an answer
+        where the model always gives one.
     """
     config = trained.config
     data, split = config.data, config.data.eval_split
@@ -110,6 +112,7 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
         source = Table(data, split, class_names=names, tokenizer=trained.tokenizer)
     elif config.task.name == "span":
         source = Squad(data, split, tokenizer=trained.tokenizer)
+        check_questions(config, source.info)
     else:
         source = build_source(data, split)
         check_same_tokens(trained.tokenizer, Tokenizer(source.info["tokenizer"]), trained.place)
