@@ -74,7 +74,7 @@ class DataFacts(NamedTuple):
     Attributes:
       num_examples: size of the training split.
       example: what the transforms make of one example.
-      info: the training source's `info`.
+      info: the training source's `info`, with what `sources.OF_EITHER_SPLIT` adds to it.
     """
 
     num_examples: int

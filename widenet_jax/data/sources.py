@@ -60,6 +60,10 @@ TRANSFORMS: dict[str, BuildTransforms] = {
 }
 
 
+# Facts in which splits may differ. They hold of a run if they hold of one of its splits.
+OF_EITHER_SPLIT = ("unanswerable",)
+
+
 def build_source(data: Mapping[str, Any], split: str) -> Source:
     """Opens one split of the set that `config.data` names.
 
@@ -91,7 +95,10 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
         data["tokenizer"] = str(workdir / FILE) if begun else config.init_from
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
-    differing = [key for key in train.info if train.info[key] != evaluation.info.get(key)]
+    info, theirs = dict(train.info), evaluation.info
+    info |= {key: info[key] or theirs[key] for key in OF_EITHER_SPLIT if key in info}
+    must_agree = [key for key in info if key not in OF_EITHER_SPLIT]
+    differing = [key for key in must_agree if info[key] != theirs.get(key)]
     if differing:
         raise BadInputError(
             f"splits {config.data.train_split} and {config.data.eval_split} differ in "
@@ -101,5 +108,5 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     build = choose(TRANSFORMS, config.task.name, field="config.task.name")
     train_transform, eval_transform = build(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
-    facts = DataFacts(len(train), example, dict(train.info))
+    facts = DataFacts(len(train), example, info)
     return Data(train, evaluation, train_transform, eval_transform, facts)

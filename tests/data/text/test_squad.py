@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from configs import squad as config_file
+from widenet_jax.data.sources import open_data
 from widenet_jax.data.text.squad import Squad, Window, cut, seen, tokens_of
 from widenet_jax.data.text.squad_files import Answer, read_questions
 from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
@@ -126,6 +128,18 @@ def test_the_transform(tmp_path: Path, tokenizer: Tokenizer):
         "tokens": ((16,), "int32"), "segments": ((16,), "int32"), "length": ((), "int32"),
         "start": ((), "int32"), "end": ((), "int32"), "may_start": ((16,), "bool"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("holds", ["train", "dev"])
+def test_one_split_may_have_all_answers(tmp_path: Path, tokenizer: Tokenizer, holds: str):
+    for split in ("train", "dev"):
+        more = [asked("c", "where", is_impossible=True)] if split == holds else []
+        (tmp_path / f"{split}.json").write_text(official(asked("a", "who", "Rollo"), *more))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer.json))
+    config = config_file.get_config("v2,model=albert_tiny")
+    config.data.update(path=str(tmp_path), train_split="train", eval_split="dev")
+    config.data.tokenizer = str(tmp_path / "tokenizer.json")
+    assert open_data(config).facts.info["unanswerable"]
 
 
 def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):

@@ -231,6 +231,14 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
         Table(data(tmp_path, label_names="a,b,c"), "train", tokenizer=tokenizer)
 
 
+@pytest.mark.parametrize("names", ["no,no,yes", "no,yes,", ",no,yes"])
+def test_label_names_that_are_no_names(tmp_path: Path, tokenizer: Tokenizer, names: str):
+    """They used to make a class without examples, and to shift the numbers of a file."""
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\t0\nb\t1\n")
+    with pytest.raises(BadInputError, match=f"config.data.label_names={names}: give each class"):
+        Table(data(tmp_path, label_names=names), "train", tokenizer=tokenizer)
+
+
 def test_no_tokenizer_and_no_path(tmp_path: Path):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
     with pytest.raises(BadInputError, match=r"config.data.tokenizer is empty.*--config.init_from"):

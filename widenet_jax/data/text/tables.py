@@ -191,8 +191,17 @@ def layout_of(columns: Columns, data: Mapping[str, Any], file: str) -> tuple[str
 
 
 def split_names(label_names: str) -> list[str]:
-    """Splits `config.data.label_names`."""
-    return [name.strip() for name in label_names.split(",")]
+    """Splits `config.data.label_names`; [] of "".
+
+    Raises:
+      BadInputError: a name is empty or there twice.
+    """
+    names = [name.strip() for name in label_names.split(",")] if label_names else []
+    if not all(names) or len(set(names)) < len(names):
+        raise BadInputError(
+            f"config.data.label_names={label_names}: give each class one name, as in no,yes"
+        )
+    return names
 
 
 def class_names_of(rows: Sequence[Row]) -> list[str]:
