@@ -103,7 +103,7 @@ def with_home(word: str) -> str:
 
 
 def split_fields(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Parts the command's own words from the config's fields.
+    """Separates the command's own flags from those that set fields of the config.
 
     Returns:
       The command's own words, and `--config.FIELD=VALUE` for each field.

@@ -8,6 +8,7 @@ from typing import Any
 import tqdm
 
 from widenet_jax.cli.parser import Options, not_negative, positive, show
+from widenet_jax.data.prepare.text_readers import READERS
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import write_text
 
@@ -63,8 +64,7 @@ def add_text_commands(commands: Any) -> None:
 def add_reading(add: Any) -> None:
     """Adds the flags that say how inputs are read."""
     text = "of the files; by default from their names and beginnings"
-    formats = ("auto", "text", "titles", "sentences", "jsonl", "parquet")
-    add("--format", choices=formats, default="auto", help=text)
+    add("--format", choices=["auto", *READERS], default="auto", help=text)
     add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
     add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
 

@@ -30,13 +30,13 @@ from widenet_jax.typing import Array
 Inputs = Mapping[str, Array]
 Outputs = dict[str, Array]
 
-# Dropout before the layer that decides, in finetuning (BERT, ALBERT): whatever the model's rate.
+# Dropout before the classifier in finetuning, whatever the model's own rate (BERT, ALBERT).
 HEAD_DROPOUT = 0.1
 # Instances that a packed row holds at most.
 MAX_INSTANCES = 8
 # Starts, and ends of each start, that `span_beam` keeps in evaluation (ALBERT).
 BEAM = 5
-# A logit of a place that no answer can have. Finite, so that nothing becomes NaN.
+# The logit of a token at which no answer can start or end. Finite, so that nothing becomes NaN.
 IMPOSSIBLE = -1e9
 
 

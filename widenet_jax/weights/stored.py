@@ -1,4 +1,4 @@
-"""The section `config.model` of a stored model, for which `config.model.name="stored"` stands.
+"""Replaces `config.model.name="stored"` by the section `config.model` of a stored model.
 
 Reads JSON alone: neither parameters nor JAX are loaded, so that a mistake is answered at once.
 """

@@ -37,7 +37,7 @@ def prepare(
     overwrite: bool = False,
     on_unit: Any = None,
 ) -> dict[str, Any]:
-    """Prepares a set, or what a stopped preparation has left of it.
+    """Prepares a set, or resumes a preparation that was interrupted.
 
     Args:
       preparation: what to make.

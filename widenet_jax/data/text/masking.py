@@ -140,7 +140,7 @@ def choose_words(tokens: np.ndarray, rules: MaskingRules, rng: np.random.Generat
 
 
 def find_words(tokens: np.ndarray, rules: MaskingRules) -> tuple[np.ndarray, list[int]]:
-    """Finds the words of a sequence. A word begins where a piece says so and after special tokens.
+    """Finds the words of a sequence: a word begins at a piece with a word start.
 
     Returns:
       The positions of tokens that are not special, and the bounds [W + 1] of the words among them.

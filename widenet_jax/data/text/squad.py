@@ -105,7 +105,7 @@ class Squad:
         return {"tokens": tokens, "second": second, **places}
 
     def _best_here(self, index: int) -> np.ndarray:
-        """Tells which tokens of a window no other window of its question shows better: [count]."""
+        """Returns [count] bool: the tokens for which this window has the maximum context (BERT)."""
         number, first, count = self.windows[index].tolist()
         own = np.arange(first, first + count)
         best = np.full(count, True)

@@ -260,7 +260,7 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Maps a function that leaves Python's lock, as the tokenizer does, over items."""
+    """Maps a function that releases the GIL, as the tokenizer does, over items in threads."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(function, items))
 

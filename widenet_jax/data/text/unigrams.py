@@ -1,4 +1,4 @@
-"""The entropy of word frequencies: what a model reaches that has learnt nothing else."""
+"""The entropy of word frequencies: the loss of a model that knows nothing but them."""
 
 import numpy as np
 

@@ -22,7 +22,8 @@ def text_rows(
     Args:
       config: of a run; its set, its lengths and its masking.
       batch_size: sequences per batch.
-      workers: numbers of worker processes to measure; 0 stands for threads. The peer has the last.
+      workers: numbers of worker processes to measure; 0 stands for threads. The peer runs with the
+        last of these numbers.
       rounds: every pipeline has one turn per round.
       seconds: length of a turn.
 

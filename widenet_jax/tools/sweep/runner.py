@@ -26,7 +26,7 @@ STOPPED_CODES = (errors.STOPPED, errors.INTERRUPTED, -signal.SIGTERM)
 
 
 class Source:
-    """The base of what supplies trials and receives their outcomes.
+    """Base class: supplies trials to a `Runner` and receives their outcomes.
 
     Attributes:
       directory: of the sweep.
