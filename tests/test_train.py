@@ -100,11 +100,10 @@ def test_a_finished_run_only_reports(single: Path):
 def test_paths_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The README writes relative paths, for --workdir and for a pretrained run."""
     monkeypatch.chdir(tmp_path)
-    changes = {"duration": "1 step", "optimizer.warmup": "0 steps"}
-    train.run(small_config(**changes), "runs/first", devices=jax.devices()[:1])
-    changes["init_from"] = "runs/first"
-    train.run(small_config(**changes), "runs/second", devices=jax.devices()[:1])
-    assert (tmp_path / "runs" / "second" / "checkpoints" / "1").is_dir()
+    train.run(small_config(), "runs/first", devices=jax.devices()[:1])
+    config = small_config(init_from="runs/first")
+    train.run(config, "runs/second", devices=jax.devices()[:1])
+    assert (tmp_path / "runs" / "second" / "checkpoints" / "20").is_dir()
 
 
 def test_a_workdir_of_another_config_is_refused(single: Path):
@@ -127,11 +126,10 @@ def test_numbers_that_are_not_finite_end_the_run(tmp_path: Path, steps: str, wha
 
 
 def test_a_wrong_init_from_leaves_the_workdir_usable(tmp_path: Path):
-    changes = {"init_from": "/nowhere", "duration": "1 step", "optimizer.warmup": "0 steps"}
     with pytest.raises(BadInputError, match=r"config\.init_from=/nowhere"):
-        train.run(small_config(**changes), str(tmp_path / "run"), devices=jax.devices()[:1])
-    changes["init_from"] = ""
-    train.run(small_config(**changes), str(tmp_path / "run"), devices=jax.devices()[:1])
+        config = small_config(init_from="/nowhere")
+        train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
+    train.run(small_config(), str(tmp_path / "run"), devices=jax.devices()[:1])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ are not at hand are the same program.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import flax.linen as nn
@@ -22,7 +22,7 @@ from widenet_jax.config.durations import to_steps
 from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.models.build import build_model
-from widenet_jax.models.counting import parameter_shapes
+from widenet_jax.models.counting import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
 from widenet_jax.step import Forward, Gradients, TrainState, make_gradients, make_train_step
@@ -68,6 +68,14 @@ class Experiment:
     init: Callable[[], TrainState]
     train_step: Callable[[TrainState, Mapping[str, Array]], tuple[TrainState, dict[str, Any]]]
     eval_step: Callable[[PyTree, Mapping[str, Array]], Evaluation]
+
+    @cached_property
+    def parameter_facts(self) -> dict[str, int]:
+        """The number of parameters, stored once and as often as the blocks apply them."""
+        return {
+            "params": count_parameters(self.state.params),
+            "params_unrolled": count_unrolled(self.model, input_spec(self.task)),
+        }
 
 
 def build_experiment(

@@ -1,12 +1,12 @@
 """data.on_bad_example: an error that names the image, or a skip that is the same on all hosts."""
 
-import multiprocessing
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 from image_sources import EVAL, PLAIN, TRAIN
+from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, records, sampler
 from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW, example_spec
@@ -114,9 +114,17 @@ def test_other_images_are_as_without_bad_ones(folder, tmp_path):
         assert not theirs["bad"].any()
 
 
-def test_processes_and_threads_skip_alike(folder):
-    assert_same(train_stream(folder, num_workers=2), train_stream(folder))
-    assert multiprocessing.active_children() == []
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_processes_and_threads_skip_alike_and_name_each_bad_record_once(folder, num_workers):
+    said: list[str] = []
+    stream = train_stream(folder, num_workers=num_workers, on_message=said.append)
+    assert_same(stream, train_stream(folder))
+    assert_no_worker_left()
+    said.sort()
+    problems = ["empty file", "neither a JPEG", "link to a file", "truncated JPEG", "truncated PNG"]
+    for i, message, problem in zip(BAD, said, problems, strict=True):
+        assert f"/train/{i // 30}/{i:02}.png (image {i}): {problem}" in message
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize("start", [1, 3])
@@ -127,17 +135,6 @@ def test_a_resumed_run_skips_alike(folder, start):
 def test_two_hosts_skip_as_one(folder):
     parts = [train_stream(folder, positions=half) for half in np.split(np.arange(BATCH), 2)]
     assert_same(joined(parts), train_stream(folder))
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_bad_record_is_named_once(folder, num_workers):
-    said: list[str] = []
-    train_stream(folder, num_workers=num_workers, on_message=said.append)
-    said.sort()
-    problems = ["empty file", "neither a JPEG", "link to a file", "truncated JPEG", "truncated PNG"]
-    for i, message, problem in zip(BAD, said, problems, strict=True):
-        assert f"/train/{i // 30}/{i:02}.png (image {i}): {problem}" in message
-        assert "\n" not in message
 
 
 def test_a_record_is_named_with_the_first_batch_that_lacks_it(folder):

@@ -1,10 +1,9 @@
 """Packed rows train dense text models as the same instances do, each in its own row."""
 
-from functools import partial
-
 import jax
 import numpy as np
 import pytest
+from compiled import init
 
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.data.text.instances import InstanceTransform
@@ -41,8 +40,7 @@ def test_losses_and_gradients_are_those_of_unpacked_instances(family: str):
         example = {name: ArraySpec(x.shape[1:], str(x.dtype)) for name, x in batch.items()}
         task = MaskedLm(V, example, unigram_entropy=None)
         model = build_model(fields, **task.model_fields)
-        init = jax.jit(partial(model.init, train=False))
-        params = init(jax.random.key(0), task.inputs(alone))["params"]
+        params = init(model, task.inputs(alone))
 
         def loss(params, task=task, batch=batch, model=model):
             apply = lambda inputs, rngs: model.apply({"params": params}, inputs, train=True)  # noqa: E731

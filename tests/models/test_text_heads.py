@@ -1,10 +1,9 @@
 """The heads of the text encoder against restatements in float64."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compiled import apply, init
 
 from widenet_jax.layers.token_embeddings import rows_at
 from widenet_jax.models.build import build_model
@@ -26,9 +25,11 @@ def beam_head() -> tuple[SpanBeamHead, dict, jax.Array, jax.Array]:
     allowed = jnp.arange(T) > 3
     allowed = jnp.stack([allowed.at[0].set(True)] * B)  # [CLS], and the context from 4 on
     inputs = {"allowed": allowed}
-    params = head.init(jax.random.key(0), x, inputs, train=False)["params"]
-    keys = iter(jax.random.split(jax.random.key(2), 20))
-    params = map_with_path(lambda _, p: p + jax.random.normal(next(keys), p.shape), params)
+    params = init(head, x, inputs)
+    rng = np.random.default_rng(2)
+    params = map_with_path(
+        lambda _, p: p + rng.normal(size=p.shape).astype(np.float32), jax.device_get(params)
+    )
     return head, params, x, allowed
 
 
@@ -45,7 +46,7 @@ def restated_ends(params: dict, x: np.ndarray, start: int) -> np.ndarray:
 def test_span_beam_scores_as_albert():
     head, params, x, allowed = beam_head()
     start = jnp.array([4, 11, 0])
-    found = head.apply({"params": params}, x, {"allowed": allowed, "start": start}, train=False)
+    found = apply(head, params, x, {"allowed": allowed, "start": start}, train=False)
     exact = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
     x, places = np.asarray(x, np.float64), np.flatnonzero(allowed[0])
     for i in range(B):
@@ -64,7 +65,7 @@ def test_span_beam_scores_as_albert():
 
 def test_span_beam_keeps_the_best_starts_and_ends():
     head, params, x, allowed = beam_head()
-    found = head.apply({"params": params}, x, {"allowed": allowed}, train=False)
+    found = apply(head, params, x, {"allowed": allowed}, train=False)
     assert "end_logits" not in found
     exact = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
     x, places = np.asarray(x, np.float64), np.flatnonzero(allowed[0])
@@ -88,8 +89,7 @@ def outputs_of(head: str, **inputs: jax.Array):
     mask = jnp.arange(T) < jnp.array([[T], [7]])
     tokens = jnp.where(mask, jnp.arange(T) + 5, 0)
     texts = {"tokens": tokens, "segments": jnp.zeros_like(tokens), "mask": mask, **inputs}
-    params = jax.jit(partial(model.init, train=False))(jax.random.key(0), texts)
-    return jax.jit(partial(model.apply, train=False))(params, texts)[0]
+    return apply(model, init(model, texts), texts, train=False)[0]
 
 
 def test_span_gives_padding_no_chance():

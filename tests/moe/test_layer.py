@@ -1,11 +1,14 @@
 """The mixture-of-experts layer agrees with loops, the dense layer, and values by hand."""
 
+from functools import cache
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import apply, init
-from reference import moe_group
+from reference import Reference, moe_group
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.mlp import Mlp
@@ -50,10 +53,20 @@ def params_of(weights: dict[str, np.ndarray]) -> dict:
     }
 
 
-@pytest.mark.parametrize("dispatch", DISPATCHERS)
-@pytest.mark.parametrize(("E", "K"), CASES)
-def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
-    """208 random groups with ties, drops and padding: outputs, gradients, losses and counts."""
+class Case(NamedTuple):
+    """Random groups with ties, drops and padding, and what loops over their tokens make of them."""
+
+    settings: dict[str, Any]
+    weights: dict[str, np.ndarray]
+    x: np.ndarray
+    mask: np.ndarray
+    cotangent: np.ndarray
+    real_groups: int
+    groups: list[Reference]
+
+
+@cache  # every dispatcher has the same cases
+def case(E: int, K: int) -> Case:
     rng = np.random.default_rng([E, K])
     capacity_factor = float(rng.choice([0.5, 1.0, 1.2, 2.0]))
     first = bool(rng.integers(2))
@@ -63,25 +76,11 @@ def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
     mask[:2] = True  # one full group
     mask[-2:] = False  # one group of padding only
     cotangent = rng.normal(size=x.shape)
-    moe = layer(
-        E,
-        K,
-        capacity_factor=capacity_factor,
-        priority="first_choice_first" if first else "token_order",
-        losses={"load_balance": 0.7, "over": "group"},
-        dispatch=dispatch,
-    )
-
-    @jax.jit
-    def loss_and_grads(params: dict, x: jax.Array):
-        def loss(params: dict, x: jax.Array):
-            out = moe.apply({"params": params}, x, mask=jnp.asarray(mask), train=True)
-            return (out.y * cotangent).sum() + out.aux["loss"], out
-
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
-
-    (_, out), (grads, x_grad) = loss_and_grads(params_of(weights), jnp.float32(x))
-
+    settings = {
+        "capacity_factor": capacity_factor,
+        "priority": "first_choice_first" if first else "token_order",
+        "losses": {"load_balance": 0.7, "over": "group"},
+    }
     flat = {"x": x, "mask": mask, "cotangent": cotangent}
     flat = {k: v.reshape(GROUPS, 2 * T, *v.shape[2:]) for k, v in flat.items()}
     real_groups = flat["mask"].any(axis=1).sum()
@@ -98,6 +97,25 @@ def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
         )
         for g in range(GROUPS)
     ]
+    return Case(settings, weights, x, mask, cotangent, real_groups, groups)
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHERS)
+@pytest.mark.parametrize(("E", "K"), CASES)
+def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
+    """208 random groups: outputs, gradients, losses and counts."""
+    settings, weights, x, mask, cotangent, real_groups, groups = case(E, K)
+    moe = layer(E, K, **settings, dispatch=dispatch)
+
+    @jax.jit
+    def loss_and_grads(params: dict, x: jax.Array):
+        def loss(params: dict, x: jax.Array):
+            out = moe.apply({"params": params}, x, mask=jnp.asarray(mask), train=True)
+            return (out.y * cotangent).sum() + out.aux["loss"], out
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+    (_, out), (grads, x_grad) = loss_and_grads(params_of(weights), jnp.float32(x))
 
     def close(ours: jax.Array, theirs: np.ndarray) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * (1 + np.abs(theirs).max()))

@@ -176,12 +176,19 @@ class Blocks(BlockSettings):
         seen = {"mask": mask, "instances": instances}
         pre = self.norm_position == "pre"
         built: dict[str, nn.Module] = {}
+        ran: set[str] = set()
 
         def part(kind: str, index: int, shared: bool, build: Callable[[str], nn.Module]):
             name = kind if shared else block_part(index, kind)
             if name not in built:
                 built[name] = build(name)
             return built[name]
+
+        def due(module: nn.Module) -> bool:
+            """Returns whether a module must run; initialising a shared one takes a single run."""
+            done = self.is_initializing() and module.name in ran
+            ran.add(module.name)
+            return not done
 
         aux: list[Aux] = []
         routing: Routing | None = None
@@ -194,14 +201,17 @@ class Blocks(BlockSettings):
             norm_ffn = part("norm_ffn", i, self.share_norms, self.build_norm)
 
             with jax.named_scope(f"block_{i:02d}"):
-                x = x + attention(norm_attention(x) if pre else x, **seen, train=train)
+                y = norm_attention(x) if pre else x
+                if due(attention):
+                    x = x + attention(y, **seen, train=train)
                 x = x if pre else norm_attention(x)
-                output = ffn(norm_ffn(x) if pre else x, mask=mask, train=train, routing=routing)
-                x = x + output.y
+                y = norm_ffn(x) if pre else x
+                if due(ffn):
+                    output = ffn(y, mask=mask, train=train, routing=routing)
+                    x, routing = x + output.y, output.routing
+                    if output.aux:
+                        aux.append(output.aux)
                 x = x if pre else norm_ffn(x)
-            routing = output.routing
-            if output.aux:
-                aux.append(output.aux)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
 
     def run_periods(

@@ -11,7 +11,6 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import Checkpoints
 from widenet_jax.experiment import Experiment, input_spec
 from widenet_jax.files import write_json
-from widenet_jax.models.counting import count_parameters, count_unrolled
 from widenet_jax.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.sharding import platform
 from widenet_jax.tasks.contract import Baseline, Task
@@ -20,17 +19,9 @@ from widenet_jax.typing import PyTree
 BEST_CHECKPOINT = "best_checkpoint"  # in front of its metric and step in result.json
 
 
-def parameter_facts(experiment: Experiment) -> dict[str, int]:
-    """Counts the parameters, stored once and as often as the blocks apply them."""
-    return {
-        "params": count_parameters(experiment.state.params),
-        "params_unrolled": count_unrolled(experiment.model, input_spec(experiment.task)),
-    }
-
-
 def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
     """Returns a table of the parameters, and lines on devices, dispatch, start and length."""
-    mesh, counts = experiment.mesh, parameter_facts(experiment)
+    mesh, counts = experiment.mesh, experiment.parameter_facts
     config, num_examples = experiment.config, experiment.facts.num_examples
     unit = experiment.task.unit
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
@@ -60,7 +51,7 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
 
 def result_of(experiment: Experiment, metrics: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
     """Returns `facts`, the number of parameters and the `result_metrics` of an evaluation."""
-    return facts | parameter_facts(experiment) | result_metrics(metrics, experiment.task)
+    return facts | experiment.parameter_facts | result_metrics(metrics, experiment.task)
 
 
 def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:

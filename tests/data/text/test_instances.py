@@ -1,9 +1,8 @@
 """Instances are pure functions of (seed, epoch, record), and hold what the chunks hold."""
 
-import multiprocessing
-
 import numpy as np
 import pytest
+from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import pipeline
 from widenet_jax.data.text.instances import InstanceTransform, instance_spec
@@ -62,7 +61,7 @@ def test_workers_hosts_and_resume_change_no_mask(packed: bool):
     """Eight steps of 8 are one epoch and more than half of the next."""
     unbroken = stream(packed)
     assert_same(stream(packed, num_workers=2), unbroken)
-    assert multiprocessing.active_children() == []
+    assert_no_worker_left()
     assert_same(stream(packed, start_step=5), unbroken[5:])
     hosts = [stream(packed, positions=part) for part in (np.arange(3), np.arange(3, 8))]
     joined = [

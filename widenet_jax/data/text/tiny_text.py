@@ -1,5 +1,6 @@
 """The embedded text: a novel of 460 kB that needs neither download nor preparation."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,10 @@ class TinyText:
     """
 
     def __init__(self, split: str, max_length: int):
-        from widenet_jax.data.prepare.text_inputs import Input, documents
-
         check_split(split, ("train", "valid"), "the embedded text")
-        tokenizer = load_tokenizer(str(FOLDER / FILE))
-        rule = Chunking(max_length, SEED)
-        chunks: dict[str, list[Chunk]] = {"train": [], "valid": []}
-        for document in documents([Input(str(TEXT), TEXT.name, "titles")]):
-            side = "valid" if document.validates(VALID_PER_MILLE) else "train"
-            chunks[side] += chunks_of(document, tokenizer, rule)
+        chunks, self.info = _read(max_length)
         self._chunks = chunks[split]
         self._split = split
-        counts = np.bincount(np.concatenate([np.concatenate(chunk) for chunk in chunks["train"]]))
-        self.info: dict[str, Any] = {
-            "tokenizer": tokenizer.json,
-            "vocab_size": tokenizer.vocab_size,
-            "unigram_entropy": unigram_entropy(counts),
-        }
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -53,3 +41,22 @@ class TinyText:
 
     def describe(self, index: int) -> str:
         return f"embedded text, {self._split} sequence {index}"
+
+
+@cache  # a run opens both splits
+def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
+    """Returns the chunks of each split, and the source's `info`."""
+    from widenet_jax.data.prepare.text_inputs import Input, documents
+
+    tokenizer = load_tokenizer(str(FOLDER / FILE))
+    rule = Chunking(max_length, SEED)
+    chunks: dict[str, list[Chunk]] = {"train": [], "valid": []}
+    for document in documents([Input(str(TEXT), TEXT.name, "titles")]):
+        side = "valid" if document.validates(VALID_PER_MILLE) else "train"
+        chunks[side] += chunks_of(document, tokenizer, rule)
+    counts = np.bincount(np.concatenate([np.concatenate(chunk) for chunk in chunks["train"]]))
+    return chunks, {
+        "tokenizer": tokenizer.json,
+        "vocab_size": tokenizer.vocab_size,
+        "unigram_entropy": unigram_entropy(counts),
+    }

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -68,6 +69,7 @@ def text_row(printed: PrintedText) -> dict[str, Any]:
         "model": printed.model,
         "variant": printed.variant,
         **counts,
+        "params_unrolled": count_unrolled(build_text(printed.variant), TEXT_INPUTS),
         "printed": printed.millions,
         "agrees": round(counts["params"] / 1e6) == printed.millions,
         "note": f"encoder {counts['encoder']:,}, with embeddings and projection "
@@ -76,17 +78,20 @@ def text_row(printed: PrintedText) -> dict[str, Any]:
     }
 
 
+def build_text(variant: str) -> nn.Module:
+    """Builds a text model such as "widenet_4" with the heads of pretraining."""
+    fields = text_model(*parse_text_variant(variant))
+    return build_model(fields, vocab_size=VOCABULARY, head="pretraining")
+
+
 def count_text(variant: str) -> dict[str, int]:
     """Counts the parameters of a text model such as "widenet_4", part by part.
 
     Returns:
       encoder; with_embeddings and the projection; params, the pooler as well, which is what papers
-      print; with_heads, those of pretraining as well; params_unrolled, of the latter without
-      sharing.
+      print; with_heads, those of pretraining as well.
     """
-    model = build_model(
-        text_model(*parse_text_variant(variant)), vocab_size=VOCABULARY, head="pretraining"
-    )
+    model = build_text(variant)
     of = {k: count_parameters(v) for k, v in parameter_shapes(model, TEXT_INPUTS).items()}
     with_embeddings = of["encoder"] + of["embeddings"] + of["projection"]
     return {
@@ -94,7 +99,6 @@ def count_text(variant: str) -> dict[str, int]:
         "with_embeddings": with_embeddings,
         "params": with_embeddings + of["pooler"],
         "with_heads": sum(of.values()),
-        "params_unrolled": count_unrolled(model, TEXT_INPUTS),
     }
 
 
