@@ -78,7 +78,7 @@ def run_of(kind: str) -> tuple[str, dict[str, object]]:
 def small_config(*, run: str = "digits", **changes: object) -> ConfigDict:
     """Returns the config of a small run with `changes`."""
     file, overrides = run_of(run)
-    config = load_config(file)
+    config = load_config(f"{ROOT}/{file}")
     config.update_from_flattened_dict(overrides | changes)
     return config
 
