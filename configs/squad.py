@@ -11,7 +11,8 @@ tokenizer of --config.data.tokenizer.
   SQuAD1.1  | 3,649 steps, 365 warm-up, batch 48, 5e-5 | the same; length 384, dropout 0.1
   SQuAD2.0  | 8,144 steps, 814 warm-up, batch 48, 3e-5 | the same; length 512, dropout 0
   experts   | -                                       | v1: capacity factor 2.0, lambda 0;
-            |                                         | v2: 1.2, 0.01 (WideNet)
+            |                                         | v2: 1.2, 0.01 (WideNet); both: each
+            |                                         | sequence routed alone (not stated)
 
 v1 has BERT's head, v2 ALBERT's (--config.task.head=span: BERT's, too). Questions without an answer
 belong to v2. Metrics are those of the official scripts, as shares from 0 to 1; v2 is compared by

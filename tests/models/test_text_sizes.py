@@ -2,9 +2,10 @@
 
 import pytest
 
+from configs import glue, squad
 from widenet_jax import paper
 from widenet_jax.errors import BadInputError
-from widenet_jax.models.text_sizes import parse_text_variant, text_model
+from widenet_jax.models.text_sizes import finetuned_model, parse_text_variant, text_model
 from widenet_jax.tools.plan.counts import count_text
 
 # encoder; with embeddings and projection; with the pooler; with the heads of pretraining
@@ -76,3 +77,18 @@ def test_the_paper_s_settings():
         if variant.startswith("widenet"):
             assert model["moe"]["num_experts"] == int(variant.partition("_")[2])
             assert (model["moe"]["num_selected_experts"], model["moe"]["mlp_dim"]) == (2, 3072)
+
+
+@pytest.mark.parametrize("variant", ["mnli", "sst2", "own"])
+def test_finetuning_of_experts_suits_eight_devices(variant: str):
+    """Batches of 32, 48 and 128 divide, since each sequence is routed alone."""
+    made = [glue.get_config(f"{variant},model=widenet_4")]
+    made += [squad.get_config(f"{version},model=widenet_4") for version in ("v1", "v2")]
+    for config in made:
+        group = config.model.moe.examples_per_group
+        assert group == 1
+        assert config.batch_size % (8 * group) == config.evaluation.batch_size % (8 * group) == 0
+    stored = finetuned_model("", "", {}, dropout=0.0, capacity_factor=1.2, balance=0.0)
+    assert stored["moe"]["examples_per_group"] == 1  # of the stored model, pretrained with 16
+    options = squad.get_config("v2,model=widenet_4,examples_per_group=2").model.moe
+    assert options.examples_per_group == 2

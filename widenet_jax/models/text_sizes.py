@@ -147,6 +147,7 @@ def finetuned_model(
     """
     experts = {
         "capacity_factor": options.get("capacity_factor", capacity_factor),
+        "examples_per_group": options.get("examples_per_group", 1),  # any batch, any devices
         "losses": {"load_balance": balance, "over": "group"},
     }
     if not family:
