@@ -109,6 +109,23 @@ def test_the_same_command_again_changes_nothing(tmp_path: Path, capsys):
     assert "other inputs" in refused(capsys, *arguments, "--max_length=32")
 
 
+def test_another_text_of_the_same_size_is_noticed(tmp_path: Path, capsys):
+    """In a finished set, and in the parts of a stopped preparation."""
+    a, b = write(tmp_path / "a.txt", "A good end. So."), write(tmp_path / "b.txt", b"Three \xff.")
+    out = tmp_path / "out"
+    arguments = ("text", a, b, "--out", out, "--tokenizer", FOLDER, "--max_length=16")
+    arguments += ("--valid", a, "--workers=1")
+    assert "b.txt line 1" in refused(capsys, *arguments)
+    write(a, "A evil end. So.")
+    write(b, "Three four.")
+    assert run(*arguments) == 0
+    tokenizer, train = load_tokenizer(str(out)), {"source": "text", "path": str(out)}
+    sentences = build_source(train, "train")[0]["sentences"]
+    assert tokenizer.decode(sentences[0]) == "a evil end."
+    write(a, "A good end. So.")
+    assert "other inputs" in refused(capsys, *arguments)
+
+
 def test_a_corrected_input_continues(tmp_path: Path, capsys):
     """Units done before the mistake are kept; those of changed files are redone."""
     good = write(tmp_path / "a.txt", "One. Two.")

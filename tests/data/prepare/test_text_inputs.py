@@ -1,5 +1,6 @@
 """Inputs of `prepare_data.py text`: every format, and files that cannot be read."""
 
+import codecs
 import gzip
 import json
 import os
@@ -40,6 +41,11 @@ def json_lines(path: Path) -> Path:
     return write(path / "a.jsonl", "\n".join(rows))
 
 
+def with_byte_order_mark(path: Path) -> Path:
+    file = titles(path)
+    return write(file, codecs.BOM_UTF8 + file.read_bytes())
+
+
 def wikiextractor(path: Path) -> Path:
     return json_lines(path).rename(path / "wiki_00")
 
@@ -54,7 +60,9 @@ def parquet(path: Path) -> Path:
     return path / "a.parquet"
 
 
-@pytest.mark.parametrize("make", [titles, json_lines, wikiextractor, compressed, parquet])
+@pytest.mark.parametrize(
+    "make", [titles, with_byte_order_mark, json_lines, wikiextractor, compressed, parquet]
+)
 def test_every_format_gives_the_same_documents(tmp_path: Path, make):
     [unit] = plan([str(make(tmp_path))], Reading())
     found = list(documents(unit))

@@ -21,9 +21,10 @@ from widenet_jax.data.text import text_records
 from widenet_jax.data.text.chunking import Chunking, Document
 from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.data.text.unigrams import unigram_entropy
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, first_line
 
 TRAIN, VALID = "train", "valid"
+BLOCK = 2**20  # bytes of an input hashed at once
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,10 @@ class Preparation:
         }
 
     def inputs_sha256(self, unit: int) -> str:
-        """Returns a hash of the names and sizes of a unit's inputs."""
+        """Returns a hash of the names and the content of a unit's inputs.
+
+        Of a TFDS set, dataset_info.json stands for the content; it has the shards' sizes.
+        """
         return _sha256([_identity(part) for part in self.units[unit]])
 
     @property
@@ -120,7 +124,19 @@ def _identity(part: Input) -> list:
     place = epath.Path(part.path)
     if part.format == TFDS:
         place /= TFDS_INFO
-    return [part.name, part.first, part.last, part.split, place.stat().length]
+    return [part.name, part.first, part.last, part.split, content_sha256(place)]
+
+
+def content_sha256(place: epath.Path) -> str:
+    """Returns the SHA-256 of a file's bytes; raises BadInputError if it cannot be read."""
+    try:
+        with place.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise BadInputError(f"{place}: cannot be read ({first_line(error)})") from None
+    return digest.hexdigest()
 
 
 def _sha256(value: Any) -> str:

@@ -4,6 +4,7 @@ A reader yields the texts of a file in order. Files may be compressed by gzip, w
 called. A damaged file is a BadInputError that names the file and the line or record.
 """
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -35,7 +36,7 @@ def detect(path: str) -> str:
     name = path.lower().removesuffix(".gz")
     if name.endswith(".parquet") or beginning.startswith(b"PAR1"):
         return "parquet"
-    first = beginning.decode(errors="replace").strip().split("\n")[0]
+    first = beginning.decode("utf-8-sig", errors="replace").strip().split("\n")[0]
     # WikiExtractor's files of JSON lines have names such as wiki_00.
     if name.endswith((".jsonl", ".json", ".ndjson")) or first.startswith('{"'):
         return "jsonl"
@@ -75,11 +76,13 @@ def guarded(path: str, read: Callable[[], Any]) -> Any:
 
 
 def _lines(path: str) -> Iterator[str]:
-    """Yields the lines of a text file without their ends."""
+    """Yields the lines of a text file without their ends and a byte order mark."""
     with opened(path) as file:
         number = 0
         while line := guarded(path, file.readline):
             number += 1
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             yield decoded(line, f"{path} line {number}").rstrip("\r\n")
 
 
