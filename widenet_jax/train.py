@@ -29,7 +29,15 @@ from widenet_jax.run.batches import read_batches
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
 from widenet_jax.run.stopping import Stop, StopRequestedError
-from widenet_jax.run.summary import best_of, describe, loss_text, result_of, unbeaten, write_result
+from widenet_jax.run.summary import (
+    best_of,
+    describe,
+    loss_text,
+    result_of,
+    shortened,
+    unbeaten,
+    write_result,
+)
 from widenet_jax.run.workdir import (
     PACKAGES,
     check_facts,
@@ -107,6 +115,8 @@ def run(
             if finished
             else describe(experiment, state.params, step)
         )
+        if line := shortened(config, data.train):
+            session.note(line)
 
         # Loop
         told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_once}

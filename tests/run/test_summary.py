@@ -1,9 +1,15 @@
 """What a run says of a metric's baseline: beside the loss, in the result, at the end."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from ml_collections import ConfigDict
+from preparing import run, write
+
+from widenet_jax.data.sources import build_source
+from widenet_jax.data.text.tiny_text import FOLDER
 from widenet_jax.main import metric_rows
-from widenet_jax.run.summary import loss_text, result_metrics, unbeaten
+from widenet_jax.run.summary import loss_text, result_metrics, shortened, unbeaten
 from widenet_jax.tasks.masked_lm import MaskedLm
 
 TASK = MaskedLm(vocab_size=8000, example={}, unigram_entropy=6.62)
@@ -35,3 +41,17 @@ def test_a_run_says_so_if_it_learned_word_frequencies_only(loss: float, beaten: 
         assert message.startswith(f"mlm loss {loss:.4f} is not below the unigram entropy 6.6200: ")
         assert "config.duration" in message and "\n" not in message
     assert unbeaten(UNKNOWN, {"mlm_loss": loss}) == ""
+
+
+def test_sequences_shorter_than_the_set_s_are_noted(tmp_path: Path):
+    text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
+    options = ("--tokenizer", FOLDER, "--valid", text, "--workers=1", "--max_length=32")
+    assert run("text", text, "--out", out, *options) == 0
+    notes = {}
+    for length in (16, 32):
+        data = {"source": "text", "path": str(out), "max_length": length}
+        notes[length] = shortened(ConfigDict({"data": data}), build_source(data, "train"))
+    assert "was prepared with --max_length=32: longer sequences are cut at both" in notes[16]
+    tiny = {"source": "tiny_text", "max_length": 16}
+    notes["tiny"] = shortened(ConfigDict({"data": tiny}), build_source(tiny, "train"))
+    assert notes[32] == notes["tiny"] == ""
