@@ -83,8 +83,8 @@ def from_huggingface_text(
 ) -> dict:
     """Converts the arrays of Hugging Face's files to our parameter tree.
 
-    A decoder that differs from the token embedding is left out with the rest of its head, which
-    exists in our models only where the two are tied.
+    A decoder that differs from the token embedding stays as mlm/decoder, which no model of ours
+    has, without the rest of its head: so finetuning reports mlm as not used.
 
     Args:
       arrays: by their name in the file.
@@ -97,9 +97,9 @@ def from_huggingface_text(
       BadInputError: a part that our text encoder does not have, or one that is missing.
     """
     theirs = {modern_name(name, kind): array for name, array in arrays.items()}
-    tied = take_decoder(theirs, kind)
+    untied = take_decoder(theirs, kind)
     names = parameter_names(kind, depth=depth, shared=shared)
-    ours = {}
+    ours = {} if untied is None else {"mlm/decoder": untied}
     for name, array in theirs.items():
         if name in BUFFERS:
             continue
@@ -109,7 +109,7 @@ def from_huggingface_text(
                 "model?"
             )
         path = names[name]
-        if tied or not path.startswith("mlm/"):
+        if untied is None or not path.startswith("mlm/"):
             ours[path] = array.T if path.endswith("/kernel") else array
     for name, path in names.items():
         if path not in ours and path.startswith(NEEDED):
@@ -184,8 +184,8 @@ def modern_name(name: str, kind: str) -> str:
     return f"{module}.{OLD_LEAVES.get(leaf, leaf)}"
 
 
-def take_decoder(theirs: dict[str, np.ndarray], kind: str) -> bool:
-    """Removes the decoder, a second name of the token embedding; returns whether they are equal.
+def take_decoder(theirs: dict[str, np.ndarray], kind: str) -> np.ndarray | None:
+    """Removes the decoder, a second name of the token embedding; returns it where they differ.
 
     A file that has the embedding or the decoder's bias under this name only gets its usual name.
     """
@@ -194,4 +194,6 @@ def take_decoder(theirs: dict[str, np.ndarray], kind: str) -> bool:
     if bias is not None:
         theirs.setdefault(f"{decoder.removesuffix('.decoder')}.bias", bias)
     weight = theirs.pop(f"{decoder}.weight", None)
-    return weight is None or np.array_equal(weight, theirs.setdefault(table, weight))
+    if weight is None or np.array_equal(weight, theirs.setdefault(table, weight)):
+        return None
+    return weight
