@@ -101,6 +101,9 @@ def test_question_answering(tmp_path: Path, squad: Path):
     answers, null_scores = read("predictions"), read("null_scores")
     assert answers.keys() == null_scores.keys() == {f"dev{number}" for number in range(24)}
     assert all((answers[name] == "") == (null_scores[name] > -0.25) for name in answers)
+    best = read("best_answers")  # where the threshold does not silence them
+    assert best.keys() == answers.keys() and any(best[name] for name in best if not answers[name])
+    assert all(answers[name] in ("", best[name]) for name in best)
     trained = open_trained(str(tmp_path / "run"))
     trained.config.task.unanswerable = False  # as of a model for SQuAD1.1
     with pytest.raises(BadInputError, match="has questions without an answer"):

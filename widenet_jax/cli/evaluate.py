@@ -8,9 +8,11 @@
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
 measured by top-1, top-5, each class and the confusions; its classes and those of the set are
 matched by name, and a set may have fewer of them. --out gets evaluation.json; of classifiers also
-confusion.csv and confusion.png; of question answering predictions.json and null_scores.json, in the
-form that the official scripts of SQuAD read. Exit codes: 0 done, 2 your input, 3 no checkpoint is
-intact.
+confusion.csv and confusion.png; of question answering predictions.json, in which answers with a
+null score above config.task.null_threshold are "", best_answers.json, in which none are, and
+null_scores.json, in the form that the official scripts of SQuAD read. To find the best threshold,
+give them best_answers.json with --na-prob-file null_scores.json. Exit codes: 0 done, 2 your input,
+3 no checkpoint is intact.
 """
 
 from typing import TYPE_CHECKING
@@ -82,6 +84,7 @@ def evaluate_task(
         named = {q.id: answer for q, answer in zip(source.questions, answers, strict=True)}
         texts = {name: trained.task.answer(found) for name, found in named.items()}
         write_json(out / "predictions.json", texts)
+        write_json(out / "best_answers.json", {k: found.text for k, found in named.items()})
         write_json(out / "null_scores.json", {k: found.null_score for k, found in named.items()})
     lines = [(name.replace("_", " "), cell(value)) for name, value in metrics.items()]
     show(options, facts, text_table(lines))
