@@ -111,3 +111,11 @@ def test_rows_at_takes_rows_of_a_table_and_of_each_example():
     np.testing.assert_array_equal(rows[0], x[0, jnp.array([3, 0])])
     np.testing.assert_array_equal(rows[1], [x[1, 1], [0, 0, 0]])
     np.testing.assert_array_equal(rows_at(x[0], index)[1], [x[0, 1], [0, 0, 0]])
+
+
+def test_rows_of_a_float32_table_are_not_rounded():
+    """The backend would otherwise multiply in bfloat16, as TPUs do; the gradient neither."""
+    table, index = jnp.ones((4, 3)), jnp.array([[3, 0]])
+    made = jax.make_jaxpr(jax.value_and_grad(lambda x: rows_at(x, index).sum()))(table)
+    products = [str(eqn) for eqn in made.eqns if eqn.primitive.name == "dot_general"]
+    assert products and all("HIGHEST" in product for product in products)

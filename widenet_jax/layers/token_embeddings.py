@@ -62,6 +62,9 @@ class TokenEmbed(nn.Module):
 def rows_at(x: Array, index: Array) -> Array:
     """Returns rows x[..., index, :] by a product with one-hots, whose gradient scatters nothing.
 
+    Rows of a table are exact. Those of examples are rounded to bfloat16 on TPUs, as the inputs of
+    other products are there by default.
+
     Args:
       x: [N, D], or [B, N, D] with examples of their own rows.
       index: [B, P] int32; an index that is no row gives zeros.
@@ -70,4 +73,6 @@ def rows_at(x: Array, index: Array) -> Array:
       [B, P, D].
     """
     one_hot = jax.nn.one_hot(index, x.shape[-2], dtype=x.dtype)
-    return jnp.einsum("bpn,bnd->bpd" if x.ndim == 3 else "bpn,nd->bpd", one_hot, x)
+    if x.ndim == 3:
+        return jnp.einsum("bpn,bnd->bpd", one_hot, x)
+    return jnp.einsum("bpn,nd->bpd", one_hot, x, precision=jax.lax.Precision.HIGHEST)
