@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,20 @@ def test_an_answer_starts_where_its_context_is_longest(tmp_path: Path, tokenizer
     # Token 5 has 2 tokens on its right in window 0, one on its left in window 1.
     assert allowed[:, 5].tolist() == [True, False, False, False]
     assert allowed[:, 6].tolist() == [False, True, False, False]
+
+
+def test_a_window_is_compared_with_those_that_overlap_it_alone(
+    tmp_path: Path, tokenizer: Tokenizer
+):
+    """Of 20,000 windows; a comparison with all of them would take minutes."""
+    source = squad(tmp_path, tokenizer, asked("a", "who", "Rollo"), stride=1)
+    windows = [(0, first, 9) for first in range(20_000)]
+    source.windows = np.array(windows, np.int32)
+    start = time.process_time()
+    for index in range(100, 300):
+        # The middle token of a window has most context there.
+        assert source._best_here(index).tolist() == [False] * 4 + [True] + [False] * 4
+    assert time.process_time() - start < 5
 
 
 def test_context_seen():

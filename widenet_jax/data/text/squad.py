@@ -108,13 +108,15 @@ class Squad:
         """Returns [count] bool: the tokens for which this window has the maximum context (BERT)."""
         number, first, count = self.windows[index].tolist()
         own = np.arange(first, first + count)
+        ours = seen(own, first, count)
         best = np.full(count, True)
-        # Windows of a question are neighbours, and those that overlap are near.
+        # Windows of a question are neighbours, in the order of their contexts.
         for step in (-1, 1):
             other = index + step
             while 0 <= other < len(self.windows) and self.windows[other, 0] == number:
                 theirs = seen(own, *self.windows[other, 1:].tolist())
-                ours = seen(own, first, count)
+                if (theirs < 0).all():
+                    break  # those beyond are further away
                 best &= theirs < ours if step < 0 else theirs <= ours
                 other += step
         return best
