@@ -10,7 +10,7 @@ import tqdm
 from widenet_jax.cli.parser import Options, not_negative, positive, show
 from widenet_jax.data.prepare.text_readers import READERS
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.files import write_text
+from widenet_jax.files import absolute, write_text
 
 MOST_LENGTH = 65_535  # a record holds lengths in 16 bits
 LEAST_LENGTH = 8
@@ -117,6 +117,7 @@ def make_tokenizer(options: Options) -> None:
                 character_coverage=options.character_coverage,
             )
         made = Tokenizer(content, "the trained tokenizer")
+    absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, json.dumps(made.json, ensure_ascii=False, indent=0) + "\n")
     print(f"{options.out}: {made.vocab_size:,} tokens, {made.json['model']['type']}")
 

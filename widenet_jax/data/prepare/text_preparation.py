@@ -161,9 +161,10 @@ def make_manifest(parts: Sequence[Mapping[str, Any]], preparation: Preparation) 
             entry["shards"].append({key: counts[key] for key in ("records", "bytes")})
     for split in (TRAIN, VALID):
         if not splits.get(split, {}).get("count"):
+            documents = sum(entry["documents"] for entry in splits.values())
             raise BadInputError(
-                f"split {split}: no text found for it; check the inputs, --valid and "
-                "--valid_per_mille"
+                f"split {split}: no text found for it in {documents} documents; name a file with "
+                "--valid, or more documents with --valid_per_mille"
             )
     ids = np.sum([part["ids"] for part in parts if part["ids"]], axis=0)
     return {

@@ -1,6 +1,7 @@
 """Training of tokenizers: sentencepiece Unigram in ALBERT's layout, or WordPiece as BERT's."""
 
 import io
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -137,4 +138,6 @@ class Guarded:
 
 
 def _too_little_text(vocab_size: int, reason: str) -> str:
-    return f"--vocab_size={vocab_size}: {reason}; give more text or a smaller vocabulary"
+    most = re.search(r"value <= (\d+)", reason)  # of sentencepiece
+    what = f"the text has pieces for {most[1]} at most" if most else reason
+    return f"--vocab_size={vocab_size}: {what}; give more text or a smaller vocabulary"
