@@ -45,10 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def untrained(config, folder: Path, name: str) -> Path:
+def untrained(config, folder: Path, name: str, **facts: object) -> Path:
     """Exports an untrained model with the folder's tokenizer."""
     tokenizer = load_tokenizer(str(folder / "vocab.txt"))
-    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, **facts}
     config.update_from_flattened_dict(
         {"model.depth": 1, "data.path": str(folder), "data.max_length": 16}
     )
@@ -100,11 +100,15 @@ def test_classes_of_texts(classifier: Path, capsys):
     assert text == "good" and answer.endswith("%  positive")
 
 
-def test_a_pair_is_a_second_segment(classifier: Path, capsys):
+def test_a_pair_is_a_second_segment(folder: Path, capsys):
     """As [CLS] text [SEP] pair [SEP] by hand."""
-    row = predicted(capsys, classifier, "--text=the day", "--pair=was good")["texts"][0]
+    facts = {"class_names": ["no", "yes"], "pairs": True}
+    place = untrained(glue.get_config("own,model=albert_tiny"), folder, "pairs", **facts)
+    row = predicted(capsys, place, "--text=the day", "--pair=was good")["texts"][0]
     assert (row["text"], row["pair"]) == ("the day", "was good")
-    trained = open_trained(str(classifier))
+    said = refused(capsys, f"--workdir={place}", "--text=the day")
+    assert "was trained on pairs of texts: give a --pair for each --text" in said
+    trained = open_trained(str(place))
     tokens = trained.tokenizer.encode("the day was good")
     cls, sep = trained.tokenizer.cls_id, trained.tokenizer.sep_id
     inputs = {
@@ -175,6 +179,11 @@ def test_a_mask_after_which_no_word_begins():
     assert pieces("[MASK]ly") == ["[MASK]", "ly"]
     house, ly = tokenizer.encode("house")[-1], masked_ids(tokenizer, "[MASK]ly")[-1]
     assert (word(tokenizer, house), word(tokenizer, ly)) == ("house", "##ly")
+
+
+def test_a_model_of_single_texts_takes_no_pair(classifier: Path, capsys):
+    said = refused(capsys, f"--workdir={classifier}", "--text=the day", "--pair=was good")
+    assert "was trained on single texts: leave --pair out" in said
 
 
 def test_a_model_of_another_task(classifier: Path, filler: Path, capsys):

@@ -113,6 +113,11 @@ def predict_images(options: Options, trained: "Trained") -> tuple[str, list[Show
 def predict_texts(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
     from widenet_jax.tools.analysis.text_prediction import text_classifier
 
+    # Models that were trained before this was stored take both.
+    if trained.info.get("pairs", bool(options.pair)) != bool(options.pair):
+        single = "single texts: leave --pair out"
+        told = single if options.pair else "pairs of texts: give a --pair for each --text"
+        raise BadInputError(f"{options.workdir} was trained on {told}")
     classify, found = text_classifier(trained, options.top), []
     for text, pair in zip(options.text, options.pair or [None] * len(options.text), strict=True):
         top = classify(text, pair)

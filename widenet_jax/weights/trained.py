@@ -37,7 +37,7 @@ class Trained:
     Attributes:
       place: the directory it was read from, for messages.
       config: the config of its run, with the caller's changes.
-      info: facts of the data that it was trained on: class_names, tokenizer, vocab_size.
+      info: facts of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
       task: that of its run. Its `batch_spec` describes images only.
       model: the Linen module.
       params: host arrays.

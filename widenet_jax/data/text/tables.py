@@ -91,7 +91,8 @@ class Table:
         self._tokenizer = tokenizer or tokenizer_of(data)
         texts = encode_all(self._tokenizer, [row.text for row in rows])
         pairs: list = [None] * len(rows)
-        if rows[0].pair is not None:
+        self._has_pairs = rows[0].pair is not None
+        if self._has_pairs:
             pairs = encode_all(self._tokenizer, [row.pair or "" for row in rows])
         put = partial(join, self._tokenizer, length=data["max_length"])
         joined = [put(text, pair) for text, pair in zip(texts, pairs, strict=True)]
@@ -102,7 +103,8 @@ class Table:
 
     @property
     def info(self) -> dict[str, Any]:
-        return {**facts_of(self._tokenizer), "class_names": list(self.class_names)}
+        facts = {"class_names": list(self.class_names), "pairs": self._has_pairs}
+        return {**facts_of(self._tokenizer), **facts}
 
     def __len__(self) -> int:
         return len(self._labels)
