@@ -98,15 +98,7 @@ def build_experiment(
         config.optimizer, params_or_shapes=params, total_steps=total_steps, **sizes
     )
     forward = make_forward(model)
-    gradients = make_gradients(
-        forward=forward,
-        task=task,
-        seed=config.seed,
-        accumulation_steps=config.optimizer.accumulation_steps,
-        group_size=group_size(model, task),
-    )
-    # Hand-written backward passes are traced here, outside the forward pass.
-    gradients = in_precision_of(model, gradients)
+    gradients = build_gradients(config, model, task, forward)
     init = partial(init_state, model=model, task=task, tx=tx, config=config)
     shapes = jax.eval_shape(init)
     shardings = state_shardings(shapes, mesh)
@@ -141,6 +133,21 @@ def build_experiment(
             out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
     )
+
+
+def build_gradients(
+    config: ConfigDict, model: nn.Module, task: Task, forward: Forward
+) -> Gradients:
+    """Builds the gradients of `task`, accumulated as the config says."""
+    gradients = make_gradients(
+        forward=forward,
+        task=task,
+        seed=config.seed,
+        accumulation_steps=config.optimizer.accumulation_steps,
+        group_size=group_size(model, task),
+    )
+    # Hand-written backward passes are traced here, outside the forward pass.
+    return in_precision_of(model, gradients)
 
 
 def build_task(config: ConfigDict, facts: DataFacts) -> Task:
