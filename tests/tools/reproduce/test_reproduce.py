@@ -144,6 +144,7 @@ def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, ca
     assert last in " ".join(whole.split())
     assert "not run" not in whole
     pretraining = (workdir / "table2_pretraining.md").read_text()
+    assert cv2.imread(str(workdir / "table2_pretraining.png")).size
     assert "not printed" in pretraining and "0.80 (1 seed)" in pretraining
 
 

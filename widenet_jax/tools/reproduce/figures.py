@@ -14,6 +14,7 @@ from widenet_jax.tools.analysis.routing_figures import plot_divergence
 from widenet_jax.tools.reproduce.experiments import Experiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale, run_of
+from widenet_jax.tools.reproduce.tables import number
 from widenet_jax.weights.trained import open_trained
 
 # Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
@@ -33,9 +34,9 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
     for place, row in enumerate(rows):
         if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
             paper.plot(row["paper"], place, "o", color="C0")
-        elif row["paper"] is not None:
-            said = "NaN" if isinstance(row["paper"], float) else row["paper"]
-            paper.annotate(said, (0.02, place), xycoords=paper.get_yaxis_transform(), va="center")
+        else:
+            place_of = {"xycoords": paper.get_yaxis_transform(), "va": "center"}
+            paper.annotate(number(row["paper"]), (0.02, place), **place_of)
         for value in row["values"]:
             own.plot(value, place, "|", color="C1", alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
@@ -46,6 +47,8 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
     paper.set_ylim(len(rows) - 0.5, -0.5)
     paper.set(xlabel=f"{metric}, the paper")
     own.set(xlabel=f"{metric}, ours (bars: one standard deviation; strokes: seeds)")
+    if not paper.lines:  # no numbers, so no axis of numbers
+        paper.set_xticks([])
     for axis in (paper, own):
         axis.grid(alpha=0.3)
     save(figure, out)
