@@ -158,21 +158,34 @@ def vision_model(family: str, size: str, options: dict) -> dict:
         "moe": None,
     }
     if has_moe:
-        model["moe"] = {
-            "mlp_dim": options.get("mlp_dim", EXPERT_MLP_DIM.get(size, base["mlp_dim"])),
-            "num_experts": options.get("experts", 4),
-            "num_selected_experts": options.get("selected", 2),
-            "capacity_factor": options.get("capacity_factor", 1.2),
-            "capacity_factor_eval": 1.2 if authors_code else 2.0,
-            "capacity_rule": "authors_code" if authors_code else "paper",
-            "examples_per_group": options.get(
-                "examples_per_group", EXAMPLES_PER_GROUP.get(size, 16)
-            ),
-            "priority": "token_order",
-            "router": {"name": "top_k", "noise_std": 1.0},
-            "losses": {"load_balance": 0.01, "over": "group"},  # or "batch"
-            "dispatch": "auto",  # or einsum, gather, ragged: the same result at different cost
-            "activation": "gelu_tanh",
-            "use_bias": True,
-        }
+        expert_mlp_dim = EXPERT_MLP_DIM.get(size, base["mlp_dim"])
+        group = EXAMPLES_PER_GROUP.get(size, 16)
+        model["moe"] = experts_section(options, mlp_dim=expert_mlp_dim, examples_per_group=group)
+        if authors_code:
+            model["moe"].update(capacity_factor_eval=1.2, capacity_rule="authors_code")
     return model
+
+
+def experts_section(options: dict, *, mlp_dim: int, examples_per_group: int) -> dict:
+    """Returns the section `config.model.moe`, of images and texts alike.
+
+    Args:
+      options: of the variant; they come before the other arguments.
+      mlp_dim: width of an expert.
+      examples_per_group: examples routed together.
+    """
+    return {
+        "mlp_dim": options.get("mlp_dim", mlp_dim),
+        "num_experts": options.get("experts", 4),
+        "num_selected_experts": options.get("selected", 2),
+        "capacity_factor": options.get("capacity_factor", 1.2),
+        "capacity_factor_eval": 2.0,
+        "capacity_rule": "paper",
+        "examples_per_group": options.get("examples_per_group", examples_per_group),
+        "priority": "token_order",
+        "router": {"name": "top_k", "noise_std": 1.0},
+        "losses": {"load_balance": 0.01, "over": "group"},  # or "batch"
+        "dispatch": "auto",  # or einsum, gather, ragged: the same result at different cost
+        "activation": "gelu_tanh",
+        "use_bias": True,
+    }

@@ -6,7 +6,11 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 from collections.abc import Mapping
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.models.sizes import parse_options, refuse_options_of_experts
+from widenet_jax.models.sizes import (
+    experts_section,
+    parse_options,
+    refuse_options_of_experts,
+)
 
 # "": ALBERT base (Lan et al. 2020) and the paper's. "s" is meant for experiments on a CPU, "tiny"
 # for a first run of minutes.
@@ -98,21 +102,11 @@ def text_model(family: str, size: str, options: dict) -> dict:
         "moe": None,
     }
     if kind["experts"]:
-        model["moe"] = {
-            "mlp_dim": mlp_dim,
-            "num_experts": kind["experts"],
-            "num_selected_experts": options.get("selected", 2),
-            "capacity_factor": options.get("capacity_factor", 1.2),
-            "capacity_factor_eval": 2.0,
-            "capacity_rule": "paper",
-            "examples_per_group": options.get("examples_per_group", 4 if size else 16),
-            "priority": "token_order",
-            "router": {"name": "top_k", "noise_std": 1.0},
-            "losses": {"load_balance": 0.01, "over": "group"},  # or "batch"
-            "dispatch": "auto",  # or einsum, gather, ragged: the same result at different cost
-            "activation": "gelu_tanh",
-            "use_bias": True,
-        }
+        model["moe"] = experts_section(
+            options | {"experts": kind["experts"]},
+            mlp_dim=mlp_dim,
+            examples_per_group=4 if size else 16,
+        )
     return model
 
 
