@@ -1,4 +1,4 @@
-"""Losses on dense targets, computed in float32 whatever the model's dtype."""
+"""Cross-entropies against dense targets and labels, in float32 whatever the model's dtype."""
 
 import jax
 import jax.numpy as jnp
