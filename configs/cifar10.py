@@ -57,7 +57,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
             model={"dropout": 0.0, "dtype": "float32"},
             data={"image_size": options.get("image_size", 32)},
             augment={"crop": "pad"},
-            optimizer={"learning_rate": 2e-3, "warmup": "0.5 epochs", "weight_decay": 0.05},
+            optimizer={"learning_rate": 2e-3, "warmup": "6.25%", "weight_decay": 0.05},
         )
         return config
     config.update(

@@ -14,7 +14,8 @@ A name that is not here is refused, so that a misspelt one cannot go unnoticed. 
 a new task or data set: `with config.unlocked(): ...`. Numbers are checked: whole ones are at least
 1 and others at least 0, unless `LEAST` in widenet_jax/config/files.py says otherwise.
 
-Durations are text, a number and a unit: "500 steps", "1e6 examples", "2.5 epochs".
+Durations are text, a number and a unit: "500 steps", "1e6 examples", "2.5 epochs". A warm-up may
+also be a share of the run, "5%", which follows another config.duration.
 """
 
 from ml_collections import ConfigDict

@@ -36,7 +36,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "flip": False,  # a mirrored digit is no digit
             "randaugment_magnitude": 0.0,
         },
-        optimizer={"learning_rate": 3e-3, "warmup": "5 epochs", "weight_decay": 0.01},
+        optimizer={"learning_rate": 3e-3, "warmup": "5%", "weight_decay": 0.01},
         evaluation={"batch_size": 384, "every": "10 epochs"},
         checkpoint={"every": "20 epochs"},
     )

@@ -31,7 +31,7 @@ SETS = {
         "batch_size": 128,
         "duration": "5234 steps",
         "data": {"path": "data/SST-2", "label_names": "negative,positive"},
-        "optimizer": {"learning_rate": 4e-5, "warmup": "314 steps"},
+        "optimizer": {"learning_rate": 4e-5, "warmup": "6%"},
         "evaluation": {"every": "500 steps"},
     },
     "mnli": {
@@ -42,14 +42,14 @@ SETS = {
             "eval_split": "dev_matched",
             "label_names": "entailment,neutral,contradiction",
         },
-        "optimizer": {"learning_rate": 3e-5, "warmup": "1000 steps"},
+        "optimizer": {"learning_rate": 3e-5, "warmup": "10%"},
         "evaluation": {"every": "1000 steps"},
     },
     "own": {
         "batch_size": 32,
         "duration": "3 epochs",
         "data": {"max_length": 128},
-        "optimizer": {"learning_rate": 3e-5, "warmup": "0.3 epochs"},
+        "optimizer": {"learning_rate": 3e-5, "warmup": "10%"},
         "evaluation": {"every": "1 epoch"},
     },
 }

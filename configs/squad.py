@@ -32,13 +32,13 @@ VERSIONS = {
         "duration": "3649 steps",
         "task": {"head": "span", "unanswerable": False},
         "data": {"train_split": "train-v1.1", "eval_split": "dev-v1.1", "max_length": 384},
-        "optimizer": {"learning_rate": 5e-5, "warmup": "365 steps"},
+        "optimizer": {"learning_rate": 5e-5, "warmup": "10%"},
     },
     "v2": {
         "duration": "8144 steps",
         "task": {"head": "beam", "unanswerable": True},
         "data": {"train_split": "train-v2.0", "eval_split": "dev-v2.0", "max_length": 512},
-        "optimizer": {"learning_rate": 3e-5, "warmup": "814 steps"},
+        "optimizer": {"learning_rate": 3e-5, "warmup": "10%"},
     },
 }
 RATES = {

@@ -62,7 +62,7 @@ def get_config(variant: str = "albert") -> ConfigDict:
                 "name": "adamw",
                 "learning_rate": 1e-3,
                 "schedule": "linear",
-                "warmup": "730 steps",
+                "warmup": "10%",
                 "b2": 0.98,
                 "weight_decay": 0.01,
             },

@@ -37,7 +37,7 @@ def get_config(variant: str = "") -> ConfigDict:
         optimizer={
             "learning_rate": 2e-3,
             "schedule": "linear",
-            "warmup": "150 steps",
+            "warmup": "10%",
             "b2": 0.98,
             "weight_decay": 0.01,
         },

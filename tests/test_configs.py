@@ -66,6 +66,36 @@ def test_builds(name: str, variant: str):
     check_batch(config, model, task, build_mesh({"fsdp": 1, "expert": 1}, jax.devices()[:1]))
 
 
+@pytest.mark.parametrize(
+    ("name", "variant", "num_examples", "steps"),
+    [
+        ("digits", "", 1437, 112),  # 5 of 100 epochs
+        ("cifar10", "widenet_s", 50_000, 195),  # half of one of 8 epochs
+        ("tiny_imagenet", "", 100_000, 781),  # 1 of 20 epochs
+        ("text_tiny", "", 1000, 150),
+        ("text_pretrain", "albert_s", 1000, 730),
+        ("glue", "sst2", 67_349, 314),  # ALBERT's Table 14, and for the next three
+        ("glue", "mnli", 392_702, 1000),
+        ("squad", "v1", 87_599, 365),
+        ("squad", "v2", 130_319, 814),
+        ("glue", "own", 1000, 9),
+    ],
+)
+def test_warmup_follows_the_length_of_the_run(
+    name: str, variant: str, num_examples: int, steps: int
+):
+    config = get_config(name, variant)
+    sizes = {"batch_size": config.batch_size, "num_examples": num_examples}
+    total = to_steps(config.duration, field="config.duration", **sizes)
+
+    def warmup(total_steps: int) -> int:
+        told = {"field": "config.optimizer.warmup", "total_steps": total_steps}
+        return to_steps(config.optimizer.warmup, **told, **sizes)
+
+    assert warmup(total) == steps
+    assert 1 <= warmup(60) <= 6
+
+
 def fields(section: ConfigDict, prefix: str = "") -> set[str]:
     names = set()
     for key, value in section.items():

@@ -37,11 +37,40 @@ def test_zero_only_where_allowed():
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "300", "epochs", "-1 steps", "nan steps", "inf epochs", "3 weeks", "1 2 steps", 300]
+    "bad",
+    [
+        "",
+        "300",
+        "epochs",
+        "-1 steps",
+        "nan steps",
+        "inf epochs",
+        "3 weeks",
+        "1 2 steps",
+        "%",
+        "5%s",
+        300,
+    ],
 )
 def test_what_is_no_duration(bad: object):
     with pytest.raises(BadInputError, match=r"--config\.duration='10 epochs'"):
         to_steps(bad, **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "steps"),
+    [("10%", 1500, 150), ("6.25 %", 3125, 195), ("10%", 60, 6), ("5%", 4, 1), ("100%", 7, 7)],
+)
+def test_share_of_the_run(text: str, total: int, steps: int):
+    assert to_steps(text, **SIZES, total_steps=total) == steps
+
+
+def test_no_share_where_there_is_no_run():
+    with pytest.raises(BadInputError, match=r"only config\.optimizer\.warmup may be a share"):
+        to_steps("10%", **SIZES)
+    assert to_steps("0%", **SIZES, total_steps=10, may_be_zero=True) == 0
+    with pytest.raises(BadInputError, match="110 steps, longer than the run of 100"):
+        to_steps("110%", **SIZES, total_steps=100)
 
 
 def test_longer_than_the_run():

@@ -1,4 +1,4 @@
-"""Parsing of durations: a number and a unit, such as "300 epochs" or "500 steps"."""
+"""Parsing of durations: a number and a unit, such as "300 epochs", "500 steps" or "5%"."""
 
 import math
 import re
@@ -18,47 +18,57 @@ def to_steps(
     """Converts a duration ("2.5 epochs", "93_835 steps" or "1e6 examples") to steps.
 
     Steps are epochs * num_examples / batch_size or examples / batch_size, rounded to the nearest
-    (half up), and at least 1 unless the number is 0. An epoch may end inside a batch.
+    (half up), and at least 1 unless the number is 0. An epoch may end inside a batch. A part of a
+    run may also be given as a share of it: "5%" follows the length of the run.
 
     Args:
       text: the number and its unit, singular or plural.
       field: the duration's name in the config, for messages.
       batch_size: examples per step, over all hosts.
       num_examples: examples per epoch.
-      total_steps: length of the run, if the duration must not be longer.
+      total_steps: length of the run, if the duration is a part of it.
       may_be_zero: whether 0 (never, none) is allowed.
 
     Raises:
-      BadInputError: `text` is not a duration, is 0, or is longer than `total_steps`.
+      BadInputError: `text` is not a duration, is 0, is longer than `total_steps`, or is a share
+        where there are no `total_steps`.
     """
     number, unit = parse(text, field)
     if number == 0 and not may_be_zero:
         raise BadInputError(f"{field}={text!r} must be longer than 0")
-    examples_a_unit = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
-    steps = math.floor(number * examples_a_unit / batch_size + 0.5)
+    if unit == "%" and total_steps is None:
+        raise BadInputError(
+            f"{field}={text!r}: only config.optimizer.warmup may be a share of the run; write "
+            f"steps, examples or epochs, as in --{field}='10 epochs'"
+        )
+    if unit == "%":
+        steps = math.floor(number * total_steps / 100 + 0.5)
+    else:
+        examples_a_unit = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
+        steps = math.floor(number * examples_a_unit / batch_size + 0.5)
     steps = max(1, steps) if number else 0
     if total_steps is not None and steps > total_steps:
         raise BadInputError(
             f"{field}={text!r} is {steps} steps, longer than the run of {total_steps}; shorten it, "
-            f"for instance --{field}='{total_steps // 10} steps'"
+            f"for instance --{field}=10%"
         )
     return steps
 
 
 def parse(text: str, field: str) -> tuple[float, str]:
-    """Splits "300 epochs" into (300.0, "epochs").
+    """Splits "300 epochs" into (300.0, "epochs"), and "5%" into (5.0, "%").
 
     Raises:
       BadInputError: `text` is not a number of at least 0 followed by a unit.
     """
-    match = re.fullmatch(r"\s*([\d.eE+_-]+?)\s*(step|example|epoch)s?\s*", str(text))
+    match = re.fullmatch(r"\s*([\d.eE+_-]+?)\s*(?:(step|example|epoch)s?|%)\s*", str(text))
     if match:
         try:
             number = float(match[1])
         except ValueError:
             number = math.nan
         if math.isfinite(number) and number >= 0:
-            return number, f"{match[2]}s"
+            return number, f"{match[2]}s" if match[2] else "%"
     raise BadInputError(
         f"{field}={text!r} is not a duration; write a number and steps, examples or epochs, "
         f"as in --{field}='10 epochs'"
