@@ -96,15 +96,17 @@ class Dense(nn.Module):
       features: F.
       dtype: dtype of the computation; parameters stay float32.
       kernel_init, bias_init: initialisers.
+      use_bias: False leaves b out.
     """
 
     features: int
     dtype: jnp.dtype = jnp.float32
     kernel_init: nn.initializers.Initializer = nn.initializers.glorot_uniform()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Array) -> Array:  # [B, T, D] -> [B, T, F]
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        bias = self.param("bias", self.bias_init, (self.features,))
+        bias = self.param("bias", self.bias_init, (self.features,)) if self.use_bias else None
         return linear("btd,df->btf", x.astype(self.dtype), kernel, bias)
