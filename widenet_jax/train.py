@@ -5,7 +5,7 @@ what surrounds the loop: checkpoints, metrics, progress, stop requests.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
@@ -103,7 +103,8 @@ def run(
 
         # Restore
         session = Session(experiment, workdir, stack)
-        state, meta = session.restore(partial(first_state, experiment))
+        lines: list[str] = []
+        state, meta = session.restore(partial(first_state, experiment, note=lines.append))
         check_facts(meta, data.facts.info, workdir=workdir)
         start_step = step = meta.get("step", 0)
         check_agreement({"the restored step": step})
@@ -115,7 +116,7 @@ def run(
             if finished
             else describe(experiment, state.params, step)
         )
-        if line := shortened(config, data.train):
+        for line in filter(None, [*lines, shortened(config, data.train)]):
             session.note(line)
 
         # Loop
@@ -208,8 +209,13 @@ def evaluate_newest(
     return result_of(experiment, metrics, mode="eval", step=newest.meta["step"])
 
 
-def first_state(experiment: Experiment) -> TrainState:
-    """Returns a freshly initialised state, with the backbone that `config.init_from` names."""
+def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainState:
+    """Returns a freshly initialised state, with the backbone that `config.init_from` names.
+
+    Args:
+      experiment: of the run.
+      note: receives a line that says what was taken from there and what is new.
+    """
     config, state = experiment.config, experiment.init()
     if not config.init_from:
         return state
@@ -218,7 +224,6 @@ def first_state(experiment: Experiment) -> TrainState:
     source, info = config.init_from, experiment.facts.info
     stored = load_pretrained(source, replicated, model=config.model, info=info)
     params, taken = finetune_params(to_host(fresh), stored, model=config.model, source=source)
-    if jax.process_index() == 0:
-        print(taken, file=sys.stderr)
+    note(taken)
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
     return state.replace(params=jax.device_put(params, shardings))
