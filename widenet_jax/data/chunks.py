@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data import sampler
-from widenet_jax.data.contract import ArraySpec, Example, Source, Transform
+from widenet_jax.data.contract import ArraySpec, Example, Source, Stream, Transform
 from widenet_jax.errors import BadExampleError, BadInputError, choose
 
 # Divides small batch sizes. At 224 pixels a chunk of images takes 9.6 MB.
@@ -164,6 +164,32 @@ class EvalChunks(Chunks):
             stacked.allocate(first_example(self.source, self.transform, skip=self.skip))
         mask = inside & ~stacked.bad
         return stacked.chunk() | {"record": np.where(inside, records, -1), "mask": mask}
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamChunks(Chunks):
+    """Chunks of a stream, in which each row of a batch continues that row of the batch before.
+
+    "fresh" is True at the rows' first segments in an epoch.
+
+    Attributes:
+      whole: for evaluation: every segment once. Rows that have ended are zeros and masked out.
+        Otherwise epoch follows epoch, without the last segments that would not fill a batch.
+    """
+
+    source: Stream
+    whole: bool
+
+    def __getitem__(self, index: int) -> Chunk:
+        size = {"batch_size": self.batch_size, "num_segments": len(self.source)}
+        positions = self.global_positions(index)
+        place, segments = sampler.stream_at(positions, **size, whole=self.whole)
+        mask = segments < len(self.source)
+        tokens = self.source.segments(np.where(mask, segments, 0))
+        tokens[~mask] = 0
+        chunk = {"tokens": tokens, "fresh": place == 0, "record": np.where(mask, segments, -1)}
+        chunk |= {"bad": np.zeros(len(tokens), bool), COMPLAINTS: []}
+        return {**chunk, "mask": mask} if self.whole else chunk
 
 
 class Stacked:

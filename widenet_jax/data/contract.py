@@ -4,7 +4,7 @@ Imports neither JAX nor OpenCV: worker processes load it.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -42,6 +42,18 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class Stream(Source, Protocol):
+    """A source whose examples are consecutive segments of a text, read in order, in B rows.
+
+    Its batches have "tokens" and "fresh"; no transform is applied to them.
+    """
+
+    def segments(self, indices: np.ndarray) -> np.ndarray:
+        """Returns segments, each with the token after it: int32 [n, T + 1]."""
+        ...
+
+
 class Transform(Protocol):
     """A picklable function of one example and its random generator."""
 
@@ -72,14 +84,17 @@ class DataFacts(NamedTuple):
     """What a model, a task and a schedule must know of the data, so that the data can be absent.
 
     Attributes:
-      num_examples: size of the training split.
+      num_examples: examples of an epoch: the size of the training split, of a stream that of its
+        whole batches.
       example: what the transforms make of one example.
       info: the training source's `info`, with what `sources.OF_EITHER_SPLIT` adds to it.
+      stream: whether the training split is a `Stream`.
     """
 
     num_examples: int
     example: Mapping[str, ArraySpec]
     info: Mapping[str, Any]
+    stream: bool = False
 
 
 class Data(NamedTuple):

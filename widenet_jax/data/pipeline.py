@@ -18,8 +18,16 @@ import numpy as np
 from absl import flags
 
 from widenet_jax.data import workers
-from widenet_jax.data.chunks import COMPLAINTS, Chunks, EvalChunks, TrainChunks, join_chunks, skips
-from widenet_jax.data.contract import Batch, Source, Transform
+from widenet_jax.data.chunks import (
+    COMPLAINTS,
+    Chunks,
+    EvalChunks,
+    StreamChunks,
+    TrainChunks,
+    join_chunks,
+    skips,
+)
+from widenet_jax.data.contract import Batch, Source, Stream, Transform
 from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16
@@ -128,7 +136,7 @@ def train_batches(source: Source, *, seed: int, **options: Any) -> Batches:
 
     Args:
       source: the training split.
-      seed: fixes order and augmentation, >= 0.
+      seed: fixes order and augmentation, >= 0; a stream has one order and no augmentation.
       **options: see `Batches`; a resumed run passes as `start_step` the step that it restored.
 
     Returns:
@@ -136,11 +144,13 @@ def train_batches(source: Source, *, seed: int, **options: Any) -> Batches:
       "bad": bool [b], True where the example replaces `record`, which cannot be read. The same
       for any `num_workers`.
     """
+    if isinstance(source, Stream):
+        return Batches(partial(StreamChunks, whole=False), source, **options)
     return Batches(partial(TrainChunks, seed=int(seed)), source, **options)
 
 
 def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
-    """Returns this host's part of batches that hold every record once, in order.
+    """Returns this host's part of batches that hold every record once, in order; streams in rows.
 
     Args:
       source: the evaluation split.
@@ -153,4 +163,5 @@ def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
       record).
     """
     steps = {"start_step": 0, "num_steps": -(-len(source) // batch_size)}
-    return Batches(EvalChunks, source, batch_size=batch_size, **steps, **options)
+    kind = partial(StreamChunks, whole=True) if isinstance(source, Stream) else EvalChunks
+    return Batches(kind, source, batch_size=batch_size, **steps, **options)

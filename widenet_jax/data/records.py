@@ -4,7 +4,8 @@ A set is one directory. Its shards are `<split>-00000-of-00003.array_record`. `d
 written last, so a directory that has one holds a complete set. A record is a little-endian uint32
 label, then the bytes of the image file (JPEG or PNG), unchanged. `dataset.json` holds
   format_version: 1
-  kind: "images" if absent; "text" sets are described in `data.text.text_records`
+  kind: "images" if absent; "text" sets are described in `data.text.text_records`, "stream" sets in
+    `data.text.token_streams`
   class_names: [str], label k is class_names[k]
   splits: {split: {"count": int, "shards": [{"records": int, "bytes": int}, ...]}}
   provenance: free text fields, the converter and its input
@@ -30,7 +31,7 @@ from widenet_jax.files import is_remote, write_json
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
 # The kinds of sets, and the source that reads each. A set without a kind holds images.
-SOURCE_OF = {"images": "array_record", "text": "text"}
+SOURCE_OF = {"images": "array_record", "text": "text", "stream": "token_stream"}
 _UNFINISHED = ".writing-"  # prefix of a shard that is being written
 _LABEL = struct.Struct("<I")
 # A reader keeps every shard open, so a set must have fewer shards than the files that a process may

@@ -4,6 +4,8 @@ The stream of a run is a sequence of epochs, each a new permutation of all N rec
 position p = step * batch_size + i (example i of that step's batch) lies in epoch p // N at place
 p % N, so an epoch may end inside a batch. There is no iterator state: a resumed run computes the
 same batches, and the global batch does not depend on how its positions are divided among hosts.
+
+Streams of tokens are read in order, in B rows (`stream_at`).
 """
 
 import functools
@@ -48,6 +50,32 @@ def record_at(
         here = epoch == e
         record[here] = permutation(seed, int(e), num_records)[place[here]]
     return epoch, record
+
+
+def stream_at(
+    positions: np.ndarray, *, batch_size: int, num_segments: int, whole: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the segments of a stream at global positions, for rows that continue each other.
+
+    A stream of n segments makes S batches an epoch. Row b of step s holds segment b * S + s mod S,
+    so that it continues row b of the step before, except where an epoch begins.
+
+    Args:
+      positions: int [b], each >= 0: step * batch_size + row.
+      batch_size: B, rows of the global batch.
+      num_segments: n.
+      whole: False, S = n // B: the last n mod B segments are left out. True, S = n / B, rounded up:
+        every segment occurs in an epoch, and the last rows end early.
+
+    Returns:
+      (place, segment): int64 [b] each; s mod S, and the segment, n or more where a row has ended.
+    """
+    steps = -(-num_segments // batch_size) if whole else num_segments // batch_size
+    if steps < 1:
+        raise ValueError(f"{num_segments} segments are fewer than {batch_size} rows")
+    step, row = np.divmod(np.asarray(positions, np.int64), batch_size)
+    place = step % steps
+    return place, row * steps + place
 
 
 def augmentation_rng(*, seed: int, epoch: int, record: int) -> np.random.Generator:

@@ -13,6 +13,7 @@ from widenet_jax.data.contract import (
     Data,
     DataFacts,
     Source,
+    Stream,
 )
 from widenet_jax.data.images.sources import Digits, ImageFolder
 from widenet_jax.data.images.transforms import build_transforms
@@ -21,7 +22,8 @@ from widenet_jax.data.text.instances import instance_transforms
 from widenet_jax.data.text.squad import Squad, squad_transforms
 from widenet_jax.data.text.tables import Table, table_transforms
 from widenet_jax.data.text.text_records import TextRecords
-from widenet_jax.data.text.tiny_text import TinyText
+from widenet_jax.data.text.tiny_text import TinyText, tiny_stream
+from widenet_jax.data.text.token_streams import TokenStream, segment_transform
 from widenet_jax.data.text.tokenizer import FILE
 from widenet_jax.errors import BadInputError, choose
 
@@ -49,6 +51,8 @@ SOURCES: dict[str, BuildSource] = {
     "table": Table,
     "squad": Squad,
     "tiny_text": lambda data, split: TinyText(split, data["max_length"]),
+    "token_stream": lambda data, split: TokenStream(_path(data), split, data["max_length"]),
+    "tiny_stream": lambda data, split: tiny_stream(split, data["max_length"]),
 }
 
 # By the name of the task whose batches the transforms make.
@@ -57,6 +61,7 @@ TRANSFORMS: dict[str, BuildTransforms] = {
     "masked_lm": instance_transforms,
     "text_classification": table_transforms,
     "span": squad_transforms,
+    "language_modeling": lambda config, info: (segment_transform, segment_transform),
 }
 
 
@@ -108,5 +113,23 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     build = choose(TRANSFORMS, config.task.name, field="config.task.name")
     train_transform, eval_transform = build(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
-    facts = DataFacts(len(train), example, info)
+    facts = DataFacts(examples_an_epoch(train, config), example, info, isinstance(train, Stream))
     return Data(train, evaluation, train_transform, eval_transform, facts)
+
+
+def examples_an_epoch(train: Source, config: Any) -> int:
+    """Returns the size of the training split; of a stream, the segments in its whole batches.
+
+    Raises:
+      BadInputError: a stream is too short for one batch.
+    """
+    if not isinstance(train, Stream):
+        return len(train)
+    B = config.batch_size
+    if len(train) < B:
+        raise BadInputError(
+            f"config.batch_size={B}: the training split has {len(train):,} segments of "
+            f"config.data.max_length={config.data.max_length} tokens, too few for so many rows; "
+            "take fewer rows, shorter segments, or more text"
+        )
+    return len(train) // B * B

@@ -6,7 +6,7 @@ import numpy as np
 
 from widenet_jax.data import Data
 from widenet_jax.data.pipeline import Batches, reading, train_batches
-from widenet_jax.data.sampler import record_at
+from widenet_jax.data.sampler import record_at, stream_at
 from widenet_jax.experiment import Experiment
 from widenet_jax.sharding import host_positions
 
@@ -15,7 +15,11 @@ def records_of_step(experiment: Experiment, step: int) -> list[int]:
     """Returns the training records of the global batch that follows `step` updates, in order."""
     B = experiment.config.batch_size
     N, seed = experiment.facts.num_examples, experiment.config.seed
-    _, records = record_at(step * B + np.arange(B), seed=seed, num_records=N)
+    positions = step * B + np.arange(B)
+    if experiment.facts.stream:
+        _, records = stream_at(positions, batch_size=B, num_segments=N, whole=False)
+    else:
+        _, records = record_at(positions, seed=seed, num_records=N)
     return records.tolist()
 
 

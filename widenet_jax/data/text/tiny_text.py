@@ -1,4 +1,7 @@
-"""The embedded text: a novel of 460 kB that needs neither download nor preparation."""
+"""The embedded text: a novel of 460 kB that needs neither download nor preparation.
+
+In chunks for pretraining (`TinyText`), or as a stream of bytes for language models (`tiny_stream`).
+"""
 
 from functools import cache
 from pathlib import Path
@@ -8,6 +11,7 @@ import numpy as np
 
 from widenet_jax.data.splits import check_split
 from widenet_jax.data.text.chunking import Chunk, Chunking, chunks_of
+from widenet_jax.data.text.token_streams import TokenStream
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.data.text.unigrams import unigram_entropy
 
@@ -60,3 +64,8 @@ def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
         "vocab_size": tokenizer.vocab_size,
         "unigram_entropy": unigram_entropy(counts),
     }
+
+
+def tiny_stream(split: str, max_length: int) -> TokenStream:
+    """Returns the novel as a stream of bytes: 90% "train", 5% "valid", 5% "test"."""
+    return TokenStream(str(TEXT), split, max_length)
