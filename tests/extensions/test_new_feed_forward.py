@@ -12,6 +12,7 @@ from small_runs import metrics_of, small_config
 from widenet_jax import train
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.models.feed_forwards import FEED_FORWARDS
 from widenet_jax.typing import Array, FfnOutput
 
@@ -28,7 +29,7 @@ class GatedLinearUnit(nn.Module):
     hidden_dropout: bool
     activation: str
     output_activation: bool
-    kernel_init: str
+    kernel_init: KernelInit
     dtype: jnp.dtype
 
     @nn.compact

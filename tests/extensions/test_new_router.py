@@ -10,6 +10,7 @@ import pytest
 from small_runs import final_state, metrics_of, small_config
 
 from widenet_jax import train
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.moe.losses import LOSSES
 from widenet_jax.moe.routers import ROUTERS
 from widenet_jax.typing import Array, Routing
@@ -23,7 +24,7 @@ class CosineRouter(nn.Module):
 
     num_experts: int
     num_selected_experts: int
-    kernel_init: str
+    kernel_init: KernelInit
     size: int
 
     @nn.compact

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.mlp import Mlp
 
 # D = F = 1, all weights 1, biases 0: y = GELU(x), in its tanh form GELU(1) = 0.84119199.
@@ -43,7 +44,8 @@ def test_activation_by_name():
 def test_kernels_are_initialised_by_name():
     """Two standard deviations of 0.02 are the largest entries; Glorot's would be 0.17."""
     x = jnp.ones((1, 1, 100))
-    params = Mlp(100, kernel_init="truncated_normal").init(jax.random.key(0), x, train=False)
+    layer = Mlp(100, kernel_init=KernelInit("truncated_normal"))
+    params = layer.init(jax.random.key(0), x, train=False)
     for name in ("wi", "wo"):
         largest = jnp.abs(params["params"][name]["kernel"]).max()
         np.testing.assert_allclose(largest, 0.04, rtol=0.01)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array
 
 Segments = tuple[Array, Array]
@@ -133,13 +133,13 @@ class MultiHeadAttention(nn.Module):
     Attributes:
       num_heads: N; must divide D.
       dropout: rate after the output projection.
-      kernel_init: a name in `initializers.KERNEL_INITS`.
+      kernel_init: initialisers of the stack.
       dtype: dtype of the computation; parameters stay float32, the softmax runs in float32.
     """
 
     num_heads: int
     dropout: float = 0.0
-    kernel_init: str = "glorot_uniform"
+    kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
@@ -156,7 +156,7 @@ class MultiHeadAttention(nn.Module):
         H = D // self.num_heads
 
         def dense(name: str) -> Dense:
-            return Dense(D, self.dtype, KERNEL_INITS[self.kernel_init](), name=name)
+            return Dense(D, self.dtype, self.kernel_init.kernel(), name=name)
 
         def heads(name: str) -> Array:  # [B, T, D] -> [B, T, N, H]
             return dense(name)(x).reshape(B, T, self.num_heads, H)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.dense import linear
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array
 
 
@@ -53,7 +53,7 @@ class Projection(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         P, C, D = self.patch_size, self.channels, self.embed_dim
-        kernel = self.param("kernel", KERNEL_INITS[self.kernel_init](), (P, P, C, D))
+        kernel = self.param("kernel", KernelInit(self.kernel_init).kernel(), (P, P, C, D))
         bias = self.param("bias", nn.initializers.zeros, (D,))
         return linear("btd,df->btf", x, kernel.transpose(2, 0, 1, 3).reshape(-1, D), bias)
 

@@ -1,29 +1,145 @@
-"""Initialisers of kernels by name.
+"""Initialisers of the kernels of a stack of blocks, chosen by one name for all of them.
 
-Each entry is called with `batch_axis`, the axes over which one stored array holds several kernels
-(the experts' axis), and returns an initialiser with the fans of one kernel.
+A layer has a field `kernel_init`, a `KernelInit`: the name that the config gives, and the depth of
+the stack, on which some schemes depend. The layer says which kind of kernel it initialises.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 from flax.linen import initializers
 from flax.typing import Initializer
 
+from widenet_jax.typing import Array
 
-def truncated_normal(*, batch_axis: tuple[int, ...] = ()) -> Initializer:
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """How the kernels of a stack of blocks are drawn.
+
+    Attributes:
+      draw: called with `depth`, the number of blocks; `batch_axis`, the axes over which one stored
+        array holds several kernels; and `fan_in`, None for that of one such kernel. Returns an
+        initialiser.
+      ffn_bias: initialiser of both biases of a feed-forward.
+      experts_as_one: the output kernels of E experts of width G have the fan E G of the dense layer
+        that they replace, instead of G.
+      equal_router: the router's vectors of all experts have the same norm.
+    """
+
+    draw: Callable[..., Initializer]
+    ffn_bias: Initializer = initializers.zeros
+    experts_as_one: bool = False
+    equal_router: bool = False
+
+
+def glorot_uniform(*, depth: int, batch_axis: tuple[int, ...], fan_in: int | None) -> Initializer:
+    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
+    del depth, fan_in
+    return initializers.glorot_uniform(batch_axis=batch_axis)
+
+
+def truncated_normal(*, depth: int, batch_axis: tuple[int, ...], fan_in: int | None) -> Initializer:
     """N(0, 0.02) cut at two standard deviations (BERT); does not depend on the fans."""
-    del batch_axis
+    del depth, batch_axis, fan_in
     return initializers.truncated_normal(0.02)
 
 
-KERNEL_INITS: dict[str, Callable[..., Initializer]] = {
-    "glorot_uniform": initializers.glorot_uniform,
-    "truncated_normal": truncated_normal,
+def pre_norm(
+    *, depth: int, batch_axis: tuple[int, ...], fan_in: int | None, scale: float = 1.0
+) -> Initializer:
+    """Normal with standard deviation scale * sqrt(2 / (depth * fan_in)).
+
+    With it the residual stream of a pre-norm stack keeps its scale at any depth (Csordás et al.
+    2023, section 5).
+    """
+
+    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        inputs = [n for axis, n in enumerate(shape[:-1]) if axis not in batch_axis]
+        std = scale * math.sqrt(2 / (depth * (fan_in or math.prod(inputs))))
+        return std * jax.random.normal(key, shape, dtype)
+
+    return init
+
+
+def switch(**settings: object) -> Initializer:
+    """`pre_norm` with sqrt(0.1) of its standard deviation (Fedus et al. 2021)."""
+    return pre_norm(**settings, scale=math.sqrt(0.1))
+
+
+KERNEL_INITS: dict[str, Scheme] = {
+    # Biases are N(0, 1e-6) in the released code of WideNet, 0 in BERT.
+    "glorot_uniform": Scheme(glorot_uniform, ffn_bias=initializers.normal(1e-6)),
+    "truncated_normal": Scheme(truncated_normal),
+    "pre_norm": Scheme(pre_norm, experts_as_one=True, equal_router=True),
+    # The ablation "standard init" of Csordás et al.
+    "pre_norm_each_expert": Scheme(pre_norm, equal_router=True),
+    "switch": Scheme(switch),
 }
 
-# Biases of both layers of a feed-forward, by the initialiser of its kernels: N(0, 1e-6) in the
-# released code of WideNet, 0 in BERT.
-FFN_BIAS_INITS: dict[str, Initializer] = {
-    "glorot_uniform": initializers.normal(1e-6),
-    "truncated_normal": initializers.zeros,
-}
+
+@dataclasses.dataclass(frozen=True)
+class KernelInit:
+    """The initialisers of one stack of blocks, by kind of kernel.
+
+    Attributes:
+      name: a key of `KERNEL_INITS`.
+      depth: L, the number of blocks.
+    """
+
+    name: str = "glorot_uniform"
+    depth: int = 1
+
+    @property
+    def scheme(self) -> Scheme:
+        """The entry of `KERNEL_INITS`."""
+        return KERNEL_INITS[self.name]
+
+    @property
+    def ffn_bias(self) -> Initializer:
+        """Initialiser of both biases of a feed-forward."""
+        return self.scheme.ffn_bias
+
+    def kernel(self, *, batch_axis: tuple[int, ...] = (), fan_in: int | None = None) -> Initializer:
+        """Returns the initialiser of a kernel [..., in, out].
+
+        Args:
+          batch_axis: axes over which the array holds several kernels, each with its own fans.
+          fan_in: for a scheme that depends on it alone; None: the product of the input axes.
+        """
+        return self.scheme.draw(depth=self.depth, batch_axis=batch_axis, fan_in=fan_in)
+
+    def experts_out(self, num_experts: int, mlp_dim: int) -> Initializer:
+        """Returns the initialiser of the experts' output kernels [E, G, D]."""
+        as_one = num_experts * mlp_dim if self.scheme.experts_as_one else None
+        return self.kernel(batch_axis=(0,), fan_in=as_one)
+
+    def router(self) -> Initializer:
+        """Returns the initialiser of a router's kernel [D, E]."""
+        return equal_norms(self.kernel()) if self.scheme.equal_router else self.kernel()
+
+
+def equal_norms(draw: Initializer) -> Initializer:
+    """Gives the columns that `draw` returns one norm and keeps the array's standard deviation.
+
+    No expert is then chosen more often at first because its vector is longer (Csordás et al. 2023).
+    """
+
+    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        drawn = draw(key, shape, dtype)
+        equal = drawn / jnp.linalg.norm(drawn, axis=0, keepdims=True)
+        return equal * (drawn.std() / equal.std())
+
+    return init
+
+
+def uniform_between(limit: float) -> Initializer:
+    """Uniform in [-limit, limit]."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+    return init

@@ -9,7 +9,7 @@ import numpy as np
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.initializers import FFN_BIAS_INITS, KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 
@@ -21,7 +21,7 @@ class Mlp(nn.Module):
       dropout: rate after the output layer and, with `hidden_dropout`, after the hidden layer.
       activation: f, a name in `activations.ACTIVATIONS`.
       output_activation: applies f to the output too, as the authors' released code does.
-      kernel_init: a name in `initializers.KERNEL_INITS`.
+      kernel_init: initialisers of the stack.
       dtype: dtype of the computation; parameters stay float32.
     """
 
@@ -30,7 +30,7 @@ class Mlp(nn.Module):
     hidden_dropout: bool = True
     activation: str = "gelu_tanh"
     output_activation: bool = False
-    kernel_init: str = "glorot_uniform"
+    kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
@@ -47,7 +47,7 @@ class Mlp(nn.Module):
         f = ACTIVATIONS[self.activation]
 
         def dense(features: int, name: str) -> Dense:
-            init, bias_init = KERNEL_INITS[self.kernel_init](), FFN_BIAS_INITS[self.kernel_init]
+            init, bias_init = self.kernel_init.kernel(), self.kernel_init.ffn_bias
             return Dense(features, self.dtype, init, bias_init, name=name)
 
         inner = Dropout(self.dropout if self.hidden_dropout else 0.0)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.norm import layer_norm
 from widenet_jax.typing import Array
 
@@ -49,7 +49,7 @@ class TokenEmbed(nn.Module):
                 f"config.data.max_length={T} is more than the model's positions "
                 f"(config.model.num_positions={self.num_positions})"
             )
-        init = KERNEL_INITS["truncated_normal"]()
+        init = KernelInit("truncated_normal").kernel()
         token = self.param("token", init, (self.vocab_size, self.embedding_dim))
         segment = self.param("segment", init, (self.num_segments, self.embedding_dim))
         position = self.param("position", init, (self.num_positions, self.embedding_dim))

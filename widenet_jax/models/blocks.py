@@ -15,7 +15,7 @@ from flax.core import FrozenDict
 from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.attention import MultiHeadAttention
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KERNEL_INITS, KernelInit
 from widenet_jax.layers.norm import layer_norm
 from widenet_jax.models.feed_forwards import FEED_FORWARDS, PLAIN
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
@@ -91,6 +91,8 @@ class BlockSettings(nn.Module):
             raise BadInputError(
                 f"config.model.ffn={self.ffn} needs the section config.model.{self.ffn}"
             )
+        own = self.feed_forwards[self.ffn].get("kernel_init", self.kernel_init)
+        choose(KERNEL_INITS, own, field=f"config.model.{self.ffn}.kernel_init")
         self.ffn_names()
         self.blocks_per_routing()
 
@@ -268,9 +270,8 @@ class Blocks(BlockSettings):
 
     def build_attention(self, name: str) -> nn.Module:
         """Returns an attention layer."""
-        return MultiHeadAttention(
-            self.num_heads, self.dropout, self.kernel_init, DTYPES[self.dtype], name=name
-        )
+        init = KernelInit(self.kernel_init, self.depth)
+        return MultiHeadAttention(self.num_heads, self.dropout, init, DTYPES[self.dtype], name=name)
 
     def build_ffn(self, kind: str, name: str) -> nn.Module:
         """Returns the feed-forward `kind` under a parameter name."""
@@ -282,7 +283,9 @@ class Blocks(BlockSettings):
             "kernel_init": self.kernel_init,
             "dtype": DTYPES[self.dtype],
         }
-        return FEED_FORWARDS[kind](**(common | dict(self.feed_forwards[kind])), name=name)
+        fields = common | dict(self.feed_forwards[kind])
+        fields["kernel_init"] = KernelInit(fields["kernel_init"], self.depth)
+        return FEED_FORWARDS[kind](**fields, name=name)
 
 
 def block_indices(rule: str | tuple[int, ...], depth: int) -> tuple[int, ...]:

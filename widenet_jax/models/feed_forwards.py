@@ -3,7 +3,8 @@
 A feed-forward is a Linen module. `Blocks` builds it with the fields `dropout`, `activation`,
 `kernel_init` and `dtype` of the model, with `hidden_dropout` and `output_activation`, which are its
 `ffn_dropout` and `ffn_output_activation`, all overridden and completed by the section
-`config.model.NAME`, and with its name as the module name. It is called as
+`config.model.NAME`, and with its name as the module name. Its `kernel_init` is then a `KernelInit`,
+the name in the config and the depth of the stack. It is called as
 
     ffn(x, mask=mask, train=train, routing=routing) -> FfnOutput(y, aux, routing)
       x        [B, T, D] tokens

@@ -8,7 +8,7 @@ import jax
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.token_embeddings import TokenEmbed
 from widenet_jax.models.blocks import DTYPES, Blocks, BlockSettings
 from widenet_jax.models.text_heads import HEADS
@@ -73,7 +73,7 @@ class TextEncoder(BlockSettings, kw_only=True):
         x, table = embed(inputs["tokens"], inputs["segments"], inputs.get("positions"))
         x = Dropout(self.dropout)(x, train=train)
         if self.projection:
-            init = KERNEL_INITS[self.kernel_init]()
+            init = KernelInit(self.kernel_init).kernel()
             x = Dense(self.embed_dim, dtype, init, name="projection")(x)
         blocks = Blocks(**self.settings(), name=ENCODER)
         x, aux = blocks(x, mask=mask, instances=inputs.get("instances"), train=train)

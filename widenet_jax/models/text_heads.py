@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dense import Dense, linear
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.norm import layer_norm
 from widenet_jax.layers.token_embeddings import rows_at
 from widenet_jax.models.blocks import DTYPES
@@ -101,7 +101,9 @@ HEADS: dict[str, Callable[..., Outputs | Array]] = {
 
 def dense(model: nn.Module, features: int, name: str, **fields: bool) -> nn.Module:
     """Returns a linear layer in float32."""
-    return nn.Dense(features, kernel_init=KERNEL_INITS[model.kernel_init](), name=name, **fields)
+    return nn.Dense(
+        features, kernel_init=KernelInit(model.kernel_init).kernel(), name=name, **fields
+    )
 
 
 def pooled(model: nn.Module, x: Array, inputs: Inputs) -> Array:
@@ -132,7 +134,7 @@ class MaskedLmHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, table: Array) -> Array:  # [B, P, D] -> [B, P, V] float32
-        init = KERNEL_INITS[self.kernel_init]()
+        init = KernelInit(self.kernel_init).kernel()
         h = Dense(self.embedding_dim, self.dtype, init, name="dense")(x)
         h = ACTIVATIONS[self.activation](h)
         h = layer_norm(epsilon=self.norm_epsilon, dtype=jnp.float32, name="norm")(h)
@@ -212,7 +214,7 @@ class EndLogits(nn.Module):
     @nn.compact
     def __call__(self, x: Array, start: Array) -> Array:  # [B, T, D], [B, K] -> [B, K, T] float32
         D = x.shape[-1]
-        kernel = self.param("hidden_kernel", KERNEL_INITS[self.kernel_init](), (2 * D, D))
+        kernel = self.param("hidden_kernel", KernelInit(self.kernel_init).kernel(), (2 * D, D))
         bias = self.param("hidden_bias", nn.initializers.zeros, (D,))
         of_token = linear("btd,df->btf", x, kernel[:D], bias)
         of_start = linear("bkd,df->bkf", rows_at(x, start), kernel[D:], None)

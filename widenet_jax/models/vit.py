@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.embeddings import PatchEmbed, PositionEmbed
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.pool import POOLS
 from widenet_jax.models.blocks import DTYPES, Blocks, BlockSettings
 from widenet_jax.param_names import ENCODER
@@ -68,7 +68,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
         x = POOLS[self.pool](x.astype(jnp.float32), token_mask)
 
         def dense(features: int, name: str) -> nn.Module:
-            return nn.Dense(features, kernel_init=KERNEL_INITS[self.kernel_init](), name=name)
+            return nn.Dense(features, kernel_init=KernelInit(self.kernel_init).kernel(), name=name)
 
         if self.representation:
             x = jnp.tanh(dense(self.embed_dim, "representation")(x))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dense import linear
 from widenet_jax.layers.dropout import Words, draw_words, drop
-from widenet_jax.layers.initializers import FFN_BIAS_INITS, KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array
 
 # Random words of the dropout after the hidden layer, if any, and after the output layer; None is
@@ -110,14 +110,16 @@ class Experts(nn.Module):
     activation: str
     output_activation: bool
     use_bias: bool
-    kernel_init: str
+    kernel_init: KernelInit
 
     @nn.compact
     def __call__(self, embed_dim: int, *, train: bool) -> ExpertFfn:
         E, D, F = self.num_experts, embed_dim, self.mlp_dim
-        dense = partial(ExpertDense, use_bias=self.use_bias, kernel_init=self.kernel_init)
-        wi, wi_bias = dense((E, D, F), name="wi")()
-        wo, wo_bias = dense((E, F, D), name="wo")()
+        dense = partial(ExpertDense, use_bias=self.use_bias, bias_init=self.kernel_init.ffn_bias)
+        # The fans are those of one expert's kernel: E is a batch axis, not part of a fan.
+        of_wi, of_wo = self.kernel_init.kernel(batch_axis=(0,)), self.kernel_init.experts_out(E, F)
+        wi, wi_bias = dense((E, D, F), of_wi, name="wi")()
+        wo, wo_bias = dense((E, F, D), of_wo, name="wo")()
         key = self.make_rng("dropout") if train and self.dropout else None
         names = ("dropout", "hidden_dropout", "activation", "output_activation")
         settings = {name: getattr(self, name) for name in names}
@@ -128,16 +130,14 @@ class ExpertDense(nn.Module):
     """Holds kernel [E, in, out] and bias [E, out] under one name, as `nn.Dense` would."""
 
     shape: tuple[int, int, int]
+    kernel_init: nn.initializers.Initializer
+    bias_init: nn.initializers.Initializer
     use_bias: bool
-    kernel_init: str
 
     @nn.compact
     def __call__(self) -> tuple[Array, Array | None]:
-        # The fans are those of one expert's kernel: E is a batch axis, not part of a fan.
-        init = KERNEL_INITS[self.kernel_init](batch_axis=(0,))
-        kernel = self.param("kernel", init, self.shape)
+        kernel = self.param("kernel", self.kernel_init, self.shape)
         if not self.use_bias:
             return kernel, None
-        bias_init = FFN_BIAS_INITS[self.kernel_init]
-        bias = self.param("bias", bias_init, (self.shape[0], self.shape[2]), jnp.float32)
-        return kernel, bias
+        bias_shape = (self.shape[0], self.shape[2])
+        return kernel, self.param("bias", self.bias_init, bias_shape, jnp.float32)

@@ -10,6 +10,7 @@ from flax.core import FrozenDict
 
 from widenet_jax.errors import check_fields, check_group, check_range, choose
 from widenet_jax.layers.activations import ACTIVATIONS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
 from widenet_jax.moe.experts import Experts
 from widenet_jax.moe.losses import balance_losses
@@ -60,7 +61,7 @@ class MoeLayer(nn.Module):
     hidden_dropout: bool = True
     activation: str = "gelu_tanh"
     output_activation: bool = False
-    kernel_init: str = "glorot_uniform"
+    kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
     # Turns sums of aux over a set of batches into metrics.

@@ -2,7 +2,8 @@
 
 A router is a Linen module that owns its projection. `MoeLayer` builds it with the fields
 `num_experts`, `num_selected_experts` and `kernel_init`, with those of the section
-`config.model.moe.router` but `name`, and with the module name "router". It is called as
+`config.model.moe.router` but `name`, and with the module name "router". `kernel_init.router()`, of
+`layers.initializers.KernelInit`, initialises the projection. The router is called as
 
     router(x, mask, *, key, train) -> Routing
       x      [G, S, D] float32 tokens

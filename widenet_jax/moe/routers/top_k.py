@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import check_range
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array, Routing
 
 
@@ -16,13 +16,13 @@ class TopKRouter(nn.Module):
       num_experts: E.
       num_selected_experts: K.
       noise_std: standard deviation of the noise in training, in units of 1/E.
-      kernel_init: a name in `layers.initializers.KERNEL_INITS`.
+      kernel_init: initialisers of the stack.
     """
 
     num_experts: int
     num_selected_experts: int
     noise_std: float = 0.0
-    kernel_init: str = "glorot_uniform"
+    kernel_init: KernelInit = KernelInit()
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
@@ -36,8 +36,8 @@ class TopKRouter(nn.Module):
         noise_std = self.noise_std if train else 0.0
         if noise_std and key is None:
             raise ValueError("routing with noise needs the random stream 'router'")
-        kernel_init = KERNEL_INITS[self.kernel_init]()
-        kernel = self.param("kernel", kernel_init, (x.shape[-1], self.num_experts))
+        shape = (x.shape[-1], self.num_experts)
+        kernel = self.param("kernel", self.kernel_init.router(), shape)
         logits = jnp.einsum("gsd,de->gse", x, kernel, precision=jax.lax.Precision.HIGHEST)
         return route_top_k(
             logits, mask, key, num_selected_experts=self.num_selected_experts, noise_std=noise_std
