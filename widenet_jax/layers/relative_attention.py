@@ -13,7 +13,7 @@ import numpy as np
 from widenet_jax.layers.attention import attend
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array
 
 
@@ -88,14 +88,14 @@ class RelativeAttention(nn.Module):
       num_heads: N.
       head_dim: H; 0: D / N.
       dropout: rate after the output projection.
-      kernel_init: a name in `initializers.KERNEL_INITS`.
+      kernel_init: initialisers of the stack.
       dtype: dtype of the computation; parameters stay float32, the softmax runs in float32.
     """
 
     num_heads: int
     head_dim: int = 0
     dropout: float = 0.0
-    kernel_init: str = "glorot_uniform"
+    kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
@@ -113,7 +113,7 @@ class RelativeAttention(nn.Module):
         context = jnp.concatenate([memory, x], axis=1)
 
         def dense(features: int, name: str) -> Dense:
-            init = KERNEL_INITS[self.kernel_init]()
+            init = self.kernel_init.kernel()
             return Dense(features, self.dtype, init, use_bias=False, name=name)
 
         def heads(name: str, x: Array) -> Array:  # [B, T, D] -> [B, T, N, H]
