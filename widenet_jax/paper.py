@@ -1,11 +1,15 @@
-"""The numbers that the WideNet paper prints, each stated once.
+"""The numbers that two papers print, each stated once.
 
-Paper: Xue et al., "Go Wider Instead of Deeper", AAAI 2022. `scripts/reproduce.py`,
-`scripts/plan.py --counts` and `--paper` read the numbers from here; a test compares them with the
-tables in the headers of `configs/imagenet.py` and `configs/cifar10.py`. Nothing here imports JAX.
+Xue et al., "Go Wider Instead of Deeper", AAAI 2022 (WideNet): `PRETRAINING` to `TEXT`.
+`scripts/reproduce.py`, `scripts/plan.py --counts` and `--paper` read the numbers from here; a test
+compares them with the tables in the headers of `configs/imagenet.py` and `configs/cifar10.py`.
+
+Csordas, Irie and Schmidhuber, "Approximating Two-Layer Feedforward Networks for Efficient
+Transformers", 2023 (arXiv 2310.10837v3, sigma-MoE): `APPROXIMATIONS`. Nothing here imports JAX.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -99,3 +103,81 @@ TEXT = (
     PrintedText("widenet_8", "WideNet-8", 45, (90.0, 82.7), (80.6, 77.7), 83.3, 91.9, 85.2),
     PrintedText("widenet_16", "WideNet-16", 83, (90.9, 83.8), (81.0, 77.9), 84.1, 92.2, 85.8),
 )
+
+
+class PrintedLanguageModel(NamedTuple):
+    """A row of the tables of sigma-MoE: one feed-forward in language models of several sizes.
+
+    Attributes:
+      model: the feed-forward in words; indented where it is a change of a row above.
+      options: of the model's name, as in `--config=configs/language_model.py:SIZE,OPTIONS`.
+      results: size -> perplexity of the test set; of "e8" bits a byte. One run each.
+    """
+
+    model: str
+    options: str
+    results: Mapping[str, float]
+
+
+def _row(model: str, options: str, sizes: str, *results: float | None) -> PrintedLanguageModel:
+    """Makes a row; None is a number that the paper does not print."""
+    printed = zip(sizes.split(), results, strict=True)
+    found = {size: result for size, result in printed if result is not None}
+    return PrintedLanguageModel(model, options, found)
+
+
+_WIKI = "wt_s wt_s_star wt_b e8"
+_WEB = "c4_s c4_b pes2o_s pes2o_b"
+_DENSE = _row("dense", "ffn=dense", f"{_WIKI} {_WEB}",
+              11.81, 10.03, 9.46, 1.08, 23.76, 17.79, 14.34, 10.91)  # fmt: skip
+_SIGMA = _row("sigma-MoE", "", f"wt_s wt_b e8 {_WEB}",
+              11.71, 9.44, 1.08, 23.25, 17.46, 14.12, 10.91)  # fmt: skip
+
+# Number of the table -> its rows. Table 10 repeats Table 4 with further rows.
+APPROXIMATIONS: dict[str, tuple[PrintedLanguageModel, ...]] = {
+    "1": (
+        _row("dense", "ffn=dense", "wt_s wt_b e8", 11.81, 9.46, 1.08),
+        _row("top-K, K = 64", "ffn=top_k,active=64", "wt_s", 11.86),
+        _row("top-K, K = 128", "ffn=top_k,active=128", "wt_s wt_b e8", 11.74, 9.26, 1.07),
+        _row("top-K, K = 256", "ffn=top_k,active=256", "wt_s wt_b e8", 11.74, 9.34, 1.08),
+        _row("top-K, K = 512", "ffn=top_k,active=512", "wt_s wt_b e8", 11.68, 9.36, 1.08),
+    ),
+    "3": (_DENSE, _SIGMA),
+    "4": (
+        _row("dense", "ffn=dense", _WIKI, 11.81, 10.03, 9.46, 1.08),
+        _row("sigma-MoE", "", _WIKI, 11.59, 10.37, 9.44, 1.08),
+        _row("  standard dropout", "", _WIKI, 12.01, 10.27, 9.53, 1.08),
+        _row("  softmax, renormalised", "", _WIKI, 11.89, 11.27, 9.58, 1.09),
+        _row("  softmax", "", _WIKI, 12.05, 10.54, 9.62, 1.09),
+        _row("  standard initialisation", "", _WIKI, 11.80, 10.59, 9.67, 1.08),
+        _row("  no entropy loss, no expert dropout", "", _WIKI, 11.83, 10.41, 9.51, 1.08),
+        _row("  K = 8, G = 64", "", _WIKI, 11.63, 10.30, 9.58, 1.08),
+        _row("  K = 2, G = 256", "", _WIKI, 11.84, 10.44, 9.56, 1.09),
+        _row("  K = 1, G = 512", "", _WIKI, 11.90, 10.83, 9.58, 1.09),
+        _row("  G = 64, twice the experts", "", _WIKI, 11.81, 10.53, None, 1.08),
+        _row("  K = 1", "", _WIKI, 12.26, 11.30, None, 1.09),
+        _row("  K = 2", "", _WIKI, 11.90, 10.66, None, 1.09),
+        _row("  K = 8", "", _WIKI, 11.58, 10.22, None, 1.08),
+        _row("Switch, K = 1, G = 512", "", _WIKI, 12.27, 11.24, 9.68, 1.08),
+        _row("  no dropout", "", _WIKI, 11.88, 11.10, 9.77, 1.10),
+        _row("Switch, K = 4, G = 128", "", _WIKI, 12.05, 11.37, None, 1.10),
+        _row("Switch, K = 1, G = 128", "", _WIKI, 12.61, 11.89, None, 1.11),
+        _row("  no dropout", "", _WIKI, 12.35, 11.78, None, 1.10),
+        _row("S-BASE, K = 4, G = 128", "", _WIKI, 13.01, 10.96, 10.50, 1.17),
+        _row("S-BASE, K = 1, G = 512", "", _WIKI, 12.32, 11.31, 9.77, 1.32),
+    ),
+    "5": (
+        _row("dense", "ffn=dense", _WEB, 23.76, 17.79, 14.34, 10.91),
+        _row("sigma-MoE", "", _WEB, 23.25, 17.46, 14.12, 10.91),
+        _row("Switch", "", _WEB, 24.47, 18.29, 14.74, 11.56),
+        _row("S-BASE, K = 4", "", _WEB, 35.48, 18.53, 16.61, 11.72),
+    ),
+    "6": (
+        _row("dense", "ffn=dense", "wt_s wt_b e8", 11.81, 9.46, 1.08),
+        _row("product keys, equal values, softmax", "", "wt_s wt_b e8", 14.11, 11.29, 1.20),
+        _row("product keys, equal values, ReLU", "", "wt_s wt_b e8", 13.32, 10.16, 1.12),
+        _row("product keys, equal parameters, softmax", "", "wt_s wt_b e8", 13.96, 11.10, 1.16),
+        _row("product keys, equal parameters, ReLU", "", "wt_s wt_b e8", 12.77, 9.98, 1.11),
+        _row("  our initialisation", "", "wt_s wt_b e8", 12.75, 9.96, 1.11),
+    ),
+}

@@ -94,7 +94,8 @@ def test_analyze(exported, digits_run, tmp_path, capsys):
     flags = (f"--workdir={exported}", f"--compare={digits_run}", f"--out={out}", "--images=2")
     assert run("analyze", *flags) == 0
     assert "tokens an expert would see in each block if even: 2,880" in capsys.readouterr().out
-    names = {"norm_divergence.png", "expert_usage.png", "expert_overlay.png", "analysis.json"}
+    of_experts = ("usage", "shares", "co_occurrence", "overlay")
+    names = {"norm_divergence.png", "analysis.json", *(f"expert_{n}.png" for n in of_experts)}
     assert {path.name for path in out.iterdir()} == names
     facts = json.loads((out / "analysis.json").read_text())
     ours, theirs = facts["norm_divergence"].values()

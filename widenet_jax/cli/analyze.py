@@ -1,4 +1,4 @@
-"""Measures a trained model: how its norms differ (eq. 9), how it uses its experts.
+"""Measures a trained model: how its norms differ (eq. 9), how it uses experts and hidden units.
 
   python scripts/analyze.py --workdir=runs/widenet --out=analysis
   python scripts/analyze.py --workdir=runs/widenet --compare=runs/vit --out=analysis \
@@ -6,9 +6,12 @@
   python scripts/analyze.py --workdir=runs/widenet_4 --out=analysis
 
 Writes to --out: norm_divergence.png (figs. 4 and 5, one line for each model); for a model with
-experts expert_usage.png and, of images, expert_overlay.png (the experts of each patch, over images
-of the set) or, of texts, expert_kinds.png (the experts of frequent and rare tokens, beginnings and
-continuations of words, punctuation, digits, special tokens); and analysis.json with all numbers.
+experts expert_usage.png, expert_shares.png (each block's shares of the gates, sorted),
+expert_co_occurrence.png (which experts see the same tokens) and, of images, expert_overlay.png (the
+experts of each patch, over images of the set) or, of texts, expert_kinds.png (the experts of
+frequent and rare tokens, beginnings and continuations of words, punctuation, digits, special
+tokens); for a model with dense layers of ReLUs active_units.png (how many of them are above 0); and
+analysis.json with all numbers.
 The set is the run's evaluation split unless fields change it. Tokens are dropped as in evaluation,
 where capacity is mostly ample; --config.model.moe.capacity_factor_eval=1.2 shows the drops of
 training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.

@@ -1,6 +1,7 @@
 """Expert usage by hand, and of a run against its own metrics and a loop over tokens."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -31,6 +32,7 @@ def usage_of(first: np.ndarray) -> ExpertUsage:
         drop_rate=np.zeros(L),
         router_entropy=np.zeros(L),
         together=np.einsum("ane,bnf->abef", one_hot, one_hot),
+        selected_together=np.einsum("lne,lnf->lef", one_hot, one_hot),
     )
 
 
@@ -72,6 +74,20 @@ def test_shares_by_class_and_even_tokens():
     np.testing.assert_array_equal(BY_HAND.frequency, [1, 0])
 
 
+def test_shares_are_sorted_in_each_block():
+    by_block = replace(BY_HAND, importance=np.array([[0.1, 0.6, 0.3], [0.2, 0.0, 0.8]]))
+    np.testing.assert_array_equal(by_block.sorted_shares, [[0.6, 0.3, 0.1], [0.8, 0.2, 0.0]])
+
+
+def test_co_occurrence_by_hand():
+    """Tokens choose experts {0, 1}, {0, 2} and {0, 1}; expert 3 is never chosen."""
+    chosen = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0]])
+    usage = replace(BY_HAND, selected_together=(chosen.T @ chosen)[None])
+    expected = [[0, 2 / 3, 1 / 3, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    np.testing.assert_allclose(usage.co_occurrence, [expected])
+    assert not BY_HAND.co_occurrence.any()  # K = 1
+
+
 def test_a_share_of_zero_adds_no_entropy():
     np.testing.assert_allclose(entropy(np.array([[1.0, 0.0], [0.5, 0.5]])), [0, np.log(2)])
 
@@ -96,21 +112,25 @@ def test_equals_the_metrics_of_the_run(usage, digits_run):
 
 
 def test_against_a_loop_over_tokens(usage, trained):
-    """T = N_I N_p K / E = 360 * 16 * 2 / 4; classes and blocks are counted token by token."""
+    """T = N_I N_p K / E = 360 * 16 * 2 / 4; classes, blocks, pairs are counted token by token."""
     assert usage.even_tokens == 360 * 16 * 2 / 4
     source, transform = open_source(trained)
     examples = [read_example(source, i) for i in range(len(source))]
     images = np.stack([transform.picture(image_of(example)) for example in examples])
     route = jax.jit(lambda x: token_routing(trained.model, trained.params, x)[1].expert_index)
     chosen = np.asarray(route({"image": to_unit_range(images)}))
-    sent, same = np.zeros((2, 10, 4)), 0
+    sent, same, both = np.zeros((2, 10, 4)), 0, np.zeros((2, 4, 4))
     for image, example in enumerate(examples):
         for token in range(16):
             for block in range(2):
                 for expert in chosen[block, image, token]:
                     sent[block, example["label"], expert] += 1
+                    for other in chosen[block, image, token]:
+                        both[block, expert, other] += 1
             same += chosen[0, image, token, 0] == chosen[1, image, token, 0]
     np.testing.assert_array_equal(usage.sent, sent)
+    np.testing.assert_array_equal(usage.selected_together, both)
+    np.testing.assert_allclose(usage.co_occurrence.sum(axis=-1), 1)  # K - 1
     assert usage.agreement[0, 1] == pytest.approx(same / (360 * 16))
 
 

@@ -77,7 +77,8 @@ def test_the_command(exported: Path, tmp_path: Path, capsys):
     out = tmp_path / "out"
     assert analyze.main([f"--workdir={exported}", f"--out={out}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = {"norm_divergence.png", "expert_usage.png", "expert_kinds.png", "analysis.json"}
+    of_experts = {f"expert_{name}.png" for name in ("usage", "kinds", "shares", "co_occurrence")}
+    names = of_experts | {"norm_divergence.png", "analysis.json"}
     assert {path.name for path in out.iterdir()} == names
     facts = json.loads((out / "analysis.json").read_text())["expert_usage"]
     block = facts["blocks"].index(facts["most_different_block"])

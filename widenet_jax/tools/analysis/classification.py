@@ -73,8 +73,13 @@ def measure_accuracy(trained: Trained) -> Accuracy:
     return Accuracy(trained.class_names, confusion, in_top, cross_entropy)
 
 
-def accuracy_sums(trained: Trained, params: PyTree, batch: dict[str, Array]) -> dict[str, Array]:
-    """Sums `confusion` [V, V], `in_top` [V] and `cross_entropy` over a batch's real examples."""
+def accuracy_sums(
+    trained: Trained, params: PyTree, batch: dict[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the logits [B, V], and sums over a batch's real examples.
+
+    The sums are `confusion` [V, V], `in_top` [V] and `cross_entropy`.
+    """
     mask, label = batch["mask"], batch["label"]
     inputs = trained.task.inputs(batch)
     logits, _ = make_forward(trained.model)(params, inputs, None)
@@ -83,7 +88,7 @@ def accuracy_sums(trained: Trained, params: PyTree, batch: dict[str, Array]) -> 
     one_hot = target.astype(jnp.int32) * mask[:, None]
     _, top = jax.lax.top_k(logits, min(TOP, V))
     found = (top == label[:, None]).any(axis=1)
-    return {
+    return logits, {
         "confusion": jnp.einsum("bi,bj->ij", one_hot, jax.nn.one_hot(top[:, 0], V, dtype=int)),
         "in_top": (one_hot * found[:, None]).sum(axis=0),
         "cross_entropy": jnp.where(mask, softmax_cross_entropy(logits, target), 0.0).sum(),

@@ -1,4 +1,4 @@
-"""Expert usage of a trained model over a source: load, entropy, drops, categories, agreement.
+"""Expert usage of a trained model over a source: shares, entropy, drops, categories, agreement.
 
 A category is the class of a token's image, or in texts a kind of token, see `token_kinds`.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.moe.statistics import summarize
-from widenet_jax.tools.analysis.over_source import sums_over_source
+from widenet_jax.tools.analysis.over_source import real_tokens, sums_over_source
 from widenet_jax.tools.analysis.routing import routed_blocks, token_routing
 from widenet_jax.tools.analysis.token_kinds import token_kinds
 from widenet_jax.typing import Array, PyTree
@@ -34,6 +34,8 @@ class ExpertUsage:
       drop_rate: [L] share of the pairs that found no slot.
       router_entropy: [L] mean entropy of a token's probabilities, nats.
       together: [L, L, E, E] tokens whose first choice was e in block a and f in block b.
+      selected_together: [L, E, E] tokens for which a block chose both experts; on the diagonal, the
+        tokens that chose the expert.
     """
 
     blocks: tuple[int, ...]
@@ -45,6 +47,7 @@ class ExpertUsage:
     drop_rate: np.ndarray
     router_entropy: np.ndarray
     together: np.ndarray
+    selected_together: np.ndarray
 
     @property
     def load(self) -> np.ndarray:
@@ -55,6 +58,22 @@ class ExpertUsage:
     def load_entropy(self) -> np.ndarray:
         """[L] entropy of the load in nats; log(E) if all experts receive as many pairs."""
         return entropy(self.load)
+
+    @property
+    def sorted_shares(self) -> np.ndarray:
+        """[L, E] each block's `importance`, largest first (sigma-MoE, figs. 3 and 7)."""
+        return -np.sort(-self.importance, axis=-1)
+
+    @property
+    def co_occurrence(self) -> np.ndarray:
+        """[L, E, E] share of the tokens of expert e (row) that also chose f (sigma-MoE, fig. 6).
+
+        The diagonal is 0, and so is the row of an expert that no token chose; another row adds up
+        to K - 1.
+        """
+        E = self.selected_together.shape[-1]
+        tokens = np.einsum("lee->le", self.selected_together)[..., None]
+        return self.selected_together * (1 - np.eye(E)) / np.maximum(tokens, 1)
 
     @property
     def by_category(self) -> np.ndarray:
@@ -129,7 +148,7 @@ def measure_usage(trained: Trained) -> ExpertUsage:
     """
     blocks = routed_blocks(trained.model)
     sums = sums_over_source(trained, partial(usage_sums, trained))
-    sent, together = sums["sent"], sums["together"]
+    sent = sums["sent"]
     pairs, names, category = sent.sum(axis=1), trained.class_names, "class"
     if is_text(trained):
         kinds = token_kinds(trained.tokenizer, sent[0].sum(axis=-1))
@@ -137,36 +156,42 @@ def measure_usage(trained: Trained) -> ExpertUsage:
         names, category = tuple(kinds), "kind"
     shares = summarize(sums | {"load": pairs})
     del shares["load"]
-    return ExpertUsage(blocks, category, names, sent=sent, pairs=pairs, together=together, **shares)
+    counts = {name: sums[name] for name in ("together", "selected_together")}
+    return ExpertUsage(blocks, category, names, sent=sent, pairs=pairs, **counts, **shares)
 
 
-def usage_sums(trained: Trained, params: PyTree, batch: dict[str, Array]) -> dict[str, Array]:
-    """Sums over the real tokens of a batch, in float32 (exact below 2^24).
+def usage_sums(
+    trained: Trained, params: PyTree, batch: dict[str, Array]
+) -> tuple[PyTree, dict[str, Array]]:
+    """Returns the model's outputs, and sums over a batch's real tokens, in float32.
 
-    `sent` [L, V, E] is by class of the image, or by token of the vocabulary.
+    They are exact below 2^24. `sent` [L, V, E] is by class of the image, or by token of the
+    vocabulary.
     """
     inputs = trained.task.inputs(batch)
-    _, routing = token_routing(trained.model, params, inputs)
+    outputs, routing = token_routing(trained.model, params, inputs)
     L, B, T, _ = routing.expert_index.shape
     E = routing.router_probs.shape[-1]
-    mask = jnp.broadcast_to(inputs["mask"].reshape(B, -1), (B, T))
+    mask = real_tokens(batch, inputs, (B, T))
     if is_text(trained):
-        V, category = trained.info["vocab_size"], batch["tokens"]
+        V, category = trained.info["vocab_size"], batch["tokens"][:, :T]
     else:
         V, category = len(trained.class_names), batch["label"][:, None]
     pairs = jax.nn.one_hot(routing.expert_index, E) * mask[..., None, None]  # [L, B, T, K, E]
     first = pairs[:, :, :, 0].reshape(L, -1, E)  # [L, tokens, E]
+    chosen = pairs.sum(axis=3).reshape(L, -1, E)
     probs = routing.router_probs
     token_entropy = -(probs * jnp.log(probs + 1e-30)).sum(axis=-1)  # [L, B, T]
     exact = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     each = jnp.broadcast_to(category, (B, T))
-    return {
+    return outputs, {
         "sent": jnp.zeros((L, V, E)).at[:, each].add(pairs.sum(axis=3)),
         "dropped": (pairs * routing.dropped[..., None]).sum(axis=(1, 2, 3, 4)),
         "importance": (pairs * routing.gate[..., None]).sum(axis=(1, 2, 3)),
         "entropy": (token_entropy * mask).sum(axis=(1, 2)),
         "tokens": mask.sum(),
         "together": exact("ane,bnf->abef", first, first),
+        "selected_together": exact("lne,lnf->lef", chosen, chosen),
     }
 
 
@@ -179,7 +204,7 @@ def as_json(usage: ExpertUsage) -> dict[str, Any]:
     """Returns the numbers by block, as `scripts/analyze.py` writes them."""
     names = (
         *("load", "importance", "load_entropy", "router_entropy", "drop_rate"),
-        *("agreement", "mutual_information"),
+        *("sorted_shares", "co_occurrence", "agreement", "mutual_information"),
     )
     rows = {name: getattr(usage, name) for name in names}
     rows |= {f"by_{usage.category}": usage.by_category, "tokens": usage.pairs}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -66,15 +67,35 @@ def totals_over_source(
 
 
 def sums_over_source(
-    trained: Trained, batch_sums: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]]
+    trained: Trained,
+    batch_sums: Callable[[PyTree, Mapping[str, Array]], tuple[PyTree, Mapping[str, Array]]],
 ) -> dict[str, np.ndarray]:
-    """Adds up `batch_sums` over the evaluation split of `config.data`, in float64.
+    """Adds up statistics over the evaluation split of `config.data`, in float64.
+
+    Args:
+      trained: the model.
+      batch_sums: maps parameters and a batch to the model's outputs and the statistics' sums.
 
     Raises:
       BadInputError: the source cannot be opened or does not fit the model.
     """
-    evaluate = lambda params, batch: Evaluation(batch_sums(params, batch), {})  # noqa: E731
+
+    def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
+        _, sums = batch_sums(params, batch)
+        return Evaluation(sums, {})
+
     return totals_over_source(trained, evaluate, *open_source(trained)).sums
+
+
+def real_tokens(
+    batch: Mapping[str, Array], inputs: Mapping[str, Array], shape: tuple[int, int]
+) -> Array:
+    """Returns which tokens of an evaluation batch are real: bool of `shape` (B, T).
+
+    `inputs` may have a mask, by example or by token; otherwise the batch has one, by example.
+    """
+    mask = inputs["mask"] if "mask" in inputs else batch["mask"]
+    return jnp.broadcast_to(mask.reshape(shape[0], -1), shape)
 
 
 def metrics_over_source(

@@ -6,10 +6,16 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.tools.analysis import expert_usage
+from widenet_jax.tools.analysis.active_units import dense_blocks, measure_active
 from widenet_jax.tools.analysis.image_overlay import draw_overlay_of_source
 from widenet_jax.tools.analysis.norm_divergence import Divergence, norm_divergence, own_norms
 from widenet_jax.tools.analysis.routing import MOE
 from widenet_jax.tools.analysis.routing_figures import draw_divergence, draw_kinds, draw_usage
+from widenet_jax.tools.analysis.selection_figures import (
+    draw_active,
+    draw_co_occurrence,
+    draw_shares,
+)
 from widenet_jax.weights.trained import Trained
 
 
@@ -18,7 +24,8 @@ def analyze_model(
 ) -> dict[str, Any]:
     """Draws the figures into the directory `out`; returns the numbers.
 
-    A model whose blocks share their norms has no divergence; a model without experts has no usage.
+    A model whose blocks share their norms has no divergence; a model without experts has no usage,
+    and one without dense layers of ReLUs has no active units.
 
     Args:
       trained: the model.
@@ -41,10 +48,17 @@ def analyze_model(
         "step": trained.step,
         "norm_divergence": {name: numbers(found) for name, found in divergences.items()},
     }
+    if dense_blocks(trained.model):
+        active = measure_active(trained)
+        draw_active({trained.place: active}, out / "active_units.png")
+        facts["active_units"] = active.as_json()
     if MOE not in trained.model.ffn_names():
         return facts
     usage = expert_usage.measure_usage(trained)
     draw_usage(usage, out / "expert_usage.png", title=trained.place)
+    draw_shares(usage, out / "expert_shares.png", title=trained.place)
+    if usage.co_occurrence.any():  # a token chose more than one expert
+        draw_co_occurrence(usage, out / "expert_co_occurrence.png", title=trained.place)
     if expert_usage.is_text(trained):
         draw_kinds(usage, out / "expert_kinds.png", title=trained.place)
     else:
