@@ -8,7 +8,8 @@ from extensions.life_of_a_run import check_life
 from small_runs import small_config
 
 from widenet_jax.data.sources import SOURCES, TRANSFORMS
-from widenet_jax.models.blocks import Blocks, BlockSettings
+from widenet_jax.models.block_settings import BlockSettings
+from widenet_jax.models.blocks import Blocks
 from widenet_jax.models.build import MODELS
 from widenet_jax.tasks import TASKS, Evaluation, Headline, Metrics, Task
 

@@ -13,7 +13,8 @@ from compiled import apply
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.attention import MultiHeadAttention
 from widenet_jax.layers.mlp import Mlp
-from widenet_jax.models.blocks import Blocks, block_indices
+from widenet_jax.models.block_settings import block_indices
+from widenet_jax.models.blocks import Blocks
 
 DEPTH, D, T = 3, 8, 5
 MOE = {

@@ -126,12 +126,14 @@ _attend.defvjp(_attend_forward, _attend_backward)
 class MultiHeadAttention(nn.Module):
     """softmax(q k^T / sqrt(H)) v, then an output projection (Vaswani et al. 2017).
 
-    query, key, value and out are four kernels [D, D]: each is initialised with the fans of one
-    kernel and is one unit of LAMB's trust ratio. No dropout on the attention weights; `dropout`
-    acts on the output. Differs from the paper (ViT): as in the WideNet authors' released code.
+    query, key, value [D, N H] and out [N H, D] are four kernels: each is initialised with the fans
+    of one kernel and is one unit of LAMB's trust ratio. No dropout on the attention weights;
+    `dropout` acts on the output. Differs from the paper (ViT): as in the WideNet authors' released
+    code.
 
     Attributes:
-      num_heads: N; must divide D.
+      num_heads: N.
+      head_dim: H; 0: D / N.
       dropout: rate after the output projection.
       kernel_init: initialisers of the stack.
       dtype: dtype of the computation; parameters stay float32, the softmax runs in float32.
@@ -141,6 +143,7 @@ class MultiHeadAttention(nn.Module):
     dropout: float = 0.0
     kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
+    head_dim: int = 0
 
     @nn.compact
     def __call__(
@@ -153,16 +156,16 @@ class MultiHeadAttention(nn.Module):
     ) -> Array:  # [B, T, D]
         """Attends within each example; with `instances`, to the tokens of the same number only."""
         B, T, D = x.shape
-        H = D // self.num_heads
+        N, H = self.num_heads, self.head_dim or D // self.num_heads
 
-        def dense(name: str) -> Dense:
-            return Dense(D, self.dtype, self.kernel_init.kernel(), name=name)
+        def dense(features: int, name: str) -> Dense:
+            return Dense(features, self.dtype, self.kernel_init.kernel(), name=name)
 
         def heads(name: str) -> Array:  # [B, T, D] -> [B, T, N, H]
-            return dense(name)(x).reshape(B, T, self.num_heads, H)
+            return dense(N * H, name)(x).reshape(B, T, N, H)
 
         # Masked tokens are excluded as keys. Their own outputs are computed but never read.
         apart = {"mask": mask} if instances is None else {"segments": (instances, instances)}
         y = attend(heads("query") * H**-0.5, heads("key"), heads("value"), **apart)
-        y = dense("out")(y.reshape(B, T, D))
+        y = dense(D, "out")(y.reshape(B, T, N * H))
         return Dropout(self.dropout)(y, train=train)

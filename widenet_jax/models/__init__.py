@@ -9,8 +9,8 @@ A model is a Linen module, built from `config.model` by `build.build_model`. Its
       aux      {} or {"losses": {name: [operations]}, "loss": [operations], "sums": {name:
                [operations, ...]}}: those of the feed-forwards, see `feed_forwards`
 
-and, from `blocks.BlockSettings`: the fields of its blocks; `check()`, which refuses fields that do
-not fit each other; `summarize(sums)`, metrics from aux["sums"] added up over batches; and
+and, from `block_settings.BlockSettings`: the fields of its blocks; `check()`, which refuses fields
+that do not fit each other; `summarize(sums)`, metrics from aux["sums"] added up over batches; and
 `examples_per_group`, how many consecutive examples of a batch belong together. A model that is to
 have experts, or to be planned, also defines `num_tokens(input_spec)`, T of an example.
 

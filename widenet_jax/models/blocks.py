@@ -4,137 +4,18 @@ A vanilla transformer shares nothing; ALBERT shares attention, feed-forward and 
 shares attention and a mixture of experts and gives each block its own norms.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax.core import FrozenDict
 
-from widenet_jax.errors import BadInputError, check_range, choose
-from widenet_jax.layers.activations import ACTIVATIONS
-from widenet_jax.layers.attention import MultiHeadAttention
-from widenet_jax.layers.initializers import KERNEL_INITS, KernelInit
+from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.norm import layer_norm
-from widenet_jax.models.feed_forwards import FEED_FORWARDS, PLAIN
+from widenet_jax.models.block_settings import ATTENTIONS, DTYPES, BlockSettings
+from widenet_jax.models.feed_forwards import FEED_FORWARDS
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, Routing
-
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
-# Fields of `BlockSettings` that are names, with the names that exist.
-NAMES = {
-    "norm_position": dict.fromkeys(("pre", "post")),
-    "activation": ACTIVATIONS,
-    "kernel_init": KERNEL_INITS,
-    "remat": dict.fromkeys(("none", "block")),
-    "dtype": DTYPES,
-    "ffn": FEED_FORWARDS,
-}
-
-
-class BlockSettings(nn.Module):
-    """The fields of a stack of blocks, which every model with such a stack has, too.
-
-    Attributes:
-      depth: L, number of blocks.
-      num_heads: N; must divide D.
-      share_attention, share_ffn, share_norms: one set of weights for all blocks.
-      ffn: name in `feed_forwards.FEED_FORWARDS` of the feed-forward of the blocks that `ffn_blocks`
-        chooses; the other blocks have `feed_forwards.PLAIN`.
-      ffn_blocks: "all", "every_6" (blocks 5, 11, ...), "last_2", see `block_indices`.
-      routing_groups: 0, every block routes for itself; G, routing is shared by G groups of
-        depth/G consecutive blocks (WideNet, Fig. 3).
-      feed_forwards: the fields of each feed-forward, by its name.
-      norm_position: "pre": x + f(norm(x)), and a last norm; or "post": norm(x + f(x)).
-      norm_epsilon: added to the variance in every LayerNorm.
-      dropout: rate after attention and in the feed-forward.
-      ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
-      activation: a name in `layers.activations.ACTIVATIONS`.
-      kernel_init: a name in `layers.initializers.KERNEL_INITS`.
-      ffn_output_activation: see `layers.mlp.Mlp`.
-      unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
-        slower step. Parameters are stored the same way.
-      remat: "none", or "block": the backward pass recomputes each block instead of keeping its
-        intermediate results.
-      dtype: "float32" or "bfloat16" of the computation; parameters are float32.
-    """
-
-    depth: int
-    num_heads: int
-    share_attention: bool = False
-    share_ffn: bool = False
-    share_norms: bool = False
-    ffn: str = PLAIN
-    ffn_blocks: str | tuple[int, ...] = "all"
-    routing_groups: int = 0
-    feed_forwards: Mapping[str, Mapping] = FrozenDict()
-    norm_position: str = "pre"
-    norm_epsilon: float = 1e-6
-    dropout: float = 0.0
-    ffn_dropout: bool = True
-    activation: str = "gelu_tanh"
-    kernel_init: str = "glorot_uniform"
-    ffn_output_activation: bool = False
-    unroll: bool = True
-    remat: str = "none"
-    dtype: str = "float32"
-
-    def check(self) -> None:
-        """Raises BadInputError where a field is unknown, out of range or contradicts another."""
-        for field, known in NAMES.items():
-            choose(known, getattr(self, field), field=f"config.model.{field}")
-        check_range("config.model.dropout", self.dropout, 0.0, 0.99)
-        check_range("config.model.norm_epsilon", self.norm_epsilon, 0.0, 1.0)
-        if self.ffn not in self.feed_forwards:
-            raise BadInputError(
-                f"config.model.ffn={self.ffn} needs the section config.model.{self.ffn}"
-            )
-        own = self.feed_forwards[self.ffn].get("kernel_init", self.kernel_init)
-        choose(KERNEL_INITS, own, field=f"config.model.{self.ffn}.kernel_init")
-        self.ffn_names()
-        self.blocks_per_routing()
-
-    def ffn_names(self) -> tuple[str, ...]:
-        """Returns the name of each block's feed-forward.
-
-        Raises:
-          BadInputError: the rule `ffn_blocks` is unknown.
-        """
-        chosen = block_indices(self.ffn_blocks, self.depth)
-        return tuple(self.ffn if i in chosen else PLAIN for i in range(self.depth))
-
-    def blocks_per_routing(self) -> int:
-        """Returns how many consecutive blocks share one routing.
-
-        Raises:
-          BadInputError: routing groups that do not divide the depth or lack feed-forwards.
-        """
-        groups, depth = self.routing_groups, self.depth
-        if not groups:
-            return 1
-        if groups < 0 or depth % groups or set(self.ffn_names()) != {self.ffn}:
-            fits = [g for g in range(1, depth + 1) if depth % g == 0]
-            raise BadInputError(
-                f"config.model.routing_groups={groups} needs config.model.ffn_blocks=all and must "
-                f"divide the depth {depth}: one of {fits}, or 0 for none"
-            )
-        return depth // groups
-
-    @property
-    def examples_per_group(self) -> int:
-        """Number of consecutive examples that a feed-forward works on together; 1 if each alone."""
-        return self.feed_forwards.get(self.ffn, {}).get("examples_per_group", 1)
-
-    def summarize(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Turns aux["sums"] added up over batches into metrics; {} where there are no sums."""
-        return FEED_FORWARDS[self.ffn].summarize(sums) if sums else {}
-
-    def settings(self) -> dict:
-        """Returns the fields above, for another module that has them."""
-        names = BlockSettings.__annotations__.keys() - {"parent", "name"}
-        return {name: getattr(self, name) for name in names}
 
 
 class Blocks(BlockSettings):
@@ -143,6 +24,9 @@ class Blocks(BlockSettings):
     Parameters of a shared part are named `attention`, `norm_attention`, `norm_ffn` or by the
     feed-forward; those of a block's own part `block_03_attention` and so on; the last norm
     `norm_out`.
+
+    With a memory, a block's attention sees what came before x, too: the block's inputs of earlier
+    calls, before their norm (Transformer-XL, arXiv:1901.02860).
 
     Attributes:
       last_norm: whether pre-norm ends with a last norm.
@@ -158,24 +42,36 @@ class Blocks(BlockSettings):
         *,
         mask: Array | None = None,  # [B, T] True for real tokens
         instances: Array | None = None,  # [B, T] int32: tokens attend to their own number only
+        memory: Array | None = None,  # [B, L, M, D] inputs of each block
+        memory_length: Array | None = None,  # [B] int32: rows of the memory, the latest, to see
         train: bool,
-    ) -> tuple[Array, Aux]:
-        """Returns [B, T, D] and the blocks' aux, stacked over the operations that have one."""
+    ) -> tuple[Array, Aux] | tuple[Array, Aux, Array]:
+        """Returns [B, T, D] and the blocks' aux, stacked over the operations that have one.
+
+        With a memory also the next one: the latest M inputs of each block, without gradient.
+        """
         self.check()
+        if memory is None:
+            seen = {"mask": mask, "instances": instances}
+        else:
+            seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
         plain = self.unroll and self.remat == "none"
         run = self.run_blocks if plain or self.is_initializing() else self.run_periods
-        x, aux = run(x, mask=mask, instances=instances, train=train)
+        x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position == "pre":
             x = self.build_norm(NORM_OUT)(x)
-        return x, aux
+        return (x, aux) if memory is None else (x, aux, memory)
 
     def run_blocks(
-        self, x: Array, *, mask: Array | None, instances: Array | None, train: bool
-    ) -> tuple[Array, Aux]:
-        """Runs one block after the other."""
+        self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+    ) -> tuple[Array, Aux, Array | None]:
+        """Runs one block after the other.
+
+        Args:
+          seen: what attention is told about other tokens: mask and instances, or memory_length.
+        """
         ffn_names, blocks_per_routing = self.ffn_names(), self.blocks_per_routing()
-        seen = {"mask": mask, "instances": instances}
         pre = self.norm_position == "pre"
         built: dict[str, nn.Module] = {}
         ran: set[str] = set()
@@ -193,6 +89,7 @@ class Blocks(BlockSettings):
             return not done
 
         aux: list[Aux] = []
+        memories: list[Array] = []
         routing: Routing | None = None
         for i, kind in enumerate(ffn_names):
             if i % blocks_per_routing == 0:
@@ -203,6 +100,10 @@ class Blocks(BlockSettings):
             norm_ffn = part("norm_ffn", i, self.share_norms, self.build_norm)
 
             with jax.named_scope(f"block_{i:02d}"):
+                if memory is not None:
+                    old = memory[:, i]
+                    memories.append(updated(old, x))
+                    seen = seen | {"memory": norm_attention(old) if pre else old}
                 y = norm_attention(x) if pre else x
                 if due(attention):
                     x = x + attention(y, **seen, train=train)
@@ -214,23 +115,25 @@ class Blocks(BlockSettings):
                     if output.aux:
                         aux.append(output.aux)
                 x = x if pre else norm_ffn(x)
-        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
+        return x, stacked, jnp.stack(memories, axis=1) if memories else None
 
     def run_periods(
-        self, x: Array, *, mask: Array | None, instances: Array | None, train: bool
-    ) -> tuple[Array, Aux]:
-        """Runs the blocks as equal periods, each one function of its parameters.
+        self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+    ) -> tuple[Array, Aux, Array | None]:
+        """Runs the blocks as equal periods, each one function of its parameters and its memory.
 
         Such a function can be recomputed (`remat`) or looped over (`unroll=False`).
         """
         period = self.period()
+        count = self.depth // period
         blocks = self.clone(
             **{"depth": period, "parent": None, "name": None, "last_norm": False},
             **{"unroll": True, "remat": "none"},
             ffn_blocks=tuple(i for i in range(period) if self.ffn_names()[i] == self.ffn),
             routing_groups=self.routing_groups and period // self.blocks_per_routing(),
         )
-        shared, own = {}, [{} for _ in range(self.depth // period)]
+        shared, own = {}, [{} for _ in range(count)]
         for name, params in self.variables["params"].items():
             index, kind = split_block_part(name)
             if index is not None:
@@ -239,30 +142,32 @@ class Blocks(BlockSettings):
                 shared[name] = params
         keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
 
-        def run(x: Array, own: dict, index: Array | int) -> tuple[Array, Aux]:
+        def run(x: Array, own: dict, memory: Array | None, index: Array | int) -> tuple:
             rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-            variables, seen = {"params": shared | own}, {"mask": mask, "instances": instances}
-            return blocks.apply(variables, x, **seen, train=train, rngs=rngs)
+            told = {"mask": mask, **seen, "memory": memory}
+            x, *rest = blocks.apply({"params": shared | own}, x, **told, train=train, rngs=rngs)
+            return x, rest  # the aux, and the new memory where there is one
 
         if self.remat == "block":
             run = jax.checkpoint(run, prevent_cse=self.unroll)
+        memories = [None] * count
+        if memory is not None:  # [B, L, M, D] -> periods * [B, period, M, D]
+            memories = jnp.split(memory, count, axis=1)
         if self.unroll:
             outputs = []
-            for index, part in enumerate(own):
-                x, aux = run(x, part, index)
-                outputs.append(aux)
-            return x, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
-        x, aux = jax.lax.scan(lambda x, part: run(x, *part), x, (stacked, jnp.arange(len(own))))
-        return x, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), aux)
-
-    def period(self) -> int:
-        """Returns after how many blocks the feed-forwards and the routing repeat themselves."""
-        names, per_routing = self.ffn_names(), self.blocks_per_routing()
-        for period in range(per_routing, self.depth, per_routing):
-            if self.depth % period == 0 and names == names[:period] * (self.depth // period):
-                return period
-        return self.depth
+            for index, (part, old) in enumerate(zip(own, memories, strict=True)):
+                x, rest = run(x, part, old, index)
+                outputs.append(rest)
+            aux, *memory = zip(*outputs, strict=True)
+            aux = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *aux)
+            return x, aux, jnp.concatenate(memory[0], axis=1) if memory else None
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *zip(own, memories, strict=True))
+        x, (aux, *memory) = jax.lax.scan(
+            lambda x, part: run(x, *part), x, (*stacked, jnp.arange(count))
+        )
+        aux = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), aux)
+        # [periods, B, period, M, D] -> [B, L, M, D]
+        return x, aux, jnp.concatenate(memory[0], axis=1) if memory else None
 
     def build_norm(self, name: str) -> nn.Module:
         """Returns a LayerNorm."""
@@ -270,8 +175,14 @@ class Blocks(BlockSettings):
 
     def build_attention(self, name: str) -> nn.Module:
         """Returns an attention layer."""
-        init = KernelInit(self.kernel_init, self.depth)
-        return MultiHeadAttention(self.num_heads, self.dropout, init, DTYPES[self.dtype], name=name)
+        return ATTENTIONS[self.attention](
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            dropout=self.dropout,
+            kernel_init=KernelInit(self.kernel_init, self.depth),
+            dtype=DTYPES[self.dtype],
+            name=name,
+        )
 
     def build_ffn(self, kind: str, name: str) -> nn.Module:
         """Returns the feed-forward `kind` under a parameter name."""
@@ -288,34 +199,7 @@ class Blocks(BlockSettings):
         return FEED_FORWARDS[kind](**fields, name=name)
 
 
-def block_indices(rule: str | tuple[int, ...], depth: int) -> tuple[int, ...]:
-    """Returns the blocks that a rule such as `config.model.ffn_blocks` chooses.
-
-    "all"; "every_n": n-1, 2n-1, ...; "last_n"; "last": the released code's choice, as many as
-    every_6 gives, at the end; or the indices themselves.
-    The paper's parameter counts fix how many blocks of ViT-MoE have experts, not which.
-
-    Raises:
-      BadInputError: another rule, n outside 1..depth, or an index of no block.
-    """
-    if not isinstance(rule, str):
-        if odd := [index for index in rule if index not in range(depth)]:
-            raise BadInputError(
-                f"config.model.ffn_blocks={list(rule)}: there is no block {odd[0]!r} in a depth of "
-                f"{depth}; blocks count from 0"
-            )
-        return tuple(rule)
-    kind, _, count = rule.partition("_")
-    n = int(count) if count.isdigit() else 0
-    if rule == "all":
-        return tuple(range(depth))
-    if rule == "last":
-        return tuple(range(depth - max(1, depth // 6), depth))
-    if kind == "every" and 1 <= n <= depth:
-        return tuple(range(n - 1, depth, n))
-    if kind == "last" and 1 <= n <= depth:
-        return tuple(range(depth - n, depth))
-    raise BadInputError(
-        f"config.model.ffn_blocks={rule!r} is not known; known: all, last, every_N and last_N "
-        f"with N from 1 to {depth}"
-    )
+def updated(memory: Array, x: Array) -> Array:
+    """Returns the latest M rows of memory [B, M, D] and x [B, T, D], without gradient."""
+    rows = jnp.concatenate([memory, x.astype(memory.dtype)], axis=1)
+    return jax.lax.stop_gradient(rows[:, x.shape[1] :])

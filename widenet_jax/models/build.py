@@ -7,12 +7,14 @@ import flax.linen as nn
 
 from widenet_jax.errors import BadInputError, check_fields, choose
 from widenet_jax.models.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
+from widenet_jax.models.language_model import LanguageModel
 from widenet_jax.models.text_encoder import TextEncoder
 from widenet_jax.models.vit import VisionTransformer
 
 MODELS: dict[str, type[nn.Module]] = {
     "vision_transformer": VisionTransformer,
     "text_encoder": TextEncoder,
+    "language_model": LanguageModel,
 }
 
 

@@ -10,7 +10,8 @@ from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.token_embeddings import TokenEmbed
-from widenet_jax.models.blocks import DTYPES, Blocks, BlockSettings
+from widenet_jax.models.block_settings import DTYPES, BlockSettings
+from widenet_jax.models.blocks import Blocks
 from widenet_jax.models.text_heads import HEADS
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, PyTree
@@ -32,7 +33,7 @@ class TextEncoder(BlockSettings, kw_only=True):
       num_positions: rows of the position embeddings; an example may be shorter.
       num_segments: rows of the segment embeddings.
       dropout: rate after the norm of the embeddings, too.
-      The rest: see `blocks.BlockSettings`.
+      The rest: see `block_settings.BlockSettings`.
     """
 
     vocab_size: int

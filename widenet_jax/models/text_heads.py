@@ -24,7 +24,7 @@ from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.norm import layer_norm
 from widenet_jax.layers.token_embeddings import rows_at
-from widenet_jax.models.blocks import DTYPES
+from widenet_jax.models.block_settings import DTYPES
 from widenet_jax.typing import Array
 
 Inputs = Mapping[str, Array]

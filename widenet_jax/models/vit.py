@@ -11,7 +11,8 @@ from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.embeddings import PatchEmbed, PositionEmbed
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.pool import POOLS
-from widenet_jax.models.blocks import DTYPES, Blocks, BlockSettings
+from widenet_jax.models.block_settings import DTYPES, BlockSettings
+from widenet_jax.models.blocks import Blocks
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux
 
@@ -36,7 +37,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
       dropout: rate after the embedding, too.
       dtype: logits are float32 in any case. With "float32" no product runs in fewer bits
         (`experiment.in_precision_of`).
-      The rest: see `blocks.BlockSettings`.
+      The rest: see `block_settings.BlockSettings`.
     """
 
     num_classes: int
