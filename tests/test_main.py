@@ -298,6 +298,14 @@ def test_the_table_for_people():
     ]
 
 
+def test_the_table_names_the_split():
+    lines = report(RESULT | {"split": "dev_matched"}, "W").splitlines()
+    assert lines[:2] == [
+        "dev_matched accuracy       97.22% of 360 images",
+        "dev_matched cross entropy  0.1235",
+    ]
+
+
 def test_the_table_of_another_task():
     """The headline metric is not a percentage: perplexity, where lower is better."""
     result = {

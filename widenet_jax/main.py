@@ -99,10 +99,12 @@ def report(result: dict[str, Any], workdir: str) -> str:
 def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns (name, value) of every metric `test_NAME` in the result, the headline first.
 
-    The headline is a percentage where it is a share: between 0 and 1, higher is better. How many
-    examples were evaluated (`test_UNIT`) stands beside it.
+    "test" is replaced by the split's own name. The headline is a percentage where it is a share:
+    between 0 and 1, higher is better. How many examples were evaluated (`test_UNIT`) stands beside
+    it.
     """
     headline, unit = result.get("headline", {}), result.get("unit")
+    split = result.get("split", "test")  # results of earlier versions do not name it
     baseline = result.get("baseline", {})
     first = f"test_{headline.get('name')}"
     names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
@@ -117,7 +119,7 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
             text = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
         if name == f"test_{baseline.get('metric')}":
             text += f" ({baseline['name']} {baseline['value']:.4f})"
-        rows.append((name.replace("_", " "), text))
+        rows.append((f"{split} {name.removeprefix('test_').replace('_', ' ')}", text))
     return rows
 
 

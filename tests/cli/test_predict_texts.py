@@ -46,7 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def untrained(config, folder: Path, name: str, **facts: object) -> Path:
-    """Exports an untrained model with the folder's tokenizer."""
+    """Exports an untrained model with the folder's tokenizer, unless the folder has it."""
+    if (folder / name).exists():
+        return folder / name
     tokenizer = load_tokenizer(str(folder / "vocab.txt"))
     info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, **facts}
     config.update_from_flattened_dict(
@@ -61,7 +63,7 @@ def filler(folder: Path) -> Path:
 
 
 def answerer(folder: Path, head: str) -> Path:
-    """Exports an untrained model that answers questions, if the folder has none yet."""
+    """Exports an untrained model that answers questions."""
     config = squad.get_config("v2,model=albert_tiny")
     config.update_from_flattened_dict(
         {"task.head": head, "data.max_question_length": 8, "data.stride": 4}
@@ -184,6 +186,19 @@ def test_a_mask_after_which_no_word_begins():
 def test_a_model_of_single_texts_takes_no_pair(classifier: Path, capsys):
     said = refused(capsys, f"--workdir={classifier}", "--text=the day", "--pair=was good")
     assert "was trained on single texts: leave --pair out" in said
+
+
+def test_an_empty_text(classifier: Path, folder: Path, capsys):
+    """Nothing but spaces has no tokens, and an empty flag is not a missing one."""
+    there = f"--workdir={classifier}"
+    assert "--text='' is empty: give a text to classify" in refused(capsys, there, "--text=")
+    assert "--text='  ' is empty" in refused(capsys, there, "--text=the day", "--text=  ")
+    facts = {"class_names": ["no", "yes"], "pairs": True}
+    place = untrained(glue.get_config("own,model=albert_tiny"), folder, "pairs", **facts)
+    assert "--pair=' ' is empty" in refused(capsys, f"--workdir={place}", "--text=a", "--pair= ")
+    there = f"--workdir={answerer(folder, 'span')}"
+    assert "--question is empty: give" in refused(capsys, there, "--question=", "--context=a day")
+    assert "--context is empty: the answer" in refused(capsys, there, "--question=a", "--context=")
 
 
 def test_a_model_of_another_task(classifier: Path, filler: Path, capsys):

@@ -69,6 +69,7 @@ def test_finetuning_from_a_run(pretrained: Path, tmp_path: Path, capsys):
 
     shutil.rmtree(model)
     result = (tmp_path / "run" / "result.json").read_text()
+    assert json.loads(result)["split"] == "dev"
     own, config = parse_flags(["main", "--config=configs/glue.py:own", place, *flags])
     train.run(config, own.workdir, devices=jax.devices()[:1])
     assert (tmp_path / "run" / "result.json").read_text() == result

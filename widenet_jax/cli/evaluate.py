@@ -6,13 +6,13 @@
   python scripts/evaluate.py --workdir=runs/mnli --config.data.eval_split=dev_mismatched
 
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
-measured by top-1, top-5, each class and the confusions; its classes and those of the set are
-matched by name, and a set may have fewer of them. --out gets evaluation.json; of classifiers also
-confusion.csv and confusion.png; of question answering predictions.json, in which answers with a
-null score above config.task.null_threshold are "", best_answers.json, in which none are, and
-null_scores.json, in the form that the official scripts of SQuAD read. To find the best threshold,
-give them best_answers.json with --na-prob-file null_scores.json. Exit codes: 0 done, 2 your input,
-3 no checkpoint is intact.
+measured by top-1, top-5 where there are more than 5 classes, each class and the confusions; its
+classes and those of the set are matched by name, and a set may have fewer of them. --out gets
+evaluation.json; of classifiers also confusion.csv and confusion.png; of question answering
+predictions.json, in which answers with a null score above config.task.null_threshold are "",
+best_answers.json, in which none are, and null_scores.json, in the form that the official scripts
+of SQuAD read. To find the best threshold, give them best_answers.json with --na-prob-file
+null_scores.json. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
 from typing import TYPE_CHECKING
@@ -101,7 +101,7 @@ def report(facts: dict, confused: list[tuple[str, str, int]], unit: str) -> str:
     rows = [
         (unit, f"{facts[unit]:,}"),
         ("top-1", f"{facts['top_1']:.2%}"),
-        ("top-5", f"{facts['top_5']:.2%}"),
+        *([("top-5", f"{facts['top_5']:.2%}")] if "top_5" in facts else []),
         ("cross-entropy", f"{facts['cross_entropy']:.4f}"),
         ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),
         ("taken for another", ", ".join(f"{a} for {b} {n:,}" for a, b, n in confused) or "none"),

@@ -77,7 +77,7 @@ def kind_of(options: Options) -> str:
     Raises:
       BadInputError: none or several, or a flag that does not go with it.
     """
-    given = [kind for kind in TASKS if getattr(options, kind)]
+    given = [kind for kind in TASKS if getattr(options, kind) not in (None, [])]
     if len(given) != 1:
         raise BadInputError(f"give {', or '.join(FORMS.values())}, and one of these only")
     for flag, kind in (("pair", "text"), ("context", "question"), ("overlay", "images")):
@@ -86,7 +86,7 @@ def kind_of(options: Options) -> str:
     if options.pair and len(options.pair) != len(options.text):
         numbers = f"{len(options.text)} --text and {len(options.pair)} --pair"
         raise BadInputError(f"{numbers}: give a --pair for each --text")
-    if options.question and options.context is None:
+    if options.question is not None and options.context is None:
         raise BadInputError("--question needs --context=TEXT, the text that holds the answer")
     return given[0]
 

@@ -64,8 +64,9 @@ def shortened(config: ConfigDict, source: Source) -> str:
 
 
 def result_of(experiment: Experiment, metrics: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """Returns `facts`, the number of parameters and the `result_metrics` of an evaluation."""
-    return facts | experiment.parameter_facts | result_metrics(metrics, experiment.task)
+    """Returns `facts`, the number of parameters, and the `result_metrics` of a split."""
+    facts |= experiment.parameter_facts | {"split": experiment.config.data.eval_split}
+    return facts | result_metrics(metrics, experiment.task)
 
 
 def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:

@@ -192,14 +192,15 @@ def results(record: Mapping[str, Any]) -> dict[str, Any]:
     facts = {"step": f"{record['step']:,}", "SHA-256 of the parameters": record["params_sha256"]}
     if not result:
         return facts | {"test": "not evaluated: the run has not finished"}
-    # Results of earlier versions have no headline.
+    # Results of earlier versions have no headline and no split.
     headline, unit = result.get("headline", {"name": "accuracy"}), result.get("unit", "images")
     value, count = result[f"test_{headline['name']}"], result[f"test_{unit}"]
     share = headline.get("higher_is_better", True) and 0 <= value <= 1
     told = f"{value:.2%}" if share else f"{value:.4f}"
+    metric = f"{result.get('split', 'test')} {headline['name'].replace('_', ' ')}"
     return facts | {
         "parameters": f"{result['params']:,} (applied as {result['params_unrolled']:,})",
-        f"test {headline['name'].replace('_', ' ')}": f"{told} of {count:,} {unit}",
+        metric: f"{told} of {count:,} {unit}",
     }
 
 

@@ -18,7 +18,7 @@ from widenet_jax.data.text.tables import (
     split_names,
 )
 from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [*SPECIAL, *"abcdefghij", '"', ","]
@@ -26,6 +26,7 @@ CLS, SEP = 2, 3
 BASE = {
     "text_column": "", "pair_column": "", "label_column": "", "label_names": "",
     "train_split": "train", "eval_split": "dev", "max_length": 8,
+    "on_bad_example": "error",
 }  # fmt: skip
 
 
@@ -134,6 +135,25 @@ def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):
         assert [table[i]["label"] for i in range(3)] == expected
     permuted = Table(data(tmp_path), "dev", tokenizer=tokenizer, class_names=["yes", "no", "other"])
     assert [permuted[i]["label"] for i in range(3)] == [0, 1, 1]
+
+
+def test_empty_texts(tmp_path: Path, tokenizer: Tokenizer):
+    """Refused with their rows, or left to the pipeline, which skips or counts them."""
+    lines = ["premise\thypothesis\tlabel", "a\tb\tno", "c\t \tyes", "\td\tyes", "e\tf\tno"]
+    (tmp_path / "train.tsv").write_text("\n".join(lines))
+    row = rf"{tmp_path}/train\.tsv row"
+    with pytest.raises(BadInputError, match=rf"{row} 2: the second text is empty \(2 such rows\)"):
+        Table(data(tmp_path), "train", tokenizer=tokenizer)
+    table = Table(data(tmp_path, on_bad_example="skip"), "train", tokenizer=tokenizer)
+    assert len(table) == 4
+    assert table[0]["tokens"].tolist() == [CLS, 5, SEP, 6, SEP]
+    with pytest.raises(BadExampleError, match=f"{row} 3: the text is empty"):
+        table[2]
+    single = data(tmp_path, text_column="hypothesis", on_bad_example="skip")
+    table = Table(single, "train", tokenizer=tokenizer)
+    assert table[2]["tokens"].tolist() == [CLS, 8, SEP]
+    with pytest.raises(BadExampleError, match=f"{row} 2: the text is empty"):
+        table[1]
 
 
 def test_numbered_labels(tmp_path: Path):

@@ -19,7 +19,7 @@ from widenet_jax.data.text.sequences import Joined, join, padded
 from widenet_jax.data.text.split_files import read_split
 from widenet_jax.data.text.table_files import READERS, Columns, read_columns, shown
 from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -72,7 +72,8 @@ class Table:
           tokenizer: by default that of `config.data.tokenizer`.
 
         Raises:
-          BadInputError: a file, column or label is missing or damaged.
+          BadInputError: a file, column or label is missing or damaged, or a text has no tokens and
+            `config.data.on_bad_example` is "error"; otherwise reading that example raises.
         """
         if data["max_length"] < LEAST_LENGTH:
             raise BadInputError(
@@ -100,6 +101,10 @@ class Table:
         self._ends = np.cumsum([0, *(len(one.tokens) for one in joined)])
         self._tokens = np.concatenate([one.tokens for one in joined])
         self._second = np.array([one.second for one in joined], np.int32)
+        no_pair = self._second + 1 == np.diff(self._ends)
+        self._empty = (self._second == 2) | (self._has_pairs & no_pair)
+        if data["on_bad_example"] == "error" and self._empty.any():
+            raise self._bad(int(self._empty.argmax()))
 
     @property
     def info(self) -> dict[str, Any]:
@@ -110,12 +115,21 @@ class Table:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if self._empty[index]:
+            raise self._bad(index)
         low, high = self._ends[index], self._ends[index + 1]
         label, second = int(self._labels[index]), int(self._second[index])
         return {"tokens": self._tokens[low:high], "second": second, "label": label}
 
     def describe(self, index: int) -> str:
         return self._where[index]
+
+    def _bad(self, index: int) -> BadExampleError:
+        which = "text" if self._second[index] == 2 else "second text"
+        return BadExampleError(
+            f"{self.describe(index)}: the {which} is empty ({self._empty.sum():,} such rows); "
+            "remove the row, or leave such rows out: --config.data.on_bad_example=skip"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

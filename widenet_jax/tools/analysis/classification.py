@@ -40,14 +40,16 @@ class Accuracy:
     def as_json(self, unit: str) -> dict[str, Any]:
         """Returns the number of examples, called `unit`, and the numbers over them.
 
-        "per_class" is the top-1 accuracy of every class that has examples.
+        "top_5" is left out where there are no more than 5 classes. "per_class" is the top-1
+        accuracy of every class that has examples.
         """
         counts, right = self.confusion.sum(axis=1), np.diag(self.confusion)
         classes = zip(self.class_names, right, counts, strict=True)
+        in_top = {f"top_{TOP}": float(self.in_top.sum() / counts.sum())}
         return {
             unit: int(counts.sum()),
             "top_1": float(right.sum() / counts.sum()),
-            "top_5": float(self.in_top.sum() / counts.sum()),
+            **(in_top if len(counts) > TOP else {}),
             "cross_entropy": self.cross_entropy,
             "per_class": {name: float(hits / count) for name, hits, count in classes if count},
         }

@@ -30,15 +30,20 @@ NO_RNG = np.random.default_rng(0)  # the transforms of finetuning draw nothing
 def text_classifier(trained: Trained, top: int) -> Callable[[str, str | None], list[dict]]:
     """Returns a function from a text and its pair, or None, to the most probable classes.
 
-    It returns [{"class": ..., "probability": ...}, ...], best first, at most `top`.
+    It returns [{"class": ..., "probability": ...}, ...], best first, at most `top`, and raises
+    BadInputError for a text without tokens.
     """
     tokenizer, task = trained.tokenizer, trained.task
     _, transform = TRANSFORMS[trained.config.task.name](trained.config, trained.info)
     logits = of_one(trained, lambda apply, batch: apply(task.inputs(batch), None)[0])
 
     def classify(text: str, pair: str | None = None) -> list[dict]:
-        ids = (tokenizer.encode(text), None if pair is None else tokenizer.encode(pair))
-        joined = join(tokenizer, *ids, trained.config.data.max_length)
+        texts = {"--text": text} | ({} if pair is None else {"--pair": pair})
+        ids = {flag: tokenizer.encode(given) for flag, given in texts.items()}
+        if empty := [flag for flag in ids if not len(ids[flag])]:
+            raise BadInputError(f"{empty[0]}={texts[empty[0]]!r} is empty: give a text to classify")
+        length = trained.config.data.max_length
+        joined = join(tokenizer, ids["--text"], ids.get("--pair"), length)
         row = transform({**joined._asdict(), "label": 0}, NO_RNG)
         return best(softmax(logits(row)[0]), trained, top)
 
@@ -65,8 +70,10 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
     """Finds the answer to a question in a context of any length.
 
     Raises:
-      BadInputError: the context is empty.
+      BadInputError: the question or the context is empty.
     """
+    if not question.strip():
+        raise BadInputError("--question is empty: give a question that --context answers")
     if not context.strip():
         raise BadInputError("--context is empty: the answer is a part of it")
     asked = Question("question", question, context, ())

@@ -218,12 +218,15 @@ class Runner:
 
 
 def score_of(result: Mapping[str, Any]) -> str:
-    """Formats the headline metric of a result.json: ": test accuracy 0.9313"; "" without one.
+    """Formats the headline metric of a result.json: ": dev accuracy 0.9313"; "" without one.
 
-    Results of earlier versions name no headline metric: theirs is accuracy.
+    Results of earlier versions name no headline metric, which is accuracy, and no split.
     """
-    name = f"test_{result.get('headline', {}).get('name', 'accuracy')}"
-    return f": {name.replace('_', ' ')} {result[name]:.4f}" if name in result else ""
+    name = result.get("headline", {}).get("name", "accuracy")
+    value = result.get(f"test_{name}")
+    if value is None:
+        return ""
+    return f": {result.get('split', 'test')} {name.replace('_', ' ')} {value:.4f}"
 
 
 @contextmanager
