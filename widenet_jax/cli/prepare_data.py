@@ -8,12 +8,14 @@
   python scripts/prepare_data.py tfds cifar10 --data-dir tfds/           (needs TensorFlow)
   python scripts/prepare_data.py tokenizer wiki/*.txt.gz --vocab_size 30000 --out tokenizer.json
   python scripts/prepare_data.py text wiki/*.txt.gz --tokenizer tokenizer.json --out prepared/
+  python scripts/prepare_data.py stream enwik8 --splits train=90M,valid=5M,test=5M --out enwik8_set/
   python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
   python scripts/prepare_data.py preview --config configs/text_pretrain.py --config.data.path=prepared/
   python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
 
-Train on a prepared text with --config.data.source=text --config.data.path=prepared/, on a packed
-image set with --config.data.source=array_record --config.data.path=packed/, on a TFDS set with
+Train on a prepared text with --config.data.source=text --config.data.path=prepared/, on a stream
+with --config.data.source=token_stream --config.data.path=enwik8_set/, on a packed image set with
+--config.data.source=array_record --config.data.path=packed/, on a TFDS set with
 --config.data.source=tfds --config.data.name=cifar10 --config.data.path=tfds/.
 Exit codes: 0 done, 2 your input (one line on stderr).
 """  # noqa: E501
@@ -26,6 +28,7 @@ from typing import Any
 import tqdm
 
 from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, show
+from widenet_jax.cli.prepare_stream import add_stream_command
 from widenet_jax.cli.prepare_text import add_text_commands
 from widenet_jax.config.files import load_config, override
 from widenet_jax.data import records
@@ -44,7 +47,8 @@ def main(argv: Argv = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_converters(commands)
     add_text_commands(commands)
-    text = "a PNG of augmented images or of every operation; masked instances of text, printed"
+    add_stream_command(commands)
+    text = "a PNG of augmented images or of every operation; masked or streamed text, printed"
     view = commands.add_parser("preview", help=text, description=text)
     view.set_defaults(work=show_preview)
     add = view.add_argument
@@ -200,10 +204,16 @@ def show_preview(options: Options) -> None:
     if options.config:
         config = override(load_config(options.config), options.fields)
         if "augment" not in config:
-            from widenet_jax.data.prepare.text_preview import instances
+            from widenet_jax.data.prepare.text_preview import PREVIEWS
 
+            if config.task.name not in PREVIEWS:
+                known = " or ".join(PREVIEWS)
+                raise BadInputError(
+                    f"config.task.name={config.task.name}: no preview; needs {known}"
+                )
+            preview = PREVIEWS[config.task.name]
             sizes = {"num_records": options.num, "num_draws": options.draws or 2}
-            for line in instances(config, seed=options.seed, **sizes):
+            for line in preview(config, seed=options.seed, **sizes):
                 print(line)
             return
     if not options.out:

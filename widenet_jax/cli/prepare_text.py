@@ -1,4 +1,4 @@
-"""The subcommands of `scripts/prepare_data.py` for text: text, tokenizer."""
+"""The subcommands of `scripts/prepare_data.py` for text: text, stream, tokenizer."""
 
 import json
 import os
@@ -19,7 +19,7 @@ TEXT = """Prepares text for pretraining: documents are split into sentences, enc
 into chunks of about max_length tokens; nothing is masked yet. Train on the set with
 --config.data.source=text --config.data.path=DIR.
 
-INPUT is a file, or a directory of files (gzip is recognised):
+INPUT is a file, or a directory of files (gzip, bzip2 and xz are recognised):
   text       plain text, a document a file; blank lines between paragraphs
   titles     documents that begin with a line "= Title =", a paragraph a line
   sentences  a sentence a line, a blank line between documents (only with --format=sentences)
@@ -125,6 +125,7 @@ def make_tokenizer(options: Options) -> None:
 def prepare_text(options: Options) -> None:
     """Prepares the set that `options` describe."""
     from widenet_jax.data.prepare import text_inputs, text_sets
+    from widenet_jax.data.prepare.text_preparation import Preparation
     from widenet_jax.data.text.chunking import Chunking
     from widenet_jax.data.text.tokenizer import load_tokenizer
 
@@ -139,7 +140,7 @@ def prepare_text(options: Options) -> None:
     num_train = len(units)
     if options.valid:
         units += text_inputs.plan(options.valid, reading)
-    preparation = text_sets.Preparation(
+    preparation = Preparation(
         units=units,
         num_train=num_train,
         tokenizer=tokenizer,

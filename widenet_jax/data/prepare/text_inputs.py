@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.data.prepare.text_readers import READERS, Texts, decoded, detect, first_bytes
+from widenet_jax.data.prepare.text_readers import READERS, RawTexts, decoded, detect, first_bytes
 from widenet_jax.data.text.chunking import Document
 from widenet_jax.data.text.sentences import paragraphs_of
 from widenet_jax.errors import BadInputError, first_line
@@ -108,7 +108,8 @@ def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]
     """
     for source in unit:
         if source.format == TFDS:
-            texts = _read_tfds(source, column)
+            raw = read_tfds(source, column)
+            texts = ((paragraphs_of(decoded(text, where)), True) for text, where in raw)
         else:
             texts = READERS[source.format](source.path, column)
         for index, (paragraphs, split) in enumerate(texts):
@@ -151,7 +152,8 @@ def _tfds_inputs(path: str, split: str) -> list[Input]:
     return found
 
 
-def _read_tfds(source: Input, column: str) -> Texts:
+def read_tfds(source: Input, column: str) -> RawTexts:
+    """Yields the texts of a shard of a TFDS set."""
     builder = _tfds_builder(source.path)
     try:
         records = builder.as_data_source(f"{source.split}[{source.first}:{source.last}]")
@@ -164,4 +166,4 @@ def _read_tfds(source: Input, column: str) -> Texts:
             value = value.encode()
         if not isinstance(value, bytes):
             raise BadInputError(f"{where}: no text {column!r} (choose with --text_column)")
-        yield paragraphs_of(decoded(value, where)), True
+        yield value, where

@@ -4,21 +4,23 @@ Worker processes (`text_sets`) and the Apache Beam pipeline (`text_beam`) make t
 these.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from etils import epath
 
 from widenet_jax.data import records
-from widenet_jax.data.prepare.text_inputs import TFDS, TFDS_INFO, Input
-from widenet_jax.data.prepare.text_shards import Layout, ShardCounts
+from widenet_jax.data.prepare.text_inputs import TFDS, TFDS_INFO, Input, documents
+from widenet_jax.data.prepare.text_shards import Layout, ShardCounts, ShardWriter
 from widenet_jax.data.text import text_records
-from widenet_jax.data.text.chunking import Chunking, Document
+from widenet_jax.data.text.chunking import Chunking, Document, chunks_of
 from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.data.text.unigrams import unigram_entropy
 from widenet_jax.errors import BadInputError, first_line
@@ -52,21 +54,17 @@ class Preparation:
     @property
     def settings(self) -> dict[str, Any]:
         """Everything that decides the bytes but the content of the inputs, as JSON holds it."""
-        names = [[[part.name, part.format] for part in unit] for unit in self.units]
         return {
             "tokenizer_sha256": self.tokenizer.sha256,
             "rule": self.stored_rule,
-            "units_sha256": _sha256(names),
+            "units_sha256": units_sha256(self.units),
             "num_train": self.num_train,
             "column": self.column,
         }
 
     def inputs_sha256(self, unit: int) -> str:
-        """Returns a hash of the names and the content of a unit's inputs.
-
-        Of a TFDS set, dataset_info.json stands for the content; it has the shards' sizes.
-        """
-        return _sha256([_identity(part) for part in self.units[unit]])
+        """See `inputs_sha256` below."""
+        return inputs_sha256(self.units[unit])
 
     @property
     def stored_rule(self) -> dict[str, Any]:
@@ -92,9 +90,27 @@ class Preparation:
             names[VALID] = records.shard_name(VALID, unit - first_valid, total - first_valid)
         return names
 
-    def inputs(self) -> list[str]:
-        """Returns `inputs_sha256` of every unit."""
-        return [self.inputs_sha256(unit) for unit in range(len(self.units))]
+    def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
+        """Writes the shards of one unit; returns its counts."""
+        with contextlib.ExitStack() as stack:
+            writers = {
+                split: stack.enter_context(ShardWriter(directory / name, self.layout))
+                for split, name in self.shards(unit).items()
+            }
+            for document in documents(self.units[unit], self.column):
+                split = self.split_of(document, unit)
+                writers[split].add(chunks_of(document, self.tokenizer, self.rule))
+        return self.part(unit, {split: writer.written for split, writer in writers.items()})
+
+    def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
+        """Whether all shards of a unit are there and as large as its counts say."""
+        sizes = {name: part["splits"][split]["bytes"] for split, name in self.shards(unit).items()}
+        return all(have_size(directory / name, size) for name, size in sizes.items())
+
+    def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the manifest but for the provenance; raises as `make_manifest`."""
+        del directory
+        return make_manifest(parts, self)
 
     def part(self, unit: int, shards: Mapping[str, ShardCounts]) -> dict[str, Any]:
         """Returns the counts of a unit, as JSON holds them.
@@ -118,6 +134,24 @@ class Preparation:
         if unit >= self.num_train or document.validates(self.valid_per_mille):
             return VALID
         return TRAIN
+
+
+def have_size(path: Path, size: int) -> bool:
+    """Whether a file is there and has so many bytes."""
+    return path.exists() and path.stat().st_size == size
+
+
+def units_sha256(units: Sequence[Sequence[Input]]) -> str:
+    """Returns a hash of the names and formats of all inputs."""
+    return _sha256([[[part.name, part.format] for part in unit] for unit in units])
+
+
+def inputs_sha256(unit: Sequence[Input]) -> str:
+    """Returns a hash of the names and the content of a unit's inputs.
+
+    Of a TFDS set, dataset_info.json stands for the content; it has the shards' sizes.
+    """
+    return _sha256([_identity(part) for part in unit])
 
 
 def _identity(part: Input) -> list:

@@ -1,14 +1,16 @@
 """Readers of text files: a function for each format.
 
-A reader yields the texts of a file in order. Files may be compressed by gzip, whatever they are
-called. A damaged file is a BadInputError that names the file and the line or record.
+A reader yields the texts of a file in order. Files may be compressed by gzip, bzip2 or xz, whatever
+they are called. A damaged file is a BadInputError that names the file and the line or record.
 """
 
+import bz2
 import codecs
 import contextlib
 import gzip
 import io
 import json
+import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,17 +25,26 @@ from widenet_jax.files import is_remote
 
 PARQUET_ROWS = 1024  # read at once
 _BEGINNING = 4096  # bytes from which a format is recognised
-_GZIP = b"\x1f\x8b"
+# The beginning of a compressed file, and what opens it.
+_COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
+_SUFFIXES = (".gz", ".bz2", ".xz")
 _TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
 _HEADING = re.compile(r"\s*(= ){2,}.*( =){2,}\s*")
 
 Texts = Iterator[tuple[Sequence[str], bool]]  # (paragraphs, or sentences; whether to split them)
+RawTexts = Iterator[tuple[bytes, str]]  # (a document as it is, where it is)
 
 
 def detect(path: str) -> str:
     """Returns the format of a file, by its name and beginning: a key of READERS."""
     beginning = first_bytes(path)
-    name = path.lower().removesuffix(".gz")
+    name = path.lower()
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
     if name.endswith(".parquet") or beginning.startswith(b"PAR1"):
         return "parquet"
     first = beginning.decode("utf-8-sig", errors="replace").strip().split("\n")[0]
@@ -60,18 +71,19 @@ def _open(path: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """Opens a file, through gzip if it is compressed so."""
+    """Opens a file, decompressed if it is compressed."""
     with _open(path) as file:
-        compressed = file.read(2) == _GZIP
+        beginning = guarded(path, lambda: file.read(max(map(len, _COMPRESSED))))
         file.seek(0)
-        yield io.BufferedReader(gzip.GzipFile(fileobj=file)) if compressed else file
+        found = [opens for mark, opens in _COMPRESSED.items() if beginning.startswith(mark)]
+        yield io.BufferedReader(found[0](file)) if found else file
 
 
 def guarded(path: str, read: Callable[[], Any]) -> Any:
     """Returns what `read` returns; raises BadInputError where the file is damaged."""
     try:
         return read()
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
 
 
@@ -94,12 +106,6 @@ def decoded(line: bytes, where: str) -> str:
         return line.decode()
     except UnicodeDecodeError:
         raise BadInputError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
-
-
-def _paragraphs(text: str, where: str) -> list[str]:
-    """Returns the paragraphs of a text that a field holds; raises BadInputError as `decoded`."""
-    # JSON can escape half of a surrogate pair, which is no character.
-    return paragraphs_of(decoded(text.encode(errors="surrogatepass"), where))
 
 
 def _read_text(path: str, column: str) -> Texts:
@@ -135,7 +141,7 @@ def _read_sentences(path: str, column: str) -> Texts:
     yield sentences, False
 
 
-def _read_json_lines(path: str, column: str) -> Texts:
+def json_lines(path: str, column: str) -> RawTexts:
     """Reads a JSON object a line, with the text in a field."""
     for number, line in enumerate(_lines(path), 1):
         where = f"{path} line {number}"
@@ -148,10 +154,12 @@ def _read_json_lines(path: str, column: str) -> Texts:
         if not isinstance(value, dict) or not isinstance(value.get(column), str):
             known = f"it has {', '.join(value)}" if isinstance(value, dict) else "it is no object"
             raise BadInputError(f"{where}: no text {column!r}; {known} (choose with --text_column)")
-        yield _paragraphs(value[column], where), True
+        # JSON can escape half of a surrogate pair, which is no character: `decoded` refuses it.
+        yield value[column].encode(errors="surrogatepass"), where
 
 
-def _read_parquet(path: str, column: str) -> Texts:
+def parquet(path: str, column: str) -> RawTexts:
+    """Reads a column of a parquet file."""
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
@@ -166,17 +174,29 @@ def _read_parquet(path: str, column: str) -> Texts:
                 for value in batch.column(0).to_pylist():
                     if not isinstance(value, str):
                         raise BadInputError(f"{path} record {row}: {column!r} holds no text")
-                    yield _paragraphs(value, f"{path} record {row}"), True
+                    yield value.encode(errors="surrogatepass"), f"{path} record {row}"
                     row += 1
     except (OSError, pa.ArrowException) as error:
         reason = first_line(error)
         raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
 
 
+def _paragraphs(read: Callable[[str, str], RawTexts]) -> Callable[[str, str], Texts]:
+    """Returns a reader of the paragraphs of the texts that `read` reads."""
+
+    def texts(path: str, column: str) -> Texts:
+        for text, where in read(path, column):
+            yield paragraphs_of(decoded(text, where)), True
+
+    return texts
+
+
 READERS: dict[str, Callable[[str, str], Texts]] = {
     "text": _read_text,
     "titles": _read_titles,
     "sentences": _read_sentences,
-    "jsonl": _read_json_lines,
-    "parquet": _read_parquet,
+    "jsonl": _paragraphs(json_lines),
+    "parquet": _paragraphs(parquet),
 }
+# Of the formats whose files hold several documents: each document's own bytes.
+RAW_READERS: dict[str, Callable[[str, str], RawTexts]] = {"jsonl": json_lines, "parquet": parquet}

@@ -1,31 +1,67 @@
-"""Preparation of a text set: units of work in worker processes, an output shard for each unit.
+"""Preparation of a set of text: units of work in worker processes.
 
-A unit's shards get their names once they are whole, and its counts are stored in a part file. So a
+A unit's files get their names once they are whole, and its counts are stored in a part file. So a
 preparation may be killed at any time: run it again, and it continues with the units that have no
-part file. The bytes of the shards depend neither on that nor on the number of workers.
+part file. The bytes of the set depend neither on that nor on the number of workers.
 `dataset.json` is written last.
 """
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from widenet_jax.data import records
-from widenet_jax.data.prepare.text_inputs import documents
-from widenet_jax.data.prepare.text_preparation import Preparation, make_manifest
-from widenet_jax.data.prepare.text_shards import UNFINISHED, ShardWriter
-from widenet_jax.data.text.chunking import chunks_of
-from widenet_jax.data.text.tokenizer import FILE
+from widenet_jax.data.prepare.text_inputs import Input
+from widenet_jax.data.prepare.text_shards import UNFINISHED
+from widenet_jax.data.text.token_streams import token_file_name
+from widenet_jax.data.text.tokenizer import FILE, Tokenizer
 from widenet_jax.data.workers import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.files import is_remote, write_json
 
 PLAN = ".preparation.json"  # settings of the preparation that a directory holds
 PART = ".part-"
+
+
+class Preparation(Protocol):
+    """What is made of the inputs: everything that decides the bytes of a set.
+
+    Attributes:
+      units: the work.
+      tokenizer: stored in the set; None for a set of bytes.
+      settings: as JSON holds them: all that decides the bytes but the content of the inputs. "rule"
+        is shown to the user where the settings of a set in the directory differ.
+    """
+
+    units: Sequence[Sequence[Input]]
+    tokenizer: Tokenizer | None
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    def inputs_sha256(self, unit: int) -> str:
+        """Returns a hash of a unit's inputs and their content."""
+        ...
+
+    def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
+        """Writes the files of one unit; returns its counts, "inputs_sha256" among them."""
+        ...
+
+    def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
+        """Whether the files of a unit with these counts are there."""
+        ...
+
+    def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the manifest but for the provenance, after what is left to be written.
+
+        Raises:
+          BadInputError: a split is empty.
+        """
+        ...
 
 
 def prepare(
@@ -64,14 +100,15 @@ def prepare(
     if finished:
         return finished
     try:
-        write_json(directory / FILE, preparation.tokenizer.json)
+        if preparation.tokenizer:
+            write_json(directory / FILE, preparation.tokenizer.json)
         done: dict[int, dict] = {}
         for unit, part in _work(preparation, directory, workers):
             done[unit] = part
             if on_unit:
                 on_unit(part)
         parts = [done[unit] for unit in range(len(preparation.units))]
-        manifest = {**make_manifest(parts, preparation), "provenance": dict(provenance)}
+        manifest = {**preparation.finish(directory, parts), "provenance": dict(provenance)}
     except BaseException:
         if not any(directory.glob(f"{PART}*")):  # nothing to continue from
             _remove(_ours(directory))
@@ -105,7 +142,7 @@ def _open_directory(
         )
     manifest, plan = _read_json(directory / records.MANIFEST), _read_json(directory / PLAN)
     if manifest and manifest.get("settings") == preparation.settings:
-        if manifest.get("inputs_sha256") == preparation.inputs():
+        if manifest.get("inputs_sha256") == inputs_of(preparation):
             _remove([path for path in ours if path.name.startswith(".")])
             return manifest
     elif not manifest and plan == preparation.settings:
@@ -123,8 +160,8 @@ def _open_directory(
 def _ours(directory: Path) -> list[Path]:
     """Returns the files of text sets in a directory, finished or not, the manifest first."""
     patterns = (
-        records.MANIFEST, "*.array_record", f"{FILE}*", f"{PLAN}*", f"{records.MANIFEST}?*",
-        f"{PART}*", f"{UNFINISHED}*",
+        records.MANIFEST, "*.array_record", token_file_name("*"), f"{FILE}*", f"{PLAN}*",
+        f"{records.MANIFEST}?*", f"{PART}*", f"{UNFINISHED}*",
     )  # fmt: skip
     return [path for pattern in patterns for path in directory.glob(pattern)]
 
@@ -149,7 +186,7 @@ def _difference(held: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> st
     changed = [key for key in wanted["rule"] if held["rule"].get(key) != wanted["rule"][key]]
     if changed:
         return f"a text set with {changed[0]}={held['rule'].get(changed[0])}"
-    if held["tokenizer_sha256"] != wanted["tokenizer_sha256"]:
+    if held.get("tokenizer_sha256") != wanted.get("tokenizer_sha256"):
         return "a text set of another tokenizer"
     return "a text set of other inputs"
 
@@ -198,24 +235,16 @@ def _finished(preparation: Preparation, directory: Path, unit: int) -> dict[str,
     part = _read_json(directory / f"{PART}{unit:05d}.json")
     if not part or part["inputs_sha256"] != preparation.inputs_sha256(unit):
         return None
-    for split, name in preparation.shards(unit).items():
-        shard = directory / name
-        if not shard.exists() or shard.stat().st_size != part["splits"][split]["bytes"]:
-            return None
-    return part
+    return part if preparation.is_whole(directory, unit, part) else None
 
 
 def prepare_unit(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any]:
-    """Writes the shards of one unit; returns its counts, and stores them."""
-    shards = preparation.shards(unit)
-    with contextlib.ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(ShardWriter(directory / name, preparation.layout))
-            for split, name in shards.items()
-        }
-        for document in documents(preparation.units[unit], preparation.column):
-            split = preparation.split_of(document, unit)
-            writers[split].add(chunks_of(document, preparation.tokenizer, preparation.rule))
-    part = preparation.part(unit, {split: w.written for split, w in writers.items()})
+    """Prepares one unit; returns its counts, and stores them."""
+    part = preparation.prepare_unit(directory, unit)
     write_json(directory / f"{PART}{unit:05d}.json", part)
     return part
+
+
+def inputs_of(preparation: Preparation) -> list[str]:
+    """Returns `inputs_sha256` of every unit."""
+    return [preparation.inputs_sha256(unit) for unit in range(len(preparation.units))]

@@ -129,6 +129,10 @@ class Tokenizer:
         """Returns the piece of an id, with its marks."""
         return self._tokenizer.id_to_token(int(index)) or ""
 
+    def id_of(self, token: str) -> int | None:
+        """Returns the id of a piece or a special token; None if there is none."""
+        return self._tokenizer.token_to_id(token)
+
     @functools.cached_property
     def special(self) -> np.ndarray:
         """Whether an id is a special token, and so never masked nor a random replacement: [V]."""
