@@ -167,12 +167,31 @@ def span() -> dict:
     }
 
 
+def language_modeling() -> dict:
+    """Returns the sections of language modelling."""
+    return {
+        "task": {
+            "name": "language_modeling",
+            "memory_length": 0,  # M, tokens that a segment sees beside its own; 0: max_length
+            "eval_memory_length": 0,  # M in evaluation; 0: 4 times max_length
+        },
+        "data": {
+            "source": "token_stream",  # tiny_stream: an embedded novel, as bytes
+            "path": "",  # a set that scripts/prepare_data.py stream wrote, or a file, read as bytes
+            "train_split": "train",
+            "eval_split": "valid",
+            "max_length": 512,  # T, tokens of a segment
+        },
+    }
+
+
 # config.task.name -> the sections that depend on it
 SECTIONS = {
     "classification": classification,
     "masked_lm": masked_lm,
     "text_classification": text_classification,
     "span": span,
+    "language_modeling": language_modeling,
 }
 
 

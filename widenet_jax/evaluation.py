@@ -17,7 +17,7 @@ from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import BATCH, global_batch, host_positions
-from widenet_jax.tasks import Evaluation
+from widenet_jax.tasks import Evaluation, Task
 from widenet_jax.typing import Array, PyTree
 
 
@@ -36,9 +36,7 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **told: Any) ->
     """
     config, task, mesh, source = experiment.config, experiment.task, experiment.mesh, data.eval
     batches = placed_batches(config, mesh, source, data.eval_transform, **told)
-    sharding = NamedSharding(mesh, BATCH)
-    spec = task.carry_spec(config.evaluation.batch_size)
-    carry = {name: jnp.zeros(x.shape, x.dtype, device=sharding) for name, x in spec.items()}
+    carry = first_carry(task, config.evaluation.batch_size, mesh)
     with closing(batches):
         totals = total(partial(experiment.eval_step, params), batches, carry)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
@@ -53,6 +51,12 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **told: Any) ->
             "are named above)"
         )
     return metrics
+
+
+def first_carry(task: Task, batch_size: int, mesh: Mesh) -> dict[str, Array]:
+    """Returns the carry at the start of an evaluation: zeros, or {} of most tasks."""
+    sharding, spec = NamedSharding(mesh, BATCH), task.eval_carry_spec(batch_size)
+    return {name: jnp.zeros(x.shape, x.dtype, device=sharding) for name, x in spec.items()}
 
 
 def placed_batches(
@@ -105,7 +109,7 @@ def total(
     previous: Evaluation | None = None
 
     def add(evaluation: Evaluation) -> None:
-        found = jax.device_get(evaluation.replace(carry={}))
+        found = jax.device_get(evaluation)
         for into, values in ((totals.sums, found.sums), (totals.layer_sums, found.layer_sums)):
             for name, value in values.items():
                 into[name] = into.get(name, 0.0) + np.asarray(value, np.float64)
@@ -116,7 +120,7 @@ def total(
         carry = evaluation.carry
         if previous is not None:
             add(previous)
-        previous = evaluation
+        previous = evaluation.replace(carry={})
     if previous is not None:
         add(previous)
     for name in rows[0] if rows else ():

@@ -11,6 +11,7 @@ make its batches in `data.sources.TRANSFORMS`.
 
 from widenet_jax.tasks.classification import Classification
 from widenet_jax.tasks.contract import Apply, Baseline, Evaluation, Headline, Metrics, Task
+from widenet_jax.tasks.language_modeling import LanguageModeling
 from widenet_jax.tasks.masked_lm import MaskedLm
 from widenet_jax.tasks.span import Span
 from widenet_jax.tasks.text_classification import TextClassification
@@ -18,6 +19,7 @@ from widenet_jax.tasks.text_classification import TextClassification
 TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "masked_lm": MaskedLm,
+    "language_modeling": LanguageModeling,
     "text_classification": TextClassification,
     "span": Span,
 }

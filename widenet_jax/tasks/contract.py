@@ -145,6 +145,13 @@ class Task(abc.ABC):
         del batch_size
         return {}
 
+    def eval_carry_spec(self, batch_size: int) -> ArraySpecs:
+        """Returns the carry of an evaluation, which starts as zeros and is kept apart.
+
+        That of training by default; its arrays may have other shapes behind [B, ...].
+        """
+        return self.carry_spec(batch_size)
+
     @abc.abstractmethod
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the model's inputs for a batch as it is, without the noise of training."""
