@@ -6,6 +6,7 @@
   python scripts/predict.py --workdir=runs/mnli --text="It rains." --pair="It is dry."
   python scripts/predict.py --workdir=runs/squad --question="Who?" --context="Ada wrote it."
   python scripts/predict.py --workdir=runs/albert --fill="The capital of France is [MASK]."
+  python scripts/predict.py --workdir=hf/albert-base-v2 --fill="It was a [MASK] day."
 
 Each example is routed alone, so that its answer does not depend on the others. The overlay shows
 which expert each patch of an image went to.
@@ -47,7 +48,8 @@ def main(argv: Argv = None) -> int:
     add("--question", metavar="TEXT", help="to answer from --context")
     add("--context", metavar="TEXT", help="holds the answer, maybe")
     add("--fill", action="append", metavar="TEXT", help="a text with one or more [MASK]")
-    add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
+    text = "of a run, or an exported model; for --fill also a BERT or ALBERT of Hugging Face"
+    add("--workdir", required=True, metavar="DIR", help=text)
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
     add("--overlay", metavar="PNG", help="draw expert choices over the images")
     add("--json", action="store_true", help="print one JSON object")
@@ -56,9 +58,10 @@ def main(argv: Argv = None) -> int:
 
 def predict(options: Options) -> None:
     kind = kind_of(options)
+    from widenet_jax.weights.public import is_public, open_public
     from widenet_jax.weights.trained import open_trained
 
-    trained = open_trained(options.workdir)
+    trained = (open_public if is_public(options.workdir) else open_trained)(options.workdir)
     if trained.config.task.name != TASKS[kind]:
         takes = {task: form for form, task in TASKS.items()}.get(trained.config.task.name)
         raise BadInputError(

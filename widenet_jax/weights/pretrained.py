@@ -51,7 +51,7 @@ def load_pretrained(
             f"{', '.join(RULES)} start from stored weights"
         )
     if files := weight_files(absolute(place)):
-        params, fields = read_public(files, source=place)
+        params, fields = read_public(files, source=f"config.init_from={place}")
         stored_tokenizer = tokenizer_beside(files[0].parent)
     else:
         found = read_model(place, sharding, flag="--config.init_from")
@@ -81,6 +81,10 @@ def weight_files(path: epath.Path) -> list[epath.Path]:
 def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str, Any]]:
     """Reads public weights: our parameter tree, and the fields of `config.model` they require.
 
+    Args:
+      files: of one model, as `weight_files` lists them.
+      source: the flag that names them and its value, for messages.
+
     Raises:
       BadInputError: an unknown layout, or no `config.json` beside Hugging Face's weights.
     """
@@ -99,12 +103,12 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
         return from_huggingface_text(arrays, **layout, source=source), fields
     if not config and any("layernorm" in name.lower() for name in arrays):
         raise BadInputError(
-            f"config.init_from={source}: {beside.name} is missing beside the weights; download it "
+            f"{source}: {beside.name} is missing beside the weights; download it "
             "too: it names their number of heads, LayerNorm epsilon and activation"
         )
     if not is_vit:
         raise BadInputError(
-            f"config.init_from={source}: neither Google's ViT nor a ViT, BERT or ALBERT of Hugging "
+            f"{source}: neither Google's ViT nor a ViT, BERT or ALBERT of Hugging "
             "Face; for a model of ours give the workdir of its run, or the directory that "
             "scripts/export.py wrote"
         )

@@ -1,0 +1,62 @@
+"""Public text models, opened for predictions without a run of ours."""
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.text.tokenizer import load_tokenizer
+from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import build_task
+from widenet_jax.files import absolute
+from widenet_jax.models.build import build_model
+from widenet_jax.models.counting import parameter_shapes
+from widenet_jax.weights.finetune import finetune_params
+from widenet_jax.weights.pretrained import read_public, weight_files
+from widenet_jax.weights.trained import Trained, model_inputs
+
+MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
+
+
+def is_public(place: str) -> bool:
+    """Returns whether a directory or file holds public weights, and not a run or an export."""
+    return bool(weight_files(absolute(place)))
+
+
+def open_public(place: str) -> Trained:
+    """Opens a BERT or ALBERT of Hugging Face that predicts masked words.
+
+    Its pooler and its head of sentence order, which masked words do not need, are zeros where the
+    files have none.
+
+    Args:
+      place: a directory with its weights, `config.json` and tokenizer.
+
+    Raises:
+      BadInputError: a file is missing or damaged, or the model has no head for masked words.
+    """
+    stored, fields = read_public(weight_files(absolute(place)), source=f"--workdir={place}")
+    if stored.get("mlm", {}).keys() != MLM_HEAD:
+        raise BadInputError(
+            f"--workdir={place} holds public weights without a head for masked words, the only one "
+            "that can be used as it is; finetune them on your data, from "
+            f"--config.init_from={place}, and give the --workdir of that run"
+        )
+    tokenizer, rows = load_tokenizer(place), len(stored["embeddings"]["token"])
+    if rows < tokenizer.vocab_size:
+        raise BadInputError(
+            f"--workdir={place}: its tokenizer has {tokenizer.vocab_size:,} tokens, and its "
+            f"weights have {rows:,}; download both again, from the same model"
+        )
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+    config = ConfigDict({
+        "task": {"name": "masked_lm"},
+        "model": fields | {"dtype": "float32"},
+        "data": {"max_length": fields["num_positions"]},
+    })  # fmt: skip
+    task = build_task(config, DataFacts(0, {}, info))
+    model = build_model(config.model, **task.model_fields)
+    shapes = parameter_shapes(model, model_inputs(config, {}))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    params, _ = finetune_params(jax.device_get(zeros), stored, model=config.model, source=place)
+    return Trained(place, config, info, task, model, params, step=0)
