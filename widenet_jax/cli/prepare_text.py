@@ -33,7 +33,9 @@ stopped continues when the same command is run again."""
 
 TOKENIZER = """Trains a tokenizer on text, or converts one to tokenizer.json.
 
-unigram: sentencepiece, in ALBERT's layout and normalisation; wordpiece: as BERT's."""
+unigram: sentencepiece, in ALBERT's layout and normalisation; wordpiece: as BERT's; bpe: for
+language models, sentencepiece, each digit a piece, with capital letters, from the lines of the
+text as the command stream reads them."""
 
 
 def add_text_commands(commands: Any) -> None:
@@ -79,11 +81,11 @@ def add_tokenizer_command(commands: Any) -> None:
     add("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
     text = "a vocab.txt (WordPiece) or .model (sentencepiece) instead of training"
     add("--convert", metavar="FILE", help=text)
-    add("--kind", choices=("unigram", "wordpiece"), default="unigram")
+    add("--kind", choices=("unigram", "wordpiece", "bpe"), default="unigram")
     add("--vocab_size", type=positive, default=30_000, metavar="V")
     text = "sentencepiece's rule; identity leaves its table of characters out of the file"
     add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc", help=text)
-    text = "share of the text's characters that have pieces (unigram; 1 for a small text)"
+    text = "share of the text's characters that have pieces (1 for a small text)"
     add("--character_coverage", type=float, default=0.99995, metavar="SHARE", help=text)
     add("--cased", action="store_true", help="keep capital letters and accents")
     add("--max_sentences", type=positive, default=2_000_000, metavar="N", help="of a larger text")
@@ -100,19 +102,22 @@ def make_tokenizer(options: Options) -> None:
     if options.convert:
         made = load_tokenizer(options.convert)
     else:
+        bpe = options.kind == "bpe"
         reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
         units = text_inputs.plan(options.inputs, reading)
-        sentences = text_tokenizers.sentences_of(units, options.text_column)
-        bar = tqdm.tqdm(sentences, unit="sentence", file=sys.stderr, mininterval=1)
+        read = text_tokenizers.lines_of if bpe else text_tokenizers.sentences_of
+        texts = read(units, options.text_column)
+        bar = tqdm.tqdm(texts, unit="sentence", file=sys.stderr, mininterval=1)
         common = {"vocab_size": options.vocab_size, "max_sentences": options.max_sentences}
-        common["cased"] = options.cased
+        common["cased"] = options.cased or bpe
         if options.kind == "wordpiece":
             content = text_tokenizers.train_word_piece(bar, **common)
         else:
             check_range("--character_coverage", options.character_coverage, 0.5, 1.0)
-            content = text_tokenizers.train_unigram(
+            content = text_tokenizers.train_sentencepiece(
                 bar,
                 **common,
+                layout=text_tokenizers.BPE_LAYOUT if bpe else text_tokenizers.ALBERT_LAYOUT,
                 normalization=options.normalization,
                 character_coverage=options.character_coverage,
             )

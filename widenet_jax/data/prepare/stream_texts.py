@@ -51,13 +51,24 @@ def blocks(source: Input, column: str) -> Iterator[Block]:
             yield Block(text, where, None, True)
         return
     with opened(source.path) as file:
-        line = 1
-        lines = guarded(source.path, lambda: file.readlines(BLOCK))
-        while lines:
+        number, found = 1, guarded(source.path, lambda: file.readlines(BLOCK))
+        while found:
             further = guarded(source.path, lambda: file.readlines(BLOCK))
-            yield Block(b"".join(lines), source.path, line, not further)
-            line += len(lines)
-            lines = further
+            yield Block(b"".join(found), source.path, number, not further)
+            number += len(found)
+            found = further
+
+
+def lines(block: Block) -> list[str]:
+    """Returns the lines of a block; raises BadInputError, naming the line, unless it is UTF-8."""
+    text = block.text.removeprefix(codecs.BOM_UTF8)
+    try:
+        return decoded(text, block.where).split("\n")
+    except BadInputError:
+        if block.line is not None:
+            for number, line in enumerate(text.split(b"\n"), block.line):
+                decoded(line, f"{block.where} line {number}")
+        raise
 
 
 @dataclass(frozen=True)
@@ -85,20 +96,8 @@ class Encoder:
         dtype = id_type(self.vocab_size)
         if self.tokenizer is None:
             return np.frombuffer(block.text, dtype)
-        lines = [line for line in self._lines(block) if line.strip()]
-        found = self.tokenizer.encode_all(lines)
+        found = self.tokenizer.encode_all([line for line in lines(block) if line.strip()])
         return np.concatenate(found or [np.zeros(0)]).astype(dtype)
-
-    def _lines(self, block: Block) -> list[str]:
-        text = block.text.removeprefix(codecs.BOM_UTF8)
-        try:
-            return decoded(text, block.where).split("\n")
-        except BadInputError as error:
-            if block.line is None:
-                raise
-            for number, line in enumerate(text.split(b"\n"), block.line):
-                decoded(line, f"{block.where} line {number}")
-            raise error
 
     @property
     def ending(self) -> np.ndarray:

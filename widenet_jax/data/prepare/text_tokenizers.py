@@ -1,13 +1,15 @@
-"""Training of tokenizers: sentencepiece Unigram in ALBERT's layout, or WordPiece as BERT's."""
+"""Training of tokenizers: sentencepiece Unigram (as ALBERT's) and BPE; WordPiece as BERT's."""
 
 import io
+import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import models, trainers
 
+from widenet_jax.data.prepare.stream_texts import blocks, lines
 from widenet_jax.data.prepare.text_inputs import Input, documents
 from widenet_jax.data.text import tokenizer_files
 from widenet_jax.data.text.sentences import split_sentences
@@ -19,6 +21,12 @@ ALBERT_LAYOUT = {
     "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
     "user_defined_symbols": ["(", ")", '"', "-", ".", "–", "£", "€"],
     "model_type": "unigram",
+}  # fmt: skip
+# arXiv:2310.10837: BPE of 8,000 pieces, each digit a piece; here with the special tokens.
+BPE_LAYOUT = {
+    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
+    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    "model_type": "bpe", "split_digits": True,
 }  # fmt: skip
 SEED = 0  # of the sample of sentences
 # The sums of the training depend on the number of threads in their last bits.
@@ -34,19 +42,28 @@ def sentences_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]
                 yield from split_sentences(paragraph) if document.split else [paragraph]
 
 
-def train_unigram(
+def lines_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
+    """Yields the lines of a corpus, as a stream has them. Raises as `stream_texts.blocks`."""
+    for source in itertools.chain.from_iterable(units):
+        for block in blocks(source, column):
+            yield from (line for line in lines(block) if line.strip())
+
+
+def train_sentencepiece(
     sentences: Iterable[str],
     *,
     vocab_size: int,
     max_sentences: int,
+    layout: Mapping[str, Any] = ALBERT_LAYOUT,
     cased: bool = False,
     normalization: str = "nmt_nfkc",
     character_coverage: float = 0.99995,
 ) -> dict[str, Any]:
-    """Trains a Unigram tokenizer; the same sentences always give the same tokenizer.
+    """Trains a tokenizer; the same sentences always give the same tokenizer.
 
     Args:
       sentences: the text, read once.
+      layout: ALBERT_LAYOUT (Unigram) or BPE_LAYOUT.
       vocab_size: V, the special tokens included.
       max_sentences: of a larger text, so many sentences are drawn.
       cased: keep case and accents.
@@ -72,7 +89,7 @@ def train_unigram(
             input_sentence_size=max_sentences, shuffle_input_sentence=True, num_threads=THREADS,
             max_sentence_length=LONGEST_SENTENCE, normalization_rule_name=normalization,
             character_coverage=character_coverage,
-            minloglevel=2, **ALBERT_LAYOUT,
+            minloglevel=2, **layout,
         )  # fmt: skip
     except (RuntimeError, OSError, ValueError) as error:
         source.check()
@@ -84,7 +101,7 @@ def train_unigram(
 def train_word_piece(
     sentences: Iterable[str], *, vocab_size: int, max_sentences: int, cased: bool = False
 ) -> dict[str, Any]:
-    """Trains a WordPiece tokenizer on the first `max_sentences`; as `train_unigram` otherwise.
+    """Trains a WordPiece tokenizer on the first `max_sentences`; else as `train_sentencepiece`.
 
     The library breaks ties at random, so a second training gives slightly other pieces.
     """

@@ -1,4 +1,4 @@
-"""Tokenizer files as the content of a tokenizer.json: vocab.txt (WordPiece), .model (Unigram)."""
+"""Tokenizer files as the content of a tokenizer.json: vocab.txt, sentencepiece's .model."""
 
 import json
 from collections.abc import Iterable
@@ -75,14 +75,14 @@ def bert_tokenizer(model: models.WordPiece, *, lowercase: bool) -> tokenizers.To
 
 
 def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
-    """Returns the Unigram tokenizer of a sentencepiece .model, with ALBERT's normalisation.
+    """Returns the tokenizer of a sentencepiece .model: Unigram, normalised as ALBERT's, or BPE.
 
     ALBERT's tokenization.py splits a piece of digits and a comma, such as "2,", once more. Here
-    such pieces are never chosen, which is the same in nearly all texts. Special tokens that the
-    model lacks are appended.
+    such pieces of a Unigram model are never chosen, which is the same in nearly all texts. Special
+    tokens that the model lacks are appended.
 
     Raises:
-      BadInputError: the file is no sentencepiece model, or not a Unigram model.
+      BadInputError: the file is no sentencepiece model, or one of words or characters.
     """
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2
@@ -92,14 +92,14 @@ def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
         model.ParseFromString(content)
     except DecodeError:
         raise BadInputError(f"{where}: damaged, or not a sentencepiece model") from None
-    if not model.pieces or model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
-        raise BadInputError(f"{where}: not a Unigram sentencepiece model")
+    kind, kinds = model.trainer_spec.model_type, model.trainer_spec
+    if not model.pieces or kind not in (kinds.UNIGRAM, kinds.BPE):
+        raise BadInputError(f"{where}: not a Unigram or BPE sentencepiece model")
     spec = model.normalizer_spec
     ordinary = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
-    lower = [] if _has_capitals(ordinary) else _LOWER
+    lower = [] if kind == kinds.BPE or _has_capitals(ordinary) else _LOWER
     charsmap = spec.precompiled_charsmap
-    unigram = [(piece.piece, _score(piece)) for piece in model.pieces]
-    made = tokenizers.Tokenizer(models.Unigram(unigram, model.trainer_spec.unk_id, False))
+    made = tokenizers.Tokenizer(_bpe(model) if kind == kinds.BPE else _unigram(model))
     made.normalizer = normalizers.Sequence([
         *lower,
         *([normalizers.Precompiled(charsmap)] if charsmap else []),
@@ -112,6 +112,32 @@ def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
     control = [p.piece for p in model.pieces if p.type not in (_NORMAL, _USER_DEFINED)]
     missing = [name for name in SPECIAL if not {name, _SENTENCEPIECE.get(name, name)} & known]
     return with_special(made, control + missing)
+
+
+def _unigram(model: Any) -> models.Unigram:
+    pieces = [(piece.piece, _score(piece)) for piece in model.pieces]
+    return models.Unigram(pieces, model.trainer_spec.unk_id, False)
+
+
+def _bpe(model: Any) -> models.BPE:
+    """Returns the BPE model of sentencepiece pieces.
+
+    sentencepiece joins the neighbours whose piece has the highest score, so the merges that make a
+    piece have its score's rank.
+    """
+    ids = {piece.piece: index for index, piece in enumerate(model.pieces)}
+    score = {piece.piece: piece.score for piece in model.pieces if piece.type == _NORMAL}
+    merges = [
+        (-score[piece], ids[piece[:cut]], (piece[:cut], piece[cut:]))
+        for piece in score
+        for cut in range(1, len(piece))
+        if piece[:cut] in score and piece[cut:] in score
+    ]
+    unknown = model.pieces[model.trainer_spec.unk_id].piece
+    pairs = [pair for *_, pair in sorted(merges)]
+    return models.BPE(
+        ids, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=model.trainer_spec.byte_fallback
+    )
 
 
 _LOWER = (normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase())
