@@ -88,10 +88,15 @@ NEW_WIDENET = {
         "examples_per_group": 4,
         "priority": "token_order",
         "router": {"name": "top_k", "noise_std": 1.0},
-        "losses": {"load_balance": 0.01, "over": "group"},
+        "losses": {
+            "load_balance": 0.01,
+            **dict.fromkeys(("switch", "importance", "load", "entropy", "z"), 0.0),
+            "over": "group",
+        },
         "dispatch": "auto",
         "activation": "gelu_tanh",
         "use_bias": True,
+        "output_dropout": 0.0,
     },
 }
 

@@ -51,7 +51,7 @@ def test_a_group_of_padding_is_left_out_of_the_mean():
     [
         (
             {"load_balanse": 1.0, "over": "group"},
-            "losses.load_balanse is unknown; .* load_balance, over",
+            "losses.load_balanse is unknown; .* load_balance, switch",
         ),
         ({"load_balance": 1.0, "over": "groups"}, "config.model.moe.losses.over='groups'"),
         ({"load_balance": 1.0}, "choose one of group, batch"),

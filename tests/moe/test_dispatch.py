@@ -182,11 +182,26 @@ def test_dropout_does_not_depend_on_the_devices(dispatch: str):
 )
 def test_auto_chooses(platform: str, tokens: int, capacity: int, method: str):
     sizes = {"platform": platform, "group_tokens": tokens, "capacity": capacity}
-    assert choose_dispatch("auto", **sizes) == method
+    assert choose_dispatch("auto", **sizes, share=0.5, unlimited=False) == method
+
+
+@pytest.mark.parametrize(
+    ("platform", "share", "method"),
+    [
+        ("tpu", 1 / 4, "masked"),
+        ("tpu", 1 / 8, "ragged"),
+        ("gpu", 1 / 8, "ragged"),
+        ("cpu", 1 / 8, "masked"),
+    ],
+)
+def test_auto_chooses_without_limit(platform: str, share: float, method: str):
+    sizes = {"platform": platform, "group_tokens": 512, "capacity": 512}
+    assert choose_dispatch("auto", **sizes, share=share, unlimited=True) == method
 
 
 def test_a_named_method_is_used():
+    sizes = {"group_tokens": 9, "capacity": 3, "share": 0.5, "unlimited": False}
     for method in DISPATCHERS:
-        assert choose_dispatch(method, platform="cpu", group_tokens=9, capacity=3) == method
+        assert choose_dispatch(method, platform="cpu", **sizes) == method
     with pytest.raises(BadInputError, match=r"config.model.moe.dispatch=auto"):
-        choose_dispatch("autos", platform="cpu", group_tokens=9, capacity=3)
+        choose_dispatch("autos", platform="cpu", **sizes)

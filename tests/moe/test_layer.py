@@ -27,6 +27,7 @@ def layer(E: int, K: int, **changes) -> MoeLayer:
         "capacity_factor": 1.2,
         "capacity_factor_eval": 2.0,
         "examples_per_group": 2,
+        "losses": {"load_balance": 0.01, "over": "group"},
     }
     return MoeLayer(**(fields | changes))
 

@@ -18,6 +18,7 @@ from widenet_jax.typing import Routing
         ("literal", 196, 471),  # 1.2 * 2 * 196 = 470.4
         ("authors_code", 3152, 1890),  # 16 images of 197 tokens: int(1891.2) - 1
         ("authors_code", 1, 0),
+        ("unlimited", 196, 196),  # a slot for every token, whatever the factor
     ],
 )
 def test_capacity(rule: str, tokens: int, slots: int):
@@ -32,7 +33,7 @@ def test_no_number_in_between_leaves_int32(factor: float):
     numbers = {"capacity_factor": factor, "num_selected": 2, "num_experts": 4}
     for rule in CAPACITY_RULES:
         slots = capacity_limit(4112, rule=rule, **numbers)
-        assert slots > 4112
+        assert slots > 4112 or rule == "unlimited"
         assert capacity_limit(jnp.array([4112]), rule=rule, **numbers).tolist() == [slots]
 
 

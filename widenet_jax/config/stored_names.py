@@ -9,21 +9,27 @@ from typing import Any
 
 # Every model had this field before the names changed, and none has it since.
 EARLIER = "ffn_output_gelu"
-# Fields added to `config.model`, with the values that give what the code computed before.
+# Fields added to `config.model` and its sections, with the values that give what the code computed
+# before.
 NEW_IN_MODEL = {"norm_epsilon": 1e-6, "activation": "gelu_tanh", "kernel_init": "glorot_uniform"}
-NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True}
+NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True, "output_dropout": 0.0}
+NEW_LOSSES = dict.fromkeys(("switch", "importance", "load", "entropy", "z"), 0.0)
 
 
 def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a stored config with today's field names; one with today's names comes out equal.
+    """Returns a stored config with today's fields; one that has them comes out equal.
 
     The argument is not changed. Fields that no version renamed are kept as they are.
     """
     config = dict(config)
     model = config.get("model")
-    if isinstance(model, Mapping) and EARLIER in model:
-        config["model"] = upgrade_model(model)
-    return config
+    if not isinstance(model, Mapping):
+        return config
+    if EARLIER in model:
+        model = upgrade_model(model)
+    if isinstance(model.get("moe"), Mapping):
+        model = {**model, "moe": upgrade_moe(model["moe"])}
+    return config | {"model": model}
 
 
 def upgrade_model(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +41,7 @@ def upgrade_model(model: Mapping[str, Any]) -> dict[str, Any]:
     model.setdefault("ffn", "moe" if moe else "mlp")
     model.setdefault("ffn_blocks", old.pop("blocks", "all"))
     model.setdefault("routing_groups", old.pop("routing_groups", 0))
-    return model | {"moe": upgrade_moe(moe) if moe else None}
+    return model | {"moe": moe}
 
 
 def upgrade_moe(moe: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,4 +55,4 @@ def upgrade_moe(moe: Mapping[str, Any]) -> dict[str, Any]:
         moe["router"] = {"name": name, "noise_std": noise_std}
     if "losses" not in moe:
         moe["losses"] = {"load_balance": moe.pop("load_balance_weight", 0.0), "over": "group"}
-    return moe
+    return moe | {"losses": NEW_LOSSES | dict(moe["losses"])}

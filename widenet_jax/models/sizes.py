@@ -5,7 +5,7 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 
 from collections.abc import Mapping, Sequence
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 
 # ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this
 # project's: the same architecture, small enough to train on a laptop's CPU.
@@ -46,6 +46,7 @@ OPTIONS = {
     "experts": int,
     "selected": int,
     "capacity_factor": float,
+    "router": str,  # see ROUTERS
     "routing_groups": int,
     "examples_per_group": int,
     "mlp_dim": int,
@@ -57,7 +58,7 @@ OPTIONS = {
 }
 # Options of a mixture of experts; an error for a dense model.
 MOE_OPTIONS = (
-    *("ffn_blocks", "experts", "selected", "capacity_factor", "routing_groups"),
+    *("ffn_blocks", "experts", "selected", "capacity_factor", "router", "routing_groups"),
     "examples_per_group",
 )
 
@@ -173,19 +174,74 @@ def experts_section(options: dict, *, mlp_dim: int, examples_per_group: int) -> 
       options: of the variant; they come before the other arguments.
       mlp_dim: width of an expert.
       examples_per_group: examples routed together.
+
+    Raises:
+      BadInputError: an unknown router.
     """
+    router, experts, selected = (
+        options.get(name, usual)
+        for name, usual in (("router", "top_k"), ("experts", 4), ("selected", 2))
+    )
     return {
         "mlp_dim": options.get("mlp_dim", mlp_dim),
-        "num_experts": options.get("experts", 4),
-        "num_selected_experts": options.get("selected", 2),
+        "num_experts": experts,
+        "num_selected_experts": selected,
         "capacity_factor": options.get("capacity_factor", 1.2),
         "capacity_factor_eval": 2.0,
-        "capacity_rule": "paper",
+        "capacity_rule": "paper",  # or unlimited: no token is dropped; literal, authors_code
         "examples_per_group": options.get("examples_per_group", examples_per_group),
         "priority": "token_order",
-        "router": {"name": "top_k", "noise_std": 1.0},
-        "losses": {"load_balance": 0.01, "over": "group"},  # or "batch"
-        "dispatch": "auto",  # or einsum, gather, ragged: the same result at different cost
+        "router": router_section(router, experts=experts, selected=selected),
+        "losses": losses_section(router),
+        "dispatch": "auto",  # or einsum, gather, ragged, masked: the same result, another cost
         "activation": "gelu_tanh",
         "use_bias": True,
+        "output_dropout": 0.0,  # after the weighted sum of the experts
     }
+
+
+# Routers and their own fields, see widenet_jax/moe/routers; `hierarchical` has more.
+EXPERT_DROPOUT = {"expert_dropout": 0.0}  # share of the experts hidden from a token in training
+ROUTERS = {
+    "top_k": {"noise_std": 1.0},  # WideNet
+    "softmax": EXPERT_DROPOUT,
+    "softmax_renormalized": EXPERT_DROPOUT,
+    "noisy_top_k": {},  # Shazeer et al. 2017
+    "switch": {},  # Fedus et al. 2021
+    "sigmoid": EXPERT_DROPOUT,  # sigma-MoE
+    "sinkhorn": EXPERT_DROPOUT,  # S-BASE
+    "sinkhorn_released": EXPERT_DROPOUT,  # S-BASE as released, which does not balance
+    "hierarchical": {},  # Shazeer et al. 2017, appendix B
+}
+
+# Losses of a router's paper with their weights there, and what their statistics are over.
+ROUTER_LOSSES = {
+    "top_k": {"load_balance": 0.01, "over": "group"},
+    "noisy_top_k": {"importance": 0.1, "load": 0.1},
+    "hierarchical": {"importance": 0.1, "load": 0.1},
+    "switch": {"switch": 0.01},
+}
+
+
+def router_section(name: str, *, experts: int, selected: int) -> dict:
+    """Returns the section `config.model.moe.router`.
+
+    The groups of `hierarchical` are nearly as many as the experts in each; two are chosen, unless
+    that does not divide the selected experts.
+
+    Raises:
+      BadInputError: an unknown router.
+    """
+    section = {"name": name, **choose(ROUTERS, name, field="router")}
+    if name == "hierarchical":
+        groups = max(n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts)
+        section["groups"] = groups
+        section["selected_groups"] = 2 if groups > 1 and selected % 2 == 0 else 1
+    return section
+
+
+def losses_section(router: str) -> dict:
+    """Returns the section `config.model.moe.losses`: a weight for every loss, most of them 0."""
+    names = ("load_balance", "switch", "importance", "load", "entropy", "z")
+    own = ROUTER_LOSSES.get(router, {"entropy": 0.001})  # Csordás et al. 2023
+    return {**dict.fromkeys(names, 0.0), "over": "batch", **own}  # or over "group"

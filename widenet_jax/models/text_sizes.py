@@ -39,11 +39,12 @@ OPTIONS = {
     "mlp_dim": int,
     "selected": int,
     "capacity_factor": float,
+    "router": str,  # see ROUTERS in sizes.py
     "routing_groups": int,
     "examples_per_group": int,
 }
 # Options of a mixture of experts; an error for a dense model.
-MOE_OPTIONS = ("selected", "capacity_factor", "routing_groups", "examples_per_group")
+MOE_OPTIONS = ("selected", "capacity_factor", "router", "routing_groups", "examples_per_group")
 
 
 def parse_text_variant(text: str) -> tuple[str, str, dict]:
@@ -148,5 +149,8 @@ def finetuned_model(
         return {"name": "stored", "dropout": dropout, "moe": experts}
     model = text_model(family, size, options) | {"dropout": dropout}
     if model["moe"]:
-        model["moe"].update(experts)
+        losses = model["moe"]["losses"]
+        # Routers with losses of their own papers keep these.
+        of_model = losses | experts["losses"] if losses["load_balance"] else losses
+        model["moe"].update(experts, losses=of_model)
     return model

@@ -7,6 +7,8 @@ method, so that no result depends on the devices; the methods draw different mas
   einsum  one-hot products (GShard; the paper's): S*C*E*D multiplications a group, no gather.
   gather  rows by index, in both directions and in both passes, so that nothing scatters rows.
   ragged  tokens sorted by expert, no buffers and no padding: `jax.lax.ragged_dot`.
+  masked  every expert on every token, times a gate that is mostly 0: E/K times the products, but
+          no sort, no buffer and no gather.
 
 Shapes in the letters of `widenet_jax.typing`.
 """
@@ -163,20 +165,70 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
         with jax.named_scope("dispatch"):
             kept_row = expert[order] < E
             token_of_row = jnp.where(kept_row, order // K, G * S)[None]  # [1, N]
-            row = jnp.argsort(order).reshape(1, G * S, K)
-            row = jnp.where(kept.reshape(row.shape), row, N)
+            place = jnp.argsort(order)  # of each pair among the rows
+            row = jnp.where(kept, place.reshape(kept.shape), N).reshape(1, G * S, K)
             rows = rows_to_slots(x.reshape(1, G * S, D), token_of_row, row)[0]
         with jax.named_scope("experts"):
             sizes = (expert[:, None] == jnp.arange(E)).sum(axis=0, dtype=jnp.int32)
             row_words = (pairs.reshape(N)[order] for pairs in pair_words)
             words = tuple(zip(row_words, columns, strict=True)) or None
-            outputs = experts.on_rows(rows, expert[order], sizes, words)
+            inside = gate_is_cheaper_inside(experts)
+            of_row = permute(gate.reshape(N), order, place) if inside else None
+            outputs = experts.on_rows(rows, expert[order], sizes, words, of_row)[None]
         with jax.named_scope("combine"):
+            if inside:
+                return sum_rows(outputs, token_of_row, row).reshape(G, S, D)
             gate = gate.reshape(1, G * S, K)
-            return rows_to_tokens(outputs[None], gate, token_of_row, row).reshape(G, S, D)
+            return rows_to_tokens(outputs, gate, token_of_row, row).reshape(G, S, D)
 
     with_batch = (x, routing.expert_index, routing.gate, routing.slot < capacity)
     return on_each_device(local, replicated, *with_batch, *pair_words)
+
+
+def gate_is_cheaper_inside(experts: ExpertFfn) -> bool:
+    """Returns whether a row's gate may multiply its hidden entries, and these are the fewer."""
+    _, D, F = experts.wi.shape
+    return F < D and not experts.output_activation
+
+
+@jax.custom_vjp
+def sum_rows(outputs: Array, token_of_row: Array, row: Array) -> Array:
+    """Sums the rows of each token: [G, N, D] to [G, S, D]. The gradient gathers, too."""
+    del token_of_row
+    return _slots_backward(row, outputs)[0]
+
+
+def _sum_backward(token_of_row: Array, dy: Array) -> tuple[Array, None, None]:
+    return take_rows(dy, token_of_row), None, None
+
+
+sum_rows.defvjp(lambda *args: (sum_rows(*args), args[1]), _sum_backward)
+
+
+@jax.custom_vjp
+def permute(x: Array, order: Array, inverse: Array) -> Array:
+    """Returns x[order], with a gradient that gathers by the inverse permutation."""
+    del inverse
+    return x[order]
+
+
+permute.defvjp(
+    lambda *args: (permute(*args), args[2]), lambda inverse, dy: (dy[inverse], None, None)
+)
+
+
+# --- masked ----------------------------------------------------------------------------------
+
+
+def masked_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity: int) -> Array:
+    """Applies every expert to every token; a choice without a slot has gate 0.
+
+    Tokens stay on their devices and the experts' weights come to them: here the mesh axis `expert`
+    saves memory and no work.
+    """
+    slot, gate = slots_and_gates(routing, capacity)
+    with jax.named_scope("experts"):
+        return experts.on_all(x, jnp.where(slot < capacity, gate, 0))
 
 
 # --- Choice ----------------------------------------------------------------------------------
@@ -185,6 +237,7 @@ DISPATCHERS: dict[str, Callable[..., Array]] = {
     "einsum": einsum_dispatch,
     "gather": gather_dispatch,
     "ragged": ragged_dispatch,
+    "masked": masked_dispatch,
 }
 AUTO = "auto"
 
@@ -194,12 +247,28 @@ AUTO = "auto"
 EINSUM_TOKENS = 512
 
 
-def choose_dispatch(name: str, *, platform: str, group_tokens: int, capacity: int) -> str:
+# Share of selected experts from which all experts on all tokens cost no more than sorting the
+# tokens, if none may be dropped.
+MASKED_SHARE = 1 / 4
+
+
+def choose_dispatch(
+    name: str, *, platform: str, group_tokens: int, capacity: int, share: float, unlimited: bool
+) -> str:
     """Returns the method that `name` stands for; for "auto" the cheapest on the platform.
 
-    A TPU: `ragged` where every expert has a slot for every token, so that most slots are empty;
+    Without a limit of the capacity: `masked` on a CPU and from K/E = 1/4, else `ragged`. With one,
+    on a TPU: `ragged` where every expert has a slot for every token, so that most slots are empty;
     `einsum` in groups of few tokens; else `gather`. Elsewhere `gather`: a CPU has neither a matrix
     unit for one-hots nor a `ragged_dot` that skips the other experts' rows.
+
+    Args:
+      name: a key of `DISPATCHERS`, or "auto".
+      platform: "tpu", "gpu" or "cpu".
+      group_tokens: S.
+      capacity: C.
+      share: K/E.
+      unlimited: whether the rule of the capacity is `slots.UNLIMITED`.
 
     Raises:
       BadInputError: an unknown name.
@@ -207,6 +276,8 @@ def choose_dispatch(name: str, *, platform: str, group_tokens: int, capacity: in
     choose({AUTO: None, **DISPATCHERS}, name, field="config.model.moe.dispatch")
     if name != AUTO:
         return name
+    if unlimited:
+        return "masked" if platform == "cpu" or share >= MASKED_SHARE else "ragged"
     if platform == "tpu" and capacity >= group_tokens:
         return "ragged"
     return "einsum" if platform == "tpu" and group_tokens <= EINSUM_TOKENS else "gather"

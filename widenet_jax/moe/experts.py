@@ -1,6 +1,5 @@
-"""The experts: E feed-forward layers side by side, on buffers of slots or on sorted rows."""
+"""The experts: E feed-forward layers side by side, on slots, on sorted rows, or on all tokens."""
 
-from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -55,10 +54,14 @@ class ExpertFfn:
 
     def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
         """Applies each expert to its buffers."""
-        words = self.dropout_words(x.shape[:-1])
-        return self.feed_forward(partial(linear, "egci,eio->egco"), x, words)
+        hidden_words, output_words = both(self.dropout_words(x.shape[:-1]))
+        dense = partial(linear, "egci,eio->egco")
+        h = self.hidden(dense(x, self.wi, self.wi_bias), hidden_words)
+        return self.output(dense(h, self.wo, self.wo_bias), output_words)
 
-    def on_rows(self, x: Array, expert: Array, sizes: Array, words: LayerWords) -> Array:
+    def on_rows(
+        self, x: Array, expert: Array, sizes: Array, words: LayerWords, gate: Array | None = None
+    ) -> Array:
         """Applies the experts to rows [N, D] sorted by expert.
 
         Rows past the last expert are padding: their values have no effect, and their results have
@@ -69,14 +72,17 @@ class ExpertFfn:
           expert: [N] int32, ascending; E for padding.
           sizes: [E] int32, the number of rows of each expert.
           words: as from `dropout_words((N,))`.
+          gate: [N] float32, a factor of each result, which multiplies the F hidden entries instead
+            of the D outputs; None: 1. Not with `output_activation`.
         """
         of_expert = jax.nn.one_hot(expert, sizes.shape[0])  # [N, E]
         real = (expert < sizes.shape[0])[:, None]
 
-        def dense(x: Array, kernel: Array, bias: Array | None) -> Array:
+        def dense(x: Array, kernel: Array, bias: Array | None, of_expert: Array) -> Array:
             # A ragged product may leave anything in the padding rows, forwards and backwards: even
             # NaN, which times 0 would still be NaN in the bias's gradient.
-            y = jax.lax.ragged_dot(jnp.where(real, x, 0), kernel.astype(x.dtype), sizes)
+            x = jnp.where(real, x, 0)
+            y = jax.lax.ragged_dot(x, kernel.astype(x.dtype), sizes)
             y = jnp.where(real, y, 0)
             if bias is None:
                 return y
@@ -84,17 +90,48 @@ class ExpertFfn:
             # float32, because that gradient is a sum over rows.
             return y + (of_expert @ bias).astype(x.dtype)
 
-        return self.feed_forward(dense, x, words)
+        hidden_words, output_words = both(words)
+        h = self.hidden(dense(x, self.wi, self.wi_bias, of_expert), hidden_words)
+        if gate is not None:
+            h, of_expert = scaled(h, gate), of_expert * gate[:, None]
+        return self.output(dense(h, self.wo, self.wo_bias, of_expert), output_words)
 
-    def feed_forward(
-        self, dense: Callable[[Array, Array, Array | None], Array], x: Array, words: LayerWords
-    ) -> Array:
-        """Applies `dense(x, kernel, bias)` twice, with activation and dropout; x of any layout."""
-        hidden_words, output_words = (None, None, *(words or ()))[-2:]
-        f = ACTIVATIONS[self.activation]
-        h = drop(f(dense(x, self.wi, self.wi_bias)), hidden_words, self.dropout)
-        y = dense(h, self.wo, self.wo_bias)
-        return drop(f(y) if self.output_activation else y, output_words, self.dropout)
+    def on_all(self, x: Array, gate: Array) -> Array:  # [G, S, D], [G, S, E] -> [G, S, D]
+        """Applies all experts to all tokens, and sums the results times the gates, mostly 0.
+
+        The gates multiply the F hidden entries, which is equal, so that the sum over experts is
+        part of the second product; but not where something follows that product in an expert.
+        """
+        # "x" is the experts' axis: under "e" the gradient would be sharded over experts although
+        # the tokens are sharded over all axes of the mesh.
+        hidden_words, output_words = both(self.dropout_words(gate.shape))
+        h = self.hidden(linear("bsd,xdf->bsxf", x, self.wi, self.wi_bias), hidden_words)
+        if self.output_activation or output_words is not None:
+            y = self.output(linear("bsxf,xfd->bsxd", h, self.wo, self.wo_bias), output_words)
+            return jnp.einsum("bsxd,bsx->bsd", y, gate.astype(x.dtype))
+        y = linear("bsxf,xfd->bsd", scaled(h, gate), self.wo, None)
+        if self.wo_bias is None:
+            return y
+        return y + linear("bsx,xd->bsd", gate.astype(x.dtype), self.wo_bias, None)
+
+    def hidden(self, h: Array, words: Words | None) -> Array:
+        """Applies activation and dropout to the first product; any layout."""
+        return drop(ACTIVATIONS[self.activation](h), words, self.dropout)
+
+    def output(self, y: Array, words: Words | None) -> Array:
+        """Applies what follows the second product; any layout."""
+        y = ACTIVATIONS[self.activation](y) if self.output_activation else y
+        return drop(y, words, self.dropout)
+
+
+def both(words: LayerWords) -> tuple[Words | None, Words | None]:
+    """Returns the words of the hidden and of the output layer; None where there is no dropout."""
+    return (None, None, *(words or ()))[-2:]
+
+
+def scaled(h: Array, gate: Array) -> Array:
+    """Returns h [..., F] times gate [...], multiplied in float32, in h's dtype."""
+    return (h.astype(jnp.float32) * gate[..., None]).astype(h.dtype)
 
 
 class Experts(nn.Module):

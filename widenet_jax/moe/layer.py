@@ -10,12 +10,13 @@ from flax.core import FrozenDict
 
 from widenet_jax.errors import check_fields, check_group, check_range, choose
 from widenet_jax.layers.activations import ACTIVATIONS
+from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
 from widenet_jax.moe.experts import Experts
 from widenet_jax.moe.losses import balance_losses
 from widenet_jax.moe.routers import ROUTERS
-from widenet_jax.moe.slots import assign_slots, capacity_limit
+from widenet_jax.moe.slots import UNLIMITED, assign_slots, capacity_limit
 from widenet_jax.moe.statistics import routing_statistics, summarize
 from widenet_jax.param_names import EXPERTS
 from widenet_jax.sharding import BATCH, constrain, platform
@@ -40,6 +41,7 @@ class MoeLayer(nn.Module):
       dispatch: see `dispatch.DISPATCHERS`; "auto" is the cheapest, see `choose_dispatch`.
       use_bias: whether both layers of an expert have a bias.
       dropout, hidden_dropout: in every expert, as in `layers.mlp.Mlp`.
+      output_dropout: rate after the weighted sum of the experts' outputs.
       activation, output_activation, kernel_init: as in `layers.mlp.Mlp`; the initialiser is the
         router's, too.
       dtype: dtype of the experts' computation; the router runs in float32.
@@ -59,6 +61,7 @@ class MoeLayer(nn.Module):
     use_bias: bool = True
     dropout: float = 0.0
     hidden_dropout: bool = True
+    output_dropout: float = 0.0
     activation: str = "gelu_tanh"
     output_activation: bool = False
     kernel_init: KernelInit = KernelInit()
@@ -104,6 +107,7 @@ class MoeLayer(nn.Module):
         method = self.method(g * T, train=train, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
+        y = Dropout(self.output_dropout)(y, train=train)
         return FfnOutput(y=y, aux=aux, routing=routing)
 
     def check(self) -> None:
@@ -112,6 +116,7 @@ class MoeLayer(nn.Module):
         check_range(f"{SECTION}.capacity_factor_eval", self.capacity_factor_eval, 1e-3, 1e3)
         selected = f"{SECTION}.num_selected_experts"
         check_range(selected, self.num_selected_experts, 1, self.num_experts)
+        check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
 
     def route(self, x: Array, mask: Array, *, train: bool) -> tuple[Routing, Aux]:
@@ -144,8 +149,14 @@ class MoeLayer(nn.Module):
 
     def method(self, tokens: int, *, train: bool, platform: str) -> str:
         """Returns the dispatch method for groups of `tokens`."""
-        C = self.slots(tokens, train=train)
-        return choose_dispatch(self.dispatch, platform=platform, group_tokens=tokens, capacity=C)
+        return choose_dispatch(
+            self.dispatch,
+            platform=platform,
+            group_tokens=tokens,
+            capacity=self.slots(tokens, train=train),
+            share=self.num_selected_experts / self.num_experts,
+            unlimited=self.capacity_rule == UNLIMITED,
+        )
 
     def slots(self, tokens: int, *, train: bool) -> int:
         """Returns C of a group of `tokens`: at least one slot, at most the whole group."""

@@ -28,6 +28,8 @@ def ceil_times(n: Array | int, ratio: Fraction) -> Array | int:
     return -floor_times(-n, ratio)
 
 
+UNLIMITED = "unlimited"
+
 # Slots an expert may fill for n tokens (an int or an int array), C being a fraction.
 CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
     # All experts' buffers together hold C*K*n tokens; each has one E-th of them, rounded up.
@@ -36,6 +38,8 @@ CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
     "literal": lambda n, C, K, E: ceil_times(n, C * K),
     # Released code: int(C*K*n/E) slots, but slots count from 1 and the last is refused.
     "authors_code": lambda n, C, K, E: floor_times(n, C * K / E) - 1,
+    # A slot for every token of the group: nothing is dropped, and C has no effect.
+    UNLIMITED: lambda n, C, K, E: n,
 }
 
 
@@ -80,7 +84,7 @@ def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
 
 def batch_prioritized(choices: Array, routing: Routing, mask: Array) -> Array:
     """Serves tokens by falling largest gate, then first choice first (V-MoE, section 4)."""
-    score = jnp.where(mask, routing.gate[..., 0], -jnp.inf)
+    score = jnp.where(mask, routing.gate.max(axis=-1), -jnp.inf)
     order = jnp.argsort(-score, axis=1, stable=True)  # [G, S]
     ranked = jnp.take_along_axis(choices, order[..., None, None], axis=1)
     position = first_choice_first(ranked, routing, mask)

@@ -74,7 +74,7 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             f"{stored_file} is no JSON object, so it was changed or damaged; restore it from a "
             "copy (every checkpoint's meta/metadata has one), or name a new --workdir"
         ) from None
-    ours = flatten(plain(config))
+    ours = flatten(upgrade(plain(config)))
     changed = [
         f"{key}: {stored.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(stored.keys() | ours.keys())

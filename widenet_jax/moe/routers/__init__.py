@@ -11,15 +11,37 @@ A router is a Linen module that owns its projection. `MoeLayer` builds it with t
       key    random key in training; None in evaluation, and in training without a stream "router"
       train  True in training
 
-and returns a `typing.Routing` without slots. The products of the projection run in float32 at
-Precision.HIGHEST: rounding would move tokens between experts. A router whose own loss needs more
-than the fields of `Routing` puts it into `Routing.extra` and adds a function to `losses.LOSSES`.
+and returns a `typing.Routing` without slots. Gates need be neither probabilities nor sum to 1. The
+products of the projection run in float32 at Precision.HIGHEST: rounding would move tokens between
+experts. A router whose own loss needs more than the fields of `Routing` puts it into
+`Routing.extra` and adds a function to `losses.LOSSES`.
+
+The routers here are modules around pure functions; `scoring.py` holds what they share.
 
 To add a router: one file here, one entry below.
 """
 
 import flax.linen as nn
 
+from widenet_jax.moe.routers.hierarchical import HierarchicalRouter
+from widenet_jax.moe.routers.noisy import NoisyTopKRouter
+from widenet_jax.moe.routers.sigmoid import SigmoidRouter
+from widenet_jax.moe.routers.sinkhorn import ReleasedSinkhornRouter, SinkhornRouter
+from widenet_jax.moe.routers.softmax import (
+    SoftmaxRenormalizedRouter,
+    SoftmaxRouter,
+    SwitchRouter,
+)
 from widenet_jax.moe.routers.top_k import TopKRouter
 
-ROUTERS: dict[str, type[nn.Module]] = {"top_k": TopKRouter}
+ROUTERS: dict[str, type[nn.Module]] = {
+    "top_k": TopKRouter,
+    "softmax": SoftmaxRouter,
+    "softmax_renormalized": SoftmaxRenormalizedRouter,
+    "noisy_top_k": NoisyTopKRouter,
+    "switch": SwitchRouter,
+    "sigmoid": SigmoidRouter,
+    "sinkhorn": SinkhornRouter,
+    "sinkhorn_released": ReleasedSinkhornRouter,
+    "hierarchical": HierarchicalRouter,
+}

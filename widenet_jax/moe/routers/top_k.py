@@ -5,24 +5,19 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import check_range
-from widenet_jax.layers.initializers import KernelInit
+from widenet_jax.moe.routers.scoring import SECTION, ScoringRouter, needed
 from widenet_jax.typing import Array, Routing
 
 
-class TopKRouter(nn.Module):
+class TopKRouter(ScoringRouter):
     """Routes each token to the K experts with the largest noisy probabilities; see `route_top_k`.
 
     Attributes:
-      num_experts: E.
-      num_selected_experts: K.
       noise_std: standard deviation of the noise in training, in units of 1/E.
-      kernel_init: initialisers of the stack.
+      The rest: see `scoring.ScoringRouter`.
     """
 
-    num_experts: int
-    num_selected_experts: int
     noise_std: float = 0.0
-    kernel_init: KernelInit = KernelInit()
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
@@ -32,16 +27,11 @@ class TopKRouter(nn.Module):
           BadInputError: noise_std is out of range.
           ValueError: training with noise, but without a key.
         """
-        check_range("config.model.moe.router.noise_std", self.noise_std, 0, 1e3)
+        check_range(f"{SECTION}.noise_std", self.noise_std, 0, 1e3)
         noise_std = self.noise_std if train else 0.0
-        if noise_std and key is None:
-            raise ValueError("routing with noise needs the random stream 'router'")
-        shape = (x.shape[-1], self.num_experts)
-        kernel = self.param("kernel", self.kernel_init.router(), shape)
-        logits = jnp.einsum("gsd,de->gse", x, kernel, precision=jax.lax.Precision.HIGHEST)
-        return route_top_k(
-            logits, mask, key, num_selected_experts=self.num_selected_experts, noise_std=noise_std
-        )
+        key = needed(key) if noise_std else None
+        sizes = {"num_selected_experts": self.num_selected_experts}
+        return route_top_k(self.scores(x), mask, key, **sizes, noise_std=noise_std)
 
 
 def route_top_k(
