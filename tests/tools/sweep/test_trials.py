@@ -1,14 +1,17 @@
 """Trials from settings: names, checked values, commands, and the sweep that a config asks for."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.tools.sweep.axes import product, sweep
 from widenet_jax.tools.sweep.trials import expand, settings_of_config
 
 DIGITS = "configs/digits.py"
+GLUE = "configs/glue.py:own"
 GET_SWEEP = """
 def get_sweep(sweep):
   return sweep.product([
@@ -112,3 +115,21 @@ def test_values_of_every_type_arrive():
 def test_mistakes(config: str, settings: dict, flags: list[str], words: str):
     with pytest.raises(BadInputError, match=words):
         expand(config, [settings], flags)
+
+
+def test_fields_of_the_stored_model(tmp_path: Path):
+    """They are those of the model that config.init_from names; it is read where they are set."""
+    model = text_model(*parse_text_variant("albert_tiny"))
+    config = {"model": model, "task": {"name": "masked_lm"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = [f"--config.init_from={tmp_path}"]
+    settings = product([sweep("model.norm_epsilon", ["1e-6", "1e-12"])])
+    trials = expand(GLUE, settings, flags)
+    assert [trial.settings["model.norm_epsilon"] for trial in trials] == [1e-6, 1e-12]
+    assert trials[0].headline().name == "accuracy"
+    with pytest.raises(BadInputError, match=r"no such field; did you mean --config\.model\."):
+        expand(GLUE, product([sweep("model.norm_epsilom", [1.0])]), flags)
+    with pytest.raises(BadInputError, match="needs the model to start from"):
+        expand(GLUE, settings)
+    (tmp_path / "config.json").unlink()
+    assert expand(GLUE, product([sweep("model.dropout", [0.1])]), flags)

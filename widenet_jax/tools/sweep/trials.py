@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from widenet_jax.config.files import fields_of, import_file, load_config, override
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.sweep import axes
 from widenet_jax.tools.sweep.axes import Settings
+from widenet_jax.weights.stored import STORED, set_fields
 
 MakeCommand = Callable[["Trial", str], list[str]]  # (trial, workdir) -> the command that runs it
 VARIANT = "variant"  # the config's argument, as a field
@@ -51,7 +54,7 @@ class Trial:
     def headline(self) -> Any:
         """Returns the metric that the task's runs are compared by, a `tasks.Headline`."""
         # Before TASKS is read, as a config file may add a task.
-        config = override(load_config(self.config), self.arguments("")[2:])
+        config = with_fields(self.config, self.arguments("")[2:])
         from widenet_jax.tasks import TASKS  # imports JAX, which a sweep needs only here
 
         return TASKS.get(config.task.name, TASKS[UNKNOWN_TASK]).headline_of(config)
@@ -116,10 +119,29 @@ def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
     for name in fields:
         if name in given:
             raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")
-    loaded = override(load_config(full), [*flags, *flags_of(fields)])
+    loaded = with_fields(full, [*flags, *flags_of(fields)])
     held = dict(fields_of(loaded)) | {VARIANT: argument}
     values = {name: held[name] for name in sorted(settings)}
     return Trial(name_of(Path(path).name, argument, values), full, values, tuple(flags))
+
+
+def with_fields(config: str, flags: Sequence[str]) -> ConfigDict:
+    """Returns the config that a trial's flags make.
+
+    Where they set a field of config.model that only the stored model has (config.model.name is
+    "stored"), the section becomes that of config.init_from, as in the run. Else that model is not
+    looked up, so that trials can be listed before it is trained.
+
+    Raises:
+      BadInputError: no such field or value, or no stored model.
+    """
+    loaded = load_config(config)
+    names = {flag.removeprefix("--config.").partition("=")[0] for flag in flags}
+    of_model = {name for name in names if name.startswith("model.")}
+    stored = loaded.get("model", {}).get("name") == STORED
+    if stored and of_model - dict(fields_of(loaded)).keys():
+        return set_fields(loaded, flags)
+    return override(loaded, flags)
 
 
 def flags_of(fields: Mapping[str, str]) -> list[str]:
