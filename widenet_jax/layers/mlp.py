@@ -52,10 +52,14 @@ class Mlp(nn.Module):
 
         inner = Dropout(self.dropout if self.hidden_dropout else 0.0)
         h = inner(f(dense(self.mlp_dim, "wi")(x)), train=train)  # [B, T, F]
-        y = dense(x.shape[-1], "wo")(h)  # [B, T, D]
+        y = dense(x.shape[-1], "wo")(self.select(h))  # [B, T, D]
         if self.output_activation:
             y = f(y)
         return FfnOutput(y=Dropout(self.dropout)(y, train=train), aux={})
+
+    def select(self, hidden: Array) -> Array:
+        """Returns the hidden units [B, T, F] that the output layer sees: here all."""
+        return hidden
 
     @staticmethod
     def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

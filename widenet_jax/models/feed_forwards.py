@@ -30,6 +30,8 @@ To add a feed-forward: one file, and one entry below.
 import flax.linen as nn
 
 from widenet_jax.layers.mlp import Mlp
+from widenet_jax.layers.product_key import ProductKey
+from widenet_jax.layers.top_k_mlp import TopKMlp
 from widenet_jax.moe.layer import MoeLayer
 
 # The feed-forward of the blocks that `config.model.ffn_blocks` leaves out.
@@ -39,4 +41,9 @@ COMMON = (
     *("dropout", "hidden_dropout", "activation", "output_activation", "kernel_init", "dtype"),
 )
 
-FEED_FORWARDS: dict[str, type[nn.Module]] = {PLAIN: Mlp, "moe": MoeLayer}
+FEED_FORWARDS: dict[str, type[nn.Module]] = {
+    PLAIN: Mlp,
+    "moe": MoeLayer,
+    "top_k_mlp": TopKMlp,
+    "product_key": ProductKey,
+}
