@@ -37,6 +37,7 @@ TEXT = {
     "text_tiny": ["", "widenet_4_tiny"],
     "glue": ["mnli,model=widenet_4", "sst2,model=bert_s"],
     "squad": ["v1,model=widenet_4_s", "v2,model=albert"],
+    "language_model": ["", "tiny,preset=top_k", "byte_s,ffn=product_key"],
 }
 CASES = [(name, variant) for name, variants in (CONFIGS | TEXT).items() for variant in variants]
 

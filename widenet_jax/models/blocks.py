@@ -4,6 +4,7 @@ A vanilla transformer shares nothing; ALBERT shares attention, feed-forward and 
 shares attention and a mixture of experts and gives each block its own norms.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -196,6 +197,8 @@ class Blocks(BlockSettings):
         }
         fields = common | dict(self.feed_forwards[kind])
         fields["kernel_init"] = KernelInit(fields["kernel_init"], self.depth)
+        own = {field.name for field in dataclasses.fields(FEED_FORWARDS[kind])}
+        fields = {key: value for key, value in fields.items() if key in own}
         return FEED_FORWARDS[kind](**fields, name=name)
 
 

@@ -36,7 +36,7 @@ from widenet_jax.moe.layer import MoeLayer
 
 # The feed-forward of the blocks that `config.model.ffn_blocks` leaves out.
 PLAIN = "mlp"
-# Fields of every feed-forward, which the model gives where its section does not.
+# Fields that the model gives to the feed-forwards that have them, where a section does not.
 COMMON = (
     *("dropout", "hidden_dropout", "activation", "output_activation", "kernel_init", "dtype"),
 )

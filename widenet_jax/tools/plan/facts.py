@@ -29,6 +29,16 @@ TEXT_SETS = {
 TABLES = {"SST-2": (67_349, 2), "MNLI": (392_702, 3)}
 SQUADS = {"train-v1.1": (88_600, 2), "train-v2.0": (131_000, 2)}
 ALBERT_VOCAB_SIZE = 30_000
+# Number of training tokens and of vocabulary entries of the streams that the configs name; of word
+# pieces, about as many.
+STREAMS = {
+    "wikitext103": (140_000_000, 8_000),
+    "enwik8": (90_000_000, 256),
+    "c4": (10_000_000_000, 8_000),
+    "pes2o": (10_000_000_000, 8_000),
+    "enwik_s": (5_400_000, 256),
+    "tiny_stream": (417_000, 256),
+}
 
 
 def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
@@ -85,6 +95,19 @@ def squad_facts(config: ConfigDict, **given: Any) -> DataFacts:
     return DataFacts(num_examples, example, vocabulary(given))
 
 
+def stream_facts(config: ConfigDict, **given: Any) -> DataFacts:
+    """Returns facts about a stream of tokens; arguments as in `data_facts`."""
+    name = PurePosixPath(config.data.path).name or config.data.source
+    T, B = config.data.max_length, config.batch_size
+    known = {
+        stream: ((tokens - 1) // T // B * B, vocab_size)
+        for stream, (tokens, vocab_size) in STREAMS.items()
+    }
+    num_examples, vocab_size = sizes(name, known, "vocab_size", given)
+    example = {"tokens": ArraySpec((T + 1,), "int32"), "fresh": ArraySpec((), "bool")}
+    return DataFacts(num_examples, example, {"vocab_size": vocab_size}, stream=True)
+
+
 def sequence_spec(config: ConfigDict) -> dict[str, ArraySpec]:
     """Returns the arrays of one padded sequence."""
     row = ArraySpec((config.data.max_length,), "int32")
@@ -119,4 +142,5 @@ DATA_FACTS: dict[str, Callable[..., DataFacts]] = {
     "masked_lm": pretraining_text_facts,
     "text_classification": table_facts,
     "span": squad_facts,
+    "language_modeling": stream_facts,
 }

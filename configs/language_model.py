@@ -1,0 +1,118 @@
+"""Language models whose feed-forwards are compared at equal parameters (sigma-MoE's paper).
+
+Csordás, Irie and Schmidhuber 2023, arXiv:2310.10837: a Transformer-XL with a dense feed-forward, a
+mixture of experts, the K largest hidden units or product keys in every block.
+
+  python -m widenet_jax.main --config=configs/language_model.py:wt_s,ffn=moe \
+      --workdir=gs://BUCKET/run --config.data.path=gs://BUCKET/wikitext103 --distributed
+  python -m widenet_jax.main --config=configs/language_model.py:tiny --workdir=runs/tiny
+
+| recipe          | paper                                   | ours                              |
+|-----------------|-----------------------------------------|-----------------------------------|
+| data            | wt: WikiText-103, e8: enwik8 (bytes),   | config.data.path, a set of        |
+|                 | C4, peS2o; 8,000 pieces but for e8      | scripts/prepare_data.py stream    |
+| steps           | 100,000; Adam, 2.5e-4, cosine to 0      | the same, in bfloat16             |
+| tokens, batch   | 256 (small), 512 (e8, big); 64, e8 32   | the same                          |
+| memory          | as many tokens; 4 times in evaluation   | the same                          |
+| warm-up         | big: 4,000 steps                        | the same                          |
+| clipping        | 0.25; small dense and top-K as run 0.1  | the same                          |
+| dropout         | 0.1, big 0.2                            | the same                          |
+| expert dropout  | wt_s_star, e8 0.05; big 0.2 in Table 9, | the same as run                   |
+|                 | 0.1 as run                              |                                   |
+| entropy loss    | 0.001; e8 0.0001; small C4, peS2o as    | the same                          |
+|                 | run 0; Table 4's wt_s 0.0001            |                                   |
+| attention       | a learned factor of the scores          | 1 / sqrt(H): 2 scalars fewer a    |
+|                 |                                         | block                             |
+| S-BASE          | balanced within a sequence, with a slip | within the batch; as released     |
+|                 | that leaves the loads unbalanced        | with preset=s_base_released       |
+| product keys    | as run every pair, scores of the heads  | the best pairs of each head; as   |
+|                 | added before ReLU or softmax            | run with combine_heads=before     |
+
+| size      | D, L, heads    | dense F | E x G, K     | parameters dense / MoE    |
+|-----------|----------------|---------|--------------|---------------------------|
+| wt_s      | 412, 16, 10x41 | 2053    | 16 x 128, 4  | 47,260,104 / 47,260,216   |
+| wt_s_star | the same       | 16480   | 128 x 128, 4 | 237.7M / 237.0M           |
+| wt_b      | 1024, 18, 16x64| 4110    | 32 x 128, 4  | 262.5M / 262.5M           |
+| e8        | 512, 12, 8x64  | 2053    | 16 x 128, 4  | 41.2M / 41.2M             |
+
+Test perplexity, e8 in bits a byte. Paper (one run each, no seeds); ours: not run.
+
+| row                            | options                           | wt_s  | wt_b  | e8   |
+|--------------------------------|-----------------------------------|-------|-------|------|
+| dense                          |                                   | 11.81 | 9.46  | 1.08 |
+| top-K, K = 128                 | preset=top_k                      | 11.74 | 9.26  | 1.07 |
+| sigma-MoE (Table 4)            | preset=sigma_moe                  | 11.59 | 9.44  | 1.08 |
+|   standard dropout             | preset=standard_dropout           | 12.01 | 9.53  | 1.08 |
+|   softmax, renormalised        | preset=softmax_renormalized       | 11.89 | 9.58  | 1.09 |
+|   softmax                      | preset=softmax                    | 12.05 | 9.62  | 1.09 |
+|   standard initialisation      | preset=standard_init              | 11.80 | 9.67  | 1.08 |
+|   no entropy, expert dropout   | preset=unregularized              | 11.83 | 9.51  | 1.08 |
+|   K = 8, G = 64                | selected=8,mlp_dim=64             | 11.63 | 9.58  | 1.08 |
+|   K = 1, G = 512               | selected=1,mlp_dim=512            | 11.90 | 9.58  | 1.09 |
+| Switch, K = 1, G = 512         | preset=switch                     | 12.27 | 9.68  | 1.08 |
+|   no dropout                   | preset=switch_no_dropout          | 11.88 | 9.77  | 1.10 |
+| S-BASE, K = 4, G = 128         | preset=s_base                     | 13.01 | 10.50 | 1.17 |
+| product keys, softmax          | preset=product_key_softmax        | 13.96 | 11.10 | 1.16 |
+| product keys, ReLU             | preset=product_key                | 12.77 | 9.98  | 1.11 |
+|   values with fan n^2          | preset=product_key_init           | 12.75 | 9.96  | 1.11 |
+
+`byte_s` has 0.7M parameters and reads bytes, for comparisons on a CPU; `tiny` is for a first run on
+the embedded novel. Their dense widths and all numbers of product keys are solved for the parameters
+of the experts; parameter_matched=true does so for the other dense models, whose printed widths are
+within 0.5% of it. models/language_sizes.py has every option.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import defaults
+from widenet_jax.models.language_sizes import language_model, parse_language_variant
+
+SMALL = {"batch_size": 64, "max_length": 256, "clip": {"mlp": 0.1, "top_k_mlp": 0.1}}
+BIG = {"batch_size": 64, "max_length": 512, "warmup": "4000 steps"}
+RECIPES = {
+    "wt_s": SMALL | {"path": "data/wikitext103"},
+    "wt_s_star": SMALL | {"path": "data/wikitext103"},
+    "wt_b": BIG | {"path": "data/wikitext103"},
+    "e8": SMALL | {"path": "data/enwik8", "batch_size": 32, "max_length": 512},
+    "c4_s": SMALL | {"path": "data/c4"},
+    "c4_b": BIG | {"path": "data/c4"},
+    "pes2o_s": SMALL | {"path": "data/pes2o"},
+    "pes2o_b": BIG | {"path": "data/pes2o"},
+}
+
+
+def get_config(variant: str = "wt_s") -> ConfigDict:
+    size, options = parse_language_variant(variant)
+    model = language_model(size, options)
+    config = defaults.get_config(model, task="language_modeling")
+    # Adam: AdamW without decay.
+    config.optimizer.update(schedule="cosine", eps=1e-8, grad_clip_norm=0.25)
+    if size in ("byte_s", "tiny"):
+        small = size == "tiny"
+        config.update(
+            batch_size=16,
+            duration="600 steps" if small else "2000 steps",
+            log_every_steps=20,
+            data={"path": "data/enwik_s", "max_length": 128},
+            optimizer={"learning_rate": 2e-3, "warmup": "50 steps"},
+            evaluation={"batch_size": 16, "every": "200 steps" if small else "500 steps"},
+            checkpoint={"every": "200 steps" if small else "250 steps"},
+        )
+        if small:
+            config.data.update(source="tiny_stream", path="", max_length=64)
+        return config
+    recipe = RECIPES[size]
+    config.update(
+        batch_size=recipe["batch_size"],
+        duration="100000 steps",
+        log_every_steps=50,
+        data={"path": recipe["path"], "max_length": recipe["max_length"]},
+        optimizer={
+            "learning_rate": 2.5e-4,
+            "warmup": recipe.get("warmup", "0 steps"),
+            "grad_clip_norm": recipe.get("clip", {}).get(model["ffn"], 0.25),
+        },
+        evaluation={"batch_size": recipe["batch_size"], "every": "5000 steps"},
+        checkpoint={"every": "1000 steps"},
+    )
+    return config

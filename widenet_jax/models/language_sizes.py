@@ -1,0 +1,260 @@
+"""Named language models as plain data: sizes, options and the rows of the paper's tables.
+
+The paper is Csordás et al. 2023, arXiv:2310.10837. Configs import this module. It does not import
+JAX, so that a mistyped variant is reported at once.
+"""
+
+from collections.abc import Mapping
+
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.models.matching import (
+    experts_parameters,
+    matched_mlp_dim,
+    matched_num_keys,
+    values_for,
+)
+from widenet_jax.models.sizes import experts_section, parse_options
+
+# D, L, N, H; the dense width F, None: as many parameters as the experts; E, their width G, K; the
+# share of experts hidden in training (delta), the weight of the entropy loss (gamma), dropout; K of
+# the top-K activation.
+COLUMNS = (
+    *("embed_dim", "depth", "num_heads", "head_dim", "mlp_dim"),
+    *("experts", "width", "selected", "expert_dropout", "entropy", "dropout", "num_active"),
+)
+SIZES = {
+    name: dict(zip(COLUMNS, row, strict=True))
+    for name, row in {
+        "wt_s": (412, 16, 10, 41, 2053, 16, 128, 4, 0.0, 1e-3, 0.1, 128),
+        "wt_s_star": (412, 16, 10, 41, 16480, 128, 128, 4, 0.05, 1e-3, 0.1, 128),
+        "wt_b": (1024, 18, 16, 64, 4110, 32, 128, 4, 0.1, 1e-3, 0.2, 128),  # Table 9: delta 0.2
+        "e8": (512, 12, 8, 64, 2053, 16, 128, 4, 0.05, 1e-4, 0.1, 128),
+        "c4_s": (412, 16, 10, 41, 2053, 16, 128, 4, 0.0, 0.0, 0.1, 128),
+        "c4_b": (1024, 18, 16, 64, 4110, 32, 128, 4, 0.1, 1e-3, 0.2, 128),
+        "pes2o_s": (412, 16, 10, 41, 2053, 16, 128, 4, 0.0, 0.0, 0.1, 128),
+        "pes2o_b": (1024, 18, 16, 64, 4110, 32, 128, 4, 0.1, 1e-3, 0.2, 128),
+        # This project's: for experiments on a CPU, and for tests and a first run of minutes.
+        "byte_s": (128, 3, 4, 32, None, 16, 32, 4, 0.05, 1e-3, 0.0, 64),
+        "tiny": (96, 2, 4, 24, None, 8, 32, 2, 0.05, 1e-3, 0.0, 32),
+    }.items()
+}
+
+# config.model.ffn of option `ffn`
+FFNS = {"dense": "mlp", "moe": "moe", "top_k": "top_k_mlp", "product_key": "product_key"}
+
+# Options after the name, as in `wt_s,ffn=moe,router=sigmoid`.
+OPTIONS = {
+    "preset": str,  # a row of the paper's tables, see PRESETS
+    "ffn": str,  # see FFNS
+    "parameter_matched": bool,  # solve the width or the number of keys for the experts' count
+    "depth": int,
+    "dropout": float,
+    "kernel_init": str,  # of the feed-forward
+    "mlp_dim": int,  # F, or G of an expert
+    "num_active": int,
+    "router": str,
+    "experts": int,
+    "selected": int,
+    "expert_dropout": float,
+    "hidden_dropout": bool,  # dropout within the experts, the "standard dropout"
+    "entropy": float,  # weight of the entropy loss
+    "num_keys": int,
+    "key_heads": int,
+    "knn": int,
+    "weights": str,
+    "combine_heads": str,
+    "query_dim": int,
+    "table_init": str,
+}
+# Options of one feed-forward; an error for the others.
+OPTIONS_OF = {
+    "dense": ("parameter_matched", "mlp_dim"),
+    "top_k": ("parameter_matched", "mlp_dim", "num_active"),
+    "moe": (
+        *("mlp_dim", "router", "experts", "selected", "expert_dropout", "hidden_dropout"),
+        "entropy",
+    ),
+    "product_key": (
+        *("parameter_matched", "num_keys", "key_heads", "knn", "weights", "combine_heads"),
+        *("query_dim", "table_init"),
+    ),
+}
+ROUTER_OPTIONS = {"switch": ("expert_dropout", "entropy"), "top_k": ("expert_dropout", "entropy")}
+
+# Rows of Tables 1 and 3 to 6 as options. Other numbers of experts follow as further options:
+# "preset=sigma_moe,selected=8,mlp_dim=64" has twice as many experts of half the width.
+PRESETS = {
+    "dense": {"ffn": "dense"},
+    "top_k": {"ffn": "top_k"},
+    "sigma_moe": {"ffn": "moe", "router": "sigmoid"},
+    "standard_dropout": {"ffn": "moe", "expert_dropout": 0.0, "hidden_dropout": True},
+    "softmax_renormalized": {"ffn": "moe", "router": "softmax_renormalized"},
+    "softmax": {"ffn": "moe", "router": "softmax"},
+    "standard_init": {"ffn": "moe", "kernel_init": "pre_norm_each_expert"},
+    "unregularized": {"ffn": "moe", "entropy": 0.0, "expert_dropout": 0.0},
+    "switch": {"ffn": "moe", "router": "switch"},
+    "switch_no_dropout": {"ffn": "moe", "router": "switch", "hidden_dropout": False},
+    "s_base": {"ffn": "moe", "router": "sinkhorn"},
+    "s_base_released": {"ffn": "moe", "router": "sinkhorn_released"},
+    "product_key": {"ffn": "product_key"},
+    "product_key_softmax": {"ffn": "product_key", "weights": "softmax"},
+    "product_key_init": {"ffn": "product_key", "table_init": "values_fan"},
+    "product_key_values": {"ffn": "product_key", "parameter_matched": False},
+    "product_key_values_softmax": {
+        **{"ffn": "product_key", "parameter_matched": False},
+        "weights": "softmax",
+    },
+}
+
+
+def parse_language_variant(text: str) -> tuple[str, dict]:
+    """Parses "wt_s,ffn=moe,selected=2" to ("wt_s", {"ffn": "moe", "selected": 2}).
+
+    Options of a preset are among those returned; those of the text come before them.
+
+    Raises:
+      BadInputError: an unknown name, option or value; the message lists the valid ones.
+    """
+    name, *pairs = [part.strip() for part in text.split(",")]
+    if name not in SIZES:
+        raise BadInputError(f"no language model is named {name!r}; there are {', '.join(SIZES)}")
+    given = parse_options(name, pairs, OPTIONS)
+    preset = choose(PRESETS, given.pop("preset", "dense"), field="preset")
+    if given.get("ffn", preset["ffn"]) != preset["ffn"]:
+        preset = {}
+    options = {"ffn": "dense"} | preset | given
+    ffn = options["ffn"]
+    choose(FFNS, ffn, field="ffn")
+    common = ("ffn", "depth", "dropout", "kernel_init")
+    without = ROUTER_OPTIONS.get(options.get("router", ""), ())
+    if odd := [key for key in given if key not in (*common, *OPTIONS_OF[ffn]) or key in without]:
+        raise BadInputError(f"option {odd[0]} has no effect on {name} with {ffn}; remove it")
+    fixed = [key for key in ("mlp_dim", "num_keys") if key in given]
+    if ffn != "moe" and fixed and options.get("parameter_matched"):
+        raise BadInputError(f"{fixed[0]} is what parameter_matched=true solves; remove one of both")
+    return name, options
+
+
+def language_model(size: str, options: Mapping) -> dict:
+    """Returns the section `config.model` of a language model.
+
+    Args:
+      size: a key of `SIZES`.
+      options: as `parse_language_variant` returns them.
+    """
+    base, ffn = SIZES[size], FFNS[options["ffn"]]
+    dropout = options.get("dropout", base["dropout"])
+    model = {
+        "name": "language_model",
+        "embed_dim": base["embed_dim"],
+        "depth": options.get("depth", base["depth"]),
+        "num_heads": base["num_heads"],
+        "head_dim": base["head_dim"],
+        "mlp_dim": dense_width(base, options),
+        "dropout": dropout,
+        "ffn_dropout": True,  # within the dense feed-forward, too
+        "dtype": "float32" if size in ("byte_s", "tiny") else "bfloat16",
+        "share_attention": False,
+        "share_ffn": False,
+        "share_norms": False,
+        "norm_position": "pre",
+        "norm_epsilon": 1e-5,
+        "activation": "relu",
+        "kernel_init": "pre_norm",
+        "ffn_output_activation": False,
+        "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
+        "remat": "none",  # "block": less memory, a third more work
+        "ffn": ffn,  # in the blocks of ffn_blocks; mlp in the rest
+        "ffn_blocks": "all",
+        "routing_groups": 0,
+        **dict.fromkeys(("moe", "top_k_mlp", "product_key")),
+    }
+    if ffn != "mlp":
+        model[ffn] = SECTIONS[ffn](base, options, dropout)
+    elif "kernel_init" in options:
+        model["kernel_init"] = options["kernel_init"]
+    return model
+
+
+def budget(base: Mapping) -> int:
+    """Returns the parameters of the sigma-MoE layer of a size."""
+    return experts_parameters(base["embed_dim"], base["experts"], base["width"])
+
+
+def dense_width(base: Mapping, options: Mapping) -> int:
+    """Returns F: the option's, the paper's, or with parameter_matched=true the solved one."""
+    if options["ffn"] in ("dense", "top_k") and "mlp_dim" in options:
+        return options["mlp_dim"]
+    matched = options["ffn"] in ("dense", "top_k") and options.get("parameter_matched")
+    if base["mlp_dim"] is None or matched:
+        return matched_mlp_dim(budget(base), base["embed_dim"])
+    return base["mlp_dim"]
+
+
+def top_k_section(base: Mapping, options: Mapping, dropout: float) -> dict:
+    """Returns the section `config.model.top_k_mlp`."""
+    del dropout  # that of the model
+    return {
+        "mlp_dim": dense_width(base, options),
+        "num_active": options.get("num_active", base["num_active"]),
+        "kernel_init": options.get("kernel_init", "pre_norm"),
+    }
+
+
+def moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
+    """Returns the section `config.model.moe`: nothing dropped, no biases, losses over the batch.
+
+    Switch has a quarter of the experts, four times as wide, of which each token sees one.
+    """
+    switch = options.get("router") == "switch"
+    width = options.get("mlp_dim", base["width"] * (4 if switch else 1))
+    experts = options.get("experts", max(1, base["experts"] * base["width"] // width))
+    selected = options.get("selected", 1 if switch else base["selected"])
+    router = options.get("router", "sigmoid")
+    section = experts_section(
+        {"experts": experts, "selected": selected, "router": router},
+        mlp_dim=width,
+        examples_per_group=1,
+    )
+    if "expert_dropout" in section["router"]:
+        delta = options.get("expert_dropout", base["expert_dropout"])
+        section["router"]["expert_dropout"] = delta
+    if section["losses"].get("entropy"):
+        section["losses"]["entropy"] = options.get("entropy", base["entropy"])
+    hidden_dropout = options.get("hidden_dropout", switch)
+    return section | {
+        "capacity_rule": "unlimited",
+        "activation": "relu",
+        "use_bias": False,
+        "dropout": dropout if hidden_dropout else 0.0,  # after the hidden layer of an expert
+        "output_dropout": dropout,
+        "kernel_init": options.get("kernel_init", "switch" if switch else "pre_norm"),
+    }
+
+
+def product_key_section(base: Mapping, options: Mapping, dropout: float) -> dict:
+    """Returns the section `config.model.product_key`."""
+    del dropout  # that of the model
+    heads = options.get("key_heads", 4)
+    num_keys = matched_num_keys(budget(base), base["embed_dim"], heads)
+    if not options.get("parameter_matched", True):
+        num_keys = values_for(base["experts"] * base["width"])
+    num_keys = options.get("num_keys", num_keys)
+    return {
+        "num_keys": num_keys,
+        "num_heads": heads,
+        "knn": options.get("knn", min(base["num_active"], num_keys**2)),
+        "weights": options.get("weights", "relu"),  # or softmax
+        "combine_heads": options.get("combine_heads", "after"),  # "before": as was run
+        "query_dim": options.get("query_dim", 0),  # 0: the token itself
+        "table_init": options.get("table_init", "embed_fan"),  # or values_fan, lample
+        "kernel_init": options.get("kernel_init", "pre_norm"),
+    }
+
+
+# config.model.ffn -> its section
+SECTIONS = {
+    "top_k_mlp": top_k_section,
+    "moe": moe_section,
+    "product_key": product_key_section,
+}
