@@ -2,7 +2,8 @@
 
 Vision (ViT, section 3.2): positions are a square grid of patches, perhaps after a CLS token, and
 are resized to the new grid. Text: shorter inputs take the first positions; the pooler and the heads
-of pretraining are taken where both models have them.
+of pretraining are taken where both models have them. Language models: embedding and output layer
+are taken where both vocabularies are as large.
 """
 
 from collections.abc import Callable, Mapping
@@ -106,9 +107,16 @@ def fit_text(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mappin
     return value[: shape[0]] if name in rows else value
 
 
+def as_stored(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
+    """Returns the stored array."""
+    del name, shape, model
+    return value
+
+
 RULES = {
     "vision_transformer": Rule(("head", "representation"), (), fit_vision),
     "text_encoder": Rule(("classifier", "span"), ("pooler", "mlm", "order"), fit_text),
+    "language_model": Rule((), ("embedding", "output"), as_stored),
 }
 
 

@@ -47,6 +47,7 @@ IMAGES = (
 TEXTS = (
     """Texts have at most {max_length} tokens of `tokenizer.json`, [CLS] and [SEP] among them."""
 )
+STREAMS = """Texts are read in segments of {max_length} tokens, with a memory of earlier ones."""
 
 
 class Purpose(NamedTuple):
@@ -99,6 +100,14 @@ PURPOSES = {
         ),
         TEXTS,
     ),
+    "language_modeling": Purpose(
+        "predicting the next token",
+        (
+            '    python scripts/predict.py --workdir=DIR --continue="Once"',
+            EVALUATE.format(path="TEXT"),
+        ),
+        STREAMS,
+    ),
 }
 
 
@@ -141,27 +150,30 @@ def model_card(
 
 def describe_model(model: Mapping[str, Any]) -> str:
     """Describes a `config.model`: "WideNet: 12 blocks of width 768, 12 heads, ..."."""
-    moe, is_text = model["moe"] if model["ffn"] == "moe" else None, "patch_size" not in model
+    moe = model["moe"] if model["ffn"] == "moe" else None
     shares = model["share_attention"] or model["share_ffn"]
     vision = {(False, False): "ViT", (False, True): "Shared ViT", (True, False): "ViT-MoE"}
     text = {(False, False): "BERT", (False, True): "ALBERT", (True, False): "BERT-MoE"}
-    families = text if is_text else vision
-    if is_text:
-        what = f"embeddings of width {model['embedding_dim']}"
-    else:
-        what = f"patches of {model['patch_size']} pixels"
+    language = {(experts, shared): "Transformer-XL" for experts in (0, 1) for shared in (0, 1)}
+    families, what = {
+        "vision_transformer": (vision, "patches of {patch_size} pixels"),
+        "text_encoder": (text, "embeddings of width {embedding_dim}"),
+        "language_model": (language, "relative positions"),
+    }[model["name"]]
     parts = [
         f"{model['depth']} blocks of width {model['embed_dim']}",
         f"{model['num_heads']} heads",
-        what,
+        what.format(**model),
     ]
     if moe:
         parts.append(
             f"{moe['num_selected_experts']} of {moe['num_experts']} experts of width "
             f"{moe['mlp_dim']} for each token (blocks: {model['ffn_blocks']})"
         )
-    else:
+    elif model["ffn"] == "mlp":
         parts.append(f"feed-forward of width {model['mlp_dim']}")
+    else:
+        parts.append(f"feed-forward {model['ffn']} (blocks: {model['ffn_blocks']})")
     names = {"attention": "attention", "ffn": "feed-forward", "norms": "norms"}
     shared = [name for key, name in names.items() if model[f"share_{key}"]]
     if shared:

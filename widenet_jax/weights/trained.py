@@ -103,6 +103,10 @@ def model_inputs(config: ConfigDict, example: Mapping[str, ArraySpec]) -> ArrayS
         return {"image": jax.ShapeDtypeStruct((1, *example["image"].shape), jnp.float32)}
     spec = lambda *shape: jax.ShapeDtypeStruct((1, *shape), jnp.int32)  # noqa: E731
     T = config.data.max_length
+    if config.model.name == "language_model":
+        shape = (1, config.model.depth, 0, config.model.embed_dim)
+        memory = jax.ShapeDtypeStruct(shape, config.model.dtype)
+        return {"tokens": spec(T), "memory": memory, "memory_length": spec()}
     of_tokens = dict.fromkeys(("tokens", "segments"), spec(T))
     masks = dict.fromkeys(("mask", "allowed"), jax.ShapeDtypeStruct((1, T), jnp.bool_))
     return {**of_tokens, **masks, "mlm_positions": spec(1), "start": spec()}

@@ -22,10 +22,10 @@ from widenet_jax.data.text.squad import Squad
 from widenet_jax.data.text.tables import Table
 from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError
-from widenet_jax.evaluation import placed_batches, total
+from widenet_jax.evaluation import first_carry, placed_batches, total
 from widenet_jax.experiment import make_forward
 from widenet_jax.run.stopping import Stop
-from widenet_jax.sharding import build_mesh
+from widenet_jax.sharding import BATCH, build_mesh
 from widenet_jax.tasks import Evaluation
 from widenet_jax.tasks.span import check_questions
 from widenet_jax.typing import Array, PyTree
@@ -58,10 +58,12 @@ def totals_over_source(
     replicated = NamedSharding(mesh, P())
     with jax.set_mesh(mesh):
         params = jax.device_put(trained.params, replicated)
-        step = jax.jit(evaluate, out_shardings=replicated)
+        places = Evaluation(*(replicated,) * 3, carry=NamedSharding(mesh, BATCH))
+        step = jax.jit(evaluate, out_shardings=places)
+        carry = first_carry(trained.task, config.evaluation.batch_size, mesh)
         told = {"beat": lambda what: None, "note": partial(print, file=sys.stderr)}
         batches = placed_batches(config, mesh, source, transform, stop=Stop(), **told)
-        totals = total(partial(step, params), batches)
+        totals = total(partial(step, params), batches, carry)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
     return totals.replace(rows=rows)
 
@@ -74,15 +76,17 @@ def sums_over_source(
 
     Args:
       trained: the model.
-      batch_sums: maps parameters and a batch to the model's outputs and the statistics' sums.
+      batch_sums: maps parameters and a batch to the model's outputs, the next carry among them, and
+        the statistics' sums.
 
     Raises:
       BadInputError: the source cannot be opened or does not fit the model.
     """
 
     def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
-        _, sums = batch_sums(params, batch)
-        return Evaluation(sums, {})
+        outputs, sums = batch_sums(params, batch)
+        carry = {name: outputs[name] for name in trained.task.eval_carry_spec(1)}
+        return Evaluation(sums, {}, carry=carry)
 
     return totals_over_source(trained, evaluate, *open_source(trained)).sums
 
