@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from widenet_jax.models.build import build_model
+from widenet_jax.models.language_sizes import language_model, parse_language_variant
 from widenet_jax.models.sizes import parse_variant, vision_model
 from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.tools.plan.flops import blocks_flops, forward_flops, train_flops
@@ -56,7 +57,7 @@ def test_blocks_count_by_tokens_alone():
     """A stack of blocks costs the same for text: here 128 tokens, D = 768, F = 3072."""
     T, D, F = 128, 768, 3072
     block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
-    assert blocks_flops(model_of("vit_b"), T, with_experts=0) == 12 * block
+    assert blocks_flops(build_model(model_of("vit_b"), num_classes=10), T) == 12 * block
 
 
 def text_flops(variant: str, head: str = "pretraining", *, predictions: int = 20, **fields) -> int:
@@ -94,3 +95,39 @@ def test_tokens():
     for variant, tokens in (("vit_b", 197), ("widenet_h", 256)):
         model = build_model(model_of(variant), num_classes=1000)
         assert model.num_tokens(INPUTS) == tokens
+
+
+def language_flops(variant: str) -> int:
+    """FLOPs of a segment of 256 tokens after 256 others, V = 8000."""
+    size, options = parse_language_variant(variant)
+    tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+    memory = jax.ShapeDtypeStruct((1, 16, 256, 412), jnp.float32)
+    inputs = {"tokens": tokens, "memory": memory}
+    return forward_flops(language_model(size, options), inputs, vocab_size=8000)
+
+
+def test_language_model():
+    """WT-S: D = 412, 16 blocks, 10 heads of 41, F = 2053."""
+    T, M, D, W, F = 256, 256, 412, 410, 2053
+    pairs = sum(M + i + 1 for i in range(T))
+    attention = 2 * T * 2 * D * W + 2 * (M + T) * 2 * D * W + pairs * 3 * 2 * W
+    outside = 2 * T * D * 8000
+    dense = language_flops("wt_s")
+    assert dense == outside + 16 * (attention + T * 4 * D * F)
+    without = dense - 16 * T * 4 * D * F
+
+    def feed_forward(variant: str) -> float:
+        """FLOPs of one layer and token."""
+        return (language_flops(variant) - without) / (16 * T)
+
+    assert feed_forward("wt_s,preset=sigma_moe") == 4 * D * 4 * 128
+    assert feed_forward("wt_s,preset=switch") == 4 * D * 512
+    assert feed_forward("wt_s,preset=top_k") == 2 * D * F + 2 * D * 128
+    # 4 heads, each with two times 62 sub-keys of D/2 and 128 of the values.
+    keys = 4 * 2 * 62 * 2 * (D // 2)
+    assert feed_forward("wt_s,ffn=product_key") == keys + 4 * 128 * 2 * D
+    every = "wt_s,ffn=product_key,combine_heads=before"
+    assert feed_forward(every) == keys + 62 * 62 * 2 * D
+    assert feed_forward("wt_s,ffn=product_key,query_dim=64") == (
+        2 * D * 4 * 64 + 4 * 2 * 62 * 2 * 32 + 4 * 128 * 2 * D
+    )

@@ -1,8 +1,9 @@
 """FLOPs of a model from its dimensions: the definition of MFU in this project.
 
 A multiply-add counts as two. Counted are the matrix products of the model's mathematics: every
-token, K experts per token. Not counted are padding, the router, dispatch and combine, norms,
-softmax, recomputation and the optimizer. A training step costs three times its forward pass.
+token, K experts per token, the hidden units or values that a token uses. Not counted are padding,
+the router, dispatch and combine, norms, softmax, recomputation and the optimizer. A training step
+costs three times its forward pass.
 """
 
 import math
@@ -11,7 +12,9 @@ from collections.abc import Mapping
 import jax
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.models.block_settings import BlockSettings
 from widenet_jax.models.build import build_model
+from widenet_jax.models.language_model import LanguageModel
 from widenet_jax.models.text_encoder import TextEncoder
 from widenet_jax.models.vit import VisionTransformer
 
@@ -30,15 +33,14 @@ def forward_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> i
       BadInputError: another model, or a feed-forward whose products are not counted here.
     """
     module = build_model(model, **model_fields)
-    if model["name"] not in OUTSIDE or not set(module.ffn_names()) <= {"mlp", "moe"}:
+    if model["name"] not in OUTSIDE or not set(module.ffn_names()) <= set(FFN_FLOPS):
         raise BadInputError(
             f"config.model.name={model['name']}, config.model.ffn={model['ffn']}: FLOPs are "
-            f"counted for {' and '.join(OUTSIDE)} with mlp and moe only; "
+            f"counted for {', '.join(OUTSIDE)} with {', '.join(FFN_FLOPS)} only; "
             "widenet_jax/tools/plan/flops.py is where others are added"
         )
     outside = OUTSIDE[model["name"]](module, inputs)
-    with_experts = module.ffn_names().count("moe")
-    return outside + blocks_flops(model, module.num_tokens(inputs), with_experts)
+    return outside + blocks_flops(module, module.num_tokens(inputs), memory_length(inputs))
 
 
 def outside_of_vision(model: VisionTransformer, inputs: Specs) -> int:
@@ -65,27 +67,84 @@ def outside_of_text(model: TextEncoder, inputs: Specs) -> int:
     return projection + heads[model.head]
 
 
+def outside_of_language(model: LanguageModel, inputs: Specs) -> int:
+    """Returns the FLOPs of the output layer; looking up an embedding counts none."""
+    return 2 * model.num_tokens(inputs) * model.embed_dim * model.vocab_size
+
+
 # config.model.name -> the FLOPs of a model outside its blocks
-OUTSIDE = {"vision_transformer": outside_of_vision, "text_encoder": outside_of_text}
+OUTSIDE = {
+    "vision_transformer": outside_of_vision,
+    "text_encoder": outside_of_text,
+    "language_model": outside_of_language,
+}
 
 
-def blocks_flops(model: Mapping, num_tokens: int, with_experts: int) -> int:
-    """Returns the FLOPs of one example's forward pass through the blocks of `config.model`.
-
-    A block with T tokens costs 8 T D^2 for queries, keys, values and output, 4 T^2 D for the scores
-    and the weighted sum of values, and 4 T D F for the feed-forward, K times that with experts.
+def blocks_flops(model: BlockSettings, num_tokens: int, memory: int = 0) -> int:
+    """Returns the FLOPs of one example's forward pass through the blocks of a model.
 
     Args:
-      model: `config.model`.
+      model: the model, with `embed_dim`.
       num_tokens: T.
-      with_experts: the number of blocks with experts.
+      memory: M, tokens of the past that relative attention sees.
     """
-    T, D, moe = num_tokens, model["embed_dim"], model["moe"]
-    attention = 8 * T * D * D + 4 * T * T * D
-    dense = 4 * T * D * model["mlp_dim"]
-    experts = 4 * T * D * moe["mlp_dim"] * moe["num_selected_experts"] if moe else 0
-    feed_forward = with_experts * experts + (model["depth"] - with_experts) * dense
-    return model["depth"] * attention + feed_forward
+    D = model.embed_dim
+    width = model.num_heads * model.head_dim if model.head_dim else D
+    attention = ATTENTION_FLOPS[model.attention](num_tokens, memory, D, width)
+    feed_forwards = sum(FFN_FLOPS[name](model.feed_forwards[name], D) for name in model.ffn_names())
+    return model.depth * attention + num_tokens * feed_forwards
+
+
+def memory_length(inputs: Specs) -> int:
+    """Returns M of a model with a memory [B, L, M, D], else 0."""
+    return inputs["memory"].shape[2] if "memory" in inputs else 0
+
+
+def full_attention(tokens: int, memory: int, embed_dim: int, width: int) -> int:
+    """Returns the FLOPs of one layer in which T tokens see each other.
+
+    8 T D W for queries, keys, values and output, W = N H; 4 T^2 W for the scores and the weighted
+    sum of values.
+    """
+    del memory
+    return 8 * tokens * embed_dim * width + 4 * tokens * tokens * width
+
+
+def relative_attention(tokens: int, memory: int, embed_dim: int, width: int) -> int:
+    """Returns the FLOPs of one layer in which T tokens see M earlier ones and those before them.
+
+    4 T D W for queries and output, 4 (M + T) D W for keys and values, and 6 W for each token and
+    token that it sees: scores by content, scores by distance, the weighted sum. The keys of the
+    distances are left out: all examples of a batch share them.
+    """
+    seen = tokens * memory + tokens * (tokens + 1) // 2
+    projections = 4 * tokens + 4 * (memory + tokens)
+    return projections * embed_dim * width + 6 * seen * width
+
+
+# config.model.attention -> FLOPs of one layer: f(T, M, D, N H)
+ATTENTION_FLOPS = {"full": full_attention, "relative": relative_attention}
+
+
+def product_key_flops(section: Mapping, embed_dim: int) -> int:
+    """Returns the FLOPs of a product-key memory per token: query, sub-keys, chosen values."""
+    D, n, heads = embed_dim, section["num_keys"], section["num_heads"]
+    query_dim = section.get("query_dim", 0)
+    chosen = min(section["knn"] * heads, n * n)
+    if section.get("combine_heads") == "before":
+        chosen = n * n if section["knn"] >= n else section["knn"]
+    query = 2 * D * heads * query_dim
+    return query + 2 * heads * n * (query_dim or D) + 2 * chosen * D
+
+
+# config.model.ffn -> FLOPs of one layer per token: f(its section, D)
+FFN_FLOPS = {
+    "mlp": lambda section, D: 4 * D * section["mlp_dim"],
+    "moe": lambda section, D: 4 * D * section["mlp_dim"] * section["num_selected_experts"],
+    # The output layer needs the K largest units only.
+    "top_k_mlp": lambda section, D: 2 * D * (section["mlp_dim"] + section["num_active"]),
+    "product_key": product_key_flops,
+}
 
 
 def train_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> int:
