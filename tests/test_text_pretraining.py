@@ -10,6 +10,7 @@ from extensions.life_of_a_run import StopAfterOneStep
 from small_runs import assert_same_end, metrics_of, small_config
 
 from widenet_jax import train
+from widenet_jax.cli import evaluate
 from widenet_jax.errors import StoppedError
 
 SHORT = {
@@ -46,6 +47,24 @@ def test_the_workdir_holds_tokenizer_and_entropy(single: Path):
     assert 5 < entropy == result["baseline"]["value"] < np.log(2000)
     assert json.loads((single / "tokenizer.json").read_text())["model"]["vocab"]
     assert result["test_sequences"] > 100 and 0 < result["test_order_accuracy"] < 1
+
+
+def test_evaluate_reports_what_the_run_did(single: Path, capsys: pytest.CaptureFixture):
+    """Metrics, the unigram entropy beside the loss, and the routing."""
+    assert evaluate.main([f"--workdir={single}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    result = json.loads((single / "result.json").read_text())
+    for name in ("mlm_loss", "mlm_accuracy", "order_accuracy", "sequences"):
+        assert found[name] == pytest.approx(result[f"test_{name}"], rel=1e-5)
+    assert found["baseline"] == result["baseline"]
+    assert found["drop_rate"] == pytest.approx(result["drop_rate"])
+    np.testing.assert_allclose(found["expert_load"], result["expert_load"], atol=2e-4)
+    metrics = {"mlm_loss": found["mlm_loss"]}
+    assert (
+        evaluate.task_report(metrics, found)
+        .splitlines()[0]
+        .endswith(f"{found['mlm_loss']:.4f} (unigram entropy {found['baseline']['value']:.4f})")
+    )
 
 
 def test_devices_and_parts_change_no_loss(single: Path, tmp_path: Path):

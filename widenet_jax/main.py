@@ -18,6 +18,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from widenet_jax.cli.metric_rows import beside, number, routing_rows
 from widenet_jax.cli.parser import Parser, exit_code_of, seconds
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
@@ -87,9 +88,7 @@ def report(result: dict[str, Any], workdir: str) -> str:
         best = result[f"best_checkpoint_{result['headline']['name']}"]
         step = result["best_checkpoint_step"]
         rows.append(("best checkpoint", f"{best:.4f} after step {step:,}"))
-    if "drop_rate" in result:
-        load = "  ".join(f"{share:.1%}" for share in result["expert_load"])
-        rows += [("token drop rate", f"{result['drop_rate']:.2%}"), ("expert load", load)]
+    rows += routing_rows(result)
     if result["mode"] == "train":
         rows.append(("metrics", f"{workdir}/metrics.jsonl"))
         rows.append(("learning curve", f"{workdir}/learning_curve.png"))
@@ -105,7 +104,6 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """
     headline, unit = result.get("headline", {}), result.get("unit")
     split = result.get("split", "test")  # results of earlier versions do not name it
-    baseline = result.get("baseline", {})
     first = f"test_{headline.get('name')}"
     names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
     rows = []
@@ -113,13 +111,13 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         value = result[name]
         if name == first:
             share = headline["higher_is_better"] and 0 <= value <= 1
-            text = f"{value:.2%}" if share else f"{value:.4f}"
+            text = f"{value:.2%}" if share else number(value)
             text += f" of {result[f'test_{unit}']:,} {unit}"
         else:
-            text = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
-        if name == f"test_{baseline.get('metric')}":
-            text += f" ({baseline['name']} {baseline['value']:.4f})"
-        rows.append((f"{split} {name.removeprefix('test_').replace('_', ' ')}", text))
+            text = number(value)
+        metric = name.removeprefix("test_")
+        text += beside(metric, result)
+        rows.append((f"{split} {metric.replace('_', ' ')}", text))
     return rows
 
 

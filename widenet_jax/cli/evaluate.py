@@ -17,6 +17,7 @@ null_scores.json. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 
 from typing import TYPE_CHECKING
 
+from widenet_jax.cli.metric_rows import beside, number, routing_rows
 from widenet_jax.cli.parser import Argv, Options, Parser, show
 from widenet_jax.tools.markdown import text_table
 
@@ -70,12 +71,15 @@ def evaluate_classifier(
 def evaluate_task(
     options: Options, trained: "Trained", facts: dict, out: "epath.Path | None"
 ) -> None:
-    """Prints and writes the task's metrics; of question answering also the answers."""
+    """Prints and writes the task's metrics, with its baseline, and the routing.
+
+    Of question answering it also writes the answers.
+    """
     from widenet_jax.files import write_json
     from widenet_jax.tools.analysis.over_source import metrics_over_source
 
-    metrics, rows, source = metrics_over_source(trained)
-    facts |= metrics
+    metrics, others, rows, source = metrics_over_source(trained)
+    facts |= metrics | others
     if out:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "evaluation.json", facts)
@@ -86,13 +90,16 @@ def evaluate_task(
         write_json(out / "predictions.json", texts)
         write_json(out / "best_answers.json", {k: found.text for k, found in named.items()})
         write_json(out / "null_scores.json", {k: found.null_score for k, found in named.items()})
-    lines = [(name.replace("_", " "), cell(value)) for name, value in metrics.items()]
-    show(options, facts, text_table(lines))
+    show(options, facts, task_report(metrics, others))
 
 
-def cell(value: float) -> str:
-    """Formats a metric."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+def task_report(metrics: dict, facts: dict) -> str:
+    """Returns a table for people: metrics, the baseline beside its metric, and the routing."""
+    rows = [
+        (name.replace("_", " "), number(value) + beside(name, facts))
+        for name, value in metrics.items()
+    ]
+    return text_table(rows + routing_rows(facts))
 
 
 def report(facts: dict, confused: list[tuple[str, str, int]], unit: str) -> str:

@@ -82,10 +82,17 @@ def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
     result |= {"headline": task.headline._asdict(), "unit": task.unit}
     if task.baseline:
         result["baseline"] = task.baseline._asdict()
-    if "load" in metrics:
-        result["drop_rate"] = float(np.mean(metrics["drop_rate"]))
-        result["expert_load"] = np.mean(metrics["load"], axis=0).round(4).tolist()
-    return result
+    return result | routing_means(metrics)
+
+
+def routing_means(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns "drop_rate" and "expert_load", means over all blocks; {} of a dense model."""
+    if "load" not in metrics:
+        return {}
+    return {
+        "drop_rate": float(np.mean(metrics["drop_rate"])),
+        "expert_load": np.mean(metrics["load"], axis=0).round(4).tolist(),
+    }
 
 
 def best_of(checkpoints: Checkpoints) -> dict[str, Any]:

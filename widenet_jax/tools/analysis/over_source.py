@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from widenet_jax.data import Source
 from widenet_jax.data.chunks import example_spec
+from widenet_jax.data.contract import DataFacts
 from widenet_jax.data.images.sources import LabelledImages
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.sources import TRANSFORMS, build_source
@@ -23,8 +24,9 @@ from widenet_jax.data.text.tables import Table
 from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import first_carry, placed_batches, total
-from widenet_jax.experiment import make_forward
+from widenet_jax.experiment import build_task, make_forward
 from widenet_jax.run.stopping import Stop
+from widenet_jax.run.summary import routing_means
 from widenet_jax.sharding import BATCH, build_mesh
 from widenet_jax.tasks import Evaluation
 from widenet_jax.tasks.span import check_questions
@@ -104,8 +106,12 @@ def real_tokens(
 
 def metrics_over_source(
     trained: Trained,
-) -> tuple[dict[str, float], dict[str, np.ndarray], Source]:
-    """Returns the task's metrics over the evaluation split, the rows of its examples, the split.
+) -> tuple[dict[str, float], dict[str, Any], dict[str, np.ndarray], Source]:
+    """Evaluates the task over the evaluation split.
+
+    Returns:
+      The task's metrics; "baseline" of this set, "drop_rate" and "expert_load" as a run's result
+      has them; the rows of the examples; and the split.
 
     Raises:
       BadInputError: as `open_source`.
@@ -117,7 +123,12 @@ def metrics_over_source(
         return trained.task.evaluate(lambda inputs, rngs: forward(params, inputs, rngs), batch)
 
     totals = totals_over_source(trained, evaluate, source, transform)
-    return trained.task.summarize(totals.sums, totals.rows, source), totals.rows, source
+    metrics = trained.task.summarize(totals.sums, totals.rows, source)
+    known = DataFacts(0, {}, {**trained.info, **source.info})
+    baseline = build_task(trained.config, known).baseline
+    facts = {"baseline": baseline._asdict()} if baseline else {}
+    facts |= routing_means(trained.model.summarize(totals.layer_sums))
+    return metrics, facts, totals.rows, source
 
 
 def open_source(trained: Trained) -> tuple[Source, Any]:
