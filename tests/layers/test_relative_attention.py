@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 from compiled import apply
 
-from widenet_jax.layers.relative_attention import (
-    RelativeAttention,
-    relative_attend,
-    shift,
-    sinusoids,
-)
+from widenet_jax.layers.distances import sinusoids
+from widenet_jax.layers.relative_attention import RelativeAttention, relative_attend
 
-NAMES = ("query", "key", "value", "position_key", "content_bias", "position_bias")
+NAMES = ("query", "key", "value", "position_kernel", "content_bias", "position_bias")
 
 
 def in_loops(arrays: dict[str, np.ndarray], lengths: np.ndarray, d_out: np.ndarray) -> tuple:
     """Computes attention and the gradients of sum(out * d_out), token by token in float64."""
-    q, k, v, r, u, w = (np.asarray(arrays[name], np.float64) for name in NAMES)
+    q, k, v, kernel, u, w = (np.asarray(arrays[name], np.float64) for name in NAMES)
     (B, T, N, H), M = q.shape, k.shape[1] - q.shape[1]
+    waves = sinusoids(M + T, len(kernel)).astype(np.float64)
+    r = np.tensordot(waves, kernel, 1)
     out, d = np.zeros(q.shape), {name: np.zeros(arrays[name].shape) for name in NAMES}
+    d_r = np.zeros(r.shape)
     for b, i, n in np.ndindex(B, T, N):
         places = range(M - lengths[b], M + i + 1)
         content, position = q[b, i, n] + u[n], q[b, i, n] + w[n]
@@ -37,18 +36,18 @@ def in_loops(arrays: dict[str, np.ndarray], lengths: np.ndarray, d_out: np.ndarr
             d_score = p * (of_weight - mean) / math.sqrt(H)
             d["value"][b, j, n] += p * d_out[b, i, n]
             d["key"][b, j, n] += d_score * content
-            d["position_key"][M + i - j, n] += d_score * position
+            d_r[M + i - j, n] += d_score * position
             d["content_bias"][n] += d_score * k[b, j, n]
             d["position_bias"][n] += d_score * r[M + i - j, n]
             d["query"][b, i, n] += d_score * (k[b, j, n] + r[M + i - j, n])
-    return out, d
+    return out, d | {"position_kernel": np.tensordot(waves.T, d_r, 1)}
 
 
-@pytest.mark.parametrize(("T", "M"), [(4, 5), (5, 0), (1, 3)])
-def test_equals_loops_over_tokens(T: int, M: int):
+@pytest.mark.parametrize(("T", "M", "D"), [(4, 5, 64), (5, 0, 6), (1, 3, 2), (2, 9, 16)])
+def test_equals_loops_over_tokens(T: int, M: int, D: int):
     """50 rows whose memories hold 0 to M tokens; output and gradients of every argument."""
     rng, (B, N, H) = np.random.default_rng(T), (50, 2, 4)
-    shapes = [(B, T, N, H), (B, M + T, N, H), (B, M + T, N, H), (M + T, N, H), (N, H), (N, H)]
+    shapes = [(B, T, N, H), (B, M + T, N, H), (B, M + T, N, H), (D, N, H), (N, H), (N, H)]
     arrays = {name: rng.normal(size=shape) for name, shape in zip(NAMES, shapes, strict=True)}
     lengths, d_out = np.arange(B) % (M + 1), rng.normal(size=(B, T, N, H))
 
@@ -74,10 +73,11 @@ def test_by_hand():
         "query": [1.0, 2.0],
         "key": [3.0, 1.0, -1.0],  # of the memory, of token 0, of token 1
         "value": [1.0, 10.0, 100.0],
-        "position_key": [0.5, 1.0, 2.0],  # of the distances 0, 1, 2
     }
     arrays = {name: jnp.array(x).reshape(1, -1, 1, 1) for name, x in numbers.items()}
-    arrays["position_key"] = arrays["position_key"][0]
+    keys = [0.5, 1.0, 2.0]  # of the distances 0, 1, 2
+    kernel = np.linalg.solve(sinusoids(3, 4)[:, 1:], keys)
+    arrays["position_kernel"] = jnp.array([0, *kernel]).reshape(4, 1, 1)
     biases = {"content_bias": jnp.full((1, 1), 1.0), "position_bias": jnp.full((1, 1), -1.0)}
 
     def run(length: int) -> np.ndarray:
@@ -92,23 +92,6 @@ def test_by_hand():
     np.testing.assert_allclose(run(1), [first, second], rtol=1e-5)
     alone = (10 * e(4) + 100 * e(-2.5)) / (e(4) + e(-2.5))
     np.testing.assert_allclose(run(0), [10, alone], rtol=1e-5)
-
-
-def test_shift_brings_the_distance_of_query_and_key_to_the_key():
-    """Three queries after two memory rows; row t holds its distances from 4 down to 0."""
-    distances = jnp.broadcast_to(jnp.arange(4, -1, -1), (3, 5))
-    moved = np.asarray(shift(distances))
-    for query, key in np.ndindex(3, 5):
-        if key <= 2 + query:
-            assert moved[query, key] == 2 + query - key
-
-
-def test_sines_are_those_of_the_distance_back():
-    """Of i - j: positive for the token before, and side by side with their cosines."""
-    table = sinusoids(3, 4)
-    expected = [[math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]]
-    np.testing.assert_allclose(table[1:2], expected, rtol=1e-6)
-    np.testing.assert_array_equal(table[0], [0, 1, 0, 1])
 
 
 def test_the_layer_by_parts():
@@ -133,7 +116,8 @@ def test_the_layer_by_parts():
     context = np.concatenate([memory, x], axis=1)
     arrays = {"query": heads("query", x), "key": heads("key", context)}
     arrays |= {"value": heads("value", context)}
-    arrays |= {"position_key": heads("position", sinusoids(M + T, D)), **biases}
+    arrays["position_kernel"] = params["position"]["kernel"].reshape(D, N, H)
+    arrays |= biases
     expected, _ = in_loops(arrays, np.asarray(lengths), np.zeros((B, T, N, H)))
     options = {"memory": memory.at[0, 0].set(100.0), "memory_length": lengths}
     ours = apply(layer, params | biases, x, **options, train=False)

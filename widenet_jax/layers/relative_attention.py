@@ -4,14 +4,13 @@ Dai et al. 2019, arXiv:1901.02860, section 3.3. A token of the segment attends t
 it, to itself, and to the rows of the memory, which are older.
 """
 
-from functools import cache
-
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.layers.attention import attend
-from widenet_jax.layers.dense import Dense
+from widenet_jax.layers.dense import Dense, linear
+from widenet_jax.layers.distances import distance_basis, rotate
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array
@@ -21,7 +20,7 @@ def relative_attend(
     query: Array,  # [B, T, N, H], not scaled
     key: Array,  # [B, M + T, N, H]
     value: Array,  # [B, M + T, N, H]
-    position_key: Array,  # [M + T, N, H], row d for the distance d
+    position_kernel: Array,  # [D, N, H] float32: r_d = sinusoids(M + T, D)[d] @ position_kernel
     content_bias: Array,  # [N, H] float32, u
     position_bias: Array,  # [N, H] float32, w
     *,
@@ -31,6 +30,8 @@ def relative_attend(
 
     Query i stands at place M + i among the keys. It attends to the keys j <= M + i, but not to the
     memory's first M - memory_length rows, which are empty.
+
+    The position keys r are never computed: see `layers.distances`.
 
     Returns:
       [B, T, N, H].
@@ -42,33 +43,80 @@ def relative_attend(
         bias = jnp.broadcast_to(bias, query.shape).astype(query.dtype)
         return (query + bias) * H**-0.5
 
-    by_distance = jnp.einsum("btnh,dnh->bntd", biased(position_bias), position_key)
-    by_key = shift(by_distance[..., ::-1])  # [B, N, T, S]
-    query_place, key_place = jnp.arange(S - T, S)[:, None], jnp.arange(S)
-    visible = (key_place <= query_place) & (key_place >= S - T - memory_length[:, None, None])
-    bias = jnp.where(visible[:, None], by_key, -jnp.inf)
-    return attend(biased(content_bias), key, value, bias=bias)
+    basis = distance_basis(S, position_kernel.shape[0])
+    exactly = {"precision": jax.lax.Precision.HIGHEST}
+    kernels = jnp.einsum("rd,dnh->rnh", basis.mixing, position_kernel, **exactly)
+    terms = (
+        linear("btnh,mnh->bntm", biased(position_bias), kernel, None)
+        for kernel in jnp.split(kernels, 2)
+    )
+    at_query = rotate(*terms, basis.cosines[S - T :], basis.sines[S - T :])
+    at_query = jnp.concatenate(at_query, axis=-1).astype(query.dtype)
+    at_key = np.concatenate([basis.cosines, basis.sines], axis=-1).astype(query.dtype)
+    first = S - T - memory_length
+    return _attend(biased(content_bias), key, value, at_query, at_key, first)
 
 
-def shift(x: Array) -> Array:
-    """Moves row t of [..., T, S] to the left by T - 1 - t places.
+@jax.custom_vjp
+def _attend(
+    query: Array,  # [B, T, N, H], scaled
+    key: Array,  # [B, S, N, H]
+    value: Array,  # [B, S, N, H]
+    at_query: Array,  # [B, N, T, R]
+    at_key: Array,  # [S, R], a constant: its gradient is 0
+    first: Array,  # [B] int32, the first key that is not empty
+) -> Array:  # [B, T, N, H]
+    """Computes causal attention with the scores query key + at_query at_key.
 
-    A column of zeros in front and another reading of the same numbers do it (Transformer-XL,
-    appendix B). What enters from the right belongs to keys after the query and has no meaning.
+    The gradient is written out as in `layers.attention.attend`: scores are kept in the inputs'
+    dtype, weights are recomputed, and gradients of queries use centred keys. Unlike there, the sum
+    of the exponentials is one more column of the product with the values, which saves a pass over
+    the scores.
     """
-    *rest, T, S = x.shape
-    padded = jnp.pad(x, (*((0, 0) for _ in (*rest, T)), (1, 0)))
-    return padded.reshape(*rest, S + 1, T)[..., 1:, :].reshape(*rest, T, S)
+    return _attend_forward(query, key, value, at_query, at_key, first)[0]
 
 
-@cache
-def sinusoids(count: int, width: int) -> np.ndarray:
-    """Returns [count, width] float32: row d has sin and cos of d * 10000^(-2k/width), k = 0, 1, ...
+def _attend_forward(
+    query: Array, key: Array, value: Array, at_query: Array, at_key: Array, first: Array
+) -> tuple[Array, tuple]:
+    # Scores lie as [B, N, S, T]: summing over the last but one axis is cheap on a TPU.
+    scores = jnp.einsum("bsnh,btnh->bnst", key, query)
+    scores += jnp.einsum("sr,bntr->bnst", at_key, at_query)
+    S, T = scores.shape[2:]
+    place = jnp.arange(S)[:, None]
+    visible = (place <= jnp.arange(S - T, S)) & (place >= first[:, None, None])  # [B, S, T]
+    scores = jnp.where(visible[:, None], scores, jnp.finfo(scores.dtype).min)
+    largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
+    weights = jnp.exp(scores.astype(jnp.float32) - largest).astype(value.dtype)
+    ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
+    padded = jnp.concatenate([value, ones], axis=-1)
+    sums = jnp.einsum("bnst,bsnh->bnth", weights, padded, preferred_element_type=jnp.float32)
+    scale = 1 / sums[..., -1]  # [B, N, T]
+    out = (sums[..., :-1] * scale[..., None]).astype(value.dtype).swapaxes(1, 2)
+    return out, (query, key, value, at_key, scores, largest, scale, out)
 
-    Columns 2k and 2k + 1 hold the sine and the cosine of one frequency. `width` must be even.
-    """
-    angle = np.arange(count)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
-    return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(count, width).astype("float32")
+
+def _attend_backward(saved: tuple, d_out: Array) -> tuple:
+    query, key, value, at_key, scores, largest, scale, out = saved
+    weights = jnp.exp(scores.astype(jnp.float32) - largest) * scale[:, :, None]  # [B, N, S, T]
+    d_value = jnp.einsum("bnst,btnh->bsnh", weights.astype(value.dtype), d_out)
+    d_weights = jnp.einsum("bsnh,btnh->bnst", value, d_out)
+    along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, T, N]
+    d_scores = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
+    d_scores = d_scores.astype(query.dtype)
+    d_query = jnp.einsum("bnst,bsnh->btnh", d_scores, centred(key, axis=1))
+    d_key = jnp.einsum("bnst,btnh->bsnh", d_scores, query)
+    d_at_query = jnp.einsum("bnst,sr->bntr", d_scores, centred(at_key, axis=0))
+    return d_query, d_key, d_value, d_at_query, None, None
+
+
+def centred(keys: Array, *, axis: int) -> Array:
+    """Subtracts the mean over `axis`, see `layers.attention.attend`."""
+    exact = keys.astype(jnp.float32)
+    return (exact - exact.mean(axis, keepdims=True)).astype(keys.dtype)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
 class RelativeAttention(nn.Module):
@@ -123,10 +171,22 @@ class RelativeAttention(nn.Module):
             heads("query", x),
             heads("key", context),
             heads("value", context),
-            heads("position", jnp.asarray(sinusoids(context.shape[1], D))[None])[0],
+            PositionKernel((D, N, H), self.kernel_init, name="position")(),
             self.param("content_bias", nn.initializers.zeros, (N, H)),
             self.param("position_bias", nn.initializers.zeros, (N, H)),
             memory_length=memory_length,
         )
         y = dense(D, "out")(y.reshape(*x.shape[:2], N * H))
         return Dropout(self.dropout)(y, train=train)
+
+
+class PositionKernel(nn.Module):
+    """Holds the kernel [D, N H] of the position keys and returns it as [D, N, H]."""
+
+    shape: tuple[int, int, int]
+    kernel_init: KernelInit
+
+    @nn.compact
+    def __call__(self) -> Array:
+        D, N, H = self.shape
+        return self.param("kernel", self.kernel_init.kernel(), (D, N * H)).reshape(self.shape)

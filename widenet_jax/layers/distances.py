@@ -1,0 +1,94 @@
+"""Position keys of all distances as few sinusoids, so that scores by distance need no shift.
+
+Transformer-XL (Dai et al. 2019) adds q_i r_(i-j) to the score of query i and key j, where the
+position key r_d is a linear map of the sinusoids of d. The usual way computes q_i r_d for every
+distance and moves row i by i places; a TPU spends more time on that move than on all the rest of
+the layer. Here angles are added instead: cos(t (i - j)) = cos(t i) cos(t j) + sin(t i) sin(t j), so
+that scores by distance are one product of rotated queries with a constant table of the key's place.
+
+Such a product costs as many terms as there are sinusoids. Their frequencies fall from 1 to 1/10000
+in D / 2 steps, and over S distances most of them cannot be told apart: 128 of 512 frequencies give
+all sinusoids of 1,024 distances with an error of 2e-7.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from widenet_jax.typing import Array
+
+# Largest relative error of a sinusoid over all distances, in the root mean square.
+TOLERANCE = 1e-6
+# Frequencies come in multiples of this, where that costs no accuracy: rows of a TPU's tile.
+MULTIPLE = 8
+
+
+def frequencies(width: int) -> np.ndarray:
+    """Returns the frequencies 10000^(-2k/width), k = 0, 1, ... below width / 2."""
+    return 10000.0 ** (-np.arange(0, width, 2) / width)
+
+
+@cache
+def sinusoids(count: int, width: int) -> np.ndarray:
+    """Returns [count, width] float32: row d has sin and cos of d * 10000^(-2k/width), k = 0, 1, ...
+
+    Columns 2k and 2k + 1 hold the sine and the cosine of one frequency. `width` must be even.
+    """
+    angle = np.arange(count)[:, None] * frequencies(width)
+    return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(count, width).astype("float32")
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceBasis:
+    """The sinusoids of R / 2 frequencies that replace those of D / 2 over S distances.
+
+    Attributes:
+      mixing: [R, D] float32; for a kernel W [D, ...] of position keys, sinusoids(S, D) @ W equals
+        cosines @ (mixing @ W)[: R / 2] + sines @ (mixing @ W)[R / 2 :].
+      cosines, sines: [S, R / 2] float32, of the angle of each place or distance.
+    """
+
+    mixing: np.ndarray
+    cosines: np.ndarray
+    sines: np.ndarray
+
+
+@cache
+def distance_basis(count: int, width: int) -> DistanceBasis:
+    """Chooses the frequencies for the distances 0 to `count` - 1 of sinusoids of `width` D.
+
+    A Cholesky decomposition with pivots of the waves' inner products (which are known in closed
+    form) takes the frequency that those taken before explain worst, until none is explained badly.
+    """
+    theta = frequencies(width)
+    delta = (theta[:, None] - theta) / 2
+    product = np.sinc(count * delta / np.pi) / np.sinc(delta / np.pi)  # of exp(i theta d), centred
+    rows, chosen = [], []
+    while len(chosen) < len(theta):
+        left = np.diag(product)
+        worst = left.argmax()
+        if left[worst] < (1e-15 if len(chosen) % MULTIPLE else TOLERANCE**2):
+            break
+        chosen.append(worst)
+        rows.append(product[worst] / np.sqrt(left[worst]))
+        product = product - np.outer(rows[-1], rows[-1])
+    factor = np.stack(rows)
+    # exp(i theta_f d) = sum_m wave[m, f] exp(i theta_m d), real around the middle of the distances.
+    middle = (count - 1) / 2
+    phase = np.exp(1j * middle * theta)
+    wave = np.linalg.solve(factor[:, chosen], factor) * phase / phase[chosen][:, None]
+    # A sinusoid s sin + c cos is the real part of (c - i s) exp(i theta d).
+    of_cosine = np.stack([wave.imag, wave.real], axis=-1).reshape(len(chosen), -1)
+    of_sine = np.stack([wave.real, -wave.imag], axis=-1).reshape(len(chosen), -1)
+    angle = np.arange(count)[:, None] * theta[chosen]
+    arrays = (np.concatenate([of_cosine, of_sine]), np.cos(angle), np.sin(angle))
+    return DistanceBasis(*(array.astype("float32") for array in arrays))
+
+
+def rotate(of_cosine: Array, of_sine: Array, cosines: Array, sines: Array) -> tuple[Array, Array]:
+    """Rotates the terms of a query at place p, so that they meet the tables of the key's place j.
+
+    Returns (x, y) with x cos(t j) + y sin(t j) = of_cosine cos(t (p - j)) + of_sine sin(t (p - j)).
+    """
+    return of_cosine * cosines + of_sine * sines, of_cosine * sines - of_sine * cosines
