@@ -98,5 +98,5 @@ def gates(values: Array, expert_index: Array, mask: Array, keep: Array | None = 
     """Returns `values` of the chosen experts, [G, S, K]; 0 for masked tokens, dropped experts."""
     real = mask[..., None]
     if keep is not None:
-        real = real & pick(keep, expert_index)
+        real = real & pick(keep, expert_index).astype(bool)
     return jnp.where(real, pick(values, expert_index), 0)

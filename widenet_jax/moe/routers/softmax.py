@@ -75,8 +75,9 @@ def route_softmax(
     expert_index = choose_experts(logits, num_selected_experts, keep)
     probs = jax.nn.softmax(logits)
     if renormalized:
-        kept = jnp.ones((), bool) if keep is None else pick(keep, expert_index)
-        gate = jax.nn.softmax(pick(logits, expert_index), where=kept & mask[..., None])
+        kept = 1 if keep is None else pick(keep, expert_index)
+        real = jnp.broadcast_to((mask[..., None] * kept).astype(bool), expert_index.shape)
+        gate = jax.nn.softmax(pick(logits, expert_index), where=real)
     else:
         gate = gates(probs, expert_index, mask, keep)
     return Routing(expert_index=expert_index, gate=gate, router_probs=probs, router_logits=logits)
