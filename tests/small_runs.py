@@ -57,10 +57,24 @@ SQUAD_OVERRIDES = TEXT_OVERRIDES | {
     "data.max_question_length": 8,
     "data.stride": 4,
 }
+# As many steps of 16 rows of the embedded novel's bytes, by a language model.
+LANGUAGE_OVERRIDES = {
+    "duration": "20 steps",
+    "log_every_steps": 1,
+    "optimizer.warmup": "2 steps",
+    "model.embed_dim": 32,
+    "model.dropout": 0.1,
+    "data.max_length": 32,
+    "evaluation.batch_size": 64,
+    "evaluation.every": "20 steps",
+    "checkpoint.every": "10 steps",
+    "tracking.tensorboard": False,
+}
 # A kind of small run -> its config and what differs from it.
 RUNS = {
     "squad": ("configs/squad.py:v2,model=widenet_4_tiny", SQUAD_OVERRIDES),
     "digits": ("configs/digits.py", OVERRIDES),
+    "language": ("configs/language_model.py:tiny", LANGUAGE_OVERRIDES),
     "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
 }
 PATIENCE_SECONDS = 240

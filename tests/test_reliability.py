@@ -134,6 +134,7 @@ def run_and_kill(workdir: Path, when: Callable[[Path], bool], run: str = "digits
     [
         ("digits", is_saving),
         pytest.param("text_tiny", is_saving, marks=pytest.mark.slow),
+        pytest.param("language", is_saving, marks=pytest.mark.slow),
         pytest.param("digits", is_evaluating, marks=pytest.mark.slow),
     ],
 )
@@ -145,7 +146,10 @@ def test_killed_at_a_bad_moment(reference: Callable, tmp_path: Path, run: str, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("run", "count"), [("digits", 30), ("text_tiny", 10), ("squad", 10)])
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [("digits", 30), ("text_tiny", 10), ("squad", 10), ("language", 10)],
+)
 def test_runs_killed_at_random_moments(reference: Callable, tmp_path: Path, run: str, count: int):
     """Each run is killed up to four times, then finishes: all end with the same bytes."""
     rng, moments = random.Random(0), Counter()

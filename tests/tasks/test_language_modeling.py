@@ -1,0 +1,137 @@
+"""Language modelling: the loss, the units of its metrics, and what enters the memory."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_runs import small_config
+
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
+from widenet_jax.step import TrainState
+from widenet_jax.tasks.language_modeling import LanguageModeling
+
+B, T, V = 4, 8, 256
+SMALL = {"batch_size": B, "data.max_length": T, "model.depth": 1, "model.dropout": 0.0}
+SMALL |= {"evaluation.batch_size": B}
+
+
+def experiment_of(**changes) -> Experiment:
+    config = small_config(run="language", **SMALL, **changes)
+    return build_experiment(config, DataFacts(64, {}, {"vocab_size": V}), jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return experiment_of()
+
+
+def batch_of(experiment: Experiment, seed: int, *, fresh: bool = False) -> dict[str, np.ndarray]:
+    shapes = train_batch_shapes(experiment)
+    batch = {name: np.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+    batch["tokens"] = np.random.default_rng(seed).integers(0, V, (B, T + 1), np.int32)
+    return batch | {"fresh": np.full(B, fresh)}
+
+
+def one_step(experiment: Experiment, batch: dict, **changes) -> tuple[TrainState, dict]:
+    """Returns the state after one step from the first one with some fields changed."""
+    with jax.set_mesh(experiment.mesh):
+        state = experiment.init().replace(**changes)
+        state, metrics = experiment.train_step(state, batch)
+    return jax.device_get((state, metrics))
+
+
+def used(seed: int = 1) -> dict[str, jax.Array]:
+    """Returns a carry as later steps have it."""
+    memory = jax.random.normal(jax.random.key(seed), (B, 1, T, 32))
+    return {"memory": memory, "memory_length": jnp.full(B, T)}
+
+
+def test_loss_is_the_mean_over_tokens_of_the_next_one():
+    """Against a loop in float64; the memory of the model's outputs is the next carry."""
+    task = LanguageModeling(5, 3, 3, 12, depth=1, embed_dim=2, dtype="float32")
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    tokens = rng.integers(0, 5, (2, 4))
+    memory = {"memory": jnp.ones((2, 1, 3, 2)), "memory_length": jnp.array([3, 1])}
+
+    def apply(inputs: dict, rngs: object) -> tuple:
+        np.testing.assert_array_equal(inputs["tokens"], tokens[:, :3])
+        assert inputs["memory_length"].tolist() == [3, 0]
+        return {"logits": logits, **{k: v + 1 for k, v in memory.items()}}, {}
+
+    batch = {"tokens": tokens, "fresh": jnp.array([False, True]), **memory}
+    each = [
+        np.log(np.exp(logits[b, t].astype(float)).sum()) - logits[b, t, tokens[b, t + 1]]
+        for b, t in np.ndindex(2, 3)
+    ]
+    loss, metrics = task.loss(apply, batch, {})
+    np.testing.assert_allclose(loss, np.mean(each), rtol=1e-6)
+    np.testing.assert_allclose(metrics.means["cross_entropy"], np.mean(each), rtol=1e-6)
+    assert metrics.carry["memory_length"].tolist() == [4, 2]
+    # Of the second row only zeros are left, which are no text.
+    found = task.evaluate(apply, batch | {"mask": jnp.array([True, False])})
+    np.testing.assert_allclose(found.sums["cross_entropy"], sum(each[:3]), rtol=1e-6)
+    assert found.sums["sequences"] == 1 and found.carry["memory_length"].tolist() == [4, 2]
+
+
+def test_units_of_the_metrics():
+    """10 segments of 8 tokens with 2 nats each; a token is 4 bytes, or half a word."""
+    task = LanguageModeling(V, T, T, 4 * T, depth=1, embed_dim=2, dtype="float32")
+    sums = {"cross_entropy": np.float64(10 * T * 2), "sequences": np.int64(10)}
+    source = SimpleNamespace(bytes_per_token=4.0, words_per_token=0.5)
+    metrics = task.summarize(sums, {}, source)
+    expected = {
+        "bits_per_byte": 2 / np.log(2) / 4,
+        "cross_entropy": 2,
+        "perplexity": np.exp(2),
+        "word_perplexity": np.exp(4),
+        "sequences": 10,
+    }
+    assert metrics == pytest.approx(expected)
+    source.words_per_token = None
+    assert task.summarize(sums, {}, source).keys() == expected.keys() - {"word_perplexity"}
+
+
+def test_the_step_carries_the_memory(experiment: Experiment):
+    """The rows of the first block are the embeddings of the tokens; evaluation has four times."""
+    batch = batch_of(experiment, 0)
+    state, _ = one_step(experiment, batch)
+    with jax.set_mesh(experiment.mesh):
+        table = jax.device_get(experiment.init().params["embedding"])
+    np.testing.assert_array_equal(state.carry["memory"][:, 0], table[batch["tokens"][:, :T]])
+    assert state.carry["memory_length"].tolist() == [T] * B
+    rows = [
+        s(1)["memory"].shape[2]
+        for s in (experiment.task.carry_spec, experiment.task.eval_carry_spec)
+    ]
+    assert rows == [T, 4 * T]
+
+
+def test_a_fresh_row_has_an_empty_memory(experiment: Experiment):
+    """The loss is that without a memory, whatever is in it; other rows see theirs."""
+    batch, fresh = batch_of(experiment, 0), batch_of(experiment, 0, fresh=True)
+    empty = one_step(experiment, batch)[1]["loss"]
+    assert one_step(experiment, fresh, carry=used())[1]["loss"] == empty
+    assert one_step(experiment, batch, carry=used())[1]["loss"] != empty
+
+
+def test_a_skipped_update_keeps_the_old_memory(experiment: Experiment):
+    """A parameter that is not finite makes every hidden state NaN: none of them is remembered."""
+    with jax.set_mesh(experiment.mesh):
+        params = jax.tree.map(lambda x: x.at[...].set(jnp.nan), experiment.init().params)
+    state, metrics = one_step(experiment, batch_of(experiment, 0), params=params, carry=used())
+    assert np.isnan(metrics["loss"]) and state.skipped_updates == 1
+    jax.tree.map(np.testing.assert_array_equal, state.carry, dict(used()))
+
+
+def test_accumulation_deals_the_rows_of_the_memory(experiment: Experiment):
+    """Two parts of the batch: the same loss, and each row's next memory at its own place."""
+    batch = batch_of(experiment, 0)
+    whole, metrics = one_step(experiment, batch, carry=used())
+    parts = experiment_of(**{"optimizer.accumulation_steps": 2})
+    state, of_parts = one_step(parts, batch, carry=used())
+    np.testing.assert_allclose(of_parts["loss"], metrics["loss"], rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, state.carry, whole.carry)

@@ -1,0 +1,105 @@
+"""Runs of a language model: resumed, moved and repeated with the memory that they had."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from extensions.life_of_a_run import StopAfterOneStep
+from small_runs import assert_same_end, metrics_of, small_config
+
+from widenet_jax import train
+from widenet_jax.errors import RunFailedError, StoppedError
+from widenet_jax.run.stopping import Stop
+
+# 2,000 bytes are three steps an epoch of 16 rows, and three segments to evaluate.
+ROWS, T, EPOCH = 16, 32, 3
+TEXT = bytes(np.random.default_rng(0).integers(97, 123, 2000, np.uint8))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "letters.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+def changes_of(text: Path, **changes: object) -> dict[str, object]:
+    fields = {"data.source": "token_stream", "data.path": str(text), "duration": "5 steps"}
+    fields |= {"model.depth": 1, "evaluation.every": "5 steps", "evaluation.batch_size": ROWS}
+    return fields | changes
+
+
+def run(workdir: Path, text: Path, *, stop: Stop | None = None, mode: str = "train", **changes):
+    config = small_config(run="language", **changes_of(text, **changes))
+    return train.run(config, str(workdir), stop=stop, mode=mode, devices=jax.devices()[:1])
+
+
+def carry_in(directory: Path) -> dict[str, np.ndarray]:
+    with ocp.StandardCheckpointer() as reader:
+        return {name: np.asarray(x) for name, x in reader.restore(directory / "carry").items()}
+
+
+def test_stopped_within_an_epoch_and_resumed(text: Path, tmp_path: Path):
+    """Parameters and memory end with the same bytes; the run crosses the end of an epoch."""
+    result = run(tmp_path / "unbroken", text)
+    with pytest.raises(StoppedError, match="saved after step 1"):
+        run(tmp_path / "run", text, stop=StopAfterOneStep())
+    carry = carry_in(tmp_path / "run" / "checkpoints" / "1")
+    assert carry["memory"].shape == (ROWS, 1, T, 32) and (carry["memory_length"] == T).all()
+    run(tmp_path / "run", text)
+    assert_same_end(tmp_path / "run", tmp_path / "unbroken")
+    (best,) = (tmp_path / "run" / "best").glob("[0-9]*")
+    assert (best / "params").exists() and not (best / "carry").exists()
+    # Evaluation starts with an empty memory, however far the run is.
+    found = run(tmp_path / "run", text, mode="eval")
+    assert found["test_bits_per_byte"] == result["test_bits_per_byte"]
+    assert result["test_cross_entropy"] == pytest.approx(np.log(2) * found["test_bits_per_byte"])
+    assert result["test_sequences"] == 3 and 4 < result["test_bits_per_byte"] < 9
+
+
+def test_a_failed_step_is_repeated_with_its_memory(text: Path, tmp_path: Path):
+    """The first update is far too large; the memory that the second step met is kept for it."""
+    wild = {"optimizer.learning_rate": 1e30, "optimizer.name": "sgd"}
+    wild |= {"optimizer.warmup": "0 steps", "optimizer.grad_clip_norm": 0.0}
+    with pytest.raises(RunFailedError, match="the loss is nan at step 2"):
+        run(tmp_path, text, **wild)
+    kept = carry_in(tmp_path / "failed" / "1")
+    assert (kept["memory_length"] == T).all() and np.isfinite(kept["memory"]).all()
+    found = run(tmp_path, text, mode="replay", **wild)
+    assert (found["step"], found["loss"]) == (2, "nan")
+    # Row b of the second step holds segment 3 b + 1.
+    starts = [
+        int(place.split("tokens ")[1].split(" to")[0].replace(",", "")) for place in found["batch"]
+    ]
+    assert starts == [(EPOCH * row + 1) * T for row in range(ROWS)]
+
+
+class StopAfter(Stop):
+    """Stop request that arrives after some steps."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.left = steps
+
+    def check(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.reason = "a request"
+        super().check()
+
+
+@pytest.mark.slow
+def test_other_numbers_of_devices(text: Path, tmp_path: Path):
+    """8 -> 1 -> 4 devices: the losses of one device, within 1e-5."""
+    fields = {"duration": "12 steps", "evaluation.every": "12 steps"}
+    run(tmp_path / "one", text, **fields)
+    config = small_config(run="language", **changes_of(text, **fields))
+    for devices in (8, 1):
+        with pytest.raises(StoppedError):
+            place = str(tmp_path / "moved")
+            train.run(config, place, devices=jax.devices()[:devices], stop=StopAfter(4))
+    train.run(config, place, devices=jax.devices()[:4])
+    one, moved = ([r["loss"] for r in metrics_of(tmp_path / name)] for name in ("one", "moved"))
+    np.testing.assert_allclose(moved, one, rtol=1e-5)
