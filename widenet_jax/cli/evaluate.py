@@ -4,6 +4,7 @@
   python scripts/evaluate.py --workdir=exported/mine --out=evaluation \
       --config.data.source=image_folder --config.data.path=photos --config.data.eval_split=val
   python scripts/evaluate.py --workdir=runs/mnli --config.data.eval_split=dev_mismatched
+  python scripts/evaluate.py --workdir=runs/bytes --file=my.txt --config.task.eval_memory_length=512
 
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
 measured by top-1, top-5 where there are more than 5 classes, each class and the confusions; its
@@ -12,7 +13,9 @@ evaluation.json; of classifiers also confusion.csv and confusion.png; of questio
 predictions.json, in which answers with a null score above config.task.null_threshold are "",
 best_answers.json, in which none are, and null_scores.json, in the form that the official scripts
 of SQuAD read. To find the best threshold, give them best_answers.json with --na-prob-file
-null_scores.json. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
+null_scores.json. A language model gives bits a byte and perplexity of a whole --file, in one row,
+so that each token has the whole memory; --config.evaluation.batch_size=8 reads 8 parts at once.
+Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
 from typing import TYPE_CHECKING
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from widenet_jax.weights.trained import Trained
 
 WORST, CONFUSED = 5, 5  # rows of the report
+ROWS = "--config.evaluation.batch_size="
 
 
 def main(argv: Argv = None) -> int:
@@ -34,6 +38,7 @@ def main(argv: Argv = None) -> int:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
+    add("--file", metavar="FILE", help="a text to measure a language model on")
     add("--out", metavar="DIR", help="where tables and a picture go")
     add("--json", action="store_true", help="print one JSON object")
     return parser.run(evaluate, argv)
@@ -47,6 +52,8 @@ def evaluate(options: Options) -> None:
     out = absolute(options.out) if options.out else None
     facts = {"workdir": options.workdir, "step": trained.step}
     classifies = trained.config.task.name in ("classification", "text_classification")
+    if options.file:
+        trained.require_task("language_modeling")
     (evaluate_classifier if classifies else evaluate_task)(options, trained, facts, out)
 
 
@@ -78,7 +85,14 @@ def evaluate_task(
     from widenet_jax.files import write_json
     from widenet_jax.tools.analysis.over_source import metrics_over_source
 
-    metrics, others, rows, source = metrics_over_source(trained)
+    opened = None
+    if options.file:
+        from widenet_jax.tools.analysis.text_files import open_file
+
+        if not any(field.startswith(ROWS) for field in options.fields):
+            trained.config.evaluation.batch_size = trained.model.examples_per_group
+        opened = open_file(trained, options.file)
+    metrics, others, rows, source = metrics_over_source(trained, opened)
     facts |= metrics | others
     if out:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Predicts with a trained model: classes of images and texts, answers, masked words.
+"""Predicts with a trained model: classes of images and texts, answers, masked words, more text.
 
   python scripts/predict.py --workdir=runs/mine photo.jpg other.png --top=5
   python scripts/predict.py --workdir=exported/mine photo.jpg --overlay=experts.png
@@ -7,6 +7,7 @@
   python scripts/predict.py --workdir=runs/squad --question="Who?" --context="Ada wrote it."
   python scripts/predict.py --workdir=runs/albert --fill="The capital of France is [MASK]."
   python scripts/predict.py --workdir=hf/albert-base-v2 --fill="It was a [MASK] day."
+  python scripts/predict.py --workdir=runs/bytes --continue="It was" --temperature=0.8 --length=500
 
 Each example is routed alone, so that its answer does not depend on the others. The overlay shows
 which expert each patch of an image went to.
@@ -15,7 +16,7 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 
 from typing import TYPE_CHECKING
 
-from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
+from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, show
 from widenet_jax.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -27,13 +28,23 @@ TASKS = {
     "text": "text_classification",
     "question": "span",
     "fill": "masked_lm",
+    "continue": "language_modeling",
 }
 FORMS = {
     "images": "image files",
     "text": "--text=TEXT",
     "question": "--question=TEXT --context=TEXT",
     "fill": '--fill="A [MASK] word"',
+    "continue": '--continue="A beginning"',
 }
+# Flags that go with one kind only.
+OF_KIND = {
+    "pair": "text",
+    "context": "question",
+    "overlay": "images",
+    **dict.fromkeys(("temperature", "top_k", "top_p", "length"), "continue"),
+}
+LENGTH = 200  # tokens
 # A row for --json, lines for people.
 Shown = tuple[dict, list[str]]
 
@@ -52,6 +63,16 @@ def main(argv: Argv = None) -> int:
     add("--workdir", required=True, metavar="DIR", help=text)
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
     add("--overlay", metavar="PNG", help="draw expert choices over the images")
+    add("--continue", metavar="TEXT", help="a text for a language model to go on with")
+    text = "of --continue: divides the logits; 0 takes the likeliest token (default 1)"
+    add("--temperature", type=float, metavar="X", help=text)
+    text = "of --continue: draw among so many of the likeliest tokens (default all)"
+    add("--top_k", type=positive, metavar="K", help=text)
+    text = "of --continue: draw among the likeliest tokens of this share (default 1)"
+    add("--top_p", type=float, metavar="P", help=text)
+    text = f"of --continue: tokens to draw (default {LENGTH})"
+    add("--length", type=positive, metavar="N", help=text)
+    add("--seed", type=not_negative, default=0, help="of the draws of --continue")
     add("--json", action="store_true", help="print one JSON object")
     return parser.run(predict, argv)
 
@@ -83,8 +104,8 @@ def kind_of(options: Options) -> str:
     given = [kind for kind in TASKS if getattr(options, kind) not in (None, [])]
     if len(given) != 1:
         raise BadInputError(f"give {', or '.join(FORMS.values())}, and one of these only")
-    for flag, kind in (("pair", "text"), ("context", "question"), ("overlay", "images")):
-        if getattr(options, flag) and given != [kind]:
+    for flag, kind in OF_KIND.items():
+        if getattr(options, flag) not in (None, []) and given != [kind]:
             raise BadInputError(f"--{flag} goes with {FORMS[kind]}")
     if options.pair and len(options.pair) != len(options.text):
         numbers = f"{len(options.text)} --text and {len(options.pair)} --pair"
@@ -157,6 +178,16 @@ def predict_words(options: Options, trained: "Trained") -> tuple[str, list[Shown
     return "fills", found
 
 
+def predict_more(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
+    from widenet_jax.tools.analysis.sampling import Sampling, continue_text
+
+    given = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+    sampling = Sampling(**{name: value for name, value in given.items() if value is not None})
+    length, beginning = options.length or LENGTH, getattr(options, "continue")
+    text = continue_text(trained, beginning, sampling, length=length, seed=options.seed)
+    return "texts", [({"beginning": beginning, "text": text}, [text])]
+
+
 def shares(top: list[dict], key: str) -> list[str]:
     """Formats probabilities, a line for each."""
     return [f"  {one['probability']:7.2%}  {one[key]}" for one in top]
@@ -167,4 +198,5 @@ PREDICT = {
     "text": predict_texts,
     "question": predict_answer,
     "fill": predict_words,
+    "continue": predict_more,
 }

@@ -58,9 +58,9 @@ class Trained:
         return tuple(self.info.get("class_names", ()))
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of a text model."""
-        return Tokenizer(self.info["tokenizer"])
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of a text model; None for a model of bytes."""
+        return Tokenizer(self.info["tokenizer"]) if "tokenizer" in self.info else None
 
     def require_task(self, *names: str) -> None:
         """Raises BadInputError unless the model was trained for one of these tasks."""

@@ -18,7 +18,7 @@ import pytest
 from preparing import ROOT, refused, run, write
 
 from widenet_jax.data.text.tiny_text import FOLDER, TEXT
-from widenet_jax.data.text.token_streams import TokenStream
+from widenet_jax.data.text.token_streams import open_stream
 from widenet_jax.data.text.tokenizer import load_tokenizer
 
 
@@ -48,7 +48,7 @@ def test_bytes_are_taken_as_they_are(tmp_path: Path):
     entry = manifest(out)["splits"]["train"]
     assert entry["sha256"] == hashlib.sha256(content[:9000]).hexdigest()
     assert (entry["tokens"], entry["bytes"], entry["file_bytes"]) == (9000, 9000, 9000)
-    source = TokenStream(str(out), "train", 8)
+    source = open_stream(str(out), "train", 8)
     assert source.info == {"vocab_size": 256} and source.bytes_per_token == 1.0
 
 
@@ -93,7 +93,7 @@ def test_word_pieces_are_those_of_each_line(tmp_path: Path):
     expected = np.concatenate([*parts, [tokenizer.sep_id]])
     np.testing.assert_array_equal(tokens(out, "train", "<u2"), expected)
     assert (expected == tokenizer.sep_id).sum() == 2, "a marker in a text is ordinary characters"
-    source = TokenStream(str(out), "valid", 1)
+    source = open_stream(str(out), "valid", 1)
     assert source.info["tokenizer"] == tokenizer.json
     # "No.\n" has 4 bytes, one word and one end of a line.
     assert source.bytes_per_token * source.num_tokens == 4

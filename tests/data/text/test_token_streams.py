@@ -10,7 +10,7 @@ from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import pipeline, sampler
 from widenet_jax.data.sources import build_source
-from widenet_jax.data.text.token_streams import TokenStream, segment_transform
+from widenet_jax.data.text.token_streams import TokenStream, open_stream, segment_transform
 from widenet_jax.errors import BadInputError
 
 T, B = 3, 2
@@ -59,7 +59,7 @@ def assert_same(ours: list[dict], theirs: list[dict]) -> None:
 
 def test_a_hand_worked_epoch(text):
     """180 tokens make 59 segments of 3, so 29 batches of 2 rows; the 59th segment is left out."""
-    batches = train_stream(TokenStream(text, "train", T))
+    batches = train_stream(open_stream(text, "train", T))
     assert [b["fresh"].tolist() for b in batches[:3]] == [[True] * 2, [False] * 2, [False] * 2]
     assert batches[0]["tokens"].tolist() == [[0, 1, 2, 3], [87, 88, 89, 90]]
     assert batches[1]["tokens"].tolist() == [[3, 4, 5, 6], [90, 91, 92, 93]]
@@ -84,7 +84,7 @@ def test_rows_follow_the_rule_of_the_specification():
 
 
 def test_hosts_and_a_later_start_read_the_same(text):
-    source = TokenStream(text, "train", T)
+    source = open_stream(text, "train", T)
     unbroken = train_stream(source)
     assert_same(train_stream(source, start_step=31), unbroken[31:])
     hosts = [train_stream(source, positions=np.array([row])) for row in range(B)]
@@ -97,14 +97,14 @@ def test_hosts_and_a_later_start_read_the_same(text):
 
 @pytest.mark.slow
 def test_workers_read_the_same(text):
-    source = TokenStream(text, "train", T)
+    source = open_stream(text, "train", T)
     assert_same(train_stream(source, num_workers=2), train_stream(source))
     assert_no_worker_left()
 
 
 def test_evaluation_reads_every_segment_once_and_in_order(text):
     """19 segments in 4 rows of 5: the last row has ended after its fourth segment."""
-    source = TokenStream(text, "all", 10)
+    source = open_stream(text, "all", 10)
     batches = eval_stream(source, 4)
     assert [b["fresh"].tolist() for b in batches] == [[True] * 4] + [[False] * 4] * 4
     assert [b["mask"].tolist() for b in batches] == [[True] * 4] * 4 + [[True] * 3 + [False]]
@@ -121,7 +121,7 @@ def test_evaluation_reads_every_segment_once_and_in_order(text):
 def test_a_file_of_more_than_256_different_tokens(tmp_path):
     ids = np.arange(2000, dtype="<u2") % 700
     prepared = written(tmp_path, ids)
-    source = TokenStream(prepared, "train", 600)
+    source = open_stream(prepared, "train", 600)
     np.testing.assert_array_equal(source[1]["tokens"], np.arange(600, 1201) % 700)
     assert source.info == {"vocab_size": 700} and len(source) == 3
     assert (source.bytes_per_token, source.words_per_token) == (4.0, 0.5)
@@ -140,12 +140,12 @@ def written(folder: Path, ids: np.ndarray, vocab_size: int = 700, **changes) -> 
 def test_a_damaged_file_is_named(tmp_path):
     prepared = written(tmp_path, np.full(100, 701, "<u2"))
     with pytest.raises(BadInputError, match=r"train\.tokens: holds token 701.* prepare the set"):
-        TokenStream(prepared, "train", 9)[0]
+        open_stream(prepared, "train", 9)[0]
     with pytest.raises(BadInputError, match=r"train\.tokens: 200 bytes, 202 were written"):
-        TokenStream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
+        open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
     (tmp_path / "train.tokens").unlink()
     with pytest.raises(BadInputError, match=r"train\.tokens: no such file"):
-        TokenStream(prepared, "train", 9)
+        open_stream(prepared, "train", 9)
 
 
 def test_mistakes_are_one_line(text, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 
 from widenet_jax.data.splits import check_split
 from widenet_jax.data.text.chunking import Chunk, Chunking, chunks_of
-from widenet_jax.data.text.token_streams import TokenStream
+from widenet_jax.data.text.token_streams import TokenStream, open_stream
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.data.text.unigrams import unigram_entropy
 
@@ -68,4 +68,4 @@ def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
 
 def tiny_stream(split: str, max_length: int) -> TokenStream:
     """Returns the novel as a stream of bytes: 90% "train", 5% "valid", 5% "test"."""
-    return TokenStream(str(TEXT), split, max_length)
+    return open_stream(str(TEXT), split, max_length)

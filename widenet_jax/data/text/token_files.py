@@ -1,7 +1,7 @@
-"""Files of token ids: a range of a memory-mapped file of one unsigned integer a token."""
+"""Token ids in files, one unsigned integer a token, and in memory."""
 
 import os
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
@@ -23,6 +23,29 @@ def id_type(vocab_size: int) -> np.dtype:
             f"token in 16 bits; take a tokenizer of at most {MOST_TOKENS:,}"
         )
     return np.dtype("u1" if vocab_size <= BYTE_VALUES else "<u2")
+
+
+class Tokens(Protocol):
+    """Consecutive tokens."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Returns `length` tokens from each of `starts`: int32 [n, length]."""
+        ...
+
+
+class HeldTokens:
+    """Tokens in memory."""
+
+    def __init__(self, tokens: np.ndarray):
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        return sliding_window_view(self._tokens, length)[starts].astype(np.int32)
 
 
 class TokenFile:

@@ -13,7 +13,7 @@ that a model can keep a memory for each row. `sampler.stream_at` has the rule.
 import itertools
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -21,7 +21,7 @@ from etils import epath
 from widenet_jax.data import records
 from widenet_jax.data.contract import Example
 from widenet_jax.data.splits import check_split
-from widenet_jax.data.text.token_files import BYTE_VALUES, TokenFile, file_size
+from widenet_jax.data.text.token_files import BYTE_VALUES, TokenFile, Tokens, file_size
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.errors import BadInputError, check_range
 
@@ -32,7 +32,7 @@ WHOLE = "all"  # a plain file's further split: everything
 
 
 class TokenStream:
-    """One split of a stream in segments of T tokens; segment i begins at token i * T.
+    """A text in segments of T tokens; segment i begins at token i * T.
 
     `source[i]` is {"tokens": int32 [T + 1], "fresh": bool}: a segment and the token after it, and
     whether it is the first.
@@ -40,32 +40,21 @@ class TokenStream:
     Attributes:
       info: "vocab_size"; "tokenizer", parsed from tokenizer.json, in a set of word pieces.
       max_length: T.
-      num_tokens: of the split.
-      bytes_per_token: bytes of the split's text per token.
-      words_per_token: words of the split's text per token; None where they were not counted.
+      num_tokens: of the text.
+      bytes_per_token: bytes of the text per token.
+      words_per_token: words of the text per token; None where they were not counted.
     """
 
-    def __init__(self, path: str, split: str, max_length: int):
-        """Opens a split.
-
-        Args:
-          path: of a prepared set, or of a plain file: its first 90% of bytes are the split "train",
-            5% "valid", the last 5% "test", and "all" is the whole file.
-          split: its name.
-          max_length: T.
+    def __init__(self, opened: "Opened", max_length: int):
+        """Cuts tokens into segments of `max_length`.
 
         Raises:
-          BadInputError: nothing readable there, or the split is shorter than a segment.
+          BadInputError: there are fewer tokens than one segment has.
         """
         check_range("config.data.max_length", max_length, 1, 1 << 20)
-        place = epath.Path(path)
-        if not place.exists():
-            raise BadInputError(f"config.data.path={path}: there is no such file or directory")
-        opened = _open_set if place.is_dir() else _open_plain
-        self._tokens, counts, self.info = opened(path, split)
+        self._tokens, counts, self.info, self._where = opened
         self.max_length = max_length
         self.num_tokens = len(self._tokens)
-        self._where = f"{path}, split {split}"
         if len(self) < 1:
             raise BadInputError(
                 f"{self._where}: {self.num_tokens:,} tokens, too few for one segment of "
@@ -91,7 +80,38 @@ class TokenStream:
         return f"{self._where}, tokens {first:,} to {first + self.max_length:,}"
 
 
-Opened = tuple[TokenFile, dict[str, Any], Mapping[str, Any]]  # tokens, counts, info
+class Opened(NamedTuple):
+    """A text as tokens, open for reading.
+
+    Attributes:
+      tokens: of the text.
+      counts: "bytes" of the text, and its "words"; None where they were not counted.
+      info: of `TokenStream`.
+      where: what the text is called in messages.
+    """
+
+    tokens: Tokens
+    counts: Mapping[str, Any]
+    info: Mapping[str, Any]
+    where: str
+
+
+def open_stream(path: str, split: str, max_length: int) -> TokenStream:
+    """Opens a split of a stream.
+
+    Args:
+      path: of a prepared set, or of a plain file: its first 90% of bytes are the split "train", 5%
+        "valid", the last 5% "test", and "all" is the whole file.
+      split: its name.
+      max_length: T.
+
+    Raises:
+      BadInputError: nothing readable there, or the split is shorter than a segment.
+    """
+    place = epath.Path(path)
+    if not place.exists():
+        raise BadInputError(f"config.data.path={path}: there is no such file or directory")
+    return TokenStream((_open_set if place.is_dir() else _open_plain)(path, split), max_length)
 
 
 def _open_set(directory: str, split: str) -> Opened:
@@ -114,7 +134,8 @@ def _open_set(directory: str, split: str) -> Opened:
                 "one back, or prepare the set again"
             )
         info["tokenizer"] = tokenizer.json
-    return TokenFile(path, vocab_size, 0, entry["tokens"]), entry, info
+    tokens = TokenFile(path, vocab_size, 0, entry["tokens"])
+    return Opened(tokens, entry, info, f"{directory}, split {split}")
 
 
 def _open_plain(path: str, split: str) -> Opened:
@@ -126,7 +147,8 @@ def _open_plain(path: str, split: str) -> Opened:
     bounds = dict(zip(PLAIN_SPLITS, itertools.pairwise(ends), strict=True))
     first, end = bounds.get(split, (0, size))
     tokens = TokenFile(path, BYTE_VALUES, int(first), int(end - first))
-    return tokens, {"bytes": len(tokens), "words": None}, {"vocab_size": BYTE_VALUES}
+    counts = {"bytes": len(tokens), "words": None}
+    return Opened(tokens, counts, {"vocab_size": BYTE_VALUES}, f"{path}, split {split}")
 
 
 def token_file_name(split: str) -> str:

@@ -105,18 +105,22 @@ def real_tokens(
 
 
 def metrics_over_source(
-    trained: Trained,
+    trained: Trained, opened: tuple[Source, Any] | None = None
 ) -> tuple[dict[str, float], dict[str, Any], dict[str, np.ndarray], Source]:
-    """Evaluates the task over the evaluation split.
+    """Evaluates the task over a source.
+
+    Args:
+      trained: the model.
+      opened: the source and its transform; the evaluation split by default.
 
     Returns:
       The task's metrics; "baseline" of this set, "drop_rate" and "expert_load" as a run's result
-      has them; the rows of the examples; and the split.
+      has them; the rows of the examples; and the source.
 
     Raises:
       BadInputError: as `open_source`.
     """
-    source, transform = open_source(trained)
+    source, transform = opened or open_source(trained)
     forward = make_forward(trained.model)
 
     def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
@@ -151,8 +155,22 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
         check_questions(config, source.info)
     else:
         source = build_source(data, split)
-        check_same_tokens(trained.tokenizer, Tokenizer(source.info["tokenizer"]), trained.place)
+        check_tokens(trained, source.info)
     return source, TRANSFORMS[config.task.name](config, trained.info)[1]
+
+
+def check_tokens(trained: Trained, info: Mapping[str, Any]) -> None:
+    """Raises BadInputError where the tokens of a set are not those of the model."""
+    known, here = trained.tokenizer, info.get("tokenizer")
+    if bool(known) != bool(here):
+        kinds = ("word pieces", "bytes") if known else ("bytes", "word pieces")
+        told = f"--tokenizer={trained.place}" if known else "no --tokenizer"
+        raise BadInputError(
+            f"{trained.place} is a model of {kinds[0]}, and the set is of {kinds[1]}; prepare it "
+            f"with {told}"
+        )
+    if known:
+        check_same_tokens(known, Tokenizer(here), trained.place)
 
 
 def open_images(trained: Trained) -> tuple[Source, Any]:

@@ -1,0 +1,120 @@
+"""The commands for language models: bits a byte of a file, a text continued, mistakes."""
+
+import gzip
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from etils import epath
+from language_tiny import get_config
+from untrained import export_untrained
+
+from widenet_jax.cli import evaluate, predict
+from widenet_jax.data.text.tiny_text import FOLDER
+from widenet_jax.data.text.tokenizer import load_tokenizer
+from widenet_jax.weights.exported import read_exported, write_exported
+
+TEXT = "It was raining. Ann did not mind; she read.\n" * 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text, and models of bytes and of word pieces that know token frequencies only."""
+    folder = tmp_path_factory.mktemp("language")
+    (folder / "text.txt").write_text(TEXT)
+    tokenizer = load_tokenizer(str(FOLDER))
+    facts = {"bytes": {"vocab_size": 256}}
+    facts["pieces"] = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
+    for name, info in facts.items():
+        config = get_config()
+        config.model.depth = 1
+        config.data.max_length = 8
+        place = epath.Path(export_untrained(config, info, folder / name))
+        stored = read_exported(place)
+        output = stored.params["output"]
+        output["kernel"] = np.zeros_like(output["kernel"])
+        output["bias"] = log_shares(info["vocab_size"])
+        write_exported(place, stored, file_format="npz")
+    return folder
+
+
+def log_shares(vocab_size: int) -> np.ndarray:
+    """Returns the logarithms of shares 1 : 2 : 1 : 2 : ... of the tokens."""
+    shares = 1.0 + np.arange(vocab_size) % 2
+    return np.log(shares / shares.sum()).astype(np.float32)
+
+
+def run(command, capsys, *arguments: object) -> str:
+    """Runs a command that must succeed; returns what it printed."""
+    assert command.main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(command, capsys, *arguments: object) -> str:
+    assert command.main([str(argument) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_bits_a_byte_by_hand(folder: Path, capsys):
+    """176 bytes make 21 segments of 8; the first byte and the last 7 are not predicted."""
+    found = json.loads(
+        run(
+            evaluate, capsys, "--workdir", folder / "bytes", "--file", folder / "text.txt", "--json"
+        )
+    )
+    counts = Counter(byte % 2 for byte in TEXT.encode()[1:169])
+    bits = (counts[0] * math.log2(384) + counts[1] * math.log2(192)) / 168
+    assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+    assert found["perplexity"] == pytest.approx(2**bits, rel=1e-6) and found["sequences"] == 21
+
+
+def test_bits_a_byte_of_word_pieces(folder: Path, capsys):
+    """The bits of a piece, by the bytes of the file per piece; a compressed file is the same."""
+    pieces = np.concatenate(load_tokenizer(str(FOLDER)).encode_all(TEXT.strip().split("\n")))
+    logs = log_shares(2000)[pieces]
+    predicted = logs[1 : 1 + (len(logs) - 1) // 8 * 8]
+    bits = -predicted.mean() / math.log(2) * len(pieces) / len(TEXT)
+    (folder / "text.gz").write_bytes(gzip.compress(TEXT.encode()))
+    for name in ("text.txt", "text.gz"):
+        arguments = ("--workdir", folder / "pieces", "--file", folder / name, "--json")
+        found = json.loads(run(evaluate, capsys, *arguments))
+        assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    words = len(TEXT.split()) + TEXT.count("\n")
+    nats = -predicted.mean() * len(pieces) / words
+    assert found["word_perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
+
+
+def test_a_text_is_continued(folder: Path, capsys):
+    arguments = ("--workdir", folder / "bytes", "--continue=Ann", "--length=9")
+    first = json.loads(run(predict, capsys, *arguments, "--json", "--seed=3"))["texts"][0]
+    again = json.loads(run(predict, capsys, *arguments, "--json", "--seed=3"))["texts"][0]
+    assert first == again and first["beginning"] == "Ann" and first["text"].startswith("Ann")
+    greedy = run(predict, capsys, *arguments, "--temperature=0")
+    assert greedy == "Ann" + "\\x01" * 9 + "\n", "the likeliest byte, shown safely"
+    pieces = run(predict, capsys, "--workdir", folder / "pieces", "--continue=Ann", "--length=2")
+    assert pieces.startswith("ann")
+
+
+def test_mistakes_are_one_line(folder: Path, capsys, tmp_path: Path):
+    model, text = ("--workdir", folder / "bytes"), folder / "text.txt"
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert "missing.txt" in refused(evaluate, capsys, *model, "--file", tmp_path / "missing.txt")
+    assert "empty.txt: 0 tokens, too few" in refused(evaluate, capsys, *model, "--file", empty)
+    assert "--continue is empty" in refused(predict, capsys, *model, "--continue=")
+    message = refused(predict, capsys, *model, "--continue=A", "--temperature=-1")
+    assert "--temperature=-1.0 must be 0 or more" in message
+    message = refused(predict, capsys, *model, "--text=A", "--top_k=3")
+    assert "--top_k goes with --continue" in message
+    message = refused(predict, capsys, *model, "--text=A")
+    assert "of the task language_modeling, which takes --continue" in message
+    stream = ("--config.data.source=token_stream", "--config.data.eval_split=all")
+    message = refused(
+        evaluate, capsys, "--workdir", folder / "pieces", *stream, f"--config.data.path={text}"
+    )
+    assert "is a model of word pieces, and the set is of bytes" in message
