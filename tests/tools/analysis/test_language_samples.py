@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from compiled import apply
 from language_tiny import get_config
 from untrained import export_untrained
 
@@ -48,13 +49,10 @@ def test_tokens_are_drawn_as_often_as_their_probability():
     np.testing.assert_allclose(drawn / 7000, [2 / 7, 1 / 7, 4 / 7, 0], atol=0.02)
 
 
-def test_the_seed_decides_and_temperature_0_needs_none(trained: Trained):
-    def tokens(sampling: Sampling, seed: int) -> list[int]:
-        prompt = np.frombuffer(b"Anne", np.uint8).astype(np.int32)
-        return list(sample(trained, prompt, sampling, length=12, seed=seed))
-
-    assert tokens(Sampling(), 1) == tokens(Sampling(), 1) != tokens(Sampling(), 2)
-    assert tokens(Sampling(temperature=0), 1) == tokens(Sampling(temperature=0), 2)
+def test_the_seed_decides(trained: Trained):
+    prompt = np.frombuffer(b"Anne", np.uint8).astype(np.int32)
+    drawn = [list(sample(trained, prompt, Sampling(), length=12, seed=seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_text_is_read_with_memory(trained: Trained):
@@ -67,11 +65,11 @@ def test_a_text_is_read_with_memory(trained: Trained):
     assert spec["memory"].shape[2] == 32  # 4 segments
     carry = {name: np.zeros(x.shape, x.dtype) for name, x in spec.items()}
     inputs = {"tokens": text[None], **carry}
-    whole, _ = trained.model.apply({"params": trained.params}, inputs, train=False)
+    whole, _ = apply(trained.model, trained.params, inputs, train=False)
     np.testing.assert_allclose(ours.logits, whole["logits"][0, -1], atol=1e-4)
-    forgetful = Reader(trained)
-    forgetful.read(text[19:])
-    assert np.abs(forgetful.logits - ours.logits).max() > 0.01
+    inputs["tokens"] = inputs["tokens"][:, 19:]
+    forgetful, _ = apply(trained.model, trained.params, inputs, train=False)
+    assert np.abs(forgetful["logits"][0, -1] - ours.logits).max() > 0.01
 
 
 def test_numbers_out_of_range():

@@ -66,7 +66,7 @@ class TokenStream:
         self.words_per_token: float | None = words and words / self.num_tokens
 
     def __len__(self) -> int:
-        return (self.num_tokens - 1) // self.max_length
+        return max(0, self.num_tokens - 1) // self.max_length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"tokens": self.segments(np.array([index]))[0], "fresh": np.bool_(index == 0)}
