@@ -18,9 +18,10 @@ from widenet_jax.data.contract import (
 from widenet_jax.data.images.sources import Digits, ImageFolder
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.data.text.finetuning import alike
 from widenet_jax.data.text.instances import instance_transforms
-from widenet_jax.data.text.squad import Squad, squad_transforms
-from widenet_jax.data.text.tables import Table, table_transforms
+from widenet_jax.data.text.squad import Squad, Window
+from widenet_jax.data.text.tables import LabelledSequence, Table
 from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.data.text.tiny_text import TinyText, tiny_stream
 from widenet_jax.data.text.token_streams import open_stream, segment_transform
@@ -59,8 +60,8 @@ SOURCES: dict[str, BuildSource] = {
 TRANSFORMS: dict[str, BuildTransforms] = {
     "classification": lambda config, info: build_transforms(config.augment, config.data.image_size),
     "masked_lm": instance_transforms,
-    "text_classification": table_transforms,
-    "span": squad_transforms,
+    "text_classification": alike(LabelledSequence),
+    "span": alike(Window),
     "language_modeling": lambda config, info: (segment_transform, segment_transform),
 }
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataFacts, Source
 from widenet_jax.errors import BadInputError
-from widenet_jax.tasks import contract
+from widenet_jax.tasks import labels
 from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import smooth_labels, softmax_cross_entropy
 from widenet_jax.tasks.mixup import mixup
@@ -99,36 +99,19 @@ class Classification(Task):
         logits, aux = apply({"image": images}, rngs)
         smoothed = smooth_labels(targets, self.label_smoothing)
         cross_entropy = softmax_cross_entropy(logits, smoothed).mean()
-        of_layers, each = contract.layer_losses(aux)
-        loss = cross_entropy + of_layers
-        means = {
-            "cross_entropy": cross_entropy,
-            "accuracy": (logits.argmax(-1) == targets.argmax(-1)).mean(),
-            **each,
-            "loss": loss,
-        }
-        return loss, Metrics(means=means, layer_sums=contract.layer_sums(aux))
+        return labels.batch_loss(cross_entropy, logits.argmax(-1) == targets.argmax(-1), aux)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         logits, aux = apply(self.inputs(batch), None)
-        mask, label = batch["mask"], batch["label"]
-        target = jax.nn.one_hot(label, self.num_classes)
-        sums = {
-            "cross_entropy": jnp.where(mask, softmax_cross_entropy(logits, target), 0.0).sum(),
-            "correct": ((logits.argmax(-1) == label) & mask).sum(dtype=jnp.int32),
-            "images": mask.sum(dtype=jnp.int32),
-        }
-        return Evaluation(sums=sums, layer_sums=contract.layer_sums(aux))
+        target = jax.nn.one_hot(batch["label"], self.num_classes)
+        cross_entropy = softmax_cross_entropy(logits, target)
+        return labels.batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
         del rows, source
-        return {
-            "accuracy": float(sums["correct"] / sums["images"]),
-            "cross_entropy": float(sums["cross_entropy"] / sums["images"]),
-            "images": int(sums["images"]),
-        }
+        return labels.split_metrics(sums, unit=self.unit)
 
 
 def to_unit_range(images: Array) -> Array:

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import ArraySpec, DataFacts, Source
-from widenet_jax.tasks import contract
+from widenet_jax.tasks import contract, texts
 from widenet_jax.tasks.contract import (
     Apply,
     ArraySpecs,
@@ -69,10 +68,7 @@ class MaskedLm(Task):
         return Baseline("mlm_loss", self.unigram_entropy, "unigram entropy", ADVICE)
 
     def batch_spec(self, batch_size: int) -> ArraySpecs:
-        return {
-            name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype)
-            for name, spec in self.example.items()
-        }
+        return texts.batch_spec(self.example, batch_size)
 
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         names = ("tokens", "segments", "mlm_positions", "positions", "instances")

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import ArraySpec, DataFacts, Source
-from widenet_jax.tasks import contract, texts
+from widenet_jax.tasks import labels, texts
 from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import label_cross_entropy
 from widenet_jax.typing import Array
@@ -57,28 +56,15 @@ class TextClassification(Task):
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
         logits, aux = apply(self.inputs(batch), rngs)
         cross_entropy = label_cross_entropy(logits, batch["label"]).mean()
-        of_layers, each = contract.layer_losses(aux)
-        loss = cross_entropy + of_layers
-        accuracy = (logits.argmax(-1) == batch["label"]).mean()
-        means = {"cross_entropy": cross_entropy, "accuracy": accuracy, **each, "loss": loss}
-        return loss, Metrics(means=means, layer_sums=contract.layer_sums(aux))
+        return labels.batch_loss(cross_entropy, logits.argmax(-1) == batch["label"], aux)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         logits, aux = apply(self.inputs(batch), None)
-        mask, label = batch["mask"], batch["label"]
-        sums = {
-            "cross_entropy": jnp.where(mask, label_cross_entropy(logits, label), 0.0).sum(),
-            "correct": ((logits.argmax(-1) == label) & mask).sum(dtype=jnp.int32),
-            "examples": mask.sum(dtype=jnp.int32),
-        }
-        return Evaluation(sums=sums, layer_sums=contract.layer_sums(aux))
+        cross_entropy = label_cross_entropy(logits, batch["label"])
+        return labels.batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
         del rows, source
-        return {
-            "accuracy": float(sums["correct"] / sums["examples"]),
-            "cross_entropy": float(sums["cross_entropy"] / sums["examples"]),
-            "examples": int(sums["examples"]),
-        }
+        return labels.split_metrics(sums, unit=self.unit)

@@ -1,4 +1,4 @@
-"""What the finetuning tasks on texts share: arrays of a batch, inputs of the encoder."""
+"""What the tasks on texts share: arrays of a batch, inputs of the encoder."""
 
 from collections.abc import Mapping
 

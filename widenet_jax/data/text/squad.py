@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.contract import Example
+from widenet_jax.data.text.finetuning import encode_all, facts_of, in_threads, tokenizer_of
 from widenet_jax.data.text.sequences import Joined, padded
 from widenet_jax.data.text.split_files import read_split
 from widenet_jax.data.text.squad_files import SUFFIXES, Answer, Question, read_questions
-from widenet_jax.data.text.tables import encode_all, facts_of, in_threads, tokenizer_of
 from widenet_jax.data.text.tokenizer import Encoded, Tokenizer
 from widenet_jax.errors import BadInputError
 
@@ -185,10 +185,3 @@ class Window:
         may_start[: len(example["may_start"])] = example["may_start"]
         places = {name: np.int32(example[name]) for name in ("start", "end")}
         return {**row, **places, "may_start": may_start}
-
-
-def squad_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Window, Window]:
-    """Returns the transform of training and the equal one of evaluation."""
-    del info
-    transform = Window(config.data.max_length)
-    return transform, transform

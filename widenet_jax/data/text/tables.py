@@ -5,9 +5,7 @@ number a file gives it.
 """
 
 import dataclasses
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,10 +13,11 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.data.contract import Example
+from widenet_jax.data.text.finetuning import encode_all, facts_of, tokenizer_of
 from widenet_jax.data.text.sequences import Joined, join, padded
 from widenet_jax.data.text.split_files import read_split
 from widenet_jax.data.text.table_files import READERS, Columns, read_columns, shown
-from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadExampleError, BadInputError
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
@@ -34,7 +33,6 @@ LAYOUTS = (
 )
 MAX_CLASSES = 1000  # more distinct labels mean that the column holds something else
 LEAST_LENGTH = 5  # tokens of a sequence
-TEXTS_AT_ONCE = 1024
 
 
 class Row(NamedTuple):
@@ -148,15 +146,6 @@ class LabelledSequence:
         return {**padded(sequence, self.max_length), "label": np.int32(example["label"])}
 
 
-def table_transforms(
-    config: Any, info: Mapping[str, Any]
-) -> tuple[LabelledSequence, LabelledSequence]:
-    """Returns the transform of training and the equal one of evaluation."""
-    del info
-    transform = LabelledSequence(config.data.max_length)
-    return transform, transform
-
-
 def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:
     """Reads the texts and labels of a split.
 
@@ -253,34 +242,3 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
             f"({shown(class_names)}), which are those of the training split or of the model"
         )
     return np.array([index[row.label] for row in rows], np.int32)
-
-
-def tokenizer_of(data: Mapping[str, Any]) -> Tokenizer:
-    """Loads the tokenizer of `config.data.tokenizer`.
-
-    Raises:
-      BadInputError: none is named, or it cannot be read.
-    """
-    if not data["tokenizer"]:
-        raise BadInputError(
-            "config.data.tokenizer is empty: add --config.data.tokenizer=FILE, or start from a "
-            "trained model, whose tokenizer is used: --config.init_from=DIR"
-        )
-    return load_tokenizer(data["tokenizer"])
-
-
-def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
-    """Returns the ids of each text."""
-    parts = [texts[i : i + TEXTS_AT_ONCE] for i in range(0, len(texts), TEXTS_AT_ONCE)]
-    return [ids for part in in_threads(tokenizer.encode_all, parts) for ids in part]
-
-
-def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Maps a function that releases the GIL, as the tokenizer does, over items in threads."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, items))
-
-
-def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns what a source's `info` says of the tokenizer."""
-    return {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
