@@ -18,12 +18,14 @@ class Metric:
       higher_is_better: False for a loss, an error rate or a perplexity.
       label: as tables and axes print it.
       scale: factor from result.json's value to the printed one.
+      decimals: that the paper prints; ours have one more.
     """
 
     name: str
     higher_is_better: bool
     label: str
     scale: float = 1.0
+    decimals: int = 1
 
 
 TOP_1 = Metric("accuracy", higher_is_better=True, label="top-1 %", scale=100.0)
@@ -72,6 +74,10 @@ class Experiment:
       worsens: the paper claims, without numbers, that every row is worse than the row before.
       norms: the norms' vector that a figure compares, "gamma" or "beta"; "" where `metric` is
         compared.
+      language: a key of `scales.Scale.language` where the rows are language models; else "".
+      selection: the statistic of experts or units that a figure shows, a key of
+        `selection.SELECTIONS`; "" where `metric` is compared.
+      paper_label: what the paper's numbers are where not `metric`.
     """
 
     name: str
@@ -84,6 +90,9 @@ class Experiment:
     within_size: bool = False
     worsens: bool = False
     norms: str = ""
+    language: str = ""
+    selection: str = ""
+    paper_label: str = ""
 
     def of_sizes(self, sizes: Sequence[str]) -> "Experiment":
         """Returns the experiment with only the rows of these sizes."""

@@ -36,7 +36,8 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
             paper.plot(row["paper"], place, "o", color="C0")
         else:
             place_of = {"xycoords": paper.get_yaxis_transform(), "va": "center"}
-            paper.annotate(number(row["paper"]), (0.02, place), **place_of)
+            printed = number(row["paper"], experiment.metric.decimals)
+            paper.annotate(printed, (0.02, place), **place_of)
         for value in row["values"]:
             own.plot(value, place, "|", color="C1", alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
@@ -45,7 +46,7 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
             own.annotate("NaN", (0.02, place), xycoords=own.get_yaxis_transform(), va="center")
     paper.set_yticks(range(len(rows)), [row["label"] for row in rows])
     paper.set_ylim(len(rows) - 0.5, -0.5)
-    paper.set(xlabel=f"{metric}, the paper")
+    paper.set(xlabel=f"{experiment.paper_label or metric}, the paper")
     own.set(xlabel=f"{metric}, ours (bars: one standard deviation; strokes: seeds)")
     if not paper.lines:  # no numbers, so no axis of numbers
         paper.set_xticks([])

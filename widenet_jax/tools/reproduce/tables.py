@@ -65,13 +65,13 @@ def rows_of(experiment: Experiment, scale: Scale, measured: Measurements) -> lis
 
 def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, Any]]) -> str:
     """Writes the title, the table, and what agrees with the paper."""
-    metric = experiment.metric.label
+    metric, decimals = experiment.metric.label, experiment.metric.decimals
     columns = {
         "": lambda row: indented(row["label"]),
         "model here": lambda row: f"`{row['variant']}`",
         "parameters": lambda row: known(row["params"], ","),
-        f"paper, {metric}": lambda row: number(row["paper"]),
-        f"ours, {metric}": ours,
+        f"paper, {experiment.paper_label or metric}": lambda row: number(row["paper"], decimals),
+        f"ours, {metric}": lambda row: ours(row, decimals),
         f"ours, {rows[0]['unit']}/s": lambda row: known(row["rate"], ",.0f"),
     }
     if any("paper_core_days" in row for row in rows):
@@ -123,24 +123,27 @@ def indented(label: str) -> str:
     return "&nbsp;" * (len(label) - len(text)) + text
 
 
-def number(value: float | str | None) -> str:
+def number(value: float | str | None, decimals: int) -> str:
     """Formats a printed value."""
     if value is None:
         return "not printed"
     if isinstance(value, str):
         return value
-    return "NaN" if math.isnan(value) else f"{value:.1f}"
+    return "NaN" if math.isnan(value) else f"{value:.{decimals}f}"
 
 
-def ours(row: Mapping[str, Any]) -> str:
-    """Formats our value: "45.12 ± 0.30 (3 seeds)", with the seeds that diverged or are missing."""
+def ours(row: Mapping[str, Any], decimals: int) -> str:
+    """Formats our value: "45.12 ± 0.30 (3 seeds)", with the seeds that diverged or are missing.
+
+    `decimals` are those of the paper.
+    """
     if row["same_as"]:
         return f"as {row['same_as']}"
     lost, done = lost_of(row), row["statuses"].count(DONE)
     parts = []
     if done:
-        spread = "" if row["std"] is None else f" ± {row['std']:.2f}"
-        parts.append(f"{row['mean']:.2f}{spread} ({done} seed{'s' if done > 1 else ''})")
+        spread = "" if row["std"] is None else f" ± {row['std']:.{decimals + 1}f}"
+        parts.append(f"{row['mean']:.{decimals + 1}f}{spread} ({done} seed{'s' if done > 1 else ''})")
     if lost:
         total = len(row["statuses"])
         parts.append(f"NaN in {lost} of {total}" if total > 1 else "NaN")
@@ -161,7 +164,7 @@ def known(value: float | None, spec: str, unit: str = "") -> str:
 
 def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
-    lines = [f"The paper: {experiment.claim}"]
+    lines, decimals = [f"The paper: {experiment.claim}"], experiment.metric.decimals
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
     for one, other in compared(experiment, rows):
         if verdict := compare(one, other, paper_sign(experiment, one, other)):
@@ -171,13 +174,15 @@ def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> lis
         counts = ", ".join(f"{len(of)} {verdict}" for verdict, of in pairs.items() if of)
         lines.append(f"Of {total} pairs of rows that the paper orders: {counts}.")
     for one, other in pairs[OTHER]:
-        printed = f" (paper: {number(one['paper'])}, {number(other['paper'])})"
+        printed = " (paper: {}, {})".format(*(number(of["paper"], decimals) for of in (one, other)))
         lines.append(
-            f"The other way round: {said(one)} against {said(other)}"
+            f"The other way round: {said(one, decimals)} against {said(other, decimals)}"
             f"{'' if one['paper'] is None else printed}."
         )
     if pairs[CLOSE]:
-        close = "; ".join(f"{said(one)} against {said(other)}" for one, other in pairs[CLOSE])
+        close = "; ".join(
+            f"{said(one, decimals)} against {said(other, decimals)}" for one, other in pairs[CLOSE]
+        )
         lines.append(f"Too close to tell: {close}.")
     seeds = [len(row["values"]) for of in pairs.values() for pair in of for row in pair]
     if any(count > 1 for count in seeds):
@@ -204,9 +209,9 @@ def divergence_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def said(row: Mapping[str, Any]) -> str:
-    """Formats a row within a sentence."""
-    return f"{row['label'].strip()} {row['mean']:.2f}"
+def said(row: Mapping[str, Any], decimals: int) -> str:
+    """Formats a row within a sentence; `decimals` are those of the paper."""
+    return f"{row['label'].strip()} {row['mean']:.{decimals + 1}f}"
 
 
 def compared(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[tuple]:
