@@ -112,37 +112,50 @@ class PrintedLanguageModel(NamedTuple):
       model: the feed-forward in words; indented where it is a change of a row above.
       options: of the model's name, as in `--config=configs/language_model.py:SIZE,OPTIONS`.
       results: size -> perplexity of the test set; of "e8" bits a byte. One run each.
+      experts, width: E and G as multiples of the size's own.
+      selected: K; 0: the size's own.
+      active: K of the top-K activation.
     """
 
     model: str
     options: str
     results: Mapping[str, float]
+    experts: float = 1.0
+    width: float = 1.0
+    selected: int = 0
+    active: int = 0
 
 
-def _row(model: str, options: str, sizes: str, *results: float | None) -> PrintedLanguageModel:
+def _row(
+    model: str, options: str, sizes: str, *results: float | None, **shape: float
+) -> PrintedLanguageModel:
     """Makes a row; None is a number that the paper does not print."""
     printed = zip(sizes.split(), results, strict=True)
     found = {size: result for size, result in printed if result is not None}
-    return PrintedLanguageModel(model, options, found)
+    return PrintedLanguageModel(model, options, found, **shape)
 
 
 _WIKI = "wt_s wt_s_star wt_b e8"
+_THREE = "wt_s wt_b e8"
 _WEB = "c4_s c4_b pes2o_s pes2o_b"
-_DENSE = _row("dense", "ffn=dense", f"{_WIKI} {_WEB}",
-              11.81, 10.03, 9.46, 1.08, 23.76, 17.79, 14.34, 10.91)  # fmt: skip
-_SIGMA = _row("sigma-MoE", "", f"wt_s wt_b e8 {_WEB}",
-              11.71, 9.44, 1.08, 23.25, 17.46, 14.12, 10.91)  # fmt: skip
-
+_WIDE = {"experts": 0.25, "width": 4.0, "selected": 1}  # K = 1, G = 512
 # Number of the table -> its rows. Table 10 repeats Table 4 with further rows.
 APPROXIMATIONS: dict[str, tuple[PrintedLanguageModel, ...]] = {
     "1": (
-        _row("dense", "ffn=dense", "wt_s wt_b e8", 11.81, 9.46, 1.08),
-        _row("top-K, K = 64", "ffn=top_k,active=64", "wt_s", 11.86),
-        _row("top-K, K = 128", "ffn=top_k,active=128", "wt_s wt_b e8", 11.74, 9.26, 1.07),
-        _row("top-K, K = 256", "ffn=top_k,active=256", "wt_s wt_b e8", 11.74, 9.34, 1.08),
-        _row("top-K, K = 512", "ffn=top_k,active=512", "wt_s wt_b e8", 11.68, 9.36, 1.08),
+        _row("dense", "ffn=dense", _THREE, 11.81, 9.46, 1.08),
+        _row("top-K, K = 64", "ffn=top_k", "wt_s", 11.86, active=64),
+        _row("top-K, K = 128", "ffn=top_k", _THREE, 11.74, 9.26, 1.07, active=128),
+        _row("top-K, K = 256", "ffn=top_k", _THREE, 11.74, 9.34, 1.08, active=256),
+        _row("top-K, K = 512", "ffn=top_k", _THREE, 11.68, 9.36, 1.08, active=512),
     ),
-    "3": (_DENSE, _SIGMA),
+    "3": (
+        _row(
+            "dense", "ffn=dense", f"{_THREE} {_WEB}", 11.81, 9.46, 1.08, 23.76, 17.79, 14.34, 10.91
+        ),
+        _row(
+            "sigma-MoE", "SIGMA", f"{_THREE} {_WEB}", 11.71, 9.44, 1.08, 23.25, 17.46, 14.12, 10.91
+        ),
+    ),
     "4": (
         _row("dense", "ffn=dense", _WIKI, 11.81, 10.03, 9.46, 1.08),
         _row("sigma-MoE", "", _WIKI, 11.59, 10.37, 9.44, 1.08),
@@ -151,33 +164,65 @@ APPROXIMATIONS: dict[str, tuple[PrintedLanguageModel, ...]] = {
         _row("  softmax", "", _WIKI, 12.05, 10.54, 9.62, 1.09),
         _row("  standard initialisation", "", _WIKI, 11.80, 10.59, 9.67, 1.08),
         _row("  no entropy loss, no expert dropout", "", _WIKI, 11.83, 10.41, 9.51, 1.08),
-        _row("  K = 8, G = 64", "", _WIKI, 11.63, 10.30, 9.58, 1.08),
-        _row("  K = 2, G = 256", "", _WIKI, 11.84, 10.44, 9.56, 1.09),
-        _row("  K = 1, G = 512", "", _WIKI, 11.90, 10.83, 9.58, 1.09),
-        _row("  G = 64, twice the experts", "", _WIKI, 11.81, 10.53, None, 1.08),
-        _row("  K = 1", "", _WIKI, 12.26, 11.30, None, 1.09),
-        _row("  K = 2", "", _WIKI, 11.90, 10.66, None, 1.09),
-        _row("  K = 8", "", _WIKI, 11.58, 10.22, None, 1.08),
-        _row("Switch, K = 1, G = 512", "", _WIKI, 12.27, 11.24, 9.68, 1.08),
+        _row(
+            "  K = 8, G = 64",
+            "",
+            _WIKI,
+            11.63,
+            10.30,
+            9.58,
+            1.08,
+            experts=2.0,
+            width=0.5,
+            selected=8,
+        ),
+        _row(
+            "  K = 2, G = 256",
+            "",
+            _WIKI,
+            11.84,
+            10.44,
+            9.56,
+            1.09,
+            experts=0.5,
+            width=2.0,
+            selected=2,
+        ),
+        _row("  K = 1, G = 512", "", _WIKI, 11.90, 10.83, 9.58, 1.09, **_WIDE),
+        _row(
+            "  G = 64, twice the experts",
+            "",
+            _WIKI,
+            11.81,
+            10.53,
+            None,
+            1.08,
+            experts=2.0,
+            width=0.5,
+        ),
+        _row("  K = 1", "", _WIKI, 12.26, 11.30, None, 1.09, selected=1),
+        _row("  K = 2", "", _WIKI, 11.90, 10.66, None, 1.09, selected=2),
+        _row("  K = 8", "", _WIKI, 11.58, 10.22, None, 1.08, selected=8),
+        _row("Switch, K = 1, G = 512", "", _WIKI, 12.27, 11.24, 9.68, 1.08, **_WIDE),
         _row("  no dropout", "", _WIKI, 11.88, 11.10, 9.77, 1.10),
         _row("Switch, K = 4, G = 128", "", _WIKI, 12.05, 11.37, None, 1.10),
-        _row("Switch, K = 1, G = 128", "", _WIKI, 12.61, 11.89, None, 1.11),
+        _row("Switch, K = 1, G = 128", "", _WIKI, 12.61, 11.89, None, 1.11, selected=1),
         _row("  no dropout", "", _WIKI, 12.35, 11.78, None, 1.10),
         _row("S-BASE, K = 4, G = 128", "", _WIKI, 13.01, 10.96, 10.50, 1.17),
-        _row("S-BASE, K = 1, G = 512", "", _WIKI, 12.32, 11.31, 9.77, 1.32),
+        _row("S-BASE, K = 1, G = 512", "", _WIKI, 12.32, 11.31, 9.77, 1.32, **_WIDE),
     ),
     "5": (
         _row("dense", "ffn=dense", _WEB, 23.76, 17.79, 14.34, 10.91),
         _row("sigma-MoE", "", _WEB, 23.25, 17.46, 14.12, 10.91),
-        _row("Switch", "", _WEB, 24.47, 18.29, 14.74, 11.56),
+        _row("Switch", "", _WEB, 24.47, 18.29, 14.74, 11.56, **_WIDE),
         _row("S-BASE, K = 4", "", _WEB, 35.48, 18.53, 16.61, 11.72),
     ),
     "6": (
-        _row("dense", "ffn=dense", "wt_s wt_b e8", 11.81, 9.46, 1.08),
-        _row("product keys, equal values, softmax", "", "wt_s wt_b e8", 14.11, 11.29, 1.20),
-        _row("product keys, equal values, ReLU", "", "wt_s wt_b e8", 13.32, 10.16, 1.12),
-        _row("product keys, equal parameters, softmax", "", "wt_s wt_b e8", 13.96, 11.10, 1.16),
-        _row("product keys, equal parameters, ReLU", "", "wt_s wt_b e8", 12.77, 9.98, 1.11),
-        _row("  our initialisation", "", "wt_s wt_b e8", 12.75, 9.96, 1.11),
+        _row("dense", "ffn=dense", _THREE, 11.81, 9.46, 1.08),
+        _row("product keys, equal values, softmax", "", _THREE, 14.11, 11.29, 1.20),
+        _row("product keys, equal values, ReLU", "", _THREE, 13.32, 10.16, 1.12),
+        _row("product keys, equal parameters, softmax", "", _THREE, 13.96, 11.10, 1.16),
+        _row("product keys, equal parameters, ReLU", "", _THREE, 12.77, 9.98, 1.11),
+        _row("  our initialisation", "", _THREE, 12.75, 9.96, 1.11),
     ),
 }

@@ -1,8 +1,13 @@
-"""Reproduces the paper's tables and figures: runs the models and shows both sets of numbers.
+"""Reproduces two papers' tables and figures: runs the models and shows both sets of numbers.
 
   python scripts/reproduce.py all --scale=smoke                       minutes on a laptop, on digits
   python scripts/reproduce.py table3 fig3 --scale=small --workers=2   CIFAR-10, small models
   python scripts/reproduce.py all --scale=paper --dry_run             every run, and what it costs
+  python scripts/reproduce.py sigma_table4 --scale=smoke --workers=2  feed-forwards, on a novel
+
+WideNet's have the names table1 to fig5, and together all; those of "Approximating Two-Layer
+Feedforward Networks" (sigma-MoE) begin with sigma_, and together are sigma. At --scale=small these
+read the text --data_dir/bytes, a file or a set that scripts/prepare_data.py stream wrote.
 
 Run the same command again to resume. Finished runs are shared by all tables. --config.FIELD=VALUE
 sets a field of every run. Exit codes: 0 no run failed (a run that diverged is a result); 2 your
@@ -22,7 +27,7 @@ from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_json, write_text
 from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
-from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, PAPER_SIZES, chosen
+from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
 from widenet_jax.tools.reproduce.runs import Trials, carry_out, look_at
 from widenet_jax.tools.reproduce.scales import (
     SCALES,
@@ -47,7 +52,7 @@ def main(argv: Argv = None) -> int:
     parser = Parser(__doc__)
     parser.set_defaults(words=words)
     add = parser.add_argument
-    add("experiments", nargs="+", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}, or all")
+    add("experiments", nargs="+", metavar="NAME", help=f"{', '.join([*EXPERIMENTS, *GROUPS])}")
     about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), default="smoke", help=about)
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
@@ -130,11 +135,10 @@ def launching(flags: str, scale: Scale) -> MakeCommand:
     """
     if not scale.topologies or "--tpu" in flags:
         return handing_over(flags)
-    pretrain, finetune = (handing_over(f"{flags} --tpu={slice_}") for slice_ in scale.topologies)
 
     def command(trial: Trial, workdir: str) -> list[str]:
-        hand_over = finetune if "init_from" in trial.settings else pretrain
-        return hand_over(trial, workdir)
+        slice_ = scale.topology_of(trial.config, finetuned="init_from" in trial.settings)
+        return handing_over(f"{flags} --tpu={slice_}")(trial, workdir)
 
     return command
 
@@ -186,7 +190,7 @@ def print_runs(
             "commands": [shlex.join(command(t, directory.workdir(t))) for t in seeds],
         }
         if scale.topologies:
-            topology = scale.topologies[1 if run.backbone else 0]
+            topology = scale.topology_of(row["config"], finetuned=run.backbone is not None)
             row |= {"topology": topology, "plan": plan_of(row["config"], topology, seeds[0].flags)}
         rows.append(row)
         print(run_text(row), file=sys.stderr if as_json else sys.stdout, flush=True)

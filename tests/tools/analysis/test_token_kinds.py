@@ -6,7 +6,7 @@ import numpy as np
 
 from widenet_jax.data.text.tiny_text import FOLDER
 from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.tools.analysis.token_kinds import token_kinds
+from widenet_jax.tools.analysis.token_kinds import byte_kinds, token_kinds
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -67,3 +67,13 @@ def test_sentencepieces():
     assert kinds["punctuation"] == [","]
     members = [set(tokens) for name, tokens in kinds.items() if not name.startswith("rank")]
     assert sum(map(len, members)) == len(set.union(*members)) == (counts > 0).sum()
+
+
+def test_bytes():
+    """Each value is of one kind; "\u00e9" is two bytes, and there are no digits."""
+    counts = np.bincount(list("Caf\u00e9 <b>\n".encode()), minlength=256)
+    kinds = {name: np.flatnonzero(members) for name, members in byte_kinds(counts).items()}
+    assert list(kinds) == ["small letters", "capital letters", "white space", "punctuation", "other"]
+    assert ord("b") in kinds["small letters"] and ord("<") in kinds["punctuation"]
+    assert {0xC3, 0xA9} <= set(kinds["other"]) and len(kinds["other"]) > 128
+    assert sum(map(len, kinds.values())) == 256 - 10  # digits do not occur

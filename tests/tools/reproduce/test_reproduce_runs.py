@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tools import trial_program
 
-from widenet_jax.tools.reproduce.experiments import FIGURE_2, FIGURE_4, TABLE_5, TOP_1
+from widenet_jax.tools.reproduce.experiment import TOP_1
+from widenet_jax.tools.reproduce.experiments import FIGURE_2, FIGURE_4, TABLE_5
 from widenet_jax.tools.reproduce.runs import carry_out, look_at, mean_of, std_of
 from widenet_jax.tools.reproduce.scales import SCALES, runs_of, trial_of
 from widenet_jax.tools.sweep.directory import Directory

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from widenet_jax.tools.reproduce.experiment import TOP_1, Metric
 from widenet_jax.tools.reproduce.experiments import (
     FIGURE_3,
     FIGURE_4,
@@ -13,8 +14,6 @@ from widenet_jax.tools.reproduce.experiments import (
     TABLE_3,
     TABLE_4,
     TABLE_5,
-    TOP_1,
-    Metric,
 )
 from widenet_jax.tools.reproduce.runs import DIVERGED, Measured, mean_of
 from widenet_jax.tools.reproduce.scales import SCALES, run_of

@@ -14,7 +14,7 @@ import numpy as np
 from widenet_jax.moe.statistics import summarize
 from widenet_jax.tools.analysis.over_source import real_tokens, sums_over_source
 from widenet_jax.tools.analysis.routing import routed_blocks, token_routing
-from widenet_jax.tools.analysis.token_kinds import token_kinds
+from widenet_jax.tools.analysis.token_kinds import byte_kinds, token_kinds
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
 
@@ -151,7 +151,9 @@ def measure_usage(trained: Trained) -> ExpertUsage:
     sent = sums["sent"]
     pairs, names, category = sent.sum(axis=1), trained.class_names, "class"
     if is_text(trained):
-        kinds = token_kinds(trained.tokenizer, sent[0].sum(axis=-1))
+        counts = sent[0].sum(axis=-1)
+        known = "tokenizer" in trained.info
+        kinds = token_kinds(trained.tokenizer, counts) if known else byte_kinds(counts)
         sent = np.einsum("lve,kv->lke", sent, np.stack(list(kinds.values())))
         names, category = tuple(kinds), "kind"
     shares = summarize(sums | {"load": pairs})
@@ -197,7 +199,7 @@ def usage_sums(
 
 def is_text(trained: Trained) -> bool:
     """Tells whether the model reads texts."""
-    return "tokenizer" in trained.info
+    return "vocab_size" in trained.info
 
 
 def as_json(usage: ExpertUsage) -> dict[str, Any]:

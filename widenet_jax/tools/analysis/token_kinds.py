@@ -1,5 +1,9 @@
-"""Kinds of tokens: how frequent they are, which part of a word, punctuation, digits, special."""
+"""Kinds of tokens: how frequent they are, which part of a word, punctuation, digits, special.
 
+Kinds of bytes: letters, digits, white space, punctuation, parts of other characters.
+"""
+
+import string
 import unicodedata
 
 import numpy as np
@@ -42,6 +46,28 @@ def token_kinds(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, np.ndarra
     for token in np.flatnonzero(special & (counts > 0)):
         kinds[tokenizer.token(token)] = np.arange(len(counts)) == token
     return {name: members for name, members in kinds.items() if (members & (counts > 0)).any()}
+
+
+def byte_kinds(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns for each kind which byte values are of it: {name: bool [256]}.
+
+    Each value is of one kind; those of a character outside ASCII, in UTF-8, are "other". Kinds that
+    do not occur are left out.
+
+    Args:
+      counts: [256], how often each value occurs.
+    """
+    letters = {
+        "small letters": string.ascii_lowercase,
+        "capital letters": string.ascii_uppercase,
+        "digits": string.digits,
+        "white space": string.whitespace,
+        "punctuation": string.punctuation,
+    }
+    values = np.arange(len(counts))
+    kinds = {name: np.isin(values, list(text.encode())) for name, text in letters.items()}
+    kinds["other"] = ~np.any(list(kinds.values()), axis=0)
+    return {name: members for name, members in kinds.items() if counts[members].any()}
 
 
 def text_of(tokenizer: Tokenizer, token: int) -> str:

@@ -1,102 +1,19 @@
-"""The paper's experiments as data: the models that each table and figure compares."""
+"""The papers' experiments as data: the models that each table and figure compares."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from widenet_jax import paper
 from widenet_jax.errors import BadInputError
-
-PAPER_SIZES = ("b", "l", "h")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The metric by which an experiment compares its rows.
-
-    Attributes:
-      name: as in metrics.jsonl; result.json has it as `test_NAME`.
-      higher_is_better: False for a loss, an error rate or a perplexity.
-      label: as tables and axes print it.
-      scale: factor from result.json's value to the printed one.
-      decimals: that the paper prints; ours have one more.
-    """
-
-    name: str
-    higher_is_better: bool
-    label: str
-    scale: float = 1.0
-    decimals: int = 1
-
-
-TOP_1 = Metric("accuracy", higher_is_better=True, label="top-1 %", scale=100.0)
-ACCURACY = Metric("accuracy", higher_is_better=True, label="accuracy %", scale=100.0)
-F1 = Metric("f1", higher_is_better=True, label="F1 %", scale=100.0)
-BEST_F1 = Metric("best_f1", higher_is_better=True, label="best F1 %", scale=100.0)
-MLM_LOSS = Metric("mlm_loss", higher_is_better=False, label="MLM loss, nats")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table, or one point or curve of a figure.
-
-    Attributes:
-      label: as printed.
-      variant: the model's name at the paper's size.
-      paper: the printed value of the experiment's metric: NaN where training diverged, text where
-        the paper prints text, None where it only draws the value or gives none.
-    """
-
-    label: str
-    variant: str
-    paper: float | str | None = None
-
-    @property
-    def size(self) -> str:
-        """The model's size: "b", "l" or "h"; the text models have size B."""
-        size = self.variant.partition(",")[0].rpartition("_")[2]
-        return size if size in PAPER_SIZES else "b"
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A table or a figure.
-
-    Attributes:
-      name: on the command line.
-      title: of the table or picture.
-      rows: in the order printed.
-      claim: what the paper's text concludes from it.
-      metric: which metric the rows compare, and in which direction.
-      finetuned: rows are finetuned on CIFAR-10 from the pretrained models.
-      text: a key of `scales.Scale.text` where the rows are text models, pretrained or finetuned on
-        a set; "" where they are vision models.
-      within_size: only rows of one size are compared, as in an ablation of each size.
-      worsens: the paper claims, without numbers, that every row is worse than the row before.
-      norms: the norms' vector that a figure compares, "gamma" or "beta"; "" where `metric` is
-        compared.
-      language: a key of `scales.Scale.language` where the rows are language models; else "".
-      selection: the statistic of experts or units that a figure shows, a key of
-        `selection.SELECTIONS`; "" where `metric` is compared.
-      paper_label: what the paper's numbers are where not `metric`.
-    """
-
-    name: str
-    title: str
-    rows: tuple[Row, ...]
-    claim: str
-    metric: Metric = TOP_1
-    finetuned: bool = False
-    text: str = ""
-    within_size: bool = False
-    worsens: bool = False
-    norms: str = ""
-    language: str = ""
-    selection: str = ""
-    paper_label: str = ""
-
-    def of_sizes(self, sizes: Sequence[str]) -> "Experiment":
-        """Returns the experiment with only the rows of these sizes."""
-        return replace(self, rows=tuple(row for row in self.rows if row.size in sizes))
+from widenet_jax.tools.reproduce.approximations import APPROXIMATIONS
+from widenet_jax.tools.reproduce.experiment import (
+    ACCURACY,
+    BEST_F1,
+    F1,
+    MLM_LOSS,
+    PAPER_SIZES,
+    Experiment,
+    Row,
+)
 
 
 def rows_printed(
@@ -214,10 +131,16 @@ EXPERIMENTS = {
     for experiment in (
         *(TABLE_1, *TABLE_2, TABLE_3, TABLE_4, TABLE_5),
         *(FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5),
+        *(one for group in APPROXIMATIONS.values() for one in group),
     )
 }
 # Names on the command line that stand for several experiments.
-GROUPS = {"table2": tuple(one.name for one in TABLE_2), "all": tuple(EXPERIMENTS)}
+GROUPS = {
+    "table2": tuple(one.name for one in TABLE_2),
+    **{name: tuple(one.name for one in group) for name, group in APPROXIMATIONS.items()},
+    "sigma": tuple(one.name for group in APPROXIMATIONS.values() for one in group),
+    "all": tuple(name for name, one in EXPERIMENTS.items() if not one.language),
+}
 
 
 def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[Experiment]:

@@ -11,7 +11,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.analysis.routing_figures import plot_divergence
-from widenet_jax.tools.reproduce.experiments import Experiment
+from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale, run_of
 from widenet_jax.tools.reproduce.tables import number

@@ -12,8 +12,8 @@ from etils import epath
 
 from widenet_jax.files import write_json, write_text
 from widenet_jax.run.metrics import without_nan
-from widenet_jax.tools.reproduce import figures
-from widenet_jax.tools.reproduce.experiments import Experiment
+from widenet_jax.tools.reproduce import figures, selection
+from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale
 from widenet_jax.tools.reproduce.tables import markdown, norms_markdown, rows_of
@@ -51,6 +51,11 @@ def write(
         figures.draw_norms(experiment, curves, picture)
         facts["divergence"] = {name: y.tolist() for name, y in curves.items()}
         text = norms_markdown(experiment, scale, curves)
+    elif experiment.selection:
+        found = selection.measure(experiment, scale, measured)
+        selection.draw(experiment, found, picture)
+        facts["selection"] = selection.as_json(found)
+        text = selection.markdown(experiment, scale, found)
     else:
         if experiment.name in figures.AXES:
             figures.draw_against(experiment, scale, rows, picture)

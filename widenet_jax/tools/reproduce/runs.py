@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from etils import epath
 
 from widenet_jax.run.metrics import JsonLines
-from widenet_jax.tools.reproduce.experiments import Metric
+from widenet_jax.tools.reproduce.experiment import Metric
 from widenet_jax.tools.reproduce.scales import Run
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.runner import Listed, Runner

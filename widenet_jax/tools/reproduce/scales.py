@@ -1,4 +1,4 @@
-"""The paper's experiments at three scales: the runs, and which run starts from which.
+"""The papers' experiments at three scales: the runs, and which run starts from which.
 
 At every scale L is deeper than B and H is deeper than L; where the paper halves L's blocks or
 doubles a width, so does the scale. `Scale.about` states the differences from the paper.
@@ -10,7 +10,9 @@ from pathlib import Path
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.sizes import SIZES, parse_variant
-from widenet_jax.tools.reproduce.experiments import PAPER_SIZES, Experiment, Row
+from widenet_jax.paper import PrintedLanguageModel
+from widenet_jax.tools.reproduce import approximations
+from widenet_jax.tools.reproduce.experiment import BITS, PAPER_SIZES, Experiment, Row
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import VARIANT, Trial, expand, name_of
 
@@ -26,13 +28,17 @@ class Stage:
       config: the file.
       data: name of its set under --data_dir; "" for an embedded set.
       flags: FIELD=VALUE for all its runs.
-      variant: what the config's argument begins with where a text model is finetuned.
+      variant: what the config's argument begins with where a text model is finetuned; the size of
+        a language model.
+      topology: TPU slice that its runs are planned for and launched on, where it is not the
+        scale's.
     """
 
     config: str
     data: str
     flags: tuple[str, ...] = ()
     variant: str = ""
+    topology: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,11 @@ class Scale:
       finetune: trains the models of Table 5.
       text: trains the models of Table 2: "pretraining", and the sets to finetune them on.
       text_size: what the name of a text model ends with, such as "_s".
+      language: the paper's size -> what trains the language models that stand for it.
       seeds: number of runs of each model.
       about: the data and the differences from the paper, as printed above each table.
       about_text: the same for Table 2.
+      about_language: the same for the language models.
       topologies: TPU slices that pretraining and finetuning are planned for and launched on; None
         where the runs need no accelerator.
     """
@@ -59,15 +67,26 @@ class Scale:
     finetune: Stage
     text: Mapping[str, Stage]
     text_size: str
+    language: Mapping[str, Stage]
     seeds: int
     about: str
     about_text: str
+    about_language: str
     topologies: tuple[str, str] | None = None
 
     def about_of(self, experiment: Experiment) -> str:
         """Returns the data and the differences from the paper of an experiment."""
+        if experiment.language:
+            return self.about_language
         return self.about_text if experiment.text else self.about
 
+    def topology_of(self, config: str, *, finetuned: bool) -> str:
+        """Returns the slice for the runs of a config file; needs `topologies`."""
+        own = {stage.config: stage.topology for stage in self.language.values()}
+        return own.get(config.partition(":")[0]) or self.topologies[int(finetuned)]
+
+
+LANGUAGE_CONFIG = "configs/language_model.py"
 
 IMAGENET = Stage("configs/imagenet.py", "imagenet")
 CIFAR10 = Stage("configs/cifar10.py", "cifar10")
@@ -91,36 +110,50 @@ SMALL_TEXT = {name: replace(stage, flags=_SMALL) for name, stage in TEXT.items()
 }
 TINY_TEXT = {"pretraining": Stage("configs/text_tiny.py", "")}
 
+SETS = {"wt": "wikitext103", "e8": "enwik8", "c4": "c4", "pes2o": "pes2o"}
+LANGUAGE = {
+    size: Stage(LANGUAGE_CONFIG, SETS[size.partition("_")[0]], variant=size, topology="v3-8")
+    for size in approximations.SIZES
+}
+# A model of bytes stands for a small and for the smallest model, which both have 16 experts.
+_BYTES = Stage(LANGUAGE_CONFIG, "bytes", variant="byte_s")
+_TINY_BYTES = Stage(LANGUAGE_CONFIG, "", variant="byte_tiny")
+
 SCALES = {
     "paper": Scale(
         {size: (size, SIZES[size]["depth"]) for size in PAPER_SIZES},
         *(IMAGENET, IMAGENET, CIFAR10),
-        *(TEXT, ""),
+        *(TEXT, "", LANGUAGE),
         seeds=1,
         about="ImageNet-1K; finetuning on CIFAR-10 at 224 pixels",
         about_text="Wikipedia and BookCorpus",
+        about_language="as the paper, but for the two unused scalars of a block",
         topologies=("v3-256", "v3-32"),
     ),
     "small": Scale(
         {"b": ("s", 4), "l": ("s", 8), "h": ("s", 12)},
         *(CIFAR10, TINY_IMAGENET, CIFAR10),
-        *(SMALL_TEXT, "_s"),
+        *(SMALL_TEXT, "_s", dict.fromkeys(("wt_s", "e8"), _BYTES)),
         seeds=3,
         about="CIFAR-10 from scratch, Table 5 from Tiny-ImageNet; 4, 8 and 12 blocks of width 128 "
         "(every second one of ViT-MoE with experts, which are as wide as the dense layers); 8 "
         "epochs of AdamW without mixup, RandAugment and dropout unless the command says otherwise",
         about_text="Wikipedia; 4 blocks of width 128 without dropout, 128 tokens, pretrained for "
         "7,300 steps of 32 sequences unless the command says otherwise",
+        about_language="bytes of your text; 3 blocks of width 128, memory of 128 bytes, 2,000 "
+        "steps of 16 x 128 bytes unless the command says otherwise; G = 32 stands for 128",
     ),
     "smoke": Scale(
         {"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
         *(DIGITS, DIGITS, DIGITS),
-        *(TINY_TEXT, "_tiny"),
+        *(TINY_TEXT, "_tiny", dict.fromkeys(("wt_s", "e8"), _TINY_BYTES)),
         seeds=1,
         about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and tests "
         "none of the paper's claims",
         about_text="the embedded novel, a few minutes a model: shows that the command works, and "
         "tests none of the paper's claims",
+        about_language="bytes of the embedded novel, seconds a model: shows that the command "
+        "works, and tests none of the paper's claims",
     ),
 }
 
@@ -166,6 +199,9 @@ def variant_at(scale: Scale, variant: str) -> str:
 
 def run_of(scale: Scale, experiment: Experiment, row: Row) -> Run:
     """Returns the run behind a row."""
+    if experiment.language:
+        stage = scale.language[experiment.language]
+        return Run(stage, language_variant(stage.variant, row.language))
     if experiment.text:
         pretrained = Run(scale.text["pretraining"], row.variant + scale.text_size)
         stage = scale.text[experiment.text]
@@ -185,11 +221,32 @@ def runnable(scale: Scale, experiments: Iterable[Experiment]) -> list[Experiment
       BadInputError: none is left.
     """
     experiments = list(experiments)
-    left = [one for one in experiments if not one.text or one.text in scale.text]
+    left = [
+        of_scale(scale, one)
+        for one in experiments
+        if (not one.text or one.text in scale.text)
+        and (not one.language or one.language in scale.language)
+    ]
     if not left:
         names = ", ".join(one.name for one in experiments)
         raise BadInputError(f"this --scale has no data for {names}; choose another scale")
     return left
+
+
+def of_scale(scale: Scale, experiment: Experiment) -> Experiment:
+    """Returns the experiment with the metric that the scale's runs have.
+
+    Models of bytes are compared by bits a byte, whatever the paper prints.
+    """
+    size = experiment.language
+    if not size or scale.language[size].variant == size:
+        return experiment
+    return replace(experiment, metric=BITS, paper_label=experiment.metric.label)
+
+
+def language_variant(size: str, model: PrintedLanguageModel) -> str:
+    """Returns the name of a language model: its feed-forward at our size."""
+    raise NotImplementedError
 
 
 def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 from widenet_jax import paper
 from widenet_jax.tools.markdown import markdown_table
-from widenet_jax.tools.reproduce.experiments import (
+from widenet_jax.tools.reproduce.experiment import (
     ACCURACY,
     BEST_F1,
     F1,
-    TABLE_2,
     Experiment,
     Metric,
     Row,
 )
+from widenet_jax.tools.reproduce.experiments import TABLE_2
 from widenet_jax.tools.reproduce.runs import Measured, mean_of
 from widenet_jax.tools.reproduce.scales import Run, Scale, run_of, runnable
 from widenet_jax.tools.reproduce.tables import known

@@ -10,7 +10,7 @@ from scipy import stats
 
 from widenet_jax.paper import FINETUNING, PRETRAINING, TEXT
 from widenet_jax.tools.markdown import markdown_table, table_of
-from widenet_jax.tools.reproduce.experiments import Experiment
+from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.runs import DIVERGED, Measurements, mean_of, std_of
 from widenet_jax.tools.reproduce.scales import Scale, run_of
 from widenet_jax.tools.sweep.trials import DONE
@@ -74,6 +74,8 @@ def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, A
         f"ours, {metric}": lambda row: ours(row, decimals),
         f"ours, {rows[0]['unit']}/s": lambda row: known(row["rate"], ",.0f"),
     }
+    if experiment.reference:
+        columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
     if any("paper_core_days" in row for row in rows):
         columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
     if any(row["paper_millions"] for row in rows):
@@ -143,7 +145,9 @@ def ours(row: Mapping[str, Any], decimals: int) -> str:
     parts = []
     if done:
         spread = "" if row["std"] is None else f" ± {row['std']:.{decimals + 1}f}"
-        parts.append(f"{row['mean']:.{decimals + 1}f}{spread} ({done} seed{'s' if done > 1 else ''})")
+        parts.append(
+            f"{row['mean']:.{decimals + 1}f}{spread} ({done} seed{'s' if done > 1 else ''})"
+        )
     if lost:
         total = len(row["statuses"])
         parts.append(f"NaN in {lost} of {total}" if total > 1 else "NaN")
@@ -219,11 +223,35 @@ def compared(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[
     distinct = [row for row in rows if not row["same_as"]]
     if experiment.worsens:
         return list(itertools.pairwise(distinct))
+    if experiment.reference:
+        (first,) = [row for row in distinct if row["label"] == experiment.reference] or [None]
+        return [(row, first) for row in distinct if first is not None and row is not first]
     return [
         (one, other)
         for one, other in itertools.combinations(distinct, 2)
         if not experiment.within_size or one["size"] == other["size"]
     ]
+
+
+def against(
+    experiment: Experiment, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> str:
+    """Compares a row with the experiment's reference: "worse (paper: better)".
+
+    "undecided" is a difference that is not significant, see `compare`; "" a row that did not run.
+    """
+    pairs = [pair for pair in compared(experiment, rows) if pair[0] is row]
+    if not pairs or not all(one["values"] for one in pairs[0]):
+        return ""
+    ((one, other),) = pairs
+    words = {-1: "worse", 0: "undecided", 1: "better"}
+    direction = 1 if experiment.metric.higher_is_better else -1
+    printed = paper_sign(experiment, one, other) * direction
+    in_paper = f" (paper: {words[printed] if printed else 'equal'})"
+    if lost_of(one) or lost_of(other):
+        return f"a seed diverged{in_paper}"
+    sign = np.sign(one["mean"] - other["mean"]) * significant(one["values"], other["values"])
+    return words[int(sign) * direction] + in_paper
 
 
 def paper_sign(experiment: Experiment, one: Mapping[str, Any], other: Mapping[str, Any]) -> int:

@@ -1,0 +1,129 @@
+"""The experiments of "Approximating Two-Layer Feedforward Networks" (sigma-MoE) as data.
+
+Language models that differ in their feed-forwards alone. A table is one experiment for each of its
+columns, the size of the model with its data; a scale may let one model stand for several sizes.
+"""
+
+from widenet_jax import paper
+from widenet_jax.tools.reproduce.experiment import BITS, PERPLEXITY, Experiment, Metric, Row
+
+SIZES = {
+    "wt_s": "WikiText-103, small",
+    "wt_s_star": "WikiText-103, small with 8 times the experts",
+    "wt_b": "WikiText-103, big",
+    "e8": "enwik8",
+    "c4_s": "C4, small",
+    "c4_b": "C4, big",
+    "pes2o_s": "peS2o, small",
+    "pes2o_b": "peS2o, big",
+}
+# Table -> its title, the row that others are compared with, and the paper's conclusion.
+TABLES = {
+    "1": (
+        "top-K activation",
+        "dense",
+        "Keeping the K largest activations does not hurt; it helps a little.",
+    ),
+    "3": ("sigma-MoE", "dense", "sigma-MoE equals a dense model of as many parameters."),
+    "4": (
+        "variants of sigma-MoE, Switch and S-BASE (with Table 10)",
+        "sigma-MoE",
+        "sigma-MoE is ahead of Switch, S-BASE and softmax; initialisation, entropy loss, expert "
+        "dropout and sigmoid each help; at equal K G more and smaller experts are better, down to "
+        "G = 128.",
+    ),
+    "5": (
+        "other mixtures on C4 and peS2o",
+        "sigma-MoE",
+        "sigma-MoE is ahead of Switch and S-BASE.",
+    ),
+    "6": ("product keys", "dense", "ReLU is ahead of softmax, and dense ahead of both."),
+}
+
+
+# Figure -> its title, the rows of Table 4 that it shows, the sizes, what it shows, the conclusion.
+FIGURES = {
+    "1": (
+        "active units of the dense model (with Figs. 4 and 5)",
+        ("dense",),
+        ("wt_s", "wt_b", "e8"),
+        "active",
+        "Few hidden units are active: fewer than 200 of 2,053 in most blocks on WikiText-103.",
+    ),
+    "3": (
+        "shares of the selection weight by expert",
+        ("sigma-MoE", "softmax, renormalised", "softmax", "Switch, K = 1, G = 512",
+         "S-BASE, K = 4, G = 128"),
+        ("wt_s_star", "e8"),
+        "shares",
+        "Switch and renormalised softmax collapse to a few experts; the others use all.",
+    ),
+    "6": (
+        "experts of sigma-MoE chosen together",
+        ("sigma-MoE",),
+        ("wt_s_star", "e8"),
+        "together",
+        "Experts are chosen in many combinations, and some pairs often.",
+    ),
+    "7": (
+        "shares of the selection weight by expert, every block of sigma-MoE",
+        ("sigma-MoE",),
+        ("wt_s_star", "e8"),
+        "shares",
+        "No block collapses.",
+    ),
+}  # fmt: skip
+
+
+def metric_of(size: str) -> Metric:
+    """Returns what the paper prints for a size."""
+    return BITS if size == "e8" else PERPLEXITY
+
+
+def row_of(model: paper.PrintedLanguageModel, size: str) -> Row:
+    """Makes a row; `scales.run_of` gives it a variant."""
+    return Row(model.model, size, model.results.get(size), model)
+
+
+def table(number: str) -> tuple[Experiment, ...]:
+    """Makes an experiment of each column of a table."""
+    title, reference, claim = TABLES[number]
+    rows = paper.APPROXIMATIONS[number]
+    return tuple(
+        Experiment(
+            f"sigma_table{number}_{size}",
+            f"sigma-MoE, Table {number}: {title}; {about}",
+            tuple(row_of(row, size) for row in rows if size in row.results),
+            claim,
+            metric=metric_of(size),
+            language=size,
+            reference=reference,
+        )
+        for size, about in SIZES.items()
+        if any(size in row.results for row in rows)
+    )
+
+
+def figure(number: str) -> tuple[Experiment, ...]:
+    """Makes an experiment of each size of a figure."""
+    title, labels, sizes, selection, claim = FIGURES[number]
+    models = {row.model.strip(): row for row in reversed(paper.APPROXIMATIONS["4"])}
+    return tuple(
+        Experiment(
+            f"sigma_fig{number}_{size}",
+            f"sigma-MoE, Fig. {number}: {title}; {SIZES[size]}",
+            tuple(row_of(models[label], size) for label in labels),
+            claim,
+            metric=metric_of(size),
+            language=size,
+            selection=selection,
+        )
+        for size in sizes
+    )
+
+
+# Name on the command line -> its experiments.
+APPROXIMATIONS = {
+    **{f"sigma_table{number}": table(number) for number in TABLES},
+    **{f"sigma_fig{number}": figure(number) for number in FIGURES},
+}
