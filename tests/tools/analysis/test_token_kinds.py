@@ -73,7 +73,13 @@ def test_bytes():
     """Each value is of one kind; "\u00e9" is two bytes, and there are no digits."""
     counts = np.bincount(list("Caf\u00e9 <b>\n".encode()), minlength=256)
     kinds = {name: np.flatnonzero(members) for name, members in byte_kinds(counts).items()}
-    assert list(kinds) == ["small letters", "capital letters", "white space", "punctuation", "other"]
+    assert list(kinds) == [
+        "small letters",
+        "capital letters",
+        "white space",
+        "punctuation",
+        "other",
+    ]
     assert ord("b") in kinds["small letters"] and ord("<") in kinds["punctuation"]
     assert {0xC3, 0xA9} <= set(kinds["other"]) and len(kinds["other"]) > 128
     assert sum(map(len, kinds.values())) == 256 - 10  # digits do not occur

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from widenet_jax import paper
 from widenet_jax.config.files import load_config
+from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
 from widenet_jax.tools.reproduce.experiments import (
     EXPERIMENTS,
     FIGURE_3,
@@ -12,8 +14,17 @@ from widenet_jax.tools.reproduce.experiments import (
     TABLE_2,
     TABLE_4,
     TABLE_5,
+    chosen,
 )
-from widenet_jax.tools.reproduce.scales import SCALES, Run, runnable, runs_of, trial_of, variant_at
+from widenet_jax.tools.reproduce.scales import (
+    SCALES,
+    Run,
+    language_variant,
+    runnable,
+    runs_of,
+    trial_of,
+    variant_at,
+)
 from widenet_jax.tools.sweep.directory import Directory
 
 
@@ -44,7 +55,7 @@ def test_models_keep_their_shape(paper: str, small: str):
 def test_at_the_papers_scale_models_are_the_papers():
     same = {"widenet_b,routing_groups=12": "widenet_b", "vit_moe_b,experts=4": "vit_moe_b"}
     for experiment in EXPERIMENTS.values():
-        for row in () if experiment.text else experiment.rows:
+        for row in () if experiment.text or experiment.language else experiment.rows:
             found = variant_at(SCALES["paper"], row.variant)
             assert found == same.get(row.variant, row.variant)
 
@@ -54,6 +65,38 @@ def test_every_run_has_a_config(scale):
     for run in runs_of(scale, runnable(scale, EXPERIMENTS.values())):
         model = load_config(f"{run.stage.config}:{run.variant}").model
         assert not (model.moe and model.routing_groups and model.depth % model.routing_groups)
+
+
+@pytest.mark.parametrize(
+    ("label", "wt_b", "byte_s"),
+    [
+        ("dense", "preset=dense", "preset=dense"),
+        ("K = 8, G = 64", "preset=sigma_moe,mlp_dim=64,selected=8", "mlp_dim=16,selected=8"),
+        ("K = 1, G = 512", "preset=sigma_moe,mlp_dim=512,selected=1", "mlp_dim=128,selected=1"),
+        ("Switch, K = 1, G = 512", "preset=switch", "preset=switch"),
+    ],
+)
+def test_feed_forwards_keep_their_shape(label: str, wt_b: str, byte_s: str):
+    (row,) = [row for row in paper.APPROXIMATIONS["4"] if row.model.strip() == label]
+    assert language_variant("wt_b", row) == f"wt_b,{wt_b}"
+    found = language_variant("byte_s", row)
+    assert found.startswith(f"byte_s,{row.options}") and found.endswith(byte_s)
+
+
+def test_models_of_bytes_are_compared_by_bits():
+    """At the paper's scale the column is the paper's; at others the same run stands for two."""
+    named = chosen(["sigma_table4"], PAPER_SIZES)
+    at_paper = {one.language: one for one in runnable(SCALES["paper"], named)}
+    assert set(at_paper) == {"wt_s", "wt_s_star", "wt_b", "e8"}
+    assert at_paper["wt_s"].metric.name == "perplexity"
+    small = runnable(SCALES["small"], named)
+    assert [one.language for one in small] == ["wt_s", "e8"]
+    assert {one.metric.name for one in small} == {"bits_per_byte"}
+    assert [one.paper_label for one in small] == ["perplexity", "bits a byte"]
+    first = runs_of(SCALES["small"], small[:1])
+    assert first == runs_of(SCALES["small"], small) and len(first) == 21
+    assert SCALES["paper"].topology_of("configs/language_model.py:e8", finetuned=False) == "v3-8"
+    assert SCALES["paper"].topology_of("configs/imagenet.py:vit_b", finetuned=False) == "v3-256"
 
 
 def test_runs_are_shared_and_backbones_come_first():

@@ -75,6 +75,51 @@ FIGURES = {
 }  # fmt: skip
 
 
+# Comparisons that are no table of the paper: title, reference, conclusion, and for each row its
+# label, its options, and the table and row whose number the paper prints for it. The paper ran
+# S-BASE as released, and product keys with the heads' scores added.
+OURS = {
+    "zoo": (
+        "every feed-forward at equal parameters",
+        "dense",
+        "sigma-MoE equals dense and is ahead of Switch, S-BASE and softmax; top-K does not hurt; "
+        "with product keys ReLU is ahead of softmax, and dense ahead of both.",
+        (
+            ("dense", "preset=dense", ("1", "dense")),
+            ("top-K activation", "preset=top_k", ("1", "top-K, K = 128")),
+            ("product keys, ReLU", "preset=product_key", ("6", "product keys, ReLU")),
+            ("product keys, softmax", "preset=product_key_softmax", ("6", "product keys, softmax")),
+            ("Switch, K = 1, G = 512", "preset=switch", ("4", "Switch, K = 1, G = 512")),
+            ("S-BASE, K = 4, balanced", "preset=s_base", None),
+            (
+                "S-BASE, K = 4, as released",
+                "preset=s_base_released",
+                ("4", "S-BASE, K = 4, G = 128"),
+            ),
+            ("softmax", "preset=softmax", ("4", "softmax")),
+            ("sigma-MoE", "preset=sigma_moe", ("4", "sigma-MoE")),
+        ),
+    ),
+    "parts": (
+        "sigma-MoE without one of its parts",
+        "sigma-MoE",
+        "Initialisation, entropy loss, expert dropout and sigmoid each help.",
+        (
+            ("sigma-MoE", "preset=sigma_moe", ("4", "sigma-MoE")),
+            ("no entropy loss", "preset=sigma_moe,entropy=0.0", None),
+            ("standard init", "preset=standard_init", ("4", "standard initialisation")),
+            ("no expert dropout", "preset=sigma_moe,expert_dropout=0.0", None),
+            (
+                "softmax, renormalised",
+                "preset=softmax_renormalized",
+                ("4", "softmax, renormalised"),
+            ),
+        ),
+    ),
+}
+OUR_SIZES = ("wt_s", "wt_b", "e8")
+
+
 def metric_of(size: str) -> Metric:
     """Returns what the paper prints for a size."""
     return BITS if size == "e8" else PERPLEXITY
@@ -104,6 +149,28 @@ def table(number: str) -> tuple[Experiment, ...]:
     )
 
 
+def ours(name: str) -> tuple[Experiment, ...]:
+    """Makes an experiment of each size of a comparison of `OURS`."""
+    title, reference, claim, lines = OURS[name]
+    printed = {(t, row.model.strip()): row for t, of in paper.APPROXIMATIONS.items() for row in of}
+    rows = [
+        paper.PrintedLanguageModel(label, options, printed[where].results if where else {})
+        for label, options, where in lines
+    ]
+    return tuple(
+        Experiment(
+            f"sigma_{name}_{size}",
+            f"sigma-MoE: {title}; {SIZES[size]}",
+            tuple(row_of(row, size) for row in rows),
+            claim,
+            metric=metric_of(size),
+            language=size,
+            reference=reference,
+        )
+        for size in OUR_SIZES
+    )
+
+
 def figure(number: str) -> tuple[Experiment, ...]:
     """Makes an experiment of each size of a figure."""
     title, labels, sizes, selection, claim = FIGURES[number]
@@ -126,4 +193,5 @@ def figure(number: str) -> tuple[Experiment, ...]:
 APPROXIMATIONS = {
     **{f"sigma_table{number}": table(number) for number in TABLES},
     **{f"sigma_fig{number}": figure(number) for number in FIGURES},
+    **{f"sigma_{name}": ours(name) for name in OURS},
 }

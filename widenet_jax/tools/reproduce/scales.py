@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.models.language_sizes import SIZES as LANGUAGE_SIZES
 from widenet_jax.models.sizes import SIZES, parse_variant
 from widenet_jax.paper import PrintedLanguageModel
 from widenet_jax.tools.reproduce import approximations
@@ -117,7 +118,7 @@ LANGUAGE = {
 }
 # A model of bytes stands for a small and for the smallest model, which both have 16 experts.
 _BYTES = Stage(LANGUAGE_CONFIG, "bytes", variant="byte_s")
-_TINY_BYTES = Stage(LANGUAGE_CONFIG, "", variant="byte_tiny")
+_TINY_BYTES = Stage(LANGUAGE_CONFIG, "", variant="tiny")
 
 SCALES = {
     "paper": Scale(
@@ -245,8 +246,15 @@ def of_scale(scale: Scale, experiment: Experiment) -> Experiment:
 
 
 def language_variant(size: str, model: PrintedLanguageModel) -> str:
-    """Returns the name of a language model: its feed-forward at our size."""
-    raise NotImplementedError
+    """Returns the name of the language model of a size: "byte_s,preset=sigma_moe,selected=8"."""
+    base = LANGUAGE_SIZES[size]
+    shares = (
+        ("mlp_dim", model.width, base["width"]),
+        ("selected", model.selected, base["selected"]),
+        ("num_active", model.active, base["num_active"]),
+    )
+    options = [f"{name}={max(1, round(x * own))}" for name, x, own in shares if x is not None]
+    return ",".join([size, model.options, *options])
 
 
 def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:
