@@ -30,6 +30,7 @@ LEAST = {
     "task.max_predictions": 0,  # a share of the sequence
     **dict.fromkeys(("task.memory_length", "task.eval_memory_length"), 0),  # multiples of T
     "model.head_dim": 0,  # embed_dim / num_heads
+    "model.product_key.query_dim": 0,  # no projection
     "model.num_segments": 2,
     "sharding.fsdp": -1,  # all devices
     "task.null_threshold": -1e9,  # a logit, or a difference of logits

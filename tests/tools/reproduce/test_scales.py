@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from widenet_jax import paper
-from widenet_jax.config.files import load_config
+from widenet_jax.config.files import load_config, override
 from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
 from widenet_jax.tools.reproduce.experiments import (
     EXPERIMENTS,
@@ -63,7 +63,10 @@ def test_at_the_papers_scale_models_are_the_papers():
 @pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
 def test_every_run_has_a_config(scale):
     for run in runs_of(scale, runnable(scale, EXPERIMENTS.values())):
-        model = load_config(f"{run.stage.config}:{run.variant}").model
+        # Fields on the command line have their numbers checked, too.
+        model = override(
+            load_config(f"{run.stage.config}:{run.variant}"), ["--config.seed=1"]
+        ).model
         assert not (model.moe and model.routing_groups and model.depth % model.routing_groups)
 
 
