@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import init as initial
 
 from widenet_jax.layers.initializers import KernelInit, uniform_between
 from widenet_jax.layers.mlp import Mlp
@@ -46,8 +47,8 @@ def test_standard_deviations(name: str, of_kernel: float, of_experts_out: float,
 def test_every_kernel_of_a_layer_has_its_own():
     """A dense layer's output has fan F; the experts' the same, although each has width F/E."""
     x, init = jnp.ones((1, 1, D)), KernelInit("pre_norm", L)
-    dense = Mlp(E * G, kernel_init=init).init(KEY, x, train=False)["params"]
-    moe = MoeLayer(G, E, 2, 1.0, 1.0, 1, kernel_init=init).init(KEY, x, train=False)["params"]
+    dense = initial(Mlp(E * G, kernel_init=init), x)
+    moe = initial(MoeLayer(G, E, 2, 1.0, 1.0, 1, kernel_init=init), x)
     for params in (dense, moe["experts"]):
         wi, wo = params["wi"]["kernel"], params["wo"]["kernel"]
         np.testing.assert_allclose(wi.std(), (2 / (L * D)) ** 0.5, rtol=0.02)
@@ -59,13 +60,13 @@ def test_every_kernel_of_a_layer_has_its_own():
 
 def test_the_depth_is_that_of_the_stack():
     """For the attention and the feed-forward alike, and not for what stands outside the blocks."""
-    fields = vision_model(*parse_variant("vit_tiny,depth=4")) | {"kernel_init": "pre_norm"}
+    fields = vision_model(*parse_variant("vit_tiny,depth=2")) | {"kernel_init": "pre_norm"}
     model = build_model(fields, num_classes=10)
-    params = model.init(KEY, {"image": jnp.ones((1, 8, 8, 3))}, train=False)["params"]
-    block = params["encoder"]["block_02_attention"]["query"]["kernel"]
-    np.testing.assert_allclose(block.std(), (2 / (4 * 64)) ** 0.5, rtol=0.05)
-    block = params["encoder"]["block_02_mlp"]["wi"]["kernel"]
-    np.testing.assert_allclose(block.std(), (2 / (4 * 64)) ** 0.5, rtol=0.05)
+    params = initial(model, {"image": jnp.ones((1, 8, 8, 3))})
+    block = params["encoder"]["block_01_attention"]["query"]["kernel"]
+    np.testing.assert_allclose(block.std(), (2 / (2 * 64)) ** 0.5, rtol=0.05)
+    block = params["encoder"]["block_01_mlp"]["wi"]["kernel"]
+    np.testing.assert_allclose(block.std(), (2 / (2 * 64)) ** 0.5, rtol=0.05)
     np.testing.assert_allclose(params["representation"]["kernel"].std(), (2 / 64) ** 0.5, rtol=0.05)
 
 

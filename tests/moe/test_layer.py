@@ -333,3 +333,16 @@ def test_noise_needs_its_random_stream():
     params = moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
     with pytest.raises(ValueError, match="stream 'router'"):
         moe.apply(params, jnp.ones((2, T, D)), train=True)
+
+
+def test_dropout_after_the_sum_takes_the_place_of_that_after_each_output():
+    """One expert, all weights and the gate 1: hidden units 2 or 0, then 2.5 or 0."""
+    layer = MoeLayer(1, 1, 1, 1.0, 1.0, 1, activation="relu", dropout=0.5, output_dropout=0.2)
+    x = jnp.ones((1, 3000, 1))
+    params = jax.tree.map(jnp.ones_like, init(layer, x))
+    params["experts"] = jax.tree.map_with_path(
+        lambda path, leaf: leaf * ("bias" not in jax.tree_util.keystr(path)), params["experts"]
+    )
+    y = apply(layer, params, x, train=True, rngs={"dropout": jax.random.key(0)}).y
+    np.testing.assert_allclose(np.unique(y), [0, 2.5])
+    np.testing.assert_allclose((y > 0).mean(), 0.5 * 0.8, atol=0.04)

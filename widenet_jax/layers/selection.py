@@ -42,8 +42,7 @@ def last_of_largest(keys: Array, index: Array, k: int) -> tuple[Array, Array]:
     equal = keys == key
     above = (keys > key).sum(-1, keepdims=True, dtype=jnp.int32)
     excess = (above + equal.sum(-1, keepdims=True, dtype=jnp.int32) > k).any()
-    top = index.max()
-    bits = jnp.where(excess, 32 - jax.lax.clz(top), 0)
+    bits = jnp.where(excess, 32 - jax.lax.clz(index.max()), 0)
 
     def bit_of_index(i: Array, first: Array) -> Array:
         """Raises the bound `first` while the equal keys below it are fewer than may be kept."""
@@ -52,7 +51,8 @@ def last_of_largest(keys: Array, index: Array, k: int) -> tuple[Array, Array]:
         return jnp.where(above + below < k, higher, first)
 
     last = jax.lax.fori_loop(0, bits, bit_of_index, jnp.zeros_like(key))
-    return key, jnp.where(excess, last, top)
+    every = jnp.where(equal, index, 0).max(-1, keepdims=True)
+    return key, jnp.where(excess, last, every)
 
 
 def keep_largest(x: Array, k: int) -> Array:

@@ -222,7 +222,7 @@ def moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     if "expert_dropout" in section["router"]:
         delta = options.get("expert_dropout", base["expert_dropout"])
         section["router"]["expert_dropout"] = delta
-    if section["losses"].get("entropy"):
+    if section["losses"]["entropy"]:
         section["losses"]["entropy"] = options.get("entropy", base["entropy"])
     hidden_dropout = options.get("hidden_dropout", switch)
     return section | {

@@ -13,8 +13,8 @@ from widenet_jax.layers.dropout import Words, draw_words, drop
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array
 
-# Random words of the dropout after the hidden layer, if any, and after the output layer; None is
-# no dropout.
+# Random words of the dropout after the hidden layer, if any, and after the output layer, if any;
+# None is no dropout.
 LayerWords = tuple[Words, ...] | None
 
 
@@ -28,7 +28,8 @@ class ExpertFfn:
       wi: [E, D, F] float32; wi_bias: [E, F]; wo: [E, F, D]; wo_bias: [E, D]. Biases may be None.
       key: key of the dropout; None is no dropout.
       dropout: its rate.
-      hidden_dropout: whether it acts after the hidden layer, too.
+      hidden_dropout, each_output_dropout: whether it acts after the hidden layer, and after the
+        output layer.
       activation: a name in `layers.activations.ACTIVATIONS`.
       output_activation: applies the activation to the output too.
     """
@@ -40,6 +41,7 @@ class ExpertFfn:
     key: Array | None
     dropout: float = flax.struct.field(pytree_node=False)
     hidden_dropout: bool = flax.struct.field(pytree_node=False)
+    each_output_dropout: bool = flax.struct.field(pytree_node=False)
     activation: str = flax.struct.field(pytree_node=False)
     output_activation: bool = flax.struct.field(pytree_node=False)
 
@@ -49,12 +51,17 @@ class ExpertFfn:
             return None
         hidden_key, output_key = jax.random.split(self.key)
         _, D, F = self.wi.shape
-        words = draw_words(output_key, rows, D)
-        return (draw_words(hidden_key, rows, F), words) if self.hidden_dropout else (words,)
+        hidden = (draw_words(hidden_key, rows, F),) if self.hidden_dropout else ()
+        return hidden + ((draw_words(output_key, rows, D),) if self.each_output_dropout else ())
+
+    def of_layers(self, words: LayerWords) -> tuple[Words | None, Words | None]:
+        """Returns the words of the hidden and of the output layer; None is no dropout there."""
+        hidden = words[0] if words and self.hidden_dropout else None
+        return hidden, words[-1] if words and self.each_output_dropout else None
 
     def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
         """Applies each expert to its buffers."""
-        hidden_words, output_words = both(self.dropout_words(x.shape[:-1]))
+        hidden_words, output_words = self.of_layers(self.dropout_words(x.shape[:-1]))
         dense = partial(linear, "egci,eio->egco")
         h = self.hidden(dense(x, self.wi, self.wi_bias), hidden_words)
         return self.output(dense(h, self.wo, self.wo_bias), output_words)
@@ -90,7 +97,7 @@ class ExpertFfn:
             # float32, because that gradient is a sum over rows.
             return y + (of_expert @ bias).astype(x.dtype)
 
-        hidden_words, output_words = both(words)
+        hidden_words, output_words = self.of_layers(words)
         h = self.hidden(dense(x, self.wi, self.wi_bias, of_expert), hidden_words)
         if gate is not None:
             h, of_expert = scaled(h, gate), of_expert * gate[:, None]
@@ -104,7 +111,7 @@ class ExpertFfn:
         """
         # "x" is the experts' axis: under "e" the gradient would be sharded over experts although
         # the tokens are sharded over all axes of the mesh.
-        hidden_words, output_words = both(self.dropout_words(gate.shape))
+        hidden_words, output_words = self.of_layers(self.dropout_words(gate.shape))
         h = self.hidden(linear("bsd,xdf->bsxf", x, self.wi, self.wi_bias), hidden_words)
         if self.output_activation or output_words is not None:
             y = self.output(linear("bsxf,xfd->bsxd", h, self.wo, self.wo_bias), output_words)
@@ -124,11 +131,6 @@ class ExpertFfn:
         return drop(y, words, self.dropout)
 
 
-def both(words: LayerWords) -> tuple[Words | None, Words | None]:
-    """Returns the words of the hidden and of the output layer; None where there is no dropout."""
-    return (None, None, *(words or ()))[-2:]
-
-
 def scaled(h: Array, gate: Array) -> Array:
     """Returns h [..., F] times gate [...], multiplied in float32, in h's dtype."""
     return (h.astype(jnp.float32) * gate[..., None]).astype(h.dtype)
@@ -144,6 +146,7 @@ class Experts(nn.Module):
     mlp_dim: int  # F
     dropout: float
     hidden_dropout: bool
+    output_dropout: float
     activation: str
     output_activation: bool
     use_bias: bool
@@ -160,7 +163,8 @@ class Experts(nn.Module):
         key = self.make_rng("dropout") if train and self.dropout else None
         names = ("dropout", "hidden_dropout", "activation", "output_activation")
         settings = {name: getattr(self, name) for name in names}
-        return ExpertFfn(wi, wi_bias, wo, wo_bias, key, **settings)
+        each = not self.output_dropout
+        return ExpertFfn(wi, wi_bias, wo, wo_bias, key, each_output_dropout=each, **settings)
 
 
 class ExpertDense(nn.Module):

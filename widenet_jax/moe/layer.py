@@ -41,7 +41,8 @@ class MoeLayer(nn.Module):
       dispatch: see `dispatch.DISPATCHERS`; "auto" is the cheapest, see `choose_dispatch`.
       use_bias: whether both layers of an expert have a bias.
       dropout, hidden_dropout: in every expert, as in `layers.mlp.Mlp`.
-      output_dropout: rate after the weighted sum of the experts' outputs.
+      output_dropout: rate after the weighted sum of the experts' outputs. Where it is not 0,
+        `dropout` does not act after each expert's output.
       activation, output_activation, kernel_init: as in `layers.mlp.Mlp`; the initialiser is the
         router's, too.
       dtype: dtype of the experts' computation; the router runs in float32.

@@ -1,0 +1,54 @@
+"""The k largest of many numbers, compared with sorting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.layers.selection import keep_largest, keys_of, last_of_largest
+
+
+def test_by_hand():
+    """Of three equal numbers the first two are kept; the gradient passes through what is kept."""
+    x = jnp.array([2.0, 5.0, 2.0, 1.0, 2.0])
+    total = lambda x: ((kept := keep_largest(x, 3)) @ jnp.arange(1.0, 6.0), kept)  # noqa: E731
+    gradient, kept = jax.jit(jax.grad(total, has_aux=True))(x)
+    assert kept.tolist() == [2, 5, 2, 0, 0]
+    assert gradient.tolist() == [1, 2, 3, 0, 0]
+    assert keep_largest(x, 5).tolist() == keep_largest(x, 9).tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (33, 16), (64, 63)])
+def test_random_cases(n: int, k: int, dtype: str):
+    """60 rows each, many with equal numbers, with fewer than k positive ones, or without any."""
+    rng = np.random.default_rng(n)
+    x = np.maximum(rng.integers(-4, 6, (60, n)) / 4, 0).astype(np.float32)
+    x[:20] = rng.random((20, n)) * 1e-3
+    x[20] = 0
+    x = jnp.asarray(x, dtype)
+    run = jax.jit(keep_largest, static_argnums=1)
+    kept, expected = np.asarray(run(x, k), float), np.zeros(x.shape)
+    for row, values in enumerate(np.asarray(x, float)):
+        largest = sorted(range(n), key=lambda i: (-values[i], i))[:k]
+        expected[row, largest] = values[largest]
+    np.testing.assert_array_equal(kept, expected)
+
+
+def test_keys_keep_the_order_of_floats():
+    x = np.array([-np.inf, -3.5, -1e-37, 0, 1e-37, 2, np.nextafter(np.float32(2), 3), np.inf])
+    keys = np.asarray(keys_of(jnp.asarray(x, jnp.float32)))
+    assert (np.diff(keys.astype(np.int64)) > 0).all()
+    assert keys_of(jnp.float32(-0.0)) == keys_of(jnp.float32(0.0))
+
+
+def test_negative_numbers_and_any_index():
+    """The index decides among equal ones, wherever they stand."""
+    keys, index = keys_of(jnp.array([[-1.0, -2.0, -1.0, -1.0]])), jnp.array([[9, 0, 3, 6]])
+    run = jax.jit(last_of_largest, static_argnums=2)
+    key, last = run(keys, index, 2)
+    chosen = (keys > key) | ((keys == key) & (index <= last))
+    assert chosen.tolist() == [[False, False, True, True]]
+    # All equal ones are chosen: the index says which is the last.
+    assert run(keys, index, 3) == (keys[0, 0], 9)
+    assert run(keys, index, 4) == (keys[0, 1], 0)
