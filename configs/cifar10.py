@@ -47,6 +47,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         path="" if source == "tfds" else "data/cifar10",
     )
     config.augment.update(
+        exif_orientation=False,  # its files have none
         pad_pixels=4,
         randaugment_before_crop=authors_code,
         mixup_group_size=defaults.mixup_group_size(config.model),

@@ -91,6 +91,7 @@ def classification() -> dict:
             "image_size": 224,  # pixels a side, after cropping
         },
         "augment": {
+            "exif_orientation": True,  # turn photos as their EXIF says; False: the stored pixels
             "crop": "inception",  # a random part of the image; "pad": shift by up to pad_pixels
             "crop_area_min": 0.05,  # of the image, for "inception"
             "pad_pixels": 0,  # for "pad"

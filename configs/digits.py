@@ -30,6 +30,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "image_size": options.get("image_size", 8),
         },
         augment={
+            "exif_orientation": False,  # these are no files
             "crop": "pad",
             "crop_area_min": 1.0,
             "pad_pixels": 1,

@@ -62,6 +62,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
             "num_workers": 16,
         },
         augment={
+            "exif_orientation": False,  # published accuracies are of the stored pixels
             "randaugment_layers": 2,
             "randaugment_before_crop": authors_code,
             "eval_crop": "squash" if authors_code else "central",

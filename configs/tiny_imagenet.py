@@ -31,7 +31,11 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
             "eval_split": "val",
             "image_size": options.get("image_size", 24),
         },
-        augment={"crop_area_min": 0.3, "mixup_group_size": defaults.mixup_group_size(config.model)},
+        augment={
+            "exif_orientation": False,  # its files have none
+            "crop_area_min": 0.3,
+            "mixup_group_size": defaults.mixup_group_size(config.model),
+        },
         optimizer={"learning_rate": 2e-3, "warmup": "5%", "weight_decay": 0.05},
         evaluation={"every": "2 epochs"},
         checkpoint={"every": "2 epochs"},

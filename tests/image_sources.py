@@ -7,6 +7,7 @@ from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
 
 AUGMENT = {
+    "exif_orientation": False,
     "crop": "inception",
     "crop_area_min": 0.3,
     "pad_pixels": 1,

@@ -112,7 +112,7 @@ def test_mistakes_are_one_line(exported, digits_run, digit_files, tmp_path, caps
     )
     assert "gone.jpg: No such file" in refused(capsys, "predict", there, tmp_path / "gone.jpg")
     (tmp_path / "text.jpg").write_text("no picture")
-    assert "text.jpg: neither a JPEG nor a PNG file" in refused(
+    assert "text.jpg: no JPEG, PNG, WebP, BMP, GIF or TIFF file" in refused(
         capsys, "predict", there, tmp_path / "text.jpg"
     )
     assert "is not empty" in refused(capsys, "export", there, f"--out={exported}")

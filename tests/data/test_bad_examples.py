@@ -121,7 +121,7 @@ def test_processes_and_threads_skip_alike_and_name_each_bad_record_once(folder, 
     assert_same(stream, train_stream(folder))
     assert_no_worker_left()
     said.sort()
-    problems = ["empty file", "neither a JPEG", "link to a file", "truncated JPEG", "truncated PNG"]
+    problems = ["empty file", "no JPEG, PNG", "link to a file", "truncated JPEG", "truncated PNG"]
     for i, message, problem in zip(BAD, said, problems, strict=True):
         assert f"/train/{i // 30}/{i:02}.png (image {i}): {problem}" in message
         assert "\n" not in message

@@ -49,15 +49,20 @@ def flipped(data: bytes, at: int) -> bytes:
 JPEG, PNG = encoded("JPEG"), encoded("PNG")
 RESTARTS = encoded("JPEG", restart_marker_blocks=3)
 SCAN = JPEG.index(b"\xff\xda")
+OTHERS = ("WEBP", "BMP", "GIF", "TIFF")
+GIF_BOMB = encoded("GIF")[:6] + struct.pack("<HH", 65_000, 65_000) + encoded("GIF")[10:]
 RANDOM = np.random.default_rng(1).bytes(2048)
 
 BAD_FILES = {
     "empty": (b"", "empty file"),
-    "text": (b"404 Not Found\n", "neither a JPEG nor a PNG"),
-    "html": (b"<html>", "neither a JPEG nor a PNG"),
-    "gif": (encoded("GIF"), "neither a JPEG nor a PNG"),
-    "zeros": (bytes(5000), "neither a JPEG nor a PNG"),
-    "one byte": (JPEG[:1], "neither a JPEG nor a PNG"),
+    "text": (b"404 Not Found\n", "no JPEG, PNG"),
+    "html": (b"<html>", "no JPEG, PNG"),
+    "HEIC": (b"\0\0\0\x18ftypheic", "a HEIC file, which is not read: convert it to JPEG"),
+    **{f"{kind}, cut": (encoded(kind)[:-30], "damaged") for kind in OTHERS},
+    **{f"{kind}, cut in the header": (encoded(kind)[:16], "damaged") for kind in OTHERS},
+    "GIF bomb": (GIF_BOMB, "too large GIF"),
+    "zeros": (bytes(5000), "no JPEG, PNG"),
+    "one byte": (JPEG[:1], "no JPEG, PNG"),
     "two bytes": (JPEG[:2], "truncated JPEG"),
     "cut in the first segment": (JPEG[:9], "truncated JPEG"),
     "cut in a table": (JPEG[:100], "truncated JPEG"),
@@ -69,15 +74,15 @@ BAD_FILES = {
     "random in the middle": (overwritten(JPEG, 1500, RANDOM), "damaged JPEG|truncated JPEG"),
     "restarts unannounced": (overwritten(JPEG, 2000, b"\xff\xd0"), "damaged JPEG"),
     "restarts out of order": (RESTARTS.replace(b"\xff\xd2", b"\xff\xd5", 1), "damaged JPEG"),
-    "tables lost": (overwritten(JPEG, 20, bytes(300)), "not a readable|damaged|truncated"),
+    "tables lost": (overwritten(JPEG, 20, bytes(300)), "cannot be decoded|damaged|truncated"),
     "PNG cut in the header": (PNG[:20], "truncated PNG"),
     "PNG without its end": (PNG[:-12], "truncated PNG"),
-    "PNG with a flipped byte": (flipped(PNG, len(PNG) // 2), "not a readable"),
-    "PNG with a flipped size": (flipped(PNG, 19), "not a readable"),
-    "no rows": (bomb_jpeg(80, 0), "not a readable"),
+    "PNG with a flipped byte": (flipped(PNG, len(PNG) // 2), "cannot be decoded"),
+    "PNG with a flipped size": (flipped(PNG, 19), "cannot be decoded"),
+    "no rows": (bomb_jpeg(80, 0), "cannot be decoded"),
     "bomb": (bomb_jpeg(60_000, 60_000), "declares 60000 x 60000 pixels, more than 178,956,970"),
     "PNG bomb": (bomb_png(1 << 20, 1 << 20), "declares 1048576 x 1048576 pixels"),
-    "PNG line": (bomb_png(2_000_000, 1), "not a readable"),
+    "PNG line": (bomb_png(2_000_000, 1), "cannot be decoded"),
 }
 
 
@@ -99,7 +104,7 @@ def test_an_image_without_rows_is_a_bad_example_for_every_transform(kind):
         lambda image: files.squash(image, 8, smooth=True),
         lambda image: files.central_crop(image, 8, 8),
     ):
-        with pytest.raises(BadExampleError, match="not a readable"):
+        with pytest.raises(BadExampleError, match="cannot be decoded"):
             transform(files.EncodedImage(data, "x"))
 
 

@@ -9,6 +9,7 @@ from widenet_jax.data.images import files, transforms
 from widenet_jax.errors import BadInputError
 
 AUGMENT = {
+    "exif_orientation": False,
     "crop": "inception",
     "crop_area_min": 0.05,
     "pad_pixels": 4,

@@ -1,4 +1,4 @@
-"""Checks of JPEG and PNG files before decoding: size, damage, and where the upper rows end.
+"""Checks of image files before decoding: kind, size, damage, and where a JPEG's upper rows end.
 
 libjpeg fills the parts that it cannot read with grey and only warns, on stderr, so OpenCV returns
 garbage for a damaged file. These checks walk the file's structure once, in about 3 % of the time
@@ -8,7 +8,10 @@ of decoding.
 import re
 from typing import NamedTuple
 
+from widenet_jax.data.images import pillow_files
+
 JPEG_START, PNG_START = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
+HEIC_STARTS = (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc")
 # Pillow's limit for a decompression bomb, too (twice 2^30 / 4 / 3 pixels): half a GiB of RGB.
 MAX_PIXELS = 2 * (1 << 30) // 4 // 3
 
@@ -20,6 +23,7 @@ _RESTARTS, _END, _SCAN, _RESTART_INTERVAL = range(0xD0, 0xD8), 0xD9, 0xDA, 0xDD
 _FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Markers that may follow a scan's data: tables, another scan, the end, comments, APP segments.
 _AFTER_SCAN = {0xC4, 0xCC, _END, _SCAN, 0xDB, 0xDC, _RESTART_INTERVAL, 0xFE, *range(0xE0, 0xF0)}
+CMYK = 4  # components of a frame
 # Extra rows to decode below the window: libjpeg interpolates colour between neighbouring rows.
 _ROWS_BELOW = 2
 # libjpeg reads up to eight bytes ahead and fails at the end of the data. Zeros hold no marker.
@@ -35,6 +39,7 @@ class FileFacts(NamedTuple):
       width: the columns, likewise.
       height_at: offset of the height in a JPEG that `first_rows` can cut; 0 for any other file.
       data_end: offset of the end of such a JPEG's scan.
+      pillow: the kind of a file that `pillow_files` decodes; None for those that OpenCV does.
     """
 
     problem: str | None
@@ -42,17 +47,19 @@ class FileFacts(NamedTuple):
     width: int = 0
     height_at: int = 0
     data_end: int = 0
+    pillow: str | None = None
 
 
 def examine(data: bytes) -> FileFacts:
     """Finds the size and the visible damage of an encoded image without decoding it.
 
-    It always finds an empty file, a file that is neither JPEG nor PNG, one that is cut short
-    anywhere, and one that declares more than MAX_PIXELS. It finds damage inside a JPEG's data where
-    the damage makes an invalid marker, at which libjpeg stops decoding. In ImageNet's photos it
-    finds 70 % of the random runs of 256 bytes, 95 % of 1 KiB and 98 % of 4 KiB, but 1 % of single
-    bytes, and no run of zeros: JPEG has no checksum, so other damage decodes to a wrong picture.
-    (PNG has checksums, which libpng verifies.)
+    It always finds an empty file, a file of no kind that is read, a JPEG or PNG that is cut short
+    anywhere, and a file that declares more than MAX_PIXELS. It finds damage inside a JPEG's data
+    where the damage makes an invalid marker, at which libjpeg stops decoding. In ImageNet's photos
+    it finds 70 % of the random runs of 256 bytes, 95 % of 1 KiB and 98 % of 4 KiB, but 1 % of
+    single bytes, and no run of zeros: JPEG has no checksum, so other damage decodes to a wrong
+    picture.
+    (PNG has checksums, which libpng verifies. Damage of the other kinds shows when it is decoded.)
     """
     if not data:
         return FileFacts("empty file")
@@ -61,8 +68,12 @@ def examine(data: bytes) -> FileFacts:
     elif data.startswith(PNG_START):
         problem = None if b"IEND" in data else "truncated PNG (no end chunk)"
         facts = FileFacts(problem, height=_number(data, 20, 4), width=_number(data, 16, 4))
+    elif kind := pillow_files.kind_of(data):
+        height, width = pillow_files.size_of(data, kind)
+        problem = None if height and width else f"truncated, damaged or too large {kind}"
+        facts = FileFacts(problem, height, width, pillow=kind)
     else:
-        return FileFacts("neither a JPEG nor a PNG file")
+        return FileFacts(_unknown(data))
     if facts.height * facts.width > MAX_PIXELS:
         size = f"{facts.width} x {facts.height} pixels"
         return facts._replace(problem=f"declares {size}, more than {MAX_PIXELS:,}")
@@ -84,6 +95,13 @@ def first_rows(data: bytes, facts: FileFacts, rows: int) -> bytes:
     return b"".join((before, height.to_bytes(2, "big"), after, _READ_AHEAD))
 
 
+def _unknown(data: bytes) -> str:
+    """Says that a file is of no kind that is read; a photo of many phones gets advice."""
+    if data[4:12] in HEIC_STARTS:
+        return "a HEIC file, which is not read: convert it to JPEG"
+    return "no JPEG, PNG, WebP, BMP, GIF or TIFF file"
+
+
 def _number(data: bytes, first: int, size: int) -> int:
     return int.from_bytes(data[first : first + size], "big")
 
@@ -95,7 +113,7 @@ def _walk_jpeg(data: bytes) -> FileFacts:
     the end of the image. Bytes after the end are ignored.
     """
     at, height, width = len(JPEG_START), 0, 0
-    height_at, data_end = 0, 0
+    height_at, data_end, components = 0, 0, 0
     in_scan, scans, has_restarts, next_restart = False, 0, False, 0
     while found := _MARKER.search(data, at):
         at = found.end()
@@ -114,12 +132,15 @@ def _walk_jpeg(data: bytes) -> FileFacts:
         if code == _END:
             if not scans:
                 return FileFacts("truncated JPEG (no image data)", height, width)
+            if components == CMYK:
+                return FileFacts(None, height, width, pillow="JPEG")
             if scans > 1 or has_restarts:
                 return FileFacts(None, height, width)
             return FileFacts(None, height, width, height_at, data_end)
         if code in _FRAMES:
             height_at = at + 3
             height, width = _number(data, height_at, 2), _number(data, height_at + 2, 2)
+            components = _number(data, height_at + 4, 1)
         elif code == _RESTART_INTERVAL:
             has_restarts = _number(data, at + 2, 2) > 0
         in_scan = code == _SCAN

@@ -2,8 +2,8 @@
 
 Most crops also take an `EncodedImage`, of which they decode only the rows that they need.
 
-Imports NumPy and OpenCV only, so that worker processes stay light. OpenCV drops a trailing axis of
-one channel; `_channels_back` restores it.
+Imports NumPy and OpenCV, and Pillow only where a file needs it, so that worker processes stay
+light. OpenCV drops a trailing axis of one channel; `_channels_back` restores it.
 """
 
 import math
@@ -11,14 +11,15 @@ import math
 import cv2
 import numpy as np
 
+from widenet_jax.data.images import pillow_files
 from widenet_jax.data.images.file_checks import examine, first_rows
 from widenet_jax.errors import BadExampleError
 
 # Each worker decodes one image at a time; OpenCV's threads would compete for the same cores.
 cv2.setNumThreads(0)
 
-# 8-bit RGB, without the rotation that EXIF asks for: labels and published accuracies belong to the
-# stored pixels. IMREAD_UNCHANGED (-1) would override the other flag and keep alpha and 16 bits.
+# 8-bit RGB of the stored pixels; `EncodedImage` turns them where the user asks for it.
+# IMREAD_UNCHANGED (-1) would override the other flag and keep alpha and 16 bits.
 _DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 ASPECT_RANGE = (3 / 4, 4 / 3)
@@ -26,30 +27,35 @@ CROP_ATTEMPTS = 100
 
 
 class EncodedImage:
-    """A JPEG or PNG file, decoded to uint8 RGB when it is sliced, down to the last row needed.
+    """An image file, decoded to uint8 RGB when it is sliced, a JPEG down to the last row needed.
 
-    The pixels do not depend on the slice. Grey becomes RGB, CMYK is converted, transparency is
-    dropped, and of 16 bits the upper 8 remain.
+    The pixels do not depend on the slice, and are those of Pillow: grey becomes RGB, CMYK is
+    converted, transparency is dropped, of 16 bits the upper 8 remain, and of several frames the
+    first.
 
     Attributes:
-      shape: (height, width, 3).
+      shape: (height, width, 3), after turning.
     """
 
-    def __init__(self, data: bytes, where: str):
+    def __init__(self, data: bytes, where: str, *, exif_orientation: bool = False):
         """Examines the file without decoding it.
 
         Args:
           data: the file's bytes.
           where: the image's name in messages, e.g. its path.
+          exif_orientation: whether to turn the image as its EXIF says. (A TIFF is always turned.)
 
         Raises:
-          BadExampleError: the file is cut short, too large, or neither a JPEG nor a PNG. `examine`
+          BadExampleError: the file is cut short, too large, or of no kind that is read. `examine`
             says which damage inside a JPEG is found.
         """
         self._data, self._where, self._facts = data, where, examine(data)
         if self._facts.problem:
             raise self._bad(self._facts.problem)
-        self.shape = (self._facts.height, self._facts.width, 3)
+        self._turn = pillow_files.orientation_of(data) if exif_orientation else pillow_files.UPRIGHT
+        height, width = self._facts.height, self._facts.width
+        sideways = self._turn > 4
+        self.shape = (width, height, 3) if sideways else (height, width, 3)
 
     def __getitem__(self, window: tuple[slice, slice]) -> np.ndarray:
         """Decodes image[top:bottom, left:right]; the bounds must lie inside the image.
@@ -57,15 +63,24 @@ class EncodedImage:
         Raises:
           BadExampleError: the file cannot be decoded.
         """
-        bottom = window[0].stop
+        if self._facts.pillow:
+            image = pillow_files.decode(self._data, self._facts.pillow)
+        elif self._turn != pillow_files.UPRIGHT:
+            image = _decode(self._data)
+        else:
+            image = self._decode_rows(window[0].stop)
+        if image is None:
+            raise self._bad("damaged or truncated, cannot be decoded")
+        return pillow_files.turn(image, self._turn)[window]
+
+    def _decode_rows(self, bottom: int | None) -> np.ndarray | None:
+        """Decodes the rows above `bottom`, and others where that is no slower."""
         upper = self._data if bottom is None else first_rows(self._data, self._facts, bottom)
         image = _decode(upper)
         if image is None and upper is not self._data:
             # Image data are missing. libjpeg fills the gap with grey only if the file has its end.
             image = _decode(self._data)
-        if image is None:
-            raise self._bad("not a readable JPEG or PNG image")
-        return image[window]
+        return image
 
     def _bad(self, problem: str) -> BadExampleError:
         size = f"{len(self._data):,} bytes"
@@ -75,9 +90,9 @@ class EncodedImage:
 Image = np.ndarray | EncodedImage
 
 
-def decode(data: bytes, where: str) -> np.ndarray:
-    """Decodes a whole file to uint8 [H, W, 3]. Raises as `EncodedImage` does."""
-    return EncodedImage(data, where)[:, :]
+def decode(data: bytes, where: str, *, exif_orientation: bool = False) -> np.ndarray:
+    """Decodes a whole file to uint8 [H, W, 3]. Arguments and errors are those of `EncodedImage`."""
+    return EncodedImage(data, where, exif_orientation=exif_orientation)[:, :]
 
 
 def _decode(data: bytes) -> np.ndarray | None:

@@ -13,7 +13,7 @@ from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.splits import check_split
 from widenet_jax.errors import BadExampleError, BadInputError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
 # skipping the file would not be reproducible.
 FILE_ERRORS = {

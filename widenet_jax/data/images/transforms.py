@@ -30,6 +30,7 @@ class TrainTransform:
       randaugment_magnitude: their strength.
       randaugment_before_crop: the released code's order: squash to size, RandAugment, crop, flip.
         Otherwise: crop, flip, RandAugment.
+      exif_orientation: whether image files are turned as their EXIF says.
     """
 
     image_size: int
@@ -40,10 +41,12 @@ class TrainTransform:
     randaugment_layers: int
     randaugment_magnitude: float
     randaugment_before_crop: bool
+    exif_orientation: bool
 
     def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
-        return labelled(self.picture(image_of(example), rng), example)
+        image = image_of(example, exif_orientation=self.exif_orientation)
+        return labelled(self.picture(image, rng), example)
 
     def picture(self, image: files.Image, rng: np.random.Generator) -> np.ndarray:
         """Augments uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
@@ -74,15 +77,18 @@ class EvalTransform:
       image_size: side of the result.
       crop: "central" (shorter side to `resize`, then the centre) or "squash" (the whole image).
       resize: the shorter side before a central crop.
+      exif_orientation: whether image files are turned as their EXIF says.
     """
 
     image_size: int
     crop: str
     resize: int
+    exif_orientation: bool
 
     def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
-        return labelled(self.picture(image_of(example)), example)
+        image = image_of(example, exif_orientation=self.exif_orientation)
+        return labelled(self.picture(image), example)
 
     def picture(self, image: files.Image) -> np.ndarray:
         """Crops uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
@@ -91,10 +97,12 @@ class EvalTransform:
         return files.squash(image, self.image_size, smooth=True)
 
 
-def image_of(example: Example) -> files.Image:
+def image_of(example: Example, *, exif_orientation: bool = False) -> files.Image:
     """Returns the example's image; an image file is decoded only when it is cropped."""
     image = example["image"]
-    return files.EncodedImage(image, example["where"]) if isinstance(image, bytes) else image
+    if not isinstance(image, bytes):
+        return image
+    return files.EncodedImage(image, example["where"], exif_orientation=exif_orientation)
 
 
 def labelled(picture: np.ndarray, example: Example) -> dict[str, np.ndarray]:
@@ -108,8 +116,8 @@ def build_transforms(
     """Builds the transforms of `config.augment`.
 
     Args:
-      augment: the section; its fields crop, crop_area_min, pad_pixels, flip, randaugment_layers,
-        randaugment_magnitude, randaugment_before_crop, eval_crop and eval_crop_fraction are used.
+      augment: the section; the fields of `TrainTransform`, eval_crop and eval_crop_fraction are
+        used.
       image_size: side of the model's input images.
 
     Raises:
@@ -122,7 +130,9 @@ def build_transforms(
     own = {name: augment[name] for name in names if name != "image_size"}
     train = TrainTransform(image_size=image_size, **own)
     resize = round(image_size / augment["eval_crop_fraction"])
-    evaluation = EvalTransform(image_size, augment["eval_crop"], resize)
+    evaluation = EvalTransform(
+        image_size, augment["eval_crop"], resize, augment["exif_orientation"]
+    )
     check_range("config.augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
     check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)
     check_range("config.augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)

@@ -38,7 +38,7 @@ def augmentation_grid(
     rows = []
     for record in chosen.tolist():
         example = read_example(source, record)
-        image = image_of(example)
+        image = image_of(example, exif_orientation=train.exif_orientation)
         name = source.class_names[example["label"]]
         tiles = [evaluation.picture(image)]
         for epoch in range(num_draws):

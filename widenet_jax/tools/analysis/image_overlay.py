@@ -115,6 +115,7 @@ def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -
     route, images = image_router(trained), []
     for record in chosen:
         example = read_example(source, int(record))
-        picture = transform.picture(image_of(example))
+        image = image_of(example, exif_orientation=transform.exif_orientation)
+        picture = transform.picture(image)
         images.append((trained.class_names[example["label"]], picture, route(picture)))
     draw_overlay(trained, images, out)

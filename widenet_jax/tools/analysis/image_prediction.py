@@ -22,8 +22,9 @@ def read_picture(path: str, trained: Trained) -> np.ndarray:
     Raises:
       BadExampleError: the file cannot be read or decoded.
     """
+    turn = trained.config.augment.exif_orientation
     try:
-        image = decode(read_regular(path), path)
+        image = decode(read_regular(path), path, exif_orientation=turn)
     except OSError as error:
         raise BadExampleError(f"{path}: {error.strerror}") from None
     if trained.task.image_shape[2] == 1:
