@@ -20,6 +20,8 @@ training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.tools.markdown import markdown_table
 
+TASKS = ("classification", "masked_lm", "text_classification", "span", "language_modeling")
+
 
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
@@ -39,7 +41,7 @@ def analyze(options: Options) -> None:
     from widenet_jax.weights.trained import open_trained
 
     trained = open_trained(options.workdir, options.fields)
-    trained.require_task("classification", "masked_lm", "text_classification", "span")
+    trained.require_task(*TASKS)
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -54,6 +56,9 @@ def report(facts: dict, out: str) -> str:
     for name, vectors in facts["norm_divergence"].items():
         means = {k: sum(v["block"]) / len(v["block"]) for k, v in vectors.items()}
         lines.append(f"{name}: divergence of gamma {means['gamma']:.4f}, beta {means['beta']:.4f}")
+    if active := facts.get("active_units"):
+        means = ", ".join(f"{mean:.1f}" for mean in active["mean"])
+        lines.append(f"active units of {active['of']:,} in blocks {active['blocks']}: {means}")
     if usage := facts.get("expert_usage"):
         lines.append("block  load of the experts; router entropy; dropped")
         for i, block in enumerate(usage["blocks"]):
