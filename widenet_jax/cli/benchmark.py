@@ -4,6 +4,10 @@
   python scripts/benchmark.py train_step --config configs/imagenet.py:widenet_l \\
       --config.batch_size=256 --config.model.moe.dispatch=gather
   python scripts/benchmark.py dispatch --images 16 --tokens 196 --examples_per_group 1 16
+  python scripts/benchmark.py feed_forward --embed_dim 256 512 --tokens 4096
+                                                     a dense layer and experts of as many parameters
+  python scripts/benchmark.py feed_forward --topology=v3-8
+                                                     the same priced for a TPU, as by plan.py
   python scripts/benchmark.py input --path DIR       JPEGs in DIR/train/CLASS/; beside tf.data where
                                                      TensorFlow is installed
   python scripts/benchmark.py text --config configs/text_pretrain.py:albert \\
@@ -23,13 +27,18 @@ from typing import Any
 from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, seconds, show
 from widenet_jax.cli.plan import add_data_flags, read_configs
 from widenet_jax.config.files import load_config
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.tools.plan.topology import parse_topology
 from widenet_jax.weights.stored import set_fields
 
 Rows = list[dict[str, Any]]
 SIZES = {
     **{"images": [16], "tokens": [196], "examples_per_group": [1, 16]},
     **{"experts": [4], "selected": [2], "embed_dim": [768], "mlp_dim": [3072]},
+}
+FEED_FORWARD_SIZES = {
+    **{"tokens": [32_768], "length": [512], "embed_dim": [256, 512, 1024, 2048, 4096]},
+    **{"expert_dim": [128], "experts": [0], "selected": [4]},
 }
 
 
@@ -62,6 +71,15 @@ def main(argv: Argv = None) -> int:
     add("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     for name, default in SIZES.items():
         add(f"--{name}", type=positive, nargs="+", default=default)
+    text = "a dense layer and experts, over every combination of the sizes, here or on a TPU"
+    add = kind("feed_forward", feed_forward, text)
+    add("--method", nargs="+", default=["dense", "auto"], help="dense, or a dispatch method")
+    add("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    add("--capacity_factor", type=float, default=0.0, help="of the experts; 0 for no limit")
+    add("--topology", metavar="TPU", help="price for a device of this slice instead: v3-8, ...")
+    for name, default in FEED_FORWARD_SIZES.items():
+        type_ = not_negative if name == "experts" else positive
+        add(f"--{name}", type=type_, nargs="+", default=default)
     images = kind("input", input_pipeline, "images/s of reading JPEGs, beside tf.data")
     images("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
     images("--split", default="train")
@@ -130,6 +148,27 @@ def dispatch(options: Options) -> Rows:
         raise BadInputError(
             "no combination makes sense: --examples_per_group must divide --images, and --selected "
             "be at most --experts"
+        )
+    return rows
+
+
+def feed_forward(options: Options) -> Rows:
+    from widenet_jax.tools.benchmark.feed_forward import METHODS, feed_forward_row, sizes
+
+    for method in options.method:
+        choose(dict.fromkeys(METHODS), method, field="method")
+    topology = parse_topology(options.topology) if options.topology else None
+    names = ("dtype", "capacity_factor", "rounds")
+    fixed = {name: getattr(options, name) for name in names} | {"topology": topology}
+    rows = [
+        feed_forward_row(method, size, **fixed)
+        for size in sizes(**{name: getattr(options, name) for name in FEED_FORWARD_SIZES})
+        for method in options.method
+    ]
+    if not rows:
+        raise BadInputError(
+            "no combination makes sense: --length must divide --tokens, and --selected be at most "
+            "--experts, or 4 times --embed_dim divided by --expert_dim"
         )
     return rows
 

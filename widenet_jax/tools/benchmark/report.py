@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.markdown import markdown_table
 
@@ -18,6 +20,14 @@ PICTURES = {
     "checkpoint": (("config",), "save_s", "s until a checkpoint is written and read back"),
     "input": (("operations", "pipeline"), "images_per_second", "images/s"),
     "text": (("pipeline",), "sequences_per_second", "sequences/s"),
+}  # fmt: skip
+# benchmark -> (columns of sizes, of which the first that varies is the horizontal axis; the column
+# of the lines; columns of the vertical axes and their labels)
+CURVES = {
+    "feed_forward": (
+        ("embed_dim", "experts", "expert_dim", "selected", "tokens", "length"), "method",
+        {"ms": "ms, forward and backward", "memory_gib": "GiB"},
+    ),
 }  # fmt: skip
 
 
@@ -36,7 +46,47 @@ def cell(value: Any) -> str:
 
 
 def draw(benchmark: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws one bar per row, in the order of the table, as a PNG file."""
+    """Draws the rows as a PNG file: as curves over a size, or as bars in the table's order."""
+    figure = draw_curves(benchmark, rows) if benchmark in CURVES else draw_bars(benchmark, rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
+
+
+def draw_curves(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draws one line per method against the first size that varies."""
+    sizes, kind, values = CURVES[benchmark]
+    varying = [name for name in sizes if len({row[name] for row in rows}) > 1] or sizes[:1]
+    across = varying[0]
+    # Sizes that differ at one point of the axis tell lines apart; others follow from it.
+    points = {row[across] for row in rows}
+    others = [
+        name
+        for name in varying[1:]
+        if any(len({row[name] for row in rows if row[across] == x}) > 1 for x in points)
+    ]
+    figure, axes = subplots(1, len(values), size=(5 * len(values), 4))
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        name = ", ".join(describe(n, row[n]) for n in (kind, *others))
+        lines.setdefault(name, []).append(row)
+    for axis, (value, label) in zip(axes, values.items(), strict=True):
+        for name, line in lines.items():
+            known = [row for row in line if row[value] is not None]
+            x, y = ([row[n] for row in known] for n in (across, value))
+            axis.plot(x, y, marker="o", ms=4, label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel(across.replace("_", " "))
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    fixed = [describe(n, rows[0][n]) for n in sizes if n not in varying]
+    figure.suptitle(f"{rows[0]['device']}: {', '.join(fixed)}", fontsize=10)
+    return figure
+
+
+def draw_bars(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draws one bar per row, in the order of the table."""
     names, value, label = PICTURES[benchmark]
     varying = [n for n in names if len({row[n] for row in rows}) > 1] or names[:1]
     labels = [", ".join(describe(n, row[n]) for n in varying) for row in rows]
@@ -51,8 +101,7 @@ def draw(benchmark: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_xlabel(label)
     fixed = [describe(n, rows[0][n]) for n in names if n not in varying]
     axes.set_title(f"{benchmark}: {', '.join(fixed)}" if fixed else benchmark, fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(figure, path)
+    return figure
 
 
 def describe(name: str, value: Any) -> str:
