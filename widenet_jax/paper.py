@@ -204,3 +204,35 @@ APPROXIMATIONS: dict[str, tuple[PrintedLanguageModel, ...]] = {
              12.75, 9.96, 1.11),
     ),
 }  # fmt: skip
+
+
+class PrintedCount(NamedTuple):
+    """A parameter count that sigma-MoE's paper prints.
+
+    Attributes:
+      variant: the model's name as in `--config=configs/language_model.py:VARIANT`.
+      model: the model's name in words.
+      params: parameters.
+      exact: to the last one; otherwise params is rounded to 10,000.
+      vocab_size: V.
+    """
+
+    variant: str
+    model: str
+    params: int
+    exact: bool
+    vocab_size: int
+
+
+# Its counts include 2 scalars a block of the attention, of which we have none. E8 counts the 205
+# bytes that occur in enwik8.
+LANGUAGE_COUNTS = (
+    PrintedCount("wt_s", "WT-S, dense", 47_260_136, True, 8000),
+    PrintedCount("wt_s,preset=sigma_moe", "WT-S, sigma-MoE", 47_260_248, True, 8000),
+    PrintedCount("wt_s_star", "WT-S*, dense", 237_700_000, False, 8000),
+    PrintedCount("wt_s_star,preset=sigma_moe", "WT-S*, sigma-MoE", 237_000_000, False, 8000),
+    PrintedCount("wt_b", "WT-B, dense", 262_480_000, False, 8000),
+    PrintedCount("wt_b,preset=sigma_moe", "WT-B, sigma-MoE", 262_460_000, False, 8000),
+    PrintedCount("e8", "E8, dense", 41_230_000, False, 205),
+    PrintedCount("e8,preset=sigma_moe", "E8, sigma-MoE", 41_240_000, False, 205),
+)

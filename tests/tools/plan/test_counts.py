@@ -1,7 +1,13 @@
 """Counts as the command prints them."""
 
-from widenet_jax.paper import TEXT
-from widenet_jax.tools.plan.counts import count_variant, counts_table, text_row
+from widenet_jax.paper import LANGUAGE_COUNTS, TEXT
+from widenet_jax.tools.plan.counts import (
+    KEYS,
+    count_variant,
+    counts_table,
+    language_row,
+    text_row,
+)
 
 
 def test_counts_a_variant_shared_and_unrolled():
@@ -28,3 +34,16 @@ def test_a_text_model_is_counted_part_by_part():
     for count in ("7,087,872", "11,092,992", "11,683,584", "11,813,810"):
         assert count in line
     assert not text_row(TEXT[1])["agrees"]
+
+
+def test_a_language_model_has_the_printed_count():
+    """To the last parameter, less the two scalars a block; tests/models counts the others."""
+    row = language_row(LANGUAGE_COUNTS[0])
+    assert row["agrees"] and row["params"] == 47_260_136 - 32
+    assert "47.2601M   47,260,104" in counts_table([row])
+
+
+def test_product_keys_say_what_was_solved():
+    row = language_row(KEYS[3])
+    assert row["printed"] is row["agrees"] is None
+    assert "62 sub-keys a half, 4 heads, solved for the experts' parameters" in row["note"]

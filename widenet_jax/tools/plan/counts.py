@@ -1,5 +1,6 @@
-"""Parameter counts of every row of the paper's tables, with the printed figures."""
+"""Parameter counts of every row of the papers' tables, with the printed figures."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -8,9 +9,17 @@ import jax.numpy as jnp
 
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.models.language_sizes import language_model, parse_language_variant
 from widenet_jax.models.sizes import parse_variant, vision_model
 from widenet_jax.models.text_sizes import parse_text_variant, text_model
-from widenet_jax.paper import FINETUNING, PRETRAINING, TEXT, PrintedText
+from widenet_jax.paper import (
+    FINETUNING,
+    LANGUAGE_COUNTS,
+    PRETRAINING,
+    TEXT,
+    PrintedCount,
+    PrintedText,
+)
 
 INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 VOCABULARY = 30_000  # V of the paper's text models
@@ -29,13 +38,14 @@ def count_variant(variant: str, *, num_classes: int, representation: bool) -> tu
 
 
 def count_rows() -> list[dict[str, Any]]:
-    """Counts the parameters of every model in the paper's tables.
+    """Counts the parameters of every model in the papers' tables.
 
     Returns:
       One dict per model: tables, model, variant, params, params_unrolled, printed and agrees.
       `printed` is the paper's figure in millions, None if it prints none. `agrees` says whether our
       count, truncated to millions (a text model's: rounded), equals it. `note` stands at the two
-      slips of Table 5 and at the text models, which also have the counts of `count_text`.
+      slips of Table 5, at the text models, which also have the counts of `count_text`, and at the
+      language models.
     """
     rows = []
     for printed in (*PRETRAINING, *FINETUNING):
@@ -58,7 +68,8 @@ def count_rows() -> list[dict[str, Any]]:
                 f"{params / 1e6:.1f}M"
             )
         rows.append(row)
-    return rows + [text_row(printed) for printed in TEXT]
+    language = [language_row(printed) for printed in (*LANGUAGE_COUNTS, *KEYS)]
+    return rows + [text_row(printed) for printed in TEXT] + language
 
 
 def text_row(printed: PrintedText) -> dict[str, Any]:
@@ -76,6 +87,48 @@ def text_row(printed: PrintedText) -> dict[str, Any]:
         f"{counts['with_embeddings']:,}, with pooler {counts['params']:,}, with the heads of "
         f"pretraining {counts['with_heads']:,}",
     }
+
+
+# Product keys in the same models; their counts are not printed.
+KEYS = tuple(
+    PrintedCount(f"{row.variant},ffn=product_key", f"{row.model.split(',')[0]}, product keys", 0,
+                 False, row.vocab_size)
+    for row in LANGUAGE_COUNTS[::2]
+)  # fmt: skip
+
+
+def language_row(printed: PrintedCount) -> dict[str, Any]:
+    """Returns the row of a language model; `note` says what is solved for equal parameters."""
+    fields = language_model(*parse_language_variant(printed.variant))
+    inputs = {
+        "tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32),
+        "memory": jax.ShapeDtypeStruct((1, fields["depth"], 8, fields["embed_dim"]), jnp.float32),
+        "memory_length": jax.ShapeDtypeStruct((1,), jnp.int32),
+    }
+    model = build_model(fields, vocab_size=printed.vocab_size)
+    params = count_parameters(parameter_shapes(model, inputs))
+    theirs = params + 2 * fields["depth"]
+    rounding = 0 if printed.exact else 5000
+    return {
+        "tables": "sigma-MoE",
+        "model": printed.model,
+        "variant": printed.variant,
+        "params": params,
+        "params_unrolled": params,
+        "printed": printed.params / 1e6 or None,
+        "agrees": abs(theirs - printed.params) <= rounding if printed.params else None,
+        "note": sizes_text(fields) + f"; the paper has 2 scalars a block more: {theirs:,}",
+    }
+
+
+def sizes_text(model: Mapping) -> str:
+    """Describes what makes the parameters of a language model equal."""
+    if model["ffn"] == "moe":
+        return "{num_experts} experts of width {mlp_dim}".format(**model["moe"])
+    if model["ffn"] == "product_key":
+        text = "{num_keys} sub-keys a half, {num_heads} heads, solved for the experts' parameters"
+        return text.format(**model["product_key"])
+    return f"width {model['mlp_dim']}"
 
 
 def build_text(variant: str) -> nn.Module:
@@ -104,12 +157,12 @@ def count_text(variant: str) -> dict[str, int]:
 
 def counts_table(rows: list[dict[str, Any]]) -> str:
     """Formats the rows of `count_rows` for people."""
-    lines = [f"{'tables':<12}{'model':<29}{'printed':>8}{'ours':>13}{'unrolled':>15}  variant"]
+    lines = [f"{'tables':<12}{'model':<29}{'printed':>9}{'ours':>13}{'unrolled':>15}  variant"]
     for row in rows:
-        printed = "-" if row["printed"] is None else f"{row['printed']}M"
+        printed = "-" if row["printed"] is None else f"{row['printed']:.6g}M"
         note = f"  ({row['note']})" if "note" in row else ""
         lines.append(
-            f"{row['tables']:<12}{row['model']:<29}{printed:>8}{row['params']:>13,}"
+            f"{row['tables']:<12}{row['model']:<29}{printed:>9}{row['params']:>13,}"
             f"{row['params_unrolled']:>15,}  {row['variant']}{note}"
         )
     return "\n".join(lines)
