@@ -1,5 +1,6 @@
 """Runs of a language model: resumed, moved and repeated with the memory that they had."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -10,8 +11,11 @@ from extensions.life_of_a_run import StopAfterOneStep
 from small_runs import assert_same_end, metrics_of, small_config
 
 from widenet_jax import train
+from widenet_jax.cli import export
 from widenet_jax.errors import RunFailedError, StoppedError
 from widenet_jax.run.stopping import Stop
+from widenet_jax.tools.analysis.over_source import metrics_over_source
+from widenet_jax.weights.trained import open_trained
 
 # 2,000 bytes are three steps an epoch of 16 rows, and three segments to evaluate.
 ROWS, T, EPOCH = 16, 32, 3
@@ -41,22 +45,52 @@ def carry_in(directory: Path) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in reader.restore(directory / "carry").items()}
 
 
-def test_stopped_within_an_epoch_and_resumed(text: Path, tmp_path: Path):
+@pytest.fixture(scope="module")
+def unbroken(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
+    run(workdir, text)
+    return workdir
+
+
+def result_in(workdir: Path) -> dict:
+    return json.loads((workdir / "result.json").read_text())
+
+
+def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_path: Path):
     """Parameters and memory end with the same bytes; the run crosses the end of an epoch."""
-    result = run(tmp_path / "unbroken", text)
     with pytest.raises(StoppedError, match="saved after step 1"):
         run(tmp_path / "run", text, stop=StopAfterOneStep())
     carry = carry_in(tmp_path / "run" / "checkpoints" / "1")
     assert carry["memory"].shape == (ROWS, 1, T, 32) and (carry["memory_length"] == T).all()
     run(tmp_path / "run", text)
-    assert_same_end(tmp_path / "run", tmp_path / "unbroken")
+    assert_same_end(tmp_path / "run", unbroken)
     (best,) = (tmp_path / "run" / "best").glob("[0-9]*")
     assert (best / "params").exists() and not (best / "carry").exists()
-    # Evaluation starts with an empty memory, however far the run is.
-    found = run(tmp_path / "run", text, mode="eval")
+    # Evaluation of all three segments starts with an empty memory, however far the run is.
+    found, result = run(tmp_path / "run", text, mode="eval"), result_in(unbroken)
     assert found["test_bits_per_byte"] == result["test_bits_per_byte"]
     assert result["test_cross_entropy"] == pytest.approx(np.log(2) * found["test_bits_per_byte"])
     assert result["test_sequences"] == 3 and 4 < result["test_bits_per_byte"] < 9
+
+
+def test_export_and_start_from_it(text: Path, unbroken: Path, tmp_path: Path, capsys):
+    """The export opens with the run's results; another run takes all of its parameters."""
+    out, result = tmp_path / "export", result_in(unbroken)
+    assert export.main([f"--workdir={unbroken}", f"--out={out}"]) == 0
+    trained = open_trained(str(out))
+    metrics, *_ = metrics_over_source(trained)
+    assert metrics["bits_per_byte"] == pytest.approx(result["test_bits_per_byte"], rel=1e-6)
+    card = (out / "README.md").read_text()
+    assert "# Transformer-XL, predicting the next token" in card
+    assert f"bits per byte | {result['test_bits_per_byte']:.4f} of 3 sequences" in card
+    flags = [f"--workdir={unbroken}", f"--out={tmp_path / 'hf'}", "--format=huggingface"]
+    assert export.main(flags) == 2
+
+    still = {"init_from": str(out), "optimizer.learning_rate": 0.0, "duration": "2 steps"}
+    run(tmp_path / "run", text, **still)
+    assert result_in(tmp_path / "run")["params_sha256"] == result["params_sha256"]
+    told = f"taken from {out}: encoder, embedding, output; new: nothing\n"
+    assert told in capsys.readouterr().err
 
 
 def test_a_failed_step_is_repeated_with_its_memory(text: Path, tmp_path: Path):
