@@ -7,7 +7,9 @@ from widenet_jax import paper
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import count_parameters, parameter_shapes
+from widenet_jax.models.matching import dense_parameters
 from widenet_jax.models.sizes import FAMILIES, SIZES, parse_variant, vision_model
+from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.models.vit import image_spec
 
 # variant -> parameters at pretraining: 1000 classes, a representation layer, 224 pixels.
@@ -105,6 +107,10 @@ def test_every_name_builds(family: str, size: str):
         ("widenet_b,share_norms=1", "needs true or false"),
         ("widenet_b,preset=mine", "paper or authors_code"),
         ("vit_b,experts=8", "vit_b has no experts, so option experts has no effect"),
+        ("vit_b,ffn_blocks=last_1", "vit_b has no experts, so option ffn_blocks has no effect"),
+        ("widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
+        ("vit_b,num_active=8", "option num_active needs ffn=top_k"),
+        ("widenet_b,ffn=product_key,selected=2", "so option selected has no effect"),
         ("widenet_b,moe=false,examples_per_group=8", "so option examples_per_group has no effect"),
     ],
 )
@@ -112,3 +118,31 @@ def test_names_that_do_not_exist(text: str, message: str):
     with pytest.raises(BadInputError) as caught:
         parse_variant(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("ffn", ["top_k", "product_key"])
+@pytest.mark.parametrize(
+    "variant", ["widenet_tiny,depth=2", "vit_moe_tiny,depth=2", "bert_tiny,depth=2"]
+)
+def test_other_feed_forwards(variant: str, ffn: str):
+    """As many parameters as the dense layer, in the blocks that have experts otherwise."""
+    bert = variant.startswith("bert")
+    parse, section = (parse_text_variant, text_model) if bert else (parse_variant, vision_model)
+    fields = section(*parse(f"{variant},ffn={ffn}"))
+    name = {"top_k": "top_k_mlp"}.get(ffn, ffn)
+    assert (fields["ffn"], fields["moe"]) == (name, None)
+    of_task = {"vocab_size": 50, "head": "pretraining"} if bert else {"num_classes": 10}
+    model = build_model(fields, **of_task)
+    tokens = dict.fromkeys(("tokens", "segments"), jax.ShapeDtypeStruct((1, 8), "int32"))
+    text = {**tokens, "mask": jax.ShapeDtypeStruct((1, 8), "bool"),
+            "mlm_positions": jax.ShapeDtypeStruct((1, 2), "int32")}  # fmt: skip
+    inputs = text if bert else image_spec((8, 8, 3))
+    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    run = lambda inputs: model.init_with_output(rngs, inputs, train=True)  # noqa: E731
+    (_, aux), variables = jax.eval_shape(run, inputs)
+    assert aux == {}
+    parts = variables["params"]["encoder"]
+    found = [part for key, part in parts.items() if key.endswith(name)]
+    assert len(found) == {"widenet": 1, "vit_moe": 1, "bert": 2}[variant.partition("_tiny")[0]]
+    D, F = fields["embed_dim"], fields["mlp_dim"]
+    assert count_parameters(found[0]) == pytest.approx(dense_parameters(D, F), rel=0.1)

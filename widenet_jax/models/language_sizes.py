@@ -7,6 +7,7 @@ JAX, so that a mistyped variant is reported at once.
 from collections.abc import Mapping
 
 from widenet_jax.errors import BadInputError, choose
+from widenet_jax.models.feed_forward_sizes import FFNS, product_key_section, top_k_section
 from widenet_jax.models.matching import (
     experts_parameters,
     matched_mlp_dim,
@@ -42,13 +43,10 @@ SIZES = {
     }.items()
 }
 
-# config.model.ffn of option `ffn`
-FFNS = {"dense": "mlp", "moe": "moe", "top_k": "top_k_mlp", "product_key": "product_key"}
-
 # Options after the name, as in `wt_s,ffn=moe,router=sigmoid`.
 OPTIONS = {
     "preset": str,  # a row of the paper's tables, see PRESETS
-    "ffn": str,  # see FFNS
+    "ffn": str,  # dense, moe, top_k, product_key
     "parameter_matched": bool,  # solve the width or the number of keys for the experts' count
     "depth": int,
     "dropout": float,
@@ -172,10 +170,14 @@ def language_model(size: str, options: Mapping) -> dict:
         "routing_groups": 0,
         **dict.fromkeys(("moe", "top_k_mlp", "product_key")),
     }
-    if ffn != "mlp":
-        model[ffn] = SECTIONS[ffn](base, options, dropout)
-    elif "kernel_init" in options:
-        model["kernel_init"] = options["kernel_init"]
+    if ffn == "mlp":
+        model["kernel_init"] = options.get("kernel_init", "pre_norm")
+    elif ffn == "moe":
+        model["moe"] = moe_section(base, options, dropout)
+    else:
+        section = keys_section if ffn == "product_key" else units_section
+        model[ffn] = section(base, options)
+        model[ffn]["kernel_init"] = options.get("kernel_init", "pre_norm")
     return model
 
 
@@ -194,14 +196,10 @@ def dense_width(base: Mapping, options: Mapping) -> int:
     return base["mlp_dim"]
 
 
-def top_k_section(base: Mapping, options: Mapping, dropout: float) -> dict:
+def units_section(base: Mapping, options: Mapping) -> dict:
     """Returns the section `config.model.top_k_mlp`."""
-    del dropout  # that of the model
-    return {
-        "mlp_dim": dense_width(base, options),
-        "num_active": options.get("num_active", base["num_active"]),
-        "kernel_init": options.get("kernel_init", "pre_norm"),
-    }
+    width = dense_width(base, options)
+    return top_k_section(options, mlp_dim=width, num_active=base["num_active"])
 
 
 def moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
@@ -235,29 +233,10 @@ def moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     }
 
 
-def product_key_section(base: Mapping, options: Mapping, dropout: float) -> dict:
+def keys_section(base: Mapping, options: Mapping) -> dict:
     """Returns the section `config.model.product_key`."""
-    del dropout  # that of the model
     heads = options.get("key_heads", base["key_heads"])
     num_keys = matched_num_keys(budget(base), base["embed_dim"], heads)
     if not options.get("parameter_matched", True):
         num_keys = values_for(base["experts"] * base["width"])
-    num_keys = options.get("num_keys", num_keys)
-    return {
-        "num_keys": num_keys,
-        "num_heads": heads,
-        "knn": options.get("knn", min(base["knn"], num_keys**2)),
-        "weights": options.get("weights", "relu"),  # or softmax
-        "combine_heads": options.get("combine_heads", "after"),  # "before": as was run
-        "query_dim": options.get("query_dim", 0),  # 0: the token itself
-        "table_init": options.get("table_init", "embed_fan"),  # or values_fan, lample
-        "kernel_init": options.get("kernel_init", "pre_norm"),
-    }
-
-
-# config.model.ffn -> its section
-SECTIONS = {
-    "top_k_mlp": top_k_section,
-    "moe": moe_section,
-    "product_key": product_key_section,
-}
+    return product_key_section(options, num_keys=num_keys, key_heads=heads, knn=base["knn"])

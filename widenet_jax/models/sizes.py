@@ -6,6 +6,8 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 from collections.abc import Mapping, Sequence
 
 from widenet_jax.errors import BadInputError, choose
+from widenet_jax.models import feed_forward_sizes
+from widenet_jax.models.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
 
 # ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this
 # project's: the same architecture, small enough to train on a laptop's CPU.
@@ -41,7 +43,7 @@ OPTIONS = {
     "share_attention": bool,
     "share_ffn": bool,
     "share_norms": bool,
-    "moe": bool,  # false: the ablation without a mixture of experts
+    "moe": bool,  # false: the ablation without a mixture of experts, as ffn=dense
     "ffn_blocks": str,
     "experts": int,
     "selected": int,
@@ -55,10 +57,11 @@ OPTIONS = {
     "image_size": int,
     "preset": str,
     "source": str,  # of the images: array_record, image_folder or tfds
+    **feed_forward_sizes.OPTIONS,  # ffn: dense, moe, top_k, product_key
 }
 # Options of a mixture of experts; an error for a dense model.
 MOE_OPTIONS = (
-    *("ffn_blocks", "experts", "selected", "capacity_factor", "router", "routing_groups"),
+    *("experts", "selected", "capacity_factor", "router", "routing_groups"),
     "examples_per_group",
 )
 
@@ -77,8 +80,11 @@ def parse_variant(text: str) -> tuple[str, str, dict]:
         names = ", ".join(f"{f}_{s}" for f in FAMILIES for s in SIZES)
         raise BadInputError(f"no model is named {name!r}; there are {names}")
     options = parse_options(name, pairs, OPTIONS)
-    if not options.get("moe", FAMILIES[family]["moe"]):
-        refuse_options_of_experts(name, options, MOE_OPTIONS)
+    if "moe" in options and "ffn" in options:
+        raise BadInputError(f"{name}: give option moe or ffn, not both")
+    ffn = choose_ffn(name, options, usual=usual_ffn(family, options), of_experts=MOE_OPTIONS)
+    if ffn == "dense" and "ffn_blocks" in options:
+        raise BadInputError(f"{name} has no experts, so option ffn_blocks has no effect; remove it")
     if options.get("preset", "paper") not in PRESETS:
         raise BadInputError(f"preset={options['preset']!r} is not known; {' or '.join(PRESETS)}")
     return family, size, options
@@ -112,10 +118,9 @@ def parse_value(key: str, value: str, kind: type) -> bool | int | float | str:
         raise BadInputError(f"option {key}={value!r} needs {wanted}") from None
 
 
-def refuse_options_of_experts(name: str, options: Mapping, of_experts: Sequence[str]) -> None:
-    """Raises BadInputError at an option that only a mixture of experts has."""
-    for key in (key for key in options if key in of_experts):
-        raise BadInputError(f"{name} has no experts, so option {key} has no effect; remove it")
+def usual_ffn(family: str, options: Mapping) -> str:
+    """Returns the feed-forward of a variant without option ffn."""
+    return "moe" if options.get("moe", FAMILIES[family]["moe"]) else "dense"
 
 
 def vision_model(family: str, size: str, options: dict) -> dict:
@@ -125,7 +130,7 @@ def vision_model(family: str, size: str, options: dict) -> dict:
     without experts also averages, and at size B has the dense width 3072 (printed size: 9M).
     """
     base, kind = SIZES[size], FAMILIES[family]
-    has_moe = options.get("moe", kind["moe"])
+    ffn = options.get("ffn", usual_ffn(family, options))
     share = options.get("share", kind["share"])
     blocks = FFN_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
     authors_code = options.get("preset") == "authors_code"
@@ -153,12 +158,13 @@ def vision_model(family: str, size: str, options: dict) -> dict:
         "ffn_output_activation": authors_code,
         "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
         "remat": "none",  # "block": less memory, a third more work
-        "ffn": "moe" if has_moe else "mlp",  # in the blocks of ffn_blocks; mlp in all others
-        "ffn_blocks": options.get("ffn_blocks", blocks) if has_moe else "all",
+        "ffn": FFNS[ffn],  # in the blocks of ffn_blocks; mlp in all others
+        "ffn_blocks": "all" if ffn == "dense" else options.get("ffn_blocks", blocks),
         "routing_groups": options.get("routing_groups", 0),
         "moe": None,
+        **ffn_sections(ffn, options, embed_dim=base["embed_dim"], mlp_dim=mlp_dim),
     }
-    if has_moe:
+    if ffn == "moe":
         expert_mlp_dim = EXPERT_MLP_DIM.get(size, base["mlp_dim"])
         group = EXAMPLES_PER_GROUP.get(size, 16)
         model["moe"] = experts_section(options, mlp_dim=expert_mlp_dim, examples_per_group=group)

@@ -6,10 +6,11 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 from collections.abc import Mapping
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.models import feed_forward_sizes
+from widenet_jax.models.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
 from widenet_jax.models.sizes import (
     experts_section,
     parse_options,
-    refuse_options_of_experts,
 )
 
 # "": ALBERT base (Lan et al. 2020) and the paper's. "s" is meant for experiments on a CPU, "tiny"
@@ -42,6 +43,7 @@ OPTIONS = {
     "router": str,  # see ROUTERS in sizes.py
     "routing_groups": int,
     "examples_per_group": int,
+    **feed_forward_sizes.OPTIONS,  # ffn: dense, moe, top_k, product_key
 }
 # Options of a mixture of experts; an error for a dense model.
 MOE_OPTIONS = ("selected", "capacity_factor", "router", "routing_groups", "examples_per_group")
@@ -61,9 +63,15 @@ def parse_text_variant(text: str) -> tuple[str, str, dict]:
         names = ", ".join(f"{f}_{s}".rstrip("_") for s in SIZES for f in FAMILIES)
         raise BadInputError(f"no text model is named {name!r}; there are {names}")
     options = parse_options(name, pairs, OPTIONS)
-    if not FAMILIES[family]["experts"]:
-        refuse_options_of_experts(name, options, MOE_OPTIONS)
+    choose_ffn(name, options, usual=usual_ffn(family), of_experts=MOE_OPTIONS)
+    if options.get("ffn") == "moe" and not FAMILIES[family]["experts"]:
+        raise BadInputError(f"{name} has no experts; widenet_4, for instance, has")
     return family, size, options
+
+
+def usual_ffn(family: str) -> str:
+    """Returns the feed-forward of a variant without option ffn."""
+    return "moe" if FAMILIES[family]["experts"] else "dense"
 
 
 def text_model(family: str, size: str, options: dict) -> dict:
@@ -73,6 +81,7 @@ def text_model(family: str, size: str, options: dict) -> dict:
     ALBERT's, whose runs its baselines are.
     """
     base, kind = SIZES[size], FAMILIES[family]
+    ffn = options.get("ffn", usual_ffn(family))
     mlp_dim = options.get("mlp_dim", base["mlp_dim"])
     model = {
         "name": "text_encoder",
@@ -97,12 +106,13 @@ def text_model(family: str, size: str, options: dict) -> dict:
         "ffn_output_activation": False,
         "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
         "remat": "none",  # "block": less memory, a third more work
-        "ffn": "moe" if kind["experts"] else "mlp",  # in the blocks of ffn_blocks; mlp in the rest
+        "ffn": FFNS[ffn],  # in the blocks of ffn_blocks; mlp in the rest
         "ffn_blocks": "all",
         "routing_groups": options.get("routing_groups", 0),
         "moe": None,
+        **ffn_sections(ffn, options, embed_dim=base["embed_dim"], mlp_dim=mlp_dim),
     }
-    if kind["experts"]:
+    if ffn == "moe":
         model["moe"] = experts_section(
             options | {"experts": kind["experts"]},
             mlp_dim=mlp_dim,
