@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from compiled import apply
 from extensions.life_of_a_run import StopAfterOneStep
 from small_runs import assert_same_end, metrics_of, small_config
 
@@ -14,6 +15,7 @@ from widenet_jax import train
 from widenet_jax.cli import export
 from widenet_jax.errors import RunFailedError, StoppedError
 from widenet_jax.run.stopping import Stop
+from widenet_jax.tasks.losses import label_cross_entropy
 from widenet_jax.tools.analysis.over_source import metrics_over_source
 from widenet_jax.weights.trained import open_trained
 
@@ -31,7 +33,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def changes_of(text: Path, **changes: object) -> dict[str, object]:
     fields = {"data.source": "token_stream", "data.path": str(text), "duration": "5 steps"}
-    fields |= {"model.depth": 1, "evaluation.every": "5 steps", "evaluation.batch_size": ROWS}
+    fields |= {"model.depth": 1, "evaluation.every": "5 steps", "evaluation.batch_size": 1}
     return fields | changes
 
 
@@ -71,6 +73,17 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
     assert found["test_bits_per_byte"] == result["test_bits_per_byte"]
     assert result["test_cross_entropy"] == pytest.approx(np.log(2) * found["test_bits_per_byte"])
     assert result["test_sequences"] == 3 and 4 < result["test_bits_per_byte"] < 9
+
+
+def test_evaluation_remembers_all_segments(text: Path, unbroken: Path):
+    """One row of three segments has the loss of a single pass over all of its tokens."""
+    trained = open_trained(str(unbroken))
+    tokens = np.frombuffer(TEXT[1800 : 1800 + 3 * T + 1], np.uint8).astype(np.int32)[None]
+    memory = jax.numpy.zeros((1, 1, 0, 32))
+    inputs = {"tokens": tokens[:, :-1], "memory": memory, "memory_length": np.zeros(1, np.int32)}
+    outputs, _ = apply(trained.model, trained.params, inputs, train=False)
+    loss = label_cross_entropy(outputs["logits"], tokens[:, 1:]).mean()
+    assert result_in(unbroken)["test_cross_entropy"] == pytest.approx(float(loss), rel=1e-5)
 
 
 def test_export_and_start_from_it(text: Path, unbroken: Path, tmp_path: Path, capsys):
