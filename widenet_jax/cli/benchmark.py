@@ -12,7 +12,8 @@
                                                      TensorFlow is installed
   python scripts/benchmark.py text --config configs/text_pretrain.py:albert \\
       --config.data.path=DIR                         reading and masking a text set; beside
-                                                     transformers where it is installed
+                                                     transformers where it is installed; or a
+                                                     language model's stream
   python scripts/benchmark.py checkpoint --config configs/imagenet.py:widenet_b --out DIR
                                                      saving to, and restoring from, a disk
 
@@ -84,7 +85,7 @@ def main(argv: Argv = None) -> int:
     images("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
     images("--split", default="train")
     images("--image_size", type=positive, default=224)
-    text = "sequences/s of reading and masking a text set, beside transformers"
+    text = "sequences/s of reading and masking text, beside transformers; tokens/s of a stream"
     texts = kind("text", text_pipeline, text, takes_fields=True)
     texts("--config", required=True, metavar="FILE[:VARIANT]")
     for add in (images, texts):
@@ -183,9 +184,11 @@ def input_pipeline(options: Options) -> Rows:
 
 def text_pipeline(options: Options) -> Rows:
     config = set_fields(load_config(options.config), options.fields)
-    if config.task.name != "masked_lm":
-        raise BadInputError(f"--config={options.config} does not pretrain on text")
-    from widenet_jax.tools.benchmark.text_pipeline import text_rows
+    from widenet_jax.tools.benchmark.text_pipeline import stream_rows, text_rows
 
+    measures = {"masked_lm": text_rows, "language_modeling": stream_rows}
+    if config.task.name not in measures:
+        raise BadInputError(f"--config={options.config} does not pretrain on text")
     names = ("batch_size", "workers", "rounds", "seconds")
-    return text_rows(config, **{name: getattr(options, name) for name in names})
+    measure = measures[config.task.name]
+    return measure(config, **{name: getattr(options, name) for name in names})

@@ -165,6 +165,14 @@ def test_the_text_command(capsys, monkeypatch: pytest.MonkeyPatch):
     assert row["sequences_per_second"] > 0 and row["cpu_ms"] > 0
 
 
+def test_the_text_command_times_streams(capsys):
+    config = f"{ROOT}/configs/language_model.py:tiny"
+    argv = ["text", f"--config={config}", "--seconds=0.01", "--rounds=1", "--workers", "0"]
+    assert command()([*argv, "--batch_size=16", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["pipeline"] == "ours, threads" and row["tokens_per_second"] > 1e5
+
+
 def test_quotients_are_taken_within_a_round():
     """Rounds (ours, theirs): (10, 20), (90, 100), (80, 200), with quotients 0.5, 0.9 and 0.4.
 

@@ -1,4 +1,4 @@
-"""Benchmark of reading and masking text, beside transformers and torch if they are installed."""
+"""Benchmarks of reading text: masked, beside transformers and torch if installed; and streams."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -45,3 +45,18 @@ def text_rows(
         turns[PEER] = lambda: nullcontext(torch_pipeline.batches(source, **settings))
     found = take_turns(turns, batch_size, rounds=rounds, seconds=seconds)
     return summarize(found, unit="sequences", peer=PEER)
+
+
+def stream_rows(
+    config: Any, *, batch_size: int, workers: Sequence[int], rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Times the training batches of a stream; arguments as `text_rows`.
+
+    Returns:
+      [{pipeline, tokens_per_second, cpu_ms, of_peer}]; cpu_ms is per token, and there is no peer.
+    """
+    source = build_source(config.data, config.data.train_split)
+    transform, _ = TRANSFORMS[config.task.name](config, source.info)
+    turns = our_turns(source, transform, batch_size, workers)
+    tokens = batch_size * config.data.max_length
+    return summarize(take_turns(turns, tokens, rounds=rounds, seconds=seconds), unit="tokens")

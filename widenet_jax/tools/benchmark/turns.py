@@ -46,7 +46,7 @@ def take_turns(
     return found
 
 
-def summarize(found: Found, *, unit: str, peer: str) -> list[dict[str, Any]]:
+def summarize(found: Found, *, unit: str, peer: str = "") -> list[dict[str, Any]]:
     """Returns medians over rounds: [{pipeline, UNIT_per_second, cpu_ms, of_peer}].
 
     `cpu_ms` is the processor time per example of all threads and processes; other work on the
