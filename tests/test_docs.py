@@ -90,7 +90,7 @@ def test_a_command_sets_fields_that_its_config_has(words: list[str]):
 @each_page
 def test_fields_in_the_text_exist(page: Path):
     named = set(re.findall(r"\bconfig\.([a-z_]+(?:\.[a-z_0-9]+)*)", text_of(page))) - NOT_FIELDS
-    configs = ("imagenet", "text_pretrain", "glue", "squad")
+    configs = ("imagenet", "text_pretrain", "glue", "squad", "language_model")
     assert named <= set().union(*(fields_of(f"configs/{name}.py") for name in configs))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etils import epath
-from language_tiny import get_config
 from untrained import export_untrained
 
+from configs import language_model
 from widenet_jax.cli import evaluate, predict
 from widenet_jax.data.text.tiny_text import FOLDER
 from widenet_jax.data.text.tokenizer import load_tokenizer
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts = {"bytes": {"vocab_size": 256}}
     facts["pieces"] = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
     for name, info in facts.items():
-        config = get_config()
+        config = language_model.get_config("tiny")
         config.model.depth = 1
         config.data.max_length = 8
         stored = read_exported(

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from compiled import apply
-from language_tiny import get_config
 from untrained import export_untrained
 
+from configs import language_model
 from widenet_jax.data.text.token_text import text_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.analysis.sampling import Reader, Sampling, sample
@@ -17,7 +17,7 @@ LOGITS = np.log([0.25, 0.125, 0.5, 0.125]) + 7.0
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    config = get_config()
+    config = language_model.get_config("tiny")
     config.model.depth = 1
     config.data.max_length = 8
     place = tmp_path_factory.mktemp("model")
