@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from widenet_jax.tools.reproduce.experiment import TOP_1, Metric
+from widenet_jax.tools.reproduce.experiment import PAPER_SIZES, TOP_1, Metric
 from widenet_jax.tools.reproduce.experiments import (
     FIGURE_3,
     FIGURE_4,
@@ -14,6 +14,7 @@ from widenet_jax.tools.reproduce.experiments import (
     TABLE_3,
     TABLE_4,
     TABLE_5,
+    chosen,
 )
 from widenet_jax.tools.reproduce.runs import DIVERGED, Measured, mean_of
 from widenet_jax.tools.reproduce.scales import SCALES, run_of
@@ -177,6 +178,53 @@ def test_table_4_has_the_papers_core_days():
 def test_table_5_has_its_own_parameters_and_names_the_slips():
     text = markdown(TABLE_5, SMALL, rows_with(TABLE_5, *[measured(50.0)] * 6))
     assert "| 126M" in text and "ViT-L and WideNet-B are slips" in text
+
+
+def bits(*values: float) -> Measured:
+    """Seeds with these bits a byte; NaN is a seed that diverged."""
+    outcomes = [
+        Outcome(TRIAL, DIVERGED)
+        if math.isnan(value)
+        else Outcome(TRIAL, DONE, result={"test_bits_per_byte": value, "params": 1})
+        for value in values
+    ]
+    return Measured(tuple(outcomes), rate=1.0)
+
+
+def test_rows_are_compared_with_one_of_them():
+    """Lower is better. Against dense (2.00, s = 0.01): 0.1 is significant, 0.01 is not.
+
+    The paper has dense 1.08, top-K 1.07, Switch and softmax 1.08 and 1.09, sigma-MoE 1.08.
+    """
+    (zoo,) = [one for one in chosen(["sigma_zoo"], PAPER_SIZES) if one.language == "e8"]
+    near = {"dense": 0.0, "top-K activation": 0.1, "softmax": -0.1, "sigma-MoE": 0.01}
+    runs = {
+        run_of(SMALL, zoo, row): bits(*(2.0 + near[row.label] + e for e in (-0.01, 0.0, 0.01)))
+        if row.label in near
+        else bits(2.5, math.nan)
+        if row.label.startswith("Switch")
+        else Measured(())
+        for row in zoo.rows
+    }
+    text = markdown(zoo, SMALL, rows_of(zoo, SMALL, runs))
+    lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    cells = {line[1]: line[2:] for line in lines if len(line) > 4 and set(line[1]) != {"-"}}
+    assert cells[""][2:4] == ["paper, bits a byte", "ours, bits a byte"]
+    assert cells["top-K activation"][2:4] == ["1.07", "2.100 ± 0.010 (3 seeds)"]
+    assert {name: cells[name][5] for name in cells} == {
+        "": "against dense",
+        "dense": "",
+        "top-K activation": "worse (paper: better)",
+        "softmax": "better (paper: worse)",
+        "sigma-MoE": "undecided (paper: equal)",
+        "Switch, K = 1, G = 512": "a seed diverged (paper: equal)",
+        **dict.fromkeys(set(cells) - near.keys() - {"", "Switch, K = 1, G = 512"}, ""),
+    }
+    assert (
+        "The other way round: top-K activation 2.100 against dense 2.000 (paper: 1.07, 1.08)."
+        in text
+    )
+    assert "Of 2 pairs of rows that the paper orders: 2 the other way round." in text
 
 
 def test_norms_in_numbers():

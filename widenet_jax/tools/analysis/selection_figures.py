@@ -23,8 +23,8 @@ def draw_shares(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None
     figure, axis = subplots(size=(7, 4.5))
     blocks = zip(usage.blocks, usage.sorted_shares, strict=True)
     plot_shares(axis, {f"block {block}": shares for block, shares in blocks})
-    axis.set_title(title, fontsize=10)
-    figure.legend(loc="outside right upper", fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.legend(loc="outside right center", fontsize=8)
     save(figure, out)
 
 

@@ -118,7 +118,8 @@ LANGUAGE = {
 }
 # A model of bytes stands for a small and for the smallest model, which both have 16 experts.
 _BYTES = Stage(LANGUAGE_CONFIG, "bytes", variant="byte_s")
-_TINY_BYTES = Stage(LANGUAGE_CONFIG, "", variant="tiny")
+_SHORT_TINY = ("duration=300 steps", "evaluation.every=300 steps", "checkpoint.every=300 steps")
+_TINY_BYTES = Stage(LANGUAGE_CONFIG, "", _SHORT_TINY, variant="tiny")
 
 SCALES = {
     "paper": Scale(

@@ -1,0 +1,88 @@
+"""Figures of experts and units: their numbers by hand, and pictures of a run."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+from untrained import export_untrained
+
+from configs import language_model
+from widenet_jax.cli.reproduce import main
+from widenet_jax.tools.analysis.active_units import ActiveUnits, measure_active
+from widenet_jax.tools.analysis.expert_usage import ExpertUsage
+from widenet_jax.tools.reproduce import selection
+from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
+from widenet_jax.tools.reproduce.experiments import chosen
+from widenet_jax.tools.reproduce.report import write
+from widenet_jax.tools.reproduce.runs import Measured
+from widenet_jax.tools.reproduce.scales import SCALES, run_of
+from widenet_jax.weights.trained import open_trained
+
+SMOKE = SCALES["smoke"]
+
+
+def usage_of(importance: np.ndarray) -> ExpertUsage:
+    """Two blocks of 4 experts; tokens choose experts 0 and 1, or 0 and 2, twice as often."""
+    chosen_by = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0]])
+    together = np.stack([chosen_by.T @ chosen_by] * 2)
+    none = np.zeros(2)
+    return ExpertUsage(
+        (0, 1), "kind", ("one",), sent=none, pairs=none, importance=importance, drop_rate=none,
+        router_entropy=none, together=none, selected_together=together,
+    )  # fmt: skip
+
+
+EVEN = usage_of(np.full((2, 4), 0.25))
+# A tenth of an equal share is 0.025.
+COLLAPSED = usage_of(np.array([[0.25, 0.25, 0.25, 0.25], [0.94, 0.02, 0.02, 0.02]]))
+
+
+def figure(name: str):
+    (found,) = [one for one in chosen([name], PAPER_SIZES) if one.language == "e8"]
+    return found
+
+
+def test_shares_in_numbers(tmp_path: Path):
+    experiment, found = figure("sigma_fig3"), {"sigma-MoE": EVEN, "softmax": COLLAPSED}
+    text = selection.markdown(experiment, SMOKE, found)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert ["sigma-MoE", "25.0%; 0 of 4", "25.0%; 0 of 4"] in rows
+    assert ["softmax", "25.0%; 0 of 4", "94.0%; 3 of 4"] in rows
+    assert "- Switch, K = 1, G = 512: not run." in text
+    selection.draw(experiment, found, tmp_path / "shares.png")
+    assert np.ptp(cv2.imread(str(tmp_path / "shares.png"))) > 100
+
+
+def test_pairs_in_numbers():
+    """Two thirds of expert 0's tokens go to 2 as well, and all tokens of 1 go to 0."""
+    (cells,) = selection.together_cells({"sigma-MoE": EVEN})[1:]
+    assert cells == ["sigma-MoE", "1 with 0: 100%", "1 with 0: 100%"]
+
+
+def test_active_units_of_the_first_seed(tmp_path: Path):
+    """The command's file has the numbers of the model; without a run there is no picture."""
+    experiment = figure("sigma_fig1")
+    config = language_model.get_config("tiny,preset=dense,depth=1")
+    config.update(evaluation={"batch_size": 64})
+    place = str(export_untrained(config, {"vocab_size": 256}, tmp_path / "model"))
+    run = run_of(SMOKE, experiment, experiment.rows[0])
+    made_by = {"command": "x", "commits": [], "devices": []}
+    facts = write(experiment, SMOKE, {run: Measured((), (place,))}, made_by, tmp_path)
+    active = measure_active(open_trained(place))
+    assert isinstance(active, ActiveUnits) and 0 < active.mean[0] < active.width
+    assert facts["selection"]["dense"] == json.loads(json.dumps(active.as_json()))
+    assert f"| {active.mean[0]:.1f}" in (tmp_path / "sigma_fig1_e8.md").read_text()
+    assert cv2.imread(str(tmp_path / "sigma_fig1_e8.png")).size
+    write(experiment, SMOKE, {run: Measured(())}, made_by, tmp_path / "model")
+    assert not (tmp_path / "model" / "sigma_fig1_e8.png").exists()
+
+
+def test_a_dry_run_of_a_figure(tmp_path: Path, capsys):
+    """Fig. 3 shares its five runs with Table 4, where K = 1 and 2 of 4 are both 1 of 2 here."""
+    flags = ["--scale=smoke", "--dry_run", f"--workdir={tmp_path}"]
+    for names, count in ((["sigma_fig3"], 5), (["sigma_table4"], 20)):
+        assert main([*names, *flags]) == 0
+        assert f"{count} runs of {count} models" in capsys.readouterr().out
+    assert main(["sigma_fig3", "sigma_table4", *flags]) == 0
+    assert "20 runs of 20 models" in capsys.readouterr().out
