@@ -45,7 +45,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
         num_workers=0,  # reading processes on each host; 0: threads
         prefetch=4,  # batches
         on_bad_example="error",  # or "skip": replace examples that cannot be read
-        max_bad_fraction=0.001,  # of a split; more unreadable examples fail the run
+        max_bad_fraction=0.001,  # of a split, at least 10 or 5% of it; more of them fail the run
     )
     config.optimizer = {
         "name": "adamw",  # adamw, lamb, sgd
@@ -87,7 +87,8 @@ def classification() -> dict:
             "name": "",  # of a TFDS set
             "path": "",  # a directory, local or gs://; "": the directory of TFDS
             "train_split": "train",
-            "eval_split": "test",
+            "eval_split": "test",  # names and TFDS's slices, such as "train[90%:]"
+            "eval_fraction": 0.0,  # of an image folder without eval_split, held out by file name
             "image_size": 224,  # pixels a side, after cropping
         },
         "augment": {

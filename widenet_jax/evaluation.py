@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from widenet_jax.data import Data, Source, Transform
+from widenet_jax.data.chunks import bad_allowed
 from widenet_jax.data.pipeline import eval_batches, reading
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
@@ -43,11 +44,11 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **told: Any) ->
     metrics = task.summarize(totals.sums, rows, source)
     metrics |= experiment.model.summarize(totals.layer_sums)
     metrics["bad_examples"] = len(source) - metrics[task.unit]
-    allowed = config.data.max_bad_fraction
-    if metrics["bad_examples"] > allowed * len(source):
+    limit = config.data.max_bad_fraction
+    if metrics["bad_examples"] > bad_allowed(limit, len(source)):
         raise RunFailedError(
             f"{metrics['bad_examples']:,} of {len(source):,} evaluation {task.unit} could not be "
-            f"read, more than config.data.max_bad_fraction={allowed:g} allows; mend the data (they "
+            f"read, more than config.data.max_bad_fraction={limit:g} allows; mend the data (they "
             "are named above)"
         )
     return metrics

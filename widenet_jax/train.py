@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from widenet_jax.checkpoint.checkpoints import load_newest
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.data import Data
-from widenet_jax.data.sources import open_data
+from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
@@ -111,6 +111,8 @@ def run(
         evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
         session.open(state, step, evaluation_due=evaluation_due)
         finished = step == total_steps
+        splits = (config.data.train_split, data.train), (config.data.eval_split, data.eval)
+        session.note(overview(splits, task.unit))
         session.note(
             f"finished before, after step {step:,}: evaluating"
             if finished

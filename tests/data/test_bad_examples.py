@@ -10,7 +10,7 @@ from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, records, sampler
 from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW, example_spec
-from widenet_jax.data.images import sources
+from widenet_jax.data.images.folders import ImageFolder
 from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.errors import BadExampleError, BadInputError
 
@@ -34,7 +34,7 @@ def folder_with(path: Path, bad: dict[int, bytes | None]) -> Source:
             file.symlink_to("nowhere.png")
         else:
             file.write_bytes(bad.get(i, good(i)))
-    return sources.ImageFolder(str(path), "train")
+    return ImageFolder(str(path), "train")
 
 
 @pytest.fixture(scope="module")

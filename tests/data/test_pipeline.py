@@ -16,7 +16,7 @@ from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, sampler
-from widenet_jax.data.images import sources
+from widenet_jax.data.images.folders import ImageFolder
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.data.sources import build_source
@@ -145,7 +145,7 @@ def broken_folder(path: Path) -> Source:
     for i in range(10):
         content = photo[: len(photo) // 2] if i == 6 else photo
         (path / "train" / "cat" / f"{i}.jpg").write_bytes(content)
-    return sources.ImageFolder(str(path), "train")
+    return ImageFolder(str(path), "train")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

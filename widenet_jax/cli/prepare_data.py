@@ -1,6 +1,7 @@
 """Prepares images or text for training, or shows what training will see of them.
 
-  python scripts/prepare_data.py image_folder --input imagenet/ --out packed/
+  python scripts/prepare_data.py check photos/
+  python scripts/prepare_data.py image_folder --input photos/ --eval_fraction 0.1 --out packed/
   python scripts/prepare_data.py tar --split train=ILSVRC2012_img_train.tar --out packed/
   python scripts/prepare_data.py parquet --split train=train-*.parquet --split test=test-*.parquet --out packed/
   python scripts/prepare_data.py cifar10_binary --input cifar-10-binary.tar.gz --out packed/
@@ -28,14 +29,16 @@ from typing import Any
 import tqdm
 
 from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, show
+from widenet_jax.cli.prepare_check import add_check
 from widenet_jax.cli.prepare_stream import add_stream_command
 from widenet_jax.cli.prepare_text import add_text_commands
 from widenet_jax.config.files import load_config, override
 from widenet_jax.data import records
-from widenet_jax.data.images import file_checks
+from widenet_jax.data.images import file_checks, files
+from widenet_jax.data.images.folders import Holdout, counts_text
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.prepare import archives, convert, npz
-from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.errors import BadExampleError, BadInputError, check_range
 from widenet_jax.files import write_bytes
 
 MOST_NAMED = 5  # unreadable images that the warning names
@@ -46,6 +49,7 @@ def main(argv: Argv = None) -> int:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_converters(commands)
+    add_check(commands)
     add_text_commands(commands)
     add_stream_command(commands)
     text = "a PNG of augmented images or of every operation; masked or streamed text, printed"
@@ -80,10 +84,15 @@ def add_converters(commands: Any) -> None:
             add("--input", required=True, metavar="PATH")
         add("--out", required=name != "tfds", metavar="DIR", help="where the packed set goes")
         add("--overwrite", action="store_true", help="replace a set that is there")
+        add("--skip_bad", action="store_true", help="leave out images that cannot be read")
         add("--json", action="store_true", help="print one JSON object")
         return add
 
-    converter("image_folder", "folders INPUT/SPLIT/CLASS/*.jpg", "--input")
+    add = converter(
+        "image_folder", "folders INPUT/SPLIT/CLASS/*.jpg or INPUT/CLASS/*.jpg", "--input"
+    )
+    text = "of INPUT/CLASS/*.jpg, the part that becomes the split val, by file name"
+    add("--eval_fraction", type=float, default=0.0, metavar="SHARE", help=text)
     text = "tar archives of class folders, or of one archive a class"
     add = converter("tar", text, "--split")
     text = 'for an archive without folders: a file of lines "image-file-name class"'
@@ -101,6 +110,7 @@ def add_converters(commands: Any) -> None:
 
 def pack(options: Options) -> None:
     """Converts the set that `options` name into ArrayRecord files."""
+    damaged: list[str] = []
     if options.command == "tfds":
         builder = convert.prepare_tfds(options.name, options.data_dir)
         if not options.out:
@@ -108,32 +118,39 @@ def pack(options: Options) -> None:
             return
         found = convert.read_tfds(builder)
     else:
-        found = read_input(options)
+        found = read_input(options, damaged)
     origin = getattr(options, "input", None) or getattr(options, "split", None) or options.name
-    damaged: list[str] = []
+    splits = {name: examined(name, found, damaged, options.skip_bad) for name in found.splits}
     manifest = records.write_set(
         options.out,
-        {name: examined(name, found, damaged) for name in found.splits},
+        splits,
         class_names=found.class_names,
         provenance={"converter": options.command, "input": origin},
         overwrite=options.overwrite,
     )
     counts = {name: entry["count"] for name, entry in manifest["splits"].items()}
-    report(options, options.out, counts, classes=len(found.class_names), damaged=damaged)
+    more = {"damaged": damaged, "left_out": found.left_out, "notes": found.notes}
+    report(options, options.out, counts, classes=len(found.class_names), **more)
     if damaged:
         more = "" if len(damaged) <= MOST_NAMED else f" and {len(damaged) - MOST_NAMED:,} more"
-        print(
-            f"warning: packed as they are, but cannot be read: {'; '.join(damaged[:MOST_NAMED])}"
-            f"{more}. Training stops at such an image, or replaces it with "
-            "--config.data.on_bad_example=skip",
-            file=sys.stderr,
+        named = f"{'; '.join(damaged[:MOST_NAMED])}{more}"
+        told = (
+            f"left out {len(damaged):,} images that cannot be read: {named}"
+            if options.skip_bad
+            else f"packed as they are, but cannot be read: {named}. Training stops at such an "
+            "image, or replaces it with --config.data.on_bad_example=skip; --skip_bad leaves them "
+            "out here"
         )
+        print(f"warning: {told}", file=sys.stderr)
 
 
-def read_input(options: Options) -> convert.Converted:
+def read_input(options: Options, damaged: list[str]) -> convert.Converted:
     """Opens the files that `options` name, by the reader of their format."""
     if options.command == "image_folder":
-        return convert.read_image_folder(options.input)
+        holdout = Holdout(options.eval_fraction, field="eval_fraction")
+        return convert.read_image_folder(
+            options.input, holdout, damaged if options.skip_bad else None
+        )
     if options.command == "cifar10_binary":
         return archives.read_cifar10_binary(options.input)
     files = split_files(options.split)
@@ -152,7 +169,10 @@ def report(options: Options, place: str, counts: dict[str, int], **more: Any) ->
     classes = f", {more['classes']} classes" if "classes" in more else ""
     images = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     facts = {"path": place, "images": counts, **more}
-    show(options, facts, f"{place}: {images} images{classes}")
+    lines = [f"{place}: {images} images{classes}", *more.get("notes", ())]
+    if left_out := more.get("left_out"):
+        lines.append(f"{left_out.total():,} files left out ({counts_text(left_out)})")
+    show(options, facts, "\n".join(lines))
 
 
 def tfds_counts(builder: Any) -> tuple[str, dict[str, int]]:
@@ -170,12 +190,28 @@ def tfds_counts(builder: Any) -> tuple[str, dict[str, int]]:
     return str(builder.data_dir), {k: v.num_examples for k, v in builder.info.splits.items()}
 
 
-def examined(split: str, found: convert.Converted, damaged: list[str]) -> convert.Examples:
-    """Yields the examples of a split under a progress bar; names unreadable ones in `damaged`."""
+def examined(
+    split: str, found: convert.Converted, damaged: list[str], skip_bad: bool
+) -> convert.Examples:
+    """Yields the examples of a split under a progress bar; names unreadable ones in `damaged`.
+
+    With `skip_bad` they are left out, and each image is decoded, which finds more damage.
+    """
     examples = tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
     for number, (label, image) in enumerate(examples):
-        if problem := file_checks.examine(image).problem:
-            damaged.append(f"image {number:,} of {split}: {problem}")
+        where = f"image {number:,} of {split}"
+        problem = None
+        if skip_bad:
+            try:
+                files.decode(image, where)
+            except BadExampleError as error:
+                problem = str(error)
+        elif visible := file_checks.examine(image).problem:
+            problem = f"{where}: {visible}"
+        if problem:
+            damaged.append(problem)
+            if skip_bad:
+                continue
         yield label, image
 
 
@@ -221,12 +257,15 @@ def show_preview(options: Options) -> None:
     draw_images(options, config)
 
 
+def tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def draw_images(options: Options, config: Any) -> None:
     """Draws augmented images of a config, or without one every operation on a photo."""
     import cv2
     import numpy as np
 
-    from widenet_jax.data.images import files
     from widenet_jax.data.prepare import preview  # imports JAX
 
     if config is None:
@@ -236,7 +275,7 @@ def draw_images(options: Options, config: Any) -> None:
         picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
     else:
         sizes = {"num_images": options.num, "num_draws": options.draws or 6}
-        picture = preview.augmentation_grid(config, seed=options.seed, **sizes)
+        picture = preview.augmentation_grid(config, seed=options.seed, note=tell, **sizes)
     png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
     write_bytes(options.out, png.tobytes())
     print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")

@@ -9,9 +9,9 @@ from typing import Any
 
 # Every model had this field before the names changed, and none has it since.
 EARLIER = "ffn_output_gelu"
-# Fields added to sections that only some tasks have, and to `config.model`, with the values that
+# Fields added to the sections of image classification, and to `config.model`, with the values that
 # give what the code computed before.
-NEW_IN_SECTIONS = {"augment": {"exif_orientation": False}}
+NEW_IN_IMAGES = {"augment": {"exif_orientation": False}, "data": {"eval_fraction": 0.0}}
 NEW_IN_MODEL = {"norm_epsilon": 1e-6, "activation": "gelu_tanh", "kernel_init": "glorot_uniform"}
 NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True, "output_dropout": 0.0}
 NEW_LOSSES = dict.fromkeys(("switch", "importance", "load", "entropy", "z"), 0.0)
@@ -23,9 +23,9 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
     The argument is not changed. Fields that no version renamed are kept as they are.
     """
     config = dict(config)
-    for section, fields in NEW_IN_SECTIONS.items():
-        if isinstance(config.get(section), Mapping):
-            config[section] = fields | dict(config[section])
+    if "augment" in config:  # image classification
+        for section, fields in NEW_IN_IMAGES.items():
+            config[section] = fields | dict(config.get(section, {}))
     model = config.get("model")
     if not isinstance(model, Mapping):
         return config

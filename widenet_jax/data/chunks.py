@@ -19,6 +19,9 @@ from widenet_jax.errors import BadExampleError, BadInputError, choose
 EXAMPLES_PER_CHUNK = 64
 # This many unreadable examples in a row mean that the disk or the set is gone.
 MAX_BAD_IN_A_ROW = 16
+# So many examples of a split may be unreadable where the allowed share of it would be fewer, but no
+# more than so large a share.
+FEW_BAD, FEW_BAD_SHARE = 10, 0.05
 # Key of a chunk's warnings: [(record, message)], beside its arrays.
 COMPLAINTS = "complaints"
 
@@ -245,6 +248,17 @@ def skips(on_bad_example: str) -> bool:
     """
     choices = {"error": False, "skip": True}
     return choose(choices, on_bad_example, field="config.data.on_bad_example")
+
+
+def bad_allowed(max_bad_fraction: float, num_examples: int) -> float:
+    """Returns how many examples of a split may be unreadable.
+
+    Args:
+      max_bad_fraction: `config.data.max_bad_fraction`; 0 allows none.
+      num_examples: of the split. A thousandth of a small set would be less than one example.
+    """
+    few = min(FEW_BAD, FEW_BAD_SHARE * num_examples)
+    return max(max_bad_fraction * num_examples, few) if max_bad_fraction else 0.0
 
 
 def join_chunks(chunks: Sequence[Chunk]) -> Chunk:

@@ -1,9 +1,11 @@
 """The sources and transforms that a config can name, and the data of a run."""
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from widenet_jax.data.chunks import example_spec
@@ -15,9 +17,17 @@ from widenet_jax.data.contract import (
     Source,
     Stream,
 )
-from widenet_jax.data.images.sources import Digits, ImageFolder
+from widenet_jax.data.images.folders import (
+    FRACTION_FIELD,
+    Holdout,
+    ImageFolder,
+    counts_text,
+    names_text,
+)
+from widenet_jax.data.images.sources import Chosen, Digits, LabelledImages, Relabelled
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.data.splits import parse_slice
 from widenet_jax.data.text.finetuning import alike
 from widenet_jax.data.text.instances import instance_transforms
 from widenet_jax.data.text.squad import Squad, Window
@@ -43,9 +53,15 @@ def _tfds(data: Mapping[str, Any], split: str) -> Source:
     return Tfds(data.get("name") or "", os.path.expanduser(data.get("path") or ""), split)
 
 
+def _image_folder(data: Mapping[str, Any], split: str) -> Source:
+    fraction = data.get("eval_fraction", 0.0)
+    names = [data.get(f"{part}_split", part) for part in ("train", "eval")]
+    return ImageFolder(_path(data), split, Holdout(fraction, *names))
+
+
 SOURCES: dict[str, BuildSource] = {
     "digits": lambda data, split: Digits(split),
-    "image_folder": lambda data, split: ImageFolder(_path(data), split),
+    "image_folder": _image_folder,
     "array_record": lambda data, split: ArrayRecord(_path(data), split),
     "tfds": _tfds,
     "text": lambda data, split: TextRecords(_path(data), split, data.get("max_length")),
@@ -75,12 +91,29 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
 
     Args:
       data: reads `source` (a key of SOURCES), `path` and `name`, as the source needs them.
-      split: name of the split, such as "train".
+      split: name of the split, such as "train"; of images also a slice, such as "train[90%:]".
 
     Raises:
       BadInputError: unknown source or split, or nothing readable at the path.
     """
-    return choose(SOURCES, data["source"], field="config.data.source")(data, split)
+    build = choose(SOURCES, data["source"], field="config.data.source")
+    if data["source"] == "tfds":  # TFDS reads slices itself
+        return build(data, split)
+    if data["source"] != "image_folder" and data.get("eval_fraction"):
+        raise BadInputError(
+            f"{FRACTION_FIELD} divides image folders; of {data['source']} take slices, such as "
+            "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
+        )
+    name, bounds = parse_slice(split)
+    if bounds is None:
+        return build(data, split)
+    source = build(data, name)
+    if not isinstance(source, LabelledImages):
+        raise BadInputError(f"config.data.source={data['source']}: has no slices such as {split!r}")
+    records = source.part(bounds)
+    if not len(records):
+        raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
+    return Chosen(source, records)
 
 
 def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
@@ -101,6 +134,8 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
         data["tokenizer"] = str(workdir / FILE) if begun else config.init_from
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
+    if isinstance(train, LabelledImages):
+        evaluation = with_classes_of(train, evaluation, data)
     info, theirs = dict(train.info), evaluation.info
     info |= {key: info[key] or theirs[key] for key in OF_EITHER_SPLIT if key in info}
     must_agree = [key for key in info if key not in OF_EITHER_SPLIT]
@@ -116,6 +151,50 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
     facts = DataFacts(examples_an_epoch(train, config), example, info, isinstance(train, Stream))
     return Data(train, evaluation, train_transform, eval_transform, facts)
+
+
+def with_classes_of(
+    train: LabelledImages, evaluation: LabelledImages, data: Mapping[str, Any]
+) -> LabelledImages:
+    """Returns the evaluation split with the training split's labels, of which some may be missing.
+
+    Raises:
+      BadInputError: a split has no image, or the training split has none of a class.
+    """
+    names, theirs = train.class_names, evaluation.class_names
+    for split, source in ((data["train_split"], train), (data["eval_split"], evaluation)):
+        if not len(source):
+            advice = f"; choose another --{FRACTION_FIELD}" if data.get("eval_fraction") else ""
+            raise BadInputError(f"split {split} has no image{advice}")
+    unknown = tuple(name for name in theirs if name not in names)
+    if lacking := train.missing or unknown:
+        count = f"{len(lacking)} of {len({*names, *theirs})} classes ({names_text(lacking)})"
+        raise BadInputError(
+            f"split {data['train_split']} has no image of {count}; copy their images again, or "
+            "remove these classes from every split"
+        )
+    if names == theirs:
+        return evaluation
+    labels = np.array([names.index(name) for name in theirs], np.int32)
+    return Relabelled(evaluation, names, labels)
+
+
+def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
+    """Returns what splits, each with its name, hold and leave out.
+
+    Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)".
+    """
+    told, left_out = [], Counter()
+    for name, source in splits:
+        text = f"{name}: {len(source):,} {unit}"
+        if isinstance(source, LabelledImages):
+            text += f", {len(source.class_names):,} classes" if not told else ""
+            text += f", none of {names_text(source.missing)}" if source.missing else ""
+            left_out.update(source.left_out)
+        told.append(text)
+    if left_out:
+        told.append(f"{left_out.total():,} files left out ({counts_text(left_out)})")
+    return "; ".join(told)
 
 
 def examples_an_epoch(train: Source, config: Any) -> int:

@@ -13,6 +13,7 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
 from widenet_jax.checkpoint.series import all_finite
 from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
+from widenet_jax.data.chunks import bad_allowed
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.run import workdir as workdirs
@@ -185,7 +186,8 @@ class Session:
         """Raises RunFailedError where too large a share of the training examples is unreadable."""
         limit = self.experiment.config.data.max_bad_fraction
         seen = step * self.experiment.config.batch_size
-        if bad > limit * max(seen, self.experiment.facts.num_examples):
+        num_examples = self.experiment.facts.num_examples
+        if bad > bad_allowed(limit, num_examples) * max(seen / num_examples, 1):
             raise RunFailedError(
                 f"{bad:,} of {seen:,} training {self.experiment.task.unit} could not be read up to "
                 f"step {step:,}, more than config.data.max_bad_fraction={limit:g} allows; mend the "

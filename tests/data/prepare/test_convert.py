@@ -63,12 +63,19 @@ def test_damaged_files_are_packed_and_named(tmp_path, capsys):
 
 
 def test_image_folder_with_other_classes_in_one_split(tmp_path, capsys):
-    for place in ("train/cat", "train/dog", "val/cat"):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "x.jpg").write_bytes(photo(1))
-    message = refused(capsys, "image_folder", "--input", tmp_path, "--out", tmp_path / "out")
-    assert "different classes (e.g. dog)" in message
-    assert not (tmp_path / "out").exists()
+    """A class may be missing where images are evaluated, and not where they train."""
+    for place in ("train/cat", "train/dog", "val/dog"):
+        (tmp_path / "in" / place).mkdir(parents=True)
+        (tmp_path / "in" / place / "x.jpg").write_bytes(photo(1))
+    packing = ["image_folder", "--input", tmp_path / "in", "--out"]
+    assert run(*packing, tmp_path / "out") == 0
+    assert "val has no image of cat" in capsys.readouterr().out
+    assert read_back(tmp_path / "out", "val") == (("cat", "dog"), [(1, photo(1))])
+    (tmp_path / "in/val/eel").mkdir()
+    (tmp_path / "in/val/eel/x.jpg").write_bytes(photo(1))
+    message = refused(capsys, *packing, tmp_path / "other")
+    assert "split train has no image of eel" in message
+    assert not (tmp_path / "other").exists()
 
 
 def test_npz_joins_files_of_a_split(tmp_path):
@@ -222,8 +229,10 @@ CONFIG = """
 import ml_collections
 def get_config(arg=""):
     return ml_collections.ConfigDict({
-        "data": {"source": "digits", "path": "", "train_split": arg or "train", "image_size": 8},
-        "augment": {"crop": "pad", "crop_area_min": 0.05, "pad_pixels": 1, "flip": False,
+        "data": {"source": "digits", "path": "", "train_split": arg or "train", "image_size": 8,
+                 "on_bad_example": "error"},
+        "augment": {"exif_orientation": False, "crop": "pad",
+                    "crop_area_min": 0.05, "pad_pixels": 1, "flip": False,
                     "randaugment_layers": 1, "randaugment_magnitude": 5,
                     "randaugment_before_crop": False, "eval_crop": "squash",
                     "eval_crop_fraction": 1.0},

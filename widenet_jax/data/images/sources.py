@@ -1,25 +1,16 @@
-"""Sources of labelled images: the embedded digits, and folders of image files."""
+"""What sources of labelled images have in common; parts of them; the embedded digits."""
 
-import errno
+import dataclasses
 import gzip
-import os
+from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import distribution
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.splits import check_split
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.data.splits import check_split, slice_of
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-# Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
-# skipping the file would not be reproducible.
-FILE_ERRORS = {
-    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
-    errno.EIO, errno.EINVAL, errno.EFBIG,
-}  # fmt: skip
 # Every run has the same test set of digits, whatever its seed.
 DIGITS_SPLIT_SEED = 0
 DIGITS_TEST_SHARE = 0.2
@@ -32,13 +23,98 @@ class LabelledImages:
 
     Attributes:
       class_names: the name of each label: label k is class_names[k].
+      record_labels: the label of each record, int32 [n]; None where only reading would tell.
+      left_out: how many files of the split are not read, by suffix.
     """
 
     class_names: tuple[str, ...]
+    record_labels: np.ndarray | None = None
+    left_out: Mapping[str, int] = Counter()
 
     @property
     def info(self) -> dict[str, Any]:
         return {"class_names": list(self.class_names)}
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The classes of which the split has no image, where `record_labels` tells."""
+        if self.record_labels is None:
+            return ()
+        present = set(self.record_labels.tolist())
+        return tuple(name for label, name in enumerate(self.class_names) if label not in present)
+
+    def part(self, bounds: tuple[str, str]) -> np.ndarray:
+        """Returns the records between bounds such as ("90%", ""): int64 [n]."""
+        return np.arange(len(self))[slice_of(bounds, len(self))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen(LabelledImages):
+    """Some records of another source, with that source's classes.
+
+    Attributes:
+      source: the images.
+      records: int64 [n], those taken.
+    """
+
+    source: LabelledImages
+    records: np.ndarray
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.source.class_names
+
+    @property
+    def record_labels(self) -> np.ndarray | None:
+        labels = self.source.record_labels
+        return None if labels is None else labels[self.records]
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        return self.source.left_out
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.source[int(self.records[index])]
+
+    def describe(self, index: int) -> str:
+        return self.source.describe(int(self.records[index]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Relabelled(LabelledImages):
+    """A source with its labels replaced.
+
+    Attributes:
+      source: the images.
+      class_names: of the new labels.
+      labels: int32, the new label for each of the source's.
+    """
+
+    source: LabelledImages
+    class_names: tuple[str, ...]
+    labels: np.ndarray
+
+    @property
+    def record_labels(self) -> np.ndarray | None:
+        theirs = self.source.record_labels
+        return None if theirs is None else self.labels[theirs]
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        return self.source.left_out
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self.source[index]
+        return {**example, "label": int(self.labels[example["label"]])}
+
+    def describe(self, index: int) -> str:
+        return self.source.describe(index)
 
 
 class Digits(LabelledImages):
@@ -55,77 +131,17 @@ class Digits(LabelledImages):
         pixels, labels = _read_digits()
         chosen = np.flatnonzero(_test_digits(labels) == (split == "test"))
         self._images = np.round(pixels[chosen] * (255 / 16)).astype(np.uint8)[..., None]
-        self._labels = labels[chosen].astype(np.int32)
+        self.record_labels = labels[chosen].astype(np.int32)
         self._split = split
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.record_labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self._images[index], "label": int(self._labels[index])}
+        return {"image": self._images[index], "label": int(self.record_labels[index])}
 
     def describe(self, index: int) -> str:
         return f"digits {self._split} image {index}"
-
-
-class ImageFolder(LabelledImages):
-    """Image files in `root/split/class/`, ImageNet's layout; classes in sorted order.
-
-    Every class folder must hold an image: an empty folder usually means an interrupted copy.
-    """
-
-    def __init__(self, root: str, split: str):
-        folder = Path(root)
-        if not folder.is_dir():
-            raise BadInputError(f"config.data.path={root}: no such directory")
-        check_split(split, _subfolders(folder), f"config.data.path={root}")
-        self.class_names = tuple(_subfolders(folder / split))
-        if not self.class_names:
-            raise BadInputError(
-                f"{folder / split}: has no class folders; images belong in {root}/SPLIT/CLASS/"
-            )
-        self._folder = str(folder / split)
-        self._files: list[str] = []
-        counts = []
-        for name in self.class_names:
-            found = (entry.name for entry in _entries(folder / split / name))
-            files = sorted(file for file in found if file.lower().endswith(IMAGE_SUFFIXES))
-            self._files += [f"{name}/{file}" for file in files]
-            counts.append(len(files))
-        self._labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        empty = [name for name, count in zip(self.class_names, counts, strict=True) if not count]
-        if empty:
-            raise BadInputError(
-                f"{folder / split / empty[0]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), one "
-                f"of {len(empty)} empty class folders among {len(counts)}; copy the images again, "
-                "or remove the class from every split"
-            )
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            image = read_regular(self._path(index))
-        except OSError as error:
-            raise self._unreadable(index, error) from None
-        return {"image": image, "label": int(self._labels[index])}
-
-    def describe(self, index: int) -> str:
-        return f"{self._path(index)} (image {index})"
-
-    def _path(self, index: int) -> str:
-        return f"{self._folder}/{self._files[index]}"
-
-    def _unreadable(self, index: int, error: OSError) -> BadInputError:
-        path = self._path(index)
-        folder = os.path.dirname(path)
-        if not os.path.isdir(folder):
-            return BadInputError(f"{folder}: class folder is gone; is its disk still there?")
-        dangling = error.errno == errno.ENOENT and os.path.islink(path)
-        reason = "link to a file that is not there" if dangling else error.strerror
-        kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
-        return kind(f"{self.describe(index)}: {reason}; replace or remove it")
 
 
 def _read_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -160,19 +176,3 @@ def _test_digits(labels: np.ndarray) -> np.ndarray:
     for digit, count in enumerate(train_counts):
         is_test[rng.permutation(np.flatnonzero(labels == digit))[count:]] = True
     return is_test
-
-
-def _entries(folder: Path) -> list[os.DirEntry]:
-    """Lists the entries of a folder, except hidden ones.
-
-    Raises:
-      BadInputError: the folder cannot be listed.
-    """
-    try:
-        return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    except OSError as error:
-        raise BadInputError(f"{folder}: cannot be listed ({error.strerror})") from None
-
-
-def _subfolders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in _entries(folder) if entry.is_dir())

@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from widenet_jax.data.images import sources
+from widenet_jax.data.images.folders import IMAGE_SUFFIXES
 from widenet_jax.data.prepare.convert import Converted, check_labels, read_text
 from widenet_jax.data.prepare.tar_files import Member, members, read_archive
 from widenet_jax.errors import BadInputError
@@ -69,7 +69,7 @@ def _read_labels(path: str) -> dict[str, str]:
 
 def _images_and_archives(found: Iterator[Member]) -> Iterator[Member]:
     for member in found:
-        if member.is_archive or member.name.lower().endswith(sources.IMAGE_SUFFIXES):
+        if member.is_archive or member.name.lower().endswith(IMAGE_SUFFIXES):
             yield member
 
 

@@ -8,16 +8,16 @@ Nothing is unpickled.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from widenet_jax.data import Source
-from widenet_jax.data.images import sources
+from widenet_jax.data.images import folders
 from widenet_jax.data.input_files import open_regular, read_regular
-from widenet_jax.errors import BadInputError, first_line, require
+from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 
 Examples = Iterable[tuple[int, bytes]]
 
@@ -30,11 +30,15 @@ class Converted:
       class_names: label k is class_names[k].
       splits: for each split an iterable, to be read once, of (label, encoded image).
       counts: images of each split, for the progress bar; None where unknown before the end.
+      notes: lines for the user.
+      left_out: how many files are not read, by suffix.
     """
 
     class_names: tuple[str, ...]
     splits: dict[str, Examples]
     counts: dict[str, int | None]
+    notes: Sequence[str] = ()
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 # --- Checks that converters share -----------------------------------------------------------------
@@ -107,25 +111,58 @@ def same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 # --- A folder of class folders --------------------------------------------------------------------
 
 
-def read_image_folder(root: str) -> Converted:
-    """Reads root/SPLIT/CLASS/image files; every split must have the same classes."""
+def read_image_folder(
+    root: str, holdout: folders.Holdout, unreadable: list[str] | None = None
+) -> Converted:
+    """Reads root/SPLIT/CLASS/image files, or root/CLASS/image files divided by `holdout`.
+
+    Args:
+      root: the folder. Its classes are those of all splits; only "train" may lack none.
+      holdout: divides the images where there is no split to evaluate on.
+      unreadable: receives a line for each file that cannot be read, which is passed over; None
+        raises BadInputError at the first one.
+
+    Raises:
+      BadInputError: no such directory, no splits, or the training split lacks a class.
+    """
     if not Path(root).is_dir():
         raise BadInputError(f"{root}: no such directory")
-    names = sorted(path.name for path in Path(root).iterdir() if path.is_dir())
+    names = folders.splits_of(root, holdout)
     if not names:
         raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")
-    found = {split: sources.ImageFolder(root, split) for split in names}
+    found = {split: folders.ImageFolder(root, split, holdout) for split in names}
+    class_names = tuple(sorted({name for source in found.values() for name in source.class_names}))
+    lacking = {}
+    for split, source in found.items():
+        present = {*source.class_names} - {*source.missing}
+        if missing := tuple(name for name in class_names if name not in present):
+            lacking[split] = missing
+    if trains := lacking.get(holdout.train_split):
+        raise BadInputError(
+            f"{root}: split {holdout.train_split} has no image of {folders.names_text(trains)}; "
+            "copy the images again, or remove these classes from every split"
+        )
     return Converted(
-        same_classes({split: source.class_names for split, source in found.items()}),
-        {split: _from_source(source) for split, source in found.items()},
+        class_names,
+        {split: _from_folder(source, class_names, unreadable) for split, source in found.items()},
         {split: len(source) for split, source in found.items()},
+        notes=[f"{name} has no image of {folders.names_text(k)}" for name, k in lacking.items()],
+        left_out=sum((Counter(source.left_out) for source in found.values()), Counter()),
     )
 
 
-def _from_source(source: Source) -> Iterator[tuple[int, bytes]]:
+def _from_folder(
+    source: folders.ImageFolder, class_names: tuple[str, ...], unreadable: list[str] | None
+) -> Iterator[tuple[int, bytes]]:
     for index in range(len(source)):
-        example = source[index]
-        yield example["label"], example["image"]
+        try:
+            example = source[index]
+        except BadExampleError as error:
+            if unreadable is None:
+                raise
+            unreadable.append(str(error))
+            continue
+        yield class_names.index(source.class_names[example["label"]]), example["image"]
 
 
 # --- TensorFlow Datasets --------------------------------------------------------------------------

@@ -1,24 +1,31 @@
 """Pictures of an image classifier's inputs: a grid of augmentations, a sheet of all operations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import cv2
 import numpy as np
 
 from widenet_jax.data import sampler
-from widenet_jax.data.chunks import read_example
+from widenet_jax.data.chunks import Complaints, read, skips
+from widenet_jax.data.contract import Example
 from widenet_jax.data.images import files
 from widenet_jax.data.images.randaugment import OPERATIONS
 from widenet_jax.data.images.transforms import build_transforms, image_of
-from widenet_jax.data.sources import build_source
+from widenet_jax.data.sources import build_source, overview
 
 SHEET_COLUMNS = 6
 _CAPTION_HEIGHT = 18
 
 
 def augmentation_grid(
-    config: Mapping[str, Any], *, num_images: int, num_draws: int, seed: int
+    config: Mapping[str, Any],
+    *,
+    num_images: int,
+    num_draws: int,
+    seed: int,
+    note: Callable[[str], None],
 ) -> np.ndarray:
     """Draws one row per image: the evaluation input, then the augmentations of the first epochs.
 
@@ -27,25 +34,38 @@ def augmentation_grid(
       num_images: number of rows, spread evenly over the training split.
       num_draws: number of epochs drawn.
       seed: the run's seed; the augmentations are those of the run.
+      note: receives a line on the split, and one for each image that cannot be read, in whose place
+        the next one is drawn where `data.on_bad_example` is "skip".
 
     Returns:
       uint8 [height, width, 3] RGB.
+
+    Raises:
+      BadExampleError: an image cannot be read and is not to be skipped.
     """
     data = config["data"]
     source = build_source(data, data["train_split"])
     train, evaluation = build_transforms(config["augment"], data["image_size"])
     chosen = np.linspace(0, len(source) - 1, min(num_images, len(source))).astype(int)
-    rows = []
-    for record in chosen.tolist():
-        example = read_example(source, record)
+    note(overview([(data["train_split"], source)], "images"))
+    complaints: Complaints = []
+
+    def row_of(example: Example, record: int) -> np.ndarray:
         image = image_of(example, exif_orientation=train.exif_orientation)
-        name = source.class_names[example["label"]]
         tiles = [evaluation.picture(image)]
         for epoch in range(num_draws):
             rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
             tiles.append(train.picture(image, rng))
-        captions = [name] + [f"epoch {epoch}" for epoch in range(num_draws)]
-        rows.append(_row(tiles, captions))
+        name = source.class_names[example["label"]]
+        return _row(tiles, [name, *(f"epoch {epoch}" for epoch in range(num_draws))])
+
+    skip = skips(data["on_bad_example"])
+    rows = [
+        read(source, record, partial(row_of, record=record), complaints, skip=skip)
+        for record in chosen.tolist()
+    ]
+    for line in dict(complaints).values():
+        note(line)
     return np.concatenate(rows)
 
 

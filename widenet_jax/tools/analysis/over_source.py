@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.data import Source
 from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.contract import DataFacts
-from widenet_jax.data.images.sources import LabelledImages
+from widenet_jax.data.images.sources import Relabelled
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.sources import TRANSFORMS, build_source
 from widenet_jax.data.text.squad import Squad
@@ -206,28 +205,3 @@ def map_classes(theirs: Sequence[str], ours: Sequence[str], *, place: str) -> np
             "them, or finetune on this data"
         )
     return np.asarray([index[name] for name in theirs], np.int32)
-
-
-@dataclass(frozen=True)
-class Relabelled(LabelledImages):
-    """A source with its labels replaced.
-
-    Attributes:
-      source: the images.
-      class_names: of the new labels.
-      labels: int32, the new label for each of the source's.
-    """
-
-    source: Source
-    class_names: tuple[str, ...]
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        example = self.source[index]
-        return {**example, "label": int(self.labels[example["label"]])}
-
-    def describe(self, index: int) -> str:
-        return self.source.describe(index)

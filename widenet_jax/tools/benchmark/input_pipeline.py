@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from widenet_jax.data.images.sources import ImageFolder
+from widenet_jax.data.images.folders import ImageFolder
 from widenet_jax.data.images.transforms import TrainTransform
 from widenet_jax.tools.benchmark.turns import our_turns, summarize, take_turns
 
@@ -18,6 +18,7 @@ OPERATIONS = {
 CROP = {
     **{"crop": "inception", "crop_area_min": 0.05, "pad_pixels": 0, "flip": True},
     "randaugment_before_crop": False,
+    "exif_orientation": False,
 }
 TF_DATA = "tf.data"
 

@@ -1,0 +1,73 @@
+"""`prepare_data.py check`, packing with --skip_bad, and the preview of a messy folder."""
+
+import json
+
+import pytest
+from messy_photos import readable, unreadable, write_folder
+from preparing import ROOT, error_line, run
+
+from widenet_jax.data.shards import ArrayRecord
+
+IMAGES = len(readable()) + len(unreadable()) + 24
+
+
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("photos"))
+
+
+def test_check_names_every_file_that_is_not_read(messy, capsys):
+    assert run("check", messy) == 2
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    assert len(lines) == len({*lines}) == len(unreadable()) + 4 + 1
+    for name in unreadable():
+        assert sum(line.startswith(f"{messy}/messy/{name}: ") for line in lines) == 1
+    assert f"{messy}/messy/IMG_1.HEIC: left out (.heic)" in lines
+    assert f"{messy}/no photo yet: an empty folder" in lines
+    assert last == (
+        f"{messy}: {IMAGES} images, {len(unreadable())} of them unreadable; 4 files left out "
+        "(.DS_Store 2, .heic 1, .txt 1)"
+    )
+    assert f"{len(unreadable())} of {IMAGES} images cannot be read" in error_line(err)
+    assert run("check", messy, "--json") == 2
+    assert len(json.loads(capsys.readouterr().out)["unreadable"]) == len(unreadable())
+
+
+def test_check_of_good_photos_ends_with_0(messy, capsys):
+    assert run("check", messy / "plain") == 0
+    assert capsys.readouterr().out == f"{messy}/plain: 12 images, 0 of them unreadable\n"
+    assert run("check", messy / "nowhere") == 2
+
+
+def test_skip_bad_packs_the_rest(messy, tmp_path, capsys):
+    packing = ["image_folder", "--input", messy, "--eval_fraction=0.3", "--out", tmp_path / "set"]
+    assert run(*packing, "--skip_bad", "--json") == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert sum(report["images"].values()) == IMAGES - len(unreadable())
+    assert len(report["damaged"]) == len(unreadable())
+    assert report["left_out"] == {".DS_Store": 1, ".DS_Store in no class": 1, ".heic": 1, ".txt": 1}
+    assert f"left out {len(unreadable())} images that cannot be read" in err
+    for split, count in report["images"].items():
+        source = ArrayRecord(str(tmp_path / "set"), split)
+        assert len(source) == count
+        assert source.class_names == ("messy", "plain", "日本 の猫")
+
+
+def test_packing_a_flat_folder_without_a_fraction_gets_advice(messy, tmp_path, capsys):
+    assert run("image_folder", "--input", messy, "--out", tmp_path / "set") == 2
+    assert "CLASS/ with --eval_fraction=0.1" in error_line(capsys.readouterr().err)
+
+
+def test_preview_skips_what_cannot_be_read(messy, tmp_path, capsys):
+    fields = {"source": "image_folder", "path": messy, "eval_fraction": 0.3, "image_size": 16}
+    flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
+    grid = [f"--config={ROOT}/configs/cifar10.py:widenet_s", "--num=60", "--draws=1", *flags]
+    assert run("preview", *grid, f"--out={tmp_path}/a.png") == 2
+    capsys.readouterr()
+    skip = "--config.data.on_bad_example=skip"
+    assert run("preview", *grid, f"--out={tmp_path}/b.png", skip) == 0
+    err = capsys.readouterr().err
+    assert "train: 73 images, 3 classes; " in err and "files left out" in err
+    assert "/messy/truncated." in err and (tmp_path / "b.png").stat().st_size > 1000
