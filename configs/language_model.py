@@ -15,7 +15,7 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | tokens, batch   | 256 (small), 512 (e8, big); 64, e8 32   | the same                          |
 | memory          | as many tokens; 4 times in evaluation   | the same                          |
 | warm-up         | big: 4,000 steps                        | the same                          |
-| clipping        | 0.25; small dense and top-K as run 0.1  | the same                          |
+| clipping        | 0.25; small but e8, dense, top-K: 0.1   | the same as run                   |
 | dropout         | 0.1, big 0.2                            | the same                          |
 | expert dropout  | wt_s_star, e8 0.05; big 0.2 in Table 9, | the same as run                   |
 |                 | 0.1 as run                              |                                   |
@@ -35,26 +35,27 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | wt_b      | 1024, 18, 16x64| 4110    | 32 x 128, 4  | 262.5M / 262.5M           |
 | e8        | 512, 12, 8x64  | 2053    | 16 x 128, 4  | 41.2M / 41.2M             |
 
-Test perplexity, e8 in bits a byte. Paper (one run each, no seeds); ours: not run.
+Test perplexity, e8 in bits a byte. Paper: one run each, no seeds; presets with the options of those
+runs. Ours: not run.
 
-| row                            | options                           | wt_s  | wt_b  | e8   |
-|--------------------------------|-----------------------------------|-------|-------|------|
-| dense                          |                                   | 11.81 | 9.46  | 1.08 |
-| top-K, K = 128                 | preset=top_k                      | 11.74 | 9.26  | 1.07 |
-| sigma-MoE (Table 4)            | preset=sigma_moe                  | 11.59 | 9.44  | 1.08 |
-|   standard dropout             | preset=standard_dropout           | 12.01 | 9.53  | 1.08 |
-|   softmax, renormalised        | preset=softmax_renormalized       | 11.89 | 9.58  | 1.09 |
-|   softmax                      | preset=softmax                    | 12.05 | 9.62  | 1.09 |
-|   standard initialisation      | preset=standard_init              | 11.80 | 9.67  | 1.08 |
-|   no entropy, expert dropout   | preset=unregularized              | 11.83 | 9.51  | 1.08 |
-|   K = 8, G = 64                | selected=8,mlp_dim=64             | 11.63 | 9.58  | 1.08 |
-|   K = 1, G = 512               | selected=1,mlp_dim=512            | 11.90 | 9.58  | 1.09 |
-| Switch, K = 1, G = 512         | preset=switch                     | 12.27 | 9.68  | 1.08 |
-|   no dropout                   | preset=switch_no_dropout          | 11.88 | 9.77  | 1.10 |
-| S-BASE, K = 4, G = 128         | preset=s_base                     | 13.01 | 10.50 | 1.17 |
-| product keys, softmax          | preset=product_key_softmax        | 13.96 | 11.10 | 1.16 |
-| product keys, ReLU             | preset=product_key                | 12.77 | 9.98  | 1.11 |
-|   values with fan n^2          | preset=product_key_init           | 12.75 | 9.96  | 1.11 |
+| row                       | preset                                   | wt_s  | wt_b  | e8   |
+|---------------------------|------------------------------------------|-------|-------|------|
+| dense                     | dense                                    | 11.81 | 9.46  | 1.08 |
+| top-K, K = 128            | top_k                                    | 11.74 | 9.26  | 1.07 |
+| sigma-MoE (Table 4)       | sigma_moe                                | 11.59 | 9.44  | 1.08 |
+|   standard dropout        | standard_dropout                         | 12.01 | 9.53  | 1.08 |
+|   softmax, renormalised   | softmax_renormalized                     | 11.89 | 9.58  | 1.09 |
+|   softmax                 | softmax                                  | 12.05 | 9.62  | 1.09 |
+|   standard initialisation | standard_init                            | 11.80 | 9.67  | 1.08 |
+|   no entropy, no delta    | unregularized                            | 11.83 | 9.51  | 1.08 |
+|   K = 8, G = 64           | sigma_moe,selected=8,mlp_dim=64          | 11.63 | 9.58  | 1.08 |
+|   K = 1, G = 512          | sigma_moe,selected=1,mlp_dim=512         | 11.90 | 9.58  | 1.09 |
+| Switch, K = 1, G = 512    | switch                                   | 12.27 | 9.68  | 1.08 |
+|   without dropout         | switch_no_dropout                        | 11.88 | 9.77  | 1.10 |
+| S-BASE, K = 4, G = 128    | s_base_released                          | 13.01 | 10.50 | 1.17 |
+| product keys, softmax     | product_key_softmax,combine_heads=before | 13.96 | 11.10 | 1.16 |
+| product keys, ReLU        | product_key,combine_heads=before         | 12.77 | 9.98  | 1.11 |
+|   values of fan n^2       | product_key_init,combine_heads=before    | 12.75 | 9.96  | 1.11 |
 
 `byte_s` has 0.7M parameters and reads bytes, for comparisons on a CPU; `tiny` is for a first run on
 the embedded novel. Their dense widths and all numbers of product keys are solved for the parameters
@@ -67,13 +68,14 @@ from ml_collections import ConfigDict
 from configs import defaults
 from widenet_jax.models.language_sizes import language_model, parse_language_variant
 
+# config.optimizer.grad_clip_norm is 0.25 but for the feed-forwards in `clip`.
 SMALL = {"batch_size": 64, "max_length": 256, "clip": {"mlp": 0.1, "top_k_mlp": 0.1}}
 BIG = {"batch_size": 64, "max_length": 512, "warmup": "4000 steps"}
 RECIPES = {
     "wt_s": SMALL | {"path": "data/wikitext103"},
     "wt_s_star": SMALL | {"path": "data/wikitext103"},
     "wt_b": BIG | {"path": "data/wikitext103"},
-    "e8": SMALL | {"path": "data/enwik8", "batch_size": 32, "max_length": 512},
+    "e8": {"path": "data/enwik8", "batch_size": 32, "max_length": 512},
     "c4_s": SMALL | {"path": "data/c4"},
     "c4_b": BIG | {"path": "data/c4"},
     "pes2o_s": SMALL | {"path": "data/pes2o"},

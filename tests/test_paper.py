@@ -79,3 +79,19 @@ def test_text_in_the_header_of_text_pretrain(printed: paper.PrintedText):
     assert row["SQuAD2.0"] == "{} / {}".format(*printed.squad2)
     scores = (row["MNLI"], row["SST-2"], row["mean"])
     assert scores == (str(printed.mnli), str(printed.sst2), str(printed.mean))
+
+
+def test_the_header_of_language_model():
+    """Every row is one of Tables 1, 4 and 6, with the options as they were run."""
+    text = (ROOT / "configs" / "language_model.py").read_text()
+    lines = text.partition("| row ")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(lines) == 16
+    printed = [
+        (row.options, *(f"{row.results.get(size, 0):.2f}" for size in ("wt_s", "wt_b", "e8")))
+        for table in "146"
+        for row in paper.APPROXIMATIONS[table]
+    ]
+    for line in lines:
+        _, preset, *results = (cell.strip() for cell in line.strip("|").split("|"))
+        options = f"preset={preset.partition(',selected')[0]}"
+        assert (options, *results) in printed, line
