@@ -69,6 +69,13 @@ def test_a_hand_worked_epoch(text):
     assert batches[0]["tokens"].dtype == np.int32
 
 
+def test_a_plain_file_has_splits(text):
+    first = {name: open_stream(text, name, T)[0]["tokens"][0] for name in ("valid", "test", "all")}
+    assert first == {"valid": 180, "test": 190, "all": 0}
+    sizes = {name: open_stream(text, name, T).num_tokens for name in first}
+    assert sizes == {"valid": 10, "test": 10, "all": 200}
+
+
 def test_rows_follow_the_rule_of_the_specification():
     """Row b at step s reads tokens (b S + s mod S) T .. + T, with S = floor((N - 1) / (T B))."""
     for N, length, rows in ((1000, 7, 5), (1001, 10, 4), (41, 10, 4)):
