@@ -2,6 +2,7 @@
 
   python scripts/predict.py --workdir=runs/mine photo.jpg other.png --top=5
   python scripts/predict.py --workdir=exported/mine photo.jpg --overlay=experts.png
+  python scripts/predict.py --workdir=runs/mine photos/new/ 'more/*.webp' --out=found.csv
   python scripts/predict.py --workdir=runs/sst2 --text="A fine film." --text="A dull one."
   python scripts/predict.py --workdir=runs/mnli --text="It rains." --pair="It is dry."
   python scripts/predict.py --workdir=runs/squad --question="Who?" --context="Ada wrote it."
@@ -10,13 +11,15 @@
   python scripts/predict.py --workdir=runs/bytes --continue="It was" --temperature=0.8 --length=500
 
 Each example is routed alone, so that its answer does not depend on the others. The overlay shows
-which expert each patch of an image went to.
+which expert each patch of an image went to. Of images that cannot be read the others are predicted,
+and the exit code is 2.
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
 from typing import TYPE_CHECKING
 
 from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, show
+from widenet_jax.cli.predict_images import predict_images, shares
 from widenet_jax.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ FORMS = {
 OF_KIND = {
     "pair": "text",
     "context": "question",
-    "overlay": "images",
+    **dict.fromkeys(("overlay", "out"), "images"),
     **dict.fromkeys(("temperature", "top_k", "top_p", "length"), "continue"),
 }
 LENGTH = 200  # tokens
@@ -53,7 +56,7 @@ def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__, takes_fields=False)
     add = parser.add_argument
-    add("images", nargs="*", metavar="IMAGE", help="JPEG or PNG files")
+    add("images", nargs="*", metavar="IMAGE", help="image files, folders, '*.jpg'")
     add("--text", action="append", metavar="TEXT", help="to classify; may be repeated")
     add("--pair", action="append", metavar="TEXT", help="the second text of a --text")
     add("--question", metavar="TEXT", help="to answer from --context")
@@ -63,6 +66,8 @@ def main(argv: Argv = None) -> int:
     add("--workdir", required=True, metavar="DIR", help=text)
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
     add("--overlay", metavar="PNG", help="draw expert choices over the images")
+    text = "write the predictions of images to a .csv or .jsonl (JSON lines) file"
+    add("--out", metavar="FILE", help=text)
     add("--continue", metavar="TEXT", help="a text for a language model to go on with")
     text = "of --continue: divides the logits; 0 takes the likeliest token (default 1)"
     add("--temperature", type=float, metavar="X", help=text)
@@ -90,6 +95,8 @@ def predict(options: Options) -> None:
             + (f", which takes {FORMS[takes]}" if takes else "")
             + f"; {FORMS[kind]} needs one of {TASKS[kind]}"
         )
+    if kind == "images":
+        return predict_images(options, trained)
     key, found = PREDICT[kind](options, trained)
     facts = {"workdir": options.workdir, "step": trained.step, key: [row for row, _ in found]}
     show(options, facts, "\n".join(line for _, lines in found for line in lines))
@@ -113,25 +120,6 @@ def kind_of(options: Options) -> str:
     if options.question is not None and options.context is None:
         raise BadInputError("--question needs --context=TEXT, the text that holds the answer")
     return given[0]
-
-
-def predict_images(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.tools.analysis.image_overlay import draw_overlay, image_router
-    from widenet_jax.tools.analysis.image_prediction import best, classifier, read_picture
-
-    route = image_router(trained) if options.overlay else None
-    pictures = [read_picture(path, trained) for path in options.images]
-    classify = classifier(trained)
-    found, drawn = [], []
-    for path, picture in zip(options.images, pictures, strict=True):
-        top = best(classify(picture), trained, options.top)
-        found.append(({"image": path, "top": top}, [path, *shares(top, "class")]))
-        if route:
-            title = f"{top[0]['class']} {top[0]['probability']:.0%}"
-            drawn.append((title, picture, route(picture)))
-    if drawn:
-        draw_overlay(trained, drawn, options.overlay)
-    return "images", found
 
 
 def predict_texts(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
@@ -188,13 +176,7 @@ def predict_more(options: Options, trained: "Trained") -> tuple[str, list[Shown]
     return "texts", [({"beginning": beginning, "text": text}, [text])]
 
 
-def shares(top: list[dict], key: str) -> list[str]:
-    """Formats probabilities, a line for each."""
-    return [f"  {one['probability']:7.2%}  {one[key]}" for one in top]
-
-
 PREDICT = {
-    "images": predict_images,
     "text": predict_texts,
     "question": predict_answer,
     "fill": predict_words,

@@ -1,0 +1,66 @@
+"""`predict.py` with folders, patterns and bad files; its tables."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from messy_photos import picture, saved, write
+
+from widenet_jax.cli import predict
+
+MODEL = Path(__file__).parents[1] / "old_artefacts" / "export"  # of digits
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name in ("b.png", "a b.JPG", "deep/猫.webp", "deep/c.gif"):
+        write(tmp_path / "photos" / name, saved(picture().convert("L"), "PNG"))
+    write(tmp_path / "photos" / "notes.txt", b"text")
+    return tmp_path / "photos"
+
+
+def run(*arguments: object) -> int:
+    return predict.main([str(a) for a in (*arguments, f"--workdir={MODEL}", "--top=3")])
+
+
+def test_folders_and_patterns(photos, capsys):
+    assert run(photos, f"{photos}/*.png", "--json") == 0
+    found = [row["image"] for row in json.loads(capsys.readouterr().out)["images"]]
+    names = ["a b.JPG", "b.png", "deep/c.gif", "deep/猫.webp", "b.png"]
+    assert found == [f"{photos}/{name}" for name in names]
+    assert run(f"{photos}/**/*.gif") == 0
+    assert capsys.readouterr().out.startswith(f"{photos}/deep/c.gif\n")
+    (photos / "empty").mkdir()
+    for nothing in (f"{photos}/*.bmp", photos / "empty"):
+        assert run(nothing) == 2
+        assert capsys.readouterr().err == f"error: {nothing}: no image found\n"
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_bad_files_are_named_and_the_others_predicted(photos, bad, capsys):
+    for i in range(bad):
+        (photos / f"bad{i}.jpg").write_bytes(b"")
+    assert run(photos, "--json") == 2
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert len(answer["images"]) == 4 and len(answer["unreadable"]) == bad
+    assert err.count("empty file") == bad and err.count("error: ") == 1
+    assert bad == 1 or err.endswith("error: 2 of 6 images cannot be read; they are named above\n")
+
+
+def test_tables(photos, capsys):
+    assert run(photos, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["images"]
+    table, lines = photos / "found.csv", photos / "found.jsonl"
+    assert run(photos, f"--out={table}") == 0 and run(photos, f"--out={lines}") == 0
+    assert capsys.readouterr().out == f"{table}: 4 images\n{lines}: 4 images\n"
+    assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
+    head, *body = csv.reader(table.open())
+    assert head == ["image", "class_1", "probability_1", "class_2", "probability_2", "class_3",
+                    "probability_3"]  # fmt: skip
+    for cells, row in zip(body, rows, strict=True):
+        assert cells[0] == row["image"] and cells[1::2] == [one["class"] for one in row["top"]]
+        assert [float(p) for p in cells[2::2]] == [one["probability"] for one in row["top"]]
+    assert run(photos, f"--out={photos}/found.xlsx") == 2
+    assert "ends in .csv or .jsonl" in capsys.readouterr().err
