@@ -8,7 +8,7 @@ from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.plan.compile import CompiledStep
 from widenet_jax.tools.plan.facts import data_facts
-from widenet_jax.tools.plan.planner import GIB, changes, plan_run
+from widenet_jax.tools.plan.planner import GIB, changes, plan_run, size_facts
 from widenet_jax.tools.plan.topology import parse_topology
 
 # One instruction of 100 ms and one all-reduce of 83 MB among 256 cores.
@@ -71,6 +71,16 @@ def test_unique_and_unrolled_parameters_of_a_shared_model():
     ).facts
     assert facts["params"] < 0.6 * facts["params_unrolled"]
     assert facts["cost"] is None
+
+
+def test_the_memory_of_a_language_model():
+    """64 rows with 512 tokens of 1,024 bfloat16 numbers in one block, and as many lengths."""
+    config = load_config("configs/language_model.py:wt_b,depth=1")
+    facts = size_facts(config, data_facts(config), parse_topology("v3-8"))
+    assert facts["carry_gib"] * GIB == 64 * (512 * 1024 * 2 + 4) / 8
+    assert facts["examples_per_core"] == 8 and facts["steps"] == 100_000
+    image = load_config("configs/imagenet.py:vit_b,depth=1")
+    assert size_facts(image, DATA, parse_topology("v3-8"))["carry_gib"] == 0
 
 
 def test_gradient_accumulation_makes_a_step_fit():

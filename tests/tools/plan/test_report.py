@@ -6,7 +6,7 @@ FITS = {
     "config": "configs/imagenet.py:vit_l", "topology": "v3-256", "cores": 256, "devices": 256,
     "batch_size": 4096, "unit": "images", "examples_per_core": 16.0, "params": 305_376_232,
     "params_unrolled": 305_376_232, "gflops_per_example": 369.3, "limit_ms": 96.1,
-    "dispatch": None, "hbm_peak_gib": 6.76,
+    "dispatch": None, "carry_gib": 0.0, "hbm_peak_gib": 6.76,
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
     "step_ms": 220.0, "compiler_priced_share": 0.995, "collective_ms": 7.4,
     "collective_mb": 1225.4, "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
@@ -34,6 +34,7 @@ def test_one_plan():
     methods = {"training": "gather", "evaluation": "ragged"}
     assert "gather in training, ragged in evaluation" in plan_rows(FITS | {"dispatch": methods})
     assert "1,234.50" in plan_rows(FITS | {"cost": 1234.5})
+    assert "fits; 0.14 GiB of it are carried" in plan_rows(FITS | {"carry_gib": 0.141})
 
 
 def test_a_plan_that_does_not_fit_names_a_change():

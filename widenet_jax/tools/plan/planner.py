@@ -33,6 +33,8 @@ class Plan:
         unit: what the task calls an example, in the plural.
         batch_size, examples_per_core, steps: of the run.
         params, params_unrolled: parameters, and those of the same model without sharing.
+        carry_gib: what a device keeps between steps beside parameters and optimizer, see
+          `tasks.Task.carry_spec`; a part of its memory.
         gflops_per_example: of a training step.
         dispatch: {"training": method, "evaluation": method}; {} without experts.
         limit_ms: time of a step at 100% MFU.
@@ -92,6 +94,8 @@ def size_facts(config: ConfigDict, data: DataFacts, topology: Topology) -> dict[
     model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
     flops = train_flops(config.model, inputs, **task.model_fields)
     sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
+    carry = task.carry_spec(config.batch_size).values()
+    carried = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in carry)
     return {
         "topology": topology.name,
         "cores": topology.num_cores,
@@ -101,6 +105,7 @@ def size_facts(config: ConfigDict, data: DataFacts, topology: Topology) -> dict[
         "examples_per_core": config.batch_size / topology.num_cores,
         "params": count_parameters(parameter_shapes(model, inputs)),
         "params_unrolled": count_unrolled(model, inputs),
+        "carry_gib": carried / topology.num_devices / GIB,
         "gflops_per_example": flops / 1e9,
         "dispatch": dispatch_methods(config.model, model.num_tokens(inputs), platform="tpu"),
         "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,

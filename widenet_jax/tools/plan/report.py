@@ -19,6 +19,8 @@ def plan_rows(facts: Mapping[str, Any]) -> str:
     """Formats one plan."""
     memory = f"{facts['hbm_peak_gib']:.1f} of {facts['hbm_limit_gib']:.1f} GiB: "
     memory += "fits" if facts["fits"] else "does not fit"
+    if facts["carry_gib"]:
+        memory += f"; {facts['carry_gib']:.2f} GiB of it are carried from step to step"
     batch = f"batch {facts['batch_size']}, {facts['examples_per_core']:g} {facts['unit']} per core"
     rows = [
         ("config", facts["config"]),
