@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -41,3 +42,39 @@ def test_rotated_terms_meet_the_key_at_the_distance():
     back = places[::-1]
     expected = 3 * np.cos(back) + 4 * np.sin(back)
     np.testing.assert_allclose(x * np.cos(places) + y * np.sin(places), expected, rtol=1e-12)
+
+
+def test_scores_in_bfloat16_are_as_exact_as_with_rounded_position_keys():
+    """For 64 queries after 448 keys: relative error about that of the usual way, 0.3%."""
+    D, H, S = 412, 41, 512
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(size=(D, H)) / math.sqrt(8 * D)
+    query = round_bfloat16(rng.normal(size=(64, H)))
+    places = np.arange(S - 64, S)
+    distance = places[:, None] - np.arange(S)
+    seen = distance >= 0
+
+    def by_distance(query: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(query @ keys.T, np.maximum(distance, 0), axis=1)[seen]
+
+    waves = sinusoids(S, D).astype(np.float64)
+    exact = by_distance(query, waves @ kernel)
+    rounded_keys = round_bfloat16(round_bfloat16(waves) @ round_bfloat16(kernel))
+    usual = by_distance(query, rounded_keys)
+    basis = distance_basis(S, D)
+    terms = [
+        round_bfloat16(query @ round_bfloat16(k).T) for k in np.split(basis.mixing @ kernel, 2)
+    ]
+    at_query = rotate(*terms, basis.cosines[places], basis.sines[places])
+    at_key = np.concatenate([basis.cosines, basis.sines], axis=1)
+    ours = round_bfloat16(np.concatenate(at_query, axis=1)) @ round_bfloat16(at_key).T
+
+    def error(scores: np.ndarray) -> float:
+        return np.sqrt(np.square(scores - exact).mean() / np.square(exact).mean())
+
+    assert 0.001 < error(usual) < 0.005
+    assert error(ours[seen]) < 1.5 * error(usual)
+
+
+def round_bfloat16(x: np.ndarray) -> np.ndarray:
+    return x.astype(ml_dtypes.bfloat16).astype(np.float64)

@@ -79,9 +79,10 @@ def _attend(
 def _attend_forward(
     query: Array, key: Array, value: Array, at_query: Array, at_key: Array, first: Array
 ) -> tuple[Array, tuple]:
-    # Scores lie as [B, N, S, T]: summing over the last but one axis is cheap on a TPU.
-    scores = jnp.einsum("bsnh,btnh->bnst", key, query)
-    scores += jnp.einsum("sr,bntr->bnst", at_key, at_query)
+    # One product for both terms. Scores lie as [B, N, S, T]: summing over the last but one axis is
+    # cheap on a TPU.
+    queries = beside(at_query, query.swapaxes(1, 2))
+    scores = jnp.einsum("bnsr,bntr->bnst", beside(at_key, key.swapaxes(1, 2)), queries)
     S, T = scores.shape[2:]
     place = jnp.arange(S)[:, None]
     visible = (place <= jnp.arange(S - T, S)) & (place >= first[:, None, None])  # [B, S, T]
@@ -108,6 +109,20 @@ def _attend_backward(saved: tuple, d_out: Array) -> tuple:
     d_key = jnp.einsum("bnst,btnh->bsnh", d_scores, query)
     d_at_query = jnp.einsum("bnst,sr->bntr", d_scores, centred(at_key, axis=0))
     return d_query, d_key, d_value, d_at_query, None, None
+
+
+def beside(left: Array, right: Array) -> Array:
+    """Concatenates [..., R] and [..., H] to [..., R + H]; leading axes are broadcast.
+
+    As a sum of padded arrays, which the TPU compiler makes part of the product that reads it; it
+    would write a concatenation to memory first.
+    """
+    R, H = left.shape[-1], right.shape[-1]
+
+    def pad(x: Array, before: int, after: int) -> Array:
+        return jnp.pad(x, (*((0, 0),) * (x.ndim - 1), (before, after)))
+
+    return pad(left, 0, H) + pad(right, R, 0)
 
 
 def centred(keys: Array, *, axis: int) -> Array:
