@@ -35,7 +35,7 @@ def usage_of(importance: np.ndarray) -> ExpertUsage:
 
 EVEN = usage_of(np.full((2, 4), 0.25))
 # A tenth of an equal share is 0.025.
-COLLAPSED = usage_of(np.array([[0.25, 0.25, 0.25, 0.25], [0.94, 0.02, 0.02, 0.02]]))
+COLLAPSED = usage_of(np.array([[0.25, 0.25, 0.25, 0.25], [0.86, 0.06, 0.06, 0.02]]))
 
 
 def figure(name: str):
@@ -48,7 +48,7 @@ def test_shares_in_numbers(tmp_path: Path):
     text = selection.markdown(experiment, SMOKE, found)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     assert ["sigma-MoE", "25.0%; 0 of 4", "25.0%; 0 of 4"] in rows
-    assert ["softmax", "25.0%; 0 of 4", "94.0%; 3 of 4"] in rows
+    assert ["softmax", "25.0%; 0 of 4", "86.0%; 1 of 4"] in rows
     assert "- Switch, K = 1, G = 512: not run." in text
     selection.draw(experiment, found, tmp_path / "shares.png")
     assert np.ptp(cv2.imread(str(tmp_path / "shares.png"))) > 100
