@@ -27,6 +27,7 @@ from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_json, write_text
 from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
+from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
 from widenet_jax.tools.reproduce.runs import Trials, carry_out, look_at
 from widenet_jax.tools.reproduce.scales import (
@@ -107,11 +108,13 @@ def run(options: Options) -> int:
         start = {"workers": options.workers, "command": command, "retry": options.retry}
         ran, stopped = carry_out(asked, directory, **start)
         measured |= ran
+        time_layers(experiments, scale, directory, stopped=stopped)
     # Rows that were not asked for are shown where an earlier call ran them.
     known = {one for one, of in measured.items() if one in wanted or of.ended}
     tables = []
     for one in experiments:
-        if rows := tuple(row for row in one.rows if run_of(scale, one, row) in known):
+        rows = tuple(row for row in one.rows if run_of(scale, one, row) in known)
+        if rows or one.layer:
             tables.append(replace(one, rows=rows))
     from widenet_jax.tools.reproduce.report import provenance, write  # imports JAX
 
@@ -126,6 +129,17 @@ def run(options: Options) -> int:
     show(options, {"scale": options.scale, "experiments": facts}, text)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
     return exit_code(outcomes, stopped=stopped)
+
+
+def time_layers(
+    experiments: Sequence[Experiment], scale: Scale, directory: Directory, *, stopped: bool
+) -> None:
+    """Times the single layers that figures compare, unless the runs were stopped."""
+    for one in experiments:
+        if one.layer and not stopped:
+            from widenet_jax.tools.reproduce.layers import measure  # imports JAX
+
+            measure(one, scale, directory.path)
 
 
 def launching(flags: str, scale: Scale) -> MakeCommand:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.markdown import markdown_table
@@ -58,7 +59,7 @@ def draw_curves(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
     varying = [name for name in sizes if len({row[name] for row in rows}) > 1] or sizes[:1]
     across = varying[0]
     # Sizes that differ at one point of the axis tell lines apart; others follow from it.
-    points = {row[across] for row in rows}
+    points = sorted({row[across] for row in rows})
     others = [
         name
         for name in varying[1:]
@@ -76,6 +77,10 @@ def draw_curves(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
             axis.plot(x, y, marker="o", ms=4, label=name)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
+        axis.set_xticks(points, [f"{x:,}" for x in points])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(plain_number)
+        axis.yaxis.set_minor_formatter(few_numbers)
         axis.set_xlabel(across.replace("_", " "))
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
@@ -83,6 +88,16 @@ def draw_curves(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
     fixed = [describe(n, rows[0][n]) for n in sizes if n not in varying]
     figure.suptitle(f"{rows[0]['device']}: {', '.join(fixed)}", fontsize=10)
     return figure
+
+
+def plain_number(value: float, _: int) -> str:
+    """Writes a tick of a logarithmic axis in decimals, where matplotlib would write powers."""
+    return f"{value:.10f}".rstrip("0").rstrip(".")
+
+
+def few_numbers(value: float, place: int) -> str:
+    """Writes those minor ticks that begin with 2 or 5; more would run into each other."""
+    return plain_number(value, place) if f"{value:e}"[0] in "25" else ""
 
 
 def draw_bars(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:

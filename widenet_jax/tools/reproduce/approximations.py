@@ -75,6 +75,37 @@ FIGURES = {
 }  # fmt: skip
 
 
+# Figs. 2 and 8 to 11, by the size that they vary.
+VARIED = {
+    "embed_dim": "the width D, with as many hidden units as 4 D",
+    "experts": "the number of experts E",
+    "expert_dim": "the experts' width G",
+}
+# Scale -> the size of a layer (E = 0 stands for 4 D / G experts), and the values that replace one.
+_LAYER = {"tokens": 32_768, "length": 512, "embed_dim": 1024, "expert_dim": 128}
+_LAYER |= {"experts": 0, "selected": 4}
+LAYERS = {
+    "paper": (
+        _LAYER,
+        {
+            "embed_dim": (256, 512, 1024, 2048, 4096),
+            "experts": (8, 16, 32, 64, 128),
+            "expert_dim": (32, 64, 128, 256, 512),
+        },
+    ),
+    "small": (
+        _LAYER | {"tokens": 4096, "length": 128, "embed_dim": 256, "expert_dim": 32},
+        {
+            "embed_dim": (64, 128, 256, 512, 1024),
+            "experts": (8, 16, 32, 64, 128),
+            "expert_dim": (16, 32, 64, 128),
+        },
+    ),
+    "smoke": (
+        _LAYER | {"tokens": 256, "length": 128, "embed_dim": 64, "expert_dim": 16},
+        {"embed_dim": (32, 64), "experts": (8, 16), "expert_dim": (8, 16)},
+    ),
+}
 # Comparisons that are no table of the paper: title, reference, conclusion, and for each row its
 # label, its options, and the table and row whose number the paper prints for it. The paper ran
 # S-BASE as released, and product keys with the heads' scores added.
@@ -189,8 +220,24 @@ def figure(number: str) -> tuple[Experiment, ...]:
     )
 
 
+def layers() -> tuple[Experiment, ...]:
+    """Makes an experiment of each size that the figures of single layers vary."""
+    claim = "Experts take less time and memory than a dense layer, the more so the wider it is."
+    return tuple(
+        Experiment(
+            f"sigma_fig2_{size}",
+            f"sigma-MoE, Figs. 2 and 8 to 11: time and memory of one layer over {about}",
+            (),
+            claim,
+            layer=size,
+        )
+        for size, about in VARIED.items()
+    )
+
+
 # Name on the command line -> its experiments.
 APPROXIMATIONS = {
+    "sigma_fig2": layers(),
     **{f"sigma_table{number}": table(number) for number in TABLES},
     **{f"sigma_fig{number}": figure(number) for number in FIGURES},
     **{f"sigma_{name}": ours(name) for name in OURS},

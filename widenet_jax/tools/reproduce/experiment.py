@@ -81,6 +81,8 @@ class Experiment:
       language: a key of `scales.Scale.language` where the rows are language models; else "".
       selection: the statistic of experts or units that a figure shows, a key of
         `selection.SELECTIONS`; "" where `metric` is compared.
+      layer: the size that a figure of single layers varies, a key of `scales.Scale.layer_sweeps`;
+        such a figure has no rows.
       paper_label: what the paper's numbers are where not `metric`.
     """
 
@@ -97,6 +99,7 @@ class Experiment:
     norms: str = ""
     language: str = ""
     selection: str = ""
+    layer: str = ""
     paper_label: str = ""
 
     def of_sizes(self, sizes: Sequence[str]) -> "Experiment":

@@ -139,7 +139,7 @@ GROUPS = {
     "table2": tuple(one.name for one in TABLE_2),
     **{name: tuple(one.name for one in group) for name, group in APPROXIMATIONS.items()},
     "sigma": tuple(one.name for group in APPROXIMATIONS.values() for one in group),
-    "all": tuple(name for name, one in EXPERIMENTS.items() if not one.language),
+    "all": tuple(name for name, one in EXPERIMENTS.items() if not name.startswith("sigma_")),
 }
 
 
@@ -160,6 +160,6 @@ def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[Experiment]:
     wanted = {name for given in names for name in GROUPS.get(given, [given])}
     found = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if name in wanted]
     for one in found:
-        if not one.rows and one.name in names:
+        if not one.rows and not one.layer and one.name in names:
             raise BadInputError(f"--sizes={','.join(sizes)}: {one.name} has no row of that size")
-    return [one for one in found if one.rows]
+    return [one for one in found if one.rows or one.layer]

@@ -12,7 +12,7 @@ from etils import epath
 
 from widenet_jax.files import write_json, write_text
 from widenet_jax.run.metrics import without_nan
-from widenet_jax.tools.reproduce import figures, selection
+from widenet_jax.tools.reproduce import figures, layers, selection
 from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale
@@ -37,6 +37,8 @@ def write(
 
     In JSON the paper's NaN is the text "NaN"; a value of null is a seed that diverged.
     """
+    if experiment.layer:
+        return layers.write(experiment, out, made_by_text(made_by))
     rows = rows_of(experiment, scale, measured)
     facts: dict[str, Any] = {
         "experiment": experiment.name,

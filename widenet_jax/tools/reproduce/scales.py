@@ -54,12 +54,15 @@ class Scale:
       text: trains the models of Table 2: "pretraining", and the sets to finetune them on.
       text_size: what the name of a text model ends with, such as "_s".
       language: the paper's size -> what trains the language models that stand for it.
+      layer: the sizes of single layers that are timed; E = 0 stands for 4 D / G experts.
+      layer_sweeps: the values of the size that a figure varies.
       seeds: number of runs of each model.
       about: the data and the differences from the paper, as printed above each table.
       about_text: the same for Table 2.
       about_language: the same for the language models.
       topologies: TPU slices that pretraining and finetuning are planned for and launched on; None
         where the runs need no accelerator.
+      layer_topology: the slice that single layers are priced for; "": they are measured here.
     """
 
     sizes: dict[str, tuple[str, int]]
@@ -69,11 +72,14 @@ class Scale:
     text: Mapping[str, Stage]
     text_size: str
     language: Mapping[str, Stage]
+    layer: Mapping[str, int]
+    layer_sweeps: Mapping[str, tuple[int, ...]]
     seeds: int
     about: str
     about_text: str
     about_language: str
     topologies: tuple[str, str] | None = None
+    layer_topology: str = ""
 
     def about_of(self, experiment: Experiment) -> str:
         """Returns the data and the differences from the paper of an experiment."""
@@ -126,16 +132,19 @@ SCALES = {
         {size: (size, SIZES[size]["depth"]) for size in PAPER_SIZES},
         *(IMAGENET, IMAGENET, CIFAR10),
         *(TEXT, "", LANGUAGE),
+        *approximations.LAYERS["paper"],
         seeds=1,
         about="ImageNet-1K; finetuning on CIFAR-10 at 224 pixels",
         about_text="Wikipedia and BookCorpus",
         about_language="as the paper, but for the two unused scalars of a block",
         topologies=("v3-256", "v3-32"),
+        layer_topology="v3-8",
     ),
     "small": Scale(
         {"b": ("s", 4), "l": ("s", 8), "h": ("s", 12)},
         *(CIFAR10, TINY_IMAGENET, CIFAR10),
         *(SMALL_TEXT, "_s", dict.fromkeys(("wt_s", "e8"), _BYTES)),
+        *approximations.LAYERS["small"],
         seeds=3,
         about="CIFAR-10 from scratch, Table 5 from Tiny-ImageNet; 4, 8 and 12 blocks of width 128 "
         "(every second one of ViT-MoE with experts, which are as wide as the dense layers); 8 "
@@ -149,6 +158,7 @@ SCALES = {
         {"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
         *(DIGITS, DIGITS, DIGITS),
         *(TINY_TEXT, "_tiny", dict.fromkeys(("wt_s", "e8"), _TINY_BYTES)),
+        *approximations.LAYERS["smoke"],
         seeds=1,
         about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and tests "
         "none of the paper's claims",
