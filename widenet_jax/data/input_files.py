@@ -10,6 +10,8 @@ import stat
 from typing import BinaryIO
 
 MAX_IMAGE_BYTES = 256 << 20
+# What compressed files begin with.
+GZIP, BZIP2, XZ, ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04"
 
 
 def open_regular(

@@ -104,7 +104,7 @@ PURPOSES = {
         "predicting the next token",
         (
             '    python scripts/predict.py --workdir=DIR --continue="Once"',
-            EVALUATE.format(path="TEXT"),
+            "    python scripts/evaluate.py --workdir=DIR --file=TEXT",
         ),
         STREAMS,
     ),

@@ -1,5 +1,6 @@
 """Streams of tokens: which segments a row reads, whoever reads them; mistakes in one line."""
 
+import gzip
 import json
 import pickle
 from pathlib import Path
@@ -172,6 +173,10 @@ def test_mistakes_are_one_line(text, tmp_path):
     empty.touch()
     with pytest.raises(BadInputError, match=r"empty\.txt: an empty file"):
         opened(empty)
+    packed = tmp_path / "text.gz"
+    packed.write_bytes(gzip.compress(b"text " * 100))
+    with pytest.raises(BadInputError, match=r"text\.gz: compressed; unpack it"):
+        opened(packed)
     large = written(tmp_path, np.zeros(100, "<u2"), vocab_size=65_537)
     with pytest.raises(BadInputError, match="65,537 tokens is too large for a stream"):
         opened(large)[0]

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
+from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
 from widenet_jax.data.prepare.convert import open_input
 from widenet_jax.data.text.sentences import paragraphs_of
 from widenet_jax.errors import BadInputError, first_line
@@ -27,9 +28,9 @@ PARQUET_ROWS = 1024  # read at once
 _BEGINNING = 4096  # bytes from which a format is recognised
 # The beginning of a compressed file, and what opens it.
 _COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
-    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    GZIP: lambda file: gzip.GzipFile(fileobj=file),
+    BZIP2: bz2.BZ2File,
+    XZ: lzma.LZMAFile,
 }
 _SUFFIXES = (".gz", ".bz2", ".xz")
 _TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
@@ -75,6 +76,8 @@ def opened(path: str) -> Iterator[BinaryIO]:
     with _open(path) as file:
         beginning = guarded(path, lambda: file.read(max(map(len, _COMPRESSED))))
         file.seek(0)
+        if beginning.startswith(ZIP):
+            raise BadInputError(f"{path}: a zip archive; unpack it first")
         found = [opens for mark, opens in _COMPRESSED.items() if beginning.startswith(mark)]
         yield io.BufferedReader(found[0](file)) if found else file
 

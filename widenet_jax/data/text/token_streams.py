@@ -20,6 +20,7 @@ from etils import epath
 
 from widenet_jax.data import records
 from widenet_jax.data.contract import Example
+from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
 from widenet_jax.data.splits import check_split
 from widenet_jax.data.text.token_files import BYTE_VALUES, TokenFile, Tokens, file_size
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
@@ -143,6 +144,12 @@ def _open_plain(path: str, split: str) -> Opened:
     size = file_size(path)
     if not size:
         raise BadInputError(f"{path}: an empty file; give one with text")
+    with epath.Path(path).open("rb") as file:
+        compressed = file.read(8).startswith((GZIP, BZIP2, XZ, ZIP))
+    if compressed:
+        raise BadInputError(
+            f"{path}: compressed; unpack it, or prepare it with scripts/prepare_data.py stream"
+        )
     ends = np.cumsum([0, *PLAIN_SPLITS.values()]) * size // 100
     bounds = dict(zip(PLAIN_SPLITS, itertools.pairwise(ends), strict=True))
     first, end = bounds.get(split, (0, size))
