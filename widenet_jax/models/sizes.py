@@ -216,7 +216,7 @@ ROUTERS = {
     "switch": {},  # Fedus et al. 2021
     "sigmoid": EXPERT_DROPOUT,  # sigma-MoE
     "sinkhorn": EXPERT_DROPOUT,  # S-BASE
-    "sinkhorn_released": EXPERT_DROPOUT,  # S-BASE as released, which does not balance
+    "sinkhorn_released": EXPERT_DROPOUT,  # as Csordás et al. released it
     "hierarchical": {},  # Shazeer et al. 2017, appendix B
 }
 

@@ -33,8 +33,7 @@ class SinkhornRouter(DroppingRouter):
         keep = self.draw_keep(logits.shape, key, train=train)
         offset = jnp.zeros((1, 1, self.num_experts), logits.dtype)
         if train:
-            balance = released_offset if self.released else sinkhorn_offset
-            offset = balance(logits, mask)
+            offset = released_offset(logits, mask) if self.released else sinkhorn(logits, mask)[1]
         sizes = {"num_selected_experts": self.num_selected_experts}
         return route_sinkhorn(logits, offset, mask, keep, **sizes)
 
@@ -42,8 +41,8 @@ class SinkhornRouter(DroppingRouter):
 class ReleasedSinkhornRouter(SinkhornRouter):
     """S-BASE as in the code that Csordás et al. 2023 released, for rerunning their rows only.
 
-    It does not balance: see `released_offset`. Its scope is the routing group, which is a sequence
-    where examples_per_group is 1.
+    Its iteration differs from Sinkhorn's, see `released_offset`, and its loads are less even. Its
+    scope is the routing group, which is a sequence where examples_per_group is 1.
 
     Attributes: see `scoring.DroppingRouter`.
     """
@@ -70,8 +69,8 @@ def route_sinkhorn(
     )
 
 
-def sinkhorn_offset(logits: Array, mask: Array) -> Array:
-    """Returns h [1, 1, E], by which the n real tokens of the batch spread evenly over E experts.
+def sinkhorn(logits: Array, mask: Array) -> tuple[Array, Array]:
+    """Returns f [G, S, 1] and h [1, 1, E], which spread the n real tokens of the batch evenly.
 
     Three times: f_i = -logsumexp_e(z_ie + h_e), h_e = log(n / E) - logsumexp_i(z_ie + f_i), from
     h = 0. The plan exp(z_ie + f_i + h_e) then has columns of sum n/E, and rows of sum nearly 1. A
@@ -84,7 +83,7 @@ def sinkhorn_offset(logits: Array, mask: Array) -> Array:
         f = -jax.nn.logsumexp(logits + h, axis=-1, keepdims=True)
         of_expert = jax.nn.logsumexp(logits + f, axis=(0, 1), keepdims=True, where=real)
         h = jnp.log(tokens / logits.shape[-1]) - of_expert
-    return jnp.where(real.any(), h, 0)
+    return f, jnp.where(real.any(), h, 0)
 
 
 def released_offset(logits: Array, mask: Array) -> Array:
@@ -92,7 +91,8 @@ def released_offset(logits: Array, mask: Array) -> Array:
 
     Three times: b_i = log(n) - logsumexp_e(z_ie - a_e), a_e = log(E) - logsumexp_i(z_ie - b_i),
     from a = 0, over the n real tokens of a group; then chosen by z + a. Inside the loop the signs
-    of a and b are the opposite of Sinkhorn's, so that it does not converge to an even load.
+    of a and b are the opposite of Sinkhorn's, so that it does not converge to an even load: the
+    wider the logits, the less even.
     """
     logits, (tokens, real) = jax.lax.stop_gradient(logits), real_tokens(mask, axis=1)
     a = jnp.zeros_like(logits[:, :1])
