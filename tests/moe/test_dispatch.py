@@ -1,5 +1,7 @@
 """Dispatch methods agree under every mesh and at full size; `auto` chooses the right one."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,13 @@ from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.build import build_model
-from widenet_jax.models.sizes import vision_model
+from widenet_jax.models.sizes import experts_section, vision_model
 from widenet_jax.moe.dispatch import DISPATCHERS, choose_dispatch
+from widenet_jax.moe.experts import ExpertFfn
 from widenet_jax.moe.layer import MoeLayer
+from widenet_jax.moe.slots import assign_slots
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
+from widenet_jax.typing import Routing
 
 TIGHT = {"capacity_factor": 0.8, "examples_per_group": 2}
 MESHES = [(1, 1), (4, 1), (1, 4), (2, 2)]  # fsdp, expert; data has the rest of 8
@@ -168,6 +173,113 @@ def test_dropout_does_not_depend_on_the_devices(dispatch: str):
         y = np.asarray(jax.jit(run)(jax.device_put(x, NamedSharding(mesh, BATCH))))
     np.testing.assert_allclose(y, one, atol=1e-6)
     assert len({tuple((example == 0).ravel()) for example in y}) == 8
+
+
+def random_experts(E: int, D: int, F: int, **fields) -> ExpertFfn:
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = {"wi": (E, D, F), "wi_bias": (E, F), "wo": (E, F, D), "wo_bias": (E, D)}
+    arrays = {
+        n: jax.random.normal(key, s) for key, (n, s) in zip(keys, shapes.items(), strict=True)
+    }
+    usual = {"key": None, "dropout": 0.0, "hidden_dropout": False, "activation": "relu"}
+    return ExpertFfn(**(arrays | usual | {"output_activation": False} | fields))
+
+
+def random_routing(G: int, S: int, E: int, K: int, capacity: int) -> Routing:
+    """Draws a routing whose gates are of any sign and sum; some tokens are padding."""
+    keys = jax.random.split(jax.random.key(1), 3)
+    order = jax.random.permutation(keys[0], jnp.broadcast_to(jnp.arange(E), (G, S, E)), -1, True)
+    zeros = jnp.zeros((G, S, E))
+    mask = jax.random.bernoulli(keys[2], 0.8, (G, S))
+    gate = 2 * jax.random.normal(keys[1], (G, S, K)) * mask[..., None]
+    routing = Routing(order[..., :K], gate, router_probs=zeros, router_logits=zeros)
+    limit = jnp.full(G, capacity)
+    return assign_slots(routing, mask, capacity=capacity, limit=limit, priority="token_order")
+
+
+@pytest.mark.parametrize(
+    ("K", "capacity", "fields"),
+    [
+        (4, 10, {"wi_bias": None, "wo_bias": None}),  # every expert, no bias, nothing dropped
+        (2, 3, {"activation": "gelu_tanh"}),  # biases, drops
+        (2, 3, {"output_activation": True, "wo_bias": None}),
+    ],
+)
+def test_methods_agree_for_any_gates(K: int, capacity: int, fields: dict):
+    """F < D, so that ragged has its gates within the experts: outputs and all gradients."""
+    G, S, E, D, F = 3, 10, 4, 6, 5
+    experts, routing = random_experts(E, D, F, **fields), random_routing(G, S, E, K, capacity)
+    x = jax.random.normal(jax.random.key(2), (G, S, D))
+
+    @jax.jit
+    def run(x: jax.Array, gate: jax.Array, experts: ExpertFfn) -> dict:
+        def loss(x: jax.Array, gate: jax.Array, experts: ExpertFfn, method: str) -> jax.Array:
+            routed = routing.replace(gate=gate)
+            return (DISPATCHERS[method](x, routed, experts, capacity=capacity) ** 3).sum()
+
+        grad = jax.value_and_grad(loss, argnums=(0, 1, 2))
+        return {method: grad(x, gate, experts, method) for method in DISPATCHERS}
+
+    results = run(x, routing.gate, experts)
+    dropped = (routing.slot == capacity) & (routing.gate != 0)
+    assert dropped.any() == (capacity < S)
+    expected = results.pop("einsum")
+    for result in results.values():
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()),
+            *(result, expected),
+        )
+
+
+def test_all_experts_with_gates_of_one_are_the_dense_layer():
+    """E experts of width G without biases, K = E: one layer of width E * G, in float64 NumPy."""
+    E, D, F, S = 3, 5, 4, 7
+    experts = random_experts(E, D, F, wi_bias=None, wo_bias=None)
+    routing = random_routing(2, S, E, E, S)
+    routing = routing.replace(gate=jnp.ones_like(routing.gate))
+    full = jnp.ones((2, S), bool)
+    unlimited = {"capacity": S, "limit": jnp.full(2, S), "priority": "token_order"}
+    routing = assign_slots(routing, full, **unlimited)
+    x = np.random.default_rng(0).normal(size=(2, S, D))
+    wi = np.concatenate(np.float64(experts.wi), axis=1)  # [D, E * G]
+    expected = np.maximum(x @ wi, 0) @ np.float64(experts.wo).reshape(E * F, D)
+    for method, dispatch in DISPATCHERS.items():
+        y = jax.jit(partial(dispatch, capacity=S))(jnp.float32(x), routing, experts)
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4, err_msg=method)
+
+
+@pytest.mark.parametrize("router", ["sinkhorn", "noisy_top_k"])
+def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
+    """Batch-wide losses, Sinkhorn's assignment and gradients: eight devices equal one."""
+    section = experts_section({"router": router, "experts": 8}, mlp_dim=4, examples_per_group=1)
+    weights = dict.fromkeys(("load_balance", "importance", "entropy", "z"), 0.5)
+    section["losses"] = weights | {"over": "batch", "load": 0.5 * (router == "noisy_top_k")}
+    moe = MoeLayer(**{**section, "capacity_rule": "unlimited"})
+    x = jax.random.normal(jax.random.key(0), (16, 6, 8))
+    mask = jnp.arange(16)[:, None] + jnp.arange(6) < 18
+    params = init(moe, x[:1], seed=1)
+    draw = lambda leaf: leaf + jax.random.normal(jax.random.key(2), leaf.shape)  # noqa: E731
+    params = jax.tree.map(draw, params)
+
+    def loss(params: dict, x: jax.Array, mask: jax.Array) -> tuple:
+        rngs = {"router": jax.random.key(3)}
+        out = moe.apply({"params": params}, x, mask=mask, train=True, rngs=rngs)
+        return (out.y**2).mean() + out.aux["loss"], out
+
+    run = jax.value_and_grad(loss, has_aux=True)
+    (_, one), one_grads = jax.jit(run)(params, x, mask)
+    mesh = build_mesh({"fsdp": 2, "expert": 2}, jax.devices())
+    with jax.set_mesh(mesh):
+        batch = NamedSharding(mesh, BATCH)
+        places = (tree_shardings(params, mesh), batch, batch)
+        (_, all_eight), grads = jax.device_get(jax.jit(run, in_shardings=places)(params, x, mask))
+    np.testing.assert_array_equal(all_eight.routing.expert_index, one.routing.expert_index)
+    for ours, theirs in (
+        (all_eight.y, one.y),
+        *zip(*map(jax.tree.leaves, (grads, one_grads)), strict=True),
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), all_eight.aux, dict(one.aux))
 
 
 @pytest.mark.parametrize(
