@@ -181,8 +181,9 @@ def random_experts(E: int, D: int, F: int, **fields) -> ExpertFfn:
     arrays = {
         n: jax.random.normal(key, s) for key, (n, s) in zip(keys, shapes.items(), strict=True)
     }
-    usual = {"key": None, "dropout": 0.0, "hidden_dropout": False, "activation": "relu"}
-    return ExpertFfn(**(arrays | usual | {"output_activation": False} | fields))
+    flags = dict.fromkeys(("hidden_dropout", "each_output_dropout", "output_activation"), False)
+    usual = {"key": None, "dropout": 0.0, "activation": "relu", **flags}
+    return ExpertFfn(**(arrays | usual | fields))
 
 
 def random_routing(G: int, S: int, E: int, K: int, capacity: int) -> Routing:

@@ -109,14 +109,20 @@ class ExpertFfn:
         The gates multiply the F hidden entries, which is equal, so that the sum over experts is
         part of the second product; but not where something follows that product in an expert.
         """
-        # "x" is the experts' axis: under "e" the gradient would be sharded over experts although
-        # the tokens are sharded over all axes of the mesh.
+        E, D, F = self.wi.shape
         hidden_words, output_words = self.of_layers(self.dropout_words(gate.shape))
-        h = self.hidden(linear("bsd,xdf->bsxf", x, self.wi, self.wi_bias), hidden_words)
+        # One layer of width E * F. The transpose is of the small kernel, not of the hidden entries.
+        wi = self.wi.swapaxes(0, 1).reshape(D, E * F)
+        wi_bias = None if self.wi_bias is None else self.wi_bias.reshape(E * F)
+        h = linear("bsd,df->bsf", x, wi, wi_bias).reshape(*gate.shape, F)
+        h = self.hidden(h, hidden_words)
         if self.output_activation or output_words is not None:
+            # "x" is the experts' axis: under "e" the gradient would be sharded over experts,
+            # although the tokens are sharded over all axes of the mesh.
             y = self.output(linear("bsxf,xfd->bsxd", h, self.wo, self.wo_bias), output_words)
             return jnp.einsum("bsxd,bsx->bsd", y, gate.astype(x.dtype))
-        y = linear("bsxf,xfd->bsd", scaled(h, gate), self.wo, None)
+        h = scaled(h, gate).reshape(*x.shape[:2], E * F)
+        y = linear("bsf,fd->bsd", h, self.wo.reshape(E * F, D), None)
         if self.wo_bias is None:
             return y
         return y + linear("bsx,xd->bsd", gate.astype(x.dtype), self.wo_bias, None)
