@@ -178,7 +178,7 @@ def language_modeling() -> dict:
             "eval_memory_length": 0,  # M in evaluation; 0: 4 times max_length
         },
         "data": {
-            "source": "token_stream",  # tiny_stream: an embedded novel, as bytes
+            "source": "token_stream",  # tiny_stream, tiny_pieces: an embedded novel
             "path": "",  # a set that scripts/prepare_data.py stream wrote, or a file, read as bytes
             "train_split": "train",
             "eval_split": "valid",

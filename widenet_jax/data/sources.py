@@ -33,7 +33,7 @@ from widenet_jax.data.text.instances import instance_transforms
 from widenet_jax.data.text.squad import Squad, Window
 from widenet_jax.data.text.tables import LabelledSequence, Table
 from widenet_jax.data.text.text_records import TextRecords
-from widenet_jax.data.text.tiny_text import TinyText, tiny_stream
+from widenet_jax.data.text.tiny_text import TinyText, tiny_pieces, tiny_stream
 from widenet_jax.data.text.token_streams import open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import FILE
 from widenet_jax.errors import BadInputError, choose
@@ -69,6 +69,7 @@ SOURCES: dict[str, BuildSource] = {
     "squad": Squad,
     "tiny_text": lambda data, split: TinyText(split, data["max_length"]),
     "token_stream": lambda data, split: open_stream(_path(data), split, data["max_length"]),
+    "tiny_pieces": lambda data, split: tiny_pieces(split, data["max_length"]),
     "tiny_stream": lambda data, split: tiny_stream(split, data["max_length"]),
 }
 

@@ -11,7 +11,9 @@ from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import pipeline, sampler
 from widenet_jax.data.sources import build_source
+from widenet_jax.data.text.tiny_text import FOLDER, TEXT
 from widenet_jax.data.text.token_streams import TokenStream, open_stream, segment_transform
+from widenet_jax.data.text.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
 
 T, B = 3, 2
@@ -186,3 +188,19 @@ def test_the_embedded_novel_is_a_stream():
     source = build_source({"source": "tiny_stream", "max_length": 64}, "valid")
     assert source.info == {"vocab_size": 256} and source.bytes_per_token == 1.0
     assert bytes(source[0]["tokens"].astype("u1")).decode().isascii()
+
+
+def test_the_embedded_novel_in_word_pieces():
+    """The three splits are the whole text, in order."""
+    data = {"source": "tiny_pieces", "max_length": 1}
+    streams = [build_source(data, split) for split in ("train", "valid", "test")]
+    tokenizer = load_tokenizer(str(FOLDER))
+    whole = np.concatenate(tokenizer.encode_all(TEXT.read_text().split("\n")))
+    first = [stream.segments(np.arange(len(stream)))[:, 0] for stream in streams]
+    last = [stream[len(stream) - 1]["tokens"][1:] for stream in streams]
+    joined = np.concatenate([part for pair in zip(first, last, strict=True) for part in pair])
+    np.testing.assert_array_equal(joined, whole)
+    sizes = [stream.bytes_per_token * stream.num_tokens for stream in streams]
+    assert sum(sizes) == pytest.approx(TEXT.stat().st_size)
+    assert np.array(sizes) / sum(sizes) == pytest.approx([0.9, 0.05, 0.05], abs=0.01)
+    assert streams[0].info["tokenizer"] == tokenizer.json

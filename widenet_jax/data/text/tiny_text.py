@@ -1,6 +1,7 @@
 """The embedded text: a novel of 460 kB that needs neither download nor preparation.
 
-In chunks for pretraining (`TinyText`), or as a stream of bytes for language models (`tiny_stream`).
+In chunks for pretraining (`TinyText`), or as a stream for language models, of bytes (`tiny_stream`)
+or of word pieces (`tiny_pieces`).
 """
 
 from functools import cache
@@ -11,7 +12,8 @@ import numpy as np
 
 from widenet_jax.data.splits import check_split
 from widenet_jax.data.text.chunking import Chunk, Chunking, chunks_of
-from widenet_jax.data.text.token_streams import TokenStream, open_stream
+from widenet_jax.data.text.token_files import HeldTokens
+from widenet_jax.data.text.token_streams import PLAIN_SPLITS, Opened, TokenStream, open_stream
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.data.text.unigrams import unigram_entropy
 
@@ -69,3 +71,27 @@ def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
 def tiny_stream(split: str, max_length: int) -> TokenStream:
     """Returns the novel as a stream of bytes: 90% "train", 5% "valid", 5% "test"."""
     return open_stream(str(TEXT), split, max_length)
+
+
+def tiny_pieces(split: str, max_length: int) -> TokenStream:
+    """Returns the novel as a stream of word pieces, line by line; splits as `tiny_stream`."""
+    check_split(split, tuple(PLAIN_SPLITS), "the embedded text")
+    return TokenStream(_pieces()[split], max_length)
+
+
+@cache  # a run opens both splits
+def _pieces() -> dict[str, Opened]:
+    tokenizer = load_tokenizer(str(FOLDER / FILE))
+    lines = TEXT.read_text().splitlines(keepends=True)
+    ends = np.cumsum([0, *(len(line.encode()) for line in lines)])
+    opened, first = {}, 0
+    for split, share in zip(PLAIN_SPLITS, np.cumsum([*PLAIN_SPLITS.values()]), strict=True):
+        end = int(np.searchsorted(ends, ends[-1] * share // 100))  # whole lines
+        text = "".join(lines[first:end])
+        tokens = np.concatenate(tokenizer.encode_all(lines[first:end]))
+        words = len(text.split()) + text.count("\n")
+        counts = {"bytes": int(ends[end] - ends[first]), "words": words}
+        info = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
+        opened[split] = Opened(HeldTokens(tokens), counts, info, f"embedded text, split {split}")
+        first = end
+    return opened
