@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = {
     "digits": ["", "vit_tiny", "vit_moe_tiny,ffn_blocks=last_1", "widenet_tiny,share_norms=true"],
     "tiny_imagenet": ["", "vit_s", "widenet_s,preset=authors_code"],
+    "finetune": ["", "vit_s", "widenet_b"],
     "cifar10": ["", "widenet_s", "vit_s", *(row.variant for row in FINETUNING)],
     "imagenet": [
         "widenet_b",
@@ -59,7 +60,7 @@ def test_builds(name: str, variant: str):
     total = to_steps(config.duration, field="config.duration", **sizes)
     for section in (config.evaluation, config.checkpoint):
         assert to_steps(section.every, field="every", **sizes) <= total
-    task = build_task(config, data_facts(config, num_classes=10))
+    task = build_task(config, data_facts(config, num_examples=50_000, num_classes=10))
     model = build_model(config.model, **task.model_fields)
     shallow = model.clone(depth=min(model.depth, 6))
     shapes = parameter_shapes(shallow, input_spec(task))

@@ -102,8 +102,8 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
         return build(data, split)
     if data["source"] != "image_folder" and data.get("eval_fraction"):
         raise BadInputError(
-            f"{FRACTION_FIELD} divides image folders; of {data['source']} take slices, such as "
-            "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
+            f"--{FRACTION_FIELD}=0 is all that source={data['source']} takes; divide it by slices, "
+            "as in --config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
         )
     name, bounds = parse_slice(split)
     if bounds is None:
