@@ -144,3 +144,11 @@ def test_what_comes_out_is_todays_model(variant: str, old: dict):
 
 def test_a_config_without_a_model():
     assert upgrade({"learning_rate": 0.1}) == {"learning_rate": 0.1}
+
+
+def test_losses_of_later_versions_have_weight_zero():
+    """A section with the names of today and the losses of another version, or of one's own."""
+    moe = {"router": {"name": "top_k"}, "losses": {"mine": 0.5, "over": "batch"}}
+    losses = upgrade({"model": {"moe": moe}})["model"]["moe"]["losses"]
+    assert losses.pop("mine") == 0.5 and losses.pop("over") == "batch"
+    assert losses == dict.fromkeys(("switch", "importance", "load", "entropy", "z"), 0.0)

@@ -8,9 +8,10 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import count_parameters, parameter_shapes
 from widenet_jax.models.matching import dense_parameters
-from widenet_jax.models.sizes import FAMILIES, SIZES, parse_variant, vision_model
+from widenet_jax.models.sizes import FAMILIES, ROUTERS, SIZES, parse_variant, vision_model
 from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.models.vit import image_spec
+from widenet_jax.moe.layer import MoeLayer
 
 # variant -> parameters at pretraining: 1000 classes, a representation layer, 224 pixels.
 PRETRAINING = {
@@ -109,6 +110,7 @@ def test_every_name_builds(family: str, size: str):
         ("vit_b,experts=8", "vit_b has no experts, so option experts has no effect"),
         ("vit_b,ffn_blocks=last_1", "vit_b has no experts, so option ffn_blocks has no effect"),
         ("widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
+        ("widenet_b,router=sigmod", "router='sigmod' is unknown; there are top_k, softmax"),
         ("vit_b,num_active=8", "option num_active needs ffn=top_k"),
         ("widenet_b,ffn=product_key,selected=2", "so option selected has no effect"),
         ("widenet_b,moe=false,examples_per_group=8", "so option examples_per_group has no effect"),
@@ -118,6 +120,18 @@ def test_names_that_do_not_exist(text: str, message: str):
     with pytest.raises(BadInputError) as caught:
         parse_variant(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("family", ["vit_moe_tiny", "widenet_4_tiny"])
+def test_every_router_has_a_variant(family: str, router: str):
+    """Of images and texts, with the losses of the router's paper."""
+    text = family.startswith("widenet_4")
+    parse, section = (parse_text_variant, text_model) if text else (parse_variant, vision_model)
+    moe = section(*parse(f"{family},router={router},depth=1,selected=2"))["moe"]
+    assert moe["router"]["name"] == router
+    assert {name for name, weight in moe["losses"].items() if weight} - {"over"}
+    MoeLayer(**moe).check()
 
 
 @pytest.mark.parametrize("ffn", ["top_k", "product_key"])

@@ -380,16 +380,20 @@ def test_randomness_needs_its_stream(name: str, fields: dict):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("hierarchical", {"groups": 3}, "groups=3 must divide the 4 experts"),
-        ("hierarchical", {"groups": 4}, "at most 1 in a group"),
-        ("hierarchical", {"selected_groups": 3}, "selected_groups=3 must be between 1 and 2"),
+        ("hierarchical", {"groups": 3, "K": 2}, "groups=3 must divide the 4 experts"),
+        ("hierarchical", {"K": 3}, "selected_groups=2 the 3 selected ones"),
+        ("hierarchical", {"groups": 4, "K": 4}, "at most 1 in a group"),
+        (
+            "hierarchical",
+            {"selected_groups": 3, "K": 4},
+            "selected_groups=3 must be between 1 and 2",
+        ),
         ("sigmoid", {"expert_dropout": 1.0}, "expert_dropout=1.0 must be between 0 and 0.99"),
     ],
 )
 def test_fields_out_of_range(name: str, fields: dict, message: str):
-    K = 4 if name == "hierarchical" else 2
     with pytest.raises(BadInputError, match=message):
-        init_router(module(name, K=K, **fields), jnp.ones((1, 2, 3)))
+        init_router(module(name, **fields), jnp.ones((1, 2, 3)))
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -5,7 +5,7 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 
 from collections.abc import Mapping, Sequence
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError
 from widenet_jax.models import feed_forward_sizes
 from widenet_jax.models.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
 
@@ -94,7 +94,7 @@ def parse_options(name: str, pairs: Sequence[str], known: Mapping[str, type]) ->
     """Parses "key=value" pairs of the model `name` by the types of `known`.
 
     Raises:
-      BadInputError: an unknown key, or a value of another type.
+      BadInputError: an unknown key or router, or a value of another type.
     """
     options = {}
     for pair in pairs:
@@ -104,6 +104,9 @@ def parse_options(name: str, pairs: Sequence[str], known: Mapping[str, type]) ->
                 f"{name} has no option {key!r}; there are {', '.join(known)} (as key=value)"
             )
         options[key] = parse_value(key, value, known[key])
+    if options.get("router", "top_k") not in ROUTERS:
+        known = ", ".join(ROUTERS)
+        raise BadInputError(f"option router={options['router']!r} is unknown; there are {known}")
     return options
 
 
@@ -180,9 +183,6 @@ def experts_section(options: dict, *, mlp_dim: int, examples_per_group: int) -> 
       options: of the variant; they come before the other arguments.
       mlp_dim: width of an expert.
       examples_per_group: examples routed together.
-
-    Raises:
-      BadInputError: an unknown router.
     """
     router, experts, selected = (
         options.get(name, usual)
@@ -234,11 +234,8 @@ def router_section(name: str, *, experts: int, selected: int) -> dict:
 
     The groups of `hierarchical` are nearly as many as the experts in each; two are chosen, unless
     that does not divide the selected experts.
-
-    Raises:
-      BadInputError: an unknown router.
     """
-    section = {"name": name, **choose(ROUTERS, name, field="router")}
+    section = {"name": name, **ROUTERS[name]}
     if name == "hierarchical":
         groups = max(n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts)
         section["groups"] = groups
