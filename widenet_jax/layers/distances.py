@@ -8,7 +8,7 @@ that scores by distance are one product of rotated queries with a constant table
 
 Such a product costs as many terms as there are sinusoids. Their frequencies fall from 1 to 1/10000
 in D / 2 steps, and over S distances most of them cannot be told apart: 128 of 512 frequencies give
-all sinusoids of 1,024 distances with an error of 2e-7.
+all sinusoids of 1,024 distances with an error of 4e-8 (root mean square).
 """
 
 from dataclasses import dataclass
