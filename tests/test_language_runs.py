@@ -1,5 +1,6 @@
 """Runs of a language model: resumed, moved and repeated with the memory that they had."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from compiled import apply
 from extensions.life_of_a_run import StopAfterOneStep
-from small_runs import assert_same_end, metrics_of, small_config
+from small_runs import assert_same_end, finish, metrics_of, small_config, start_two
 
 from widenet_jax import train
 from widenet_jax.cli import export
@@ -75,15 +76,23 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
     assert result["test_sequences"] == 3 and 4 < result["test_bits_per_byte"] < 9
 
 
-def test_evaluation_remembers_all_segments(text: Path, unbroken: Path):
+def test_evaluation_remembers_all_segments(unbroken: Path):
     """One row of three segments has the loss of a single pass over all of its tokens."""
     trained = open_trained(str(unbroken))
+    # The few steps of the run have hardly taught the model to look at other tokens.
+    trained = dataclasses.replace(trained, params=jax.tree.map(lambda x: 4 * x, trained.params))
     tokens = np.frombuffer(TEXT[1800 : 1800 + 3 * T + 1], np.uint8).astype(np.int32)[None]
-    memory = jax.numpy.zeros((1, 1, 0, 32))
-    inputs = {"tokens": tokens[:, :-1], "memory": memory, "memory_length": np.zeros(1, np.int32)}
-    outputs, _ = apply(trained.model, trained.params, inputs, train=False)
-    loss = label_cross_entropy(outputs["logits"], tokens[:, 1:]).mean()
-    assert result_in(unbroken)["test_cross_entropy"] == pytest.approx(float(loss), rel=1e-5)
+
+    def loss(first: int, end: int) -> float:
+        inputs = {"tokens": tokens[:, first:end], "memory": jax.numpy.zeros((1, 1, 0, 32))}
+        inputs["memory_length"] = np.zeros(1, np.int32)
+        outputs, _ = apply(trained.model, trained.params, inputs, train=False)
+        return float(label_cross_entropy(outputs["logits"], tokens[:, first + 1 : end + 1]).mean())
+
+    metrics, *_ = metrics_over_source(trained)
+    assert metrics["cross_entropy"] == pytest.approx(loss(0, 3 * T), rel=1e-5)
+    apart = np.mean([loss(n * T, n * T + T) for n in range(3)])
+    assert metrics["cross_entropy"] != pytest.approx(apart, rel=1e-3)
 
 
 def test_export_and_start_from_it(text: Path, unbroken: Path, tmp_path: Path, capsys):
@@ -138,9 +147,10 @@ class StopAfter(Stop):
 
 
 @pytest.mark.slow
-def test_other_numbers_of_devices(text: Path, tmp_path: Path):
-    """8 -> 1 -> 4 devices: the losses of one device, within 1e-5."""
+def test_other_devices_and_hosts(text: Path, tmp_path: Path):
+    """8 -> 1 -> 4 devices, and two processes: the losses of one device, within 1e-5."""
     fields = {"duration": "12 steps", "evaluation.every": "12 steps"}
+    fields |= {"evaluation.batch_size": ROWS, "checkpoint.every": "4 steps"}
     run(tmp_path / "one", text, **fields)
     config = small_config(run="language", **changes_of(text, **fields))
     for devices in (8, 1):
@@ -148,5 +158,9 @@ def test_other_numbers_of_devices(text: Path, tmp_path: Path):
             place = str(tmp_path / "moved")
             train.run(config, place, devices=jax.devices()[:devices], stop=StopAfter(4))
     train.run(config, place, devices=jax.devices()[:4])
-    one, moved = ([r["loss"] for r in metrics_of(tmp_path / name)] for name in ("one", "moved"))
-    np.testing.assert_allclose(moved, one, rtol=1e-5)
+    fields = changes_of(text, **fields)
+    for process in start_two(tmp_path / "two", run="language", **fields):
+        finish(process)
+    losses = {p.name: [r["loss"] for r in metrics_of(p)] for p in tmp_path.iterdir()}
+    for name in ("moved", "two"):
+        np.testing.assert_allclose(losses[name], losses["one"], rtol=1e-5)
