@@ -89,7 +89,8 @@ def test_numbers_beyond_any_memory(flag: str, most: int):
 def test_every_limit_is_of_a_field_that_exists():
     from widenet_jax.config.files import LEAST, MOST, fields_of
 
-    names = ("digits.py", "text_tiny.py", "squad.py", "language_model.py:tiny,ffn=product_key")
+    models = [f"language_model.py:tiny,ffn={ffn}" for ffn in ("top_k", "product_key")]
+    names = ("digits.py", "text_tiny.py", "squad.py", *models)
     configs = (load_config(str(ROOT / "configs" / name)) for name in names)
     fields = {field for config in configs for field, _ in fields_of(config)}
     assert set(LEAST) | set(MOST) <= fields

@@ -137,7 +137,9 @@ def test_tables_are_initialised_as_the_papers_say():
     assert stds["lample"] == pytest.approx([(32 * 3) ** -0.5, D**-0.5], rel=0.05)
 
 
-@pytest.mark.parametrize("fields", [{"weights": "max"}, {"combine_heads": "no"}, {"knn": 10}])
+@pytest.mark.parametrize(
+    "fields", [{"weights": "max"}, {"combine_heads": "no"}, {"knn": 10}, {"query_dim": 5}]
+)
 def test_fields_that_do_not_exist(fields: dict):
     layer = ProductKey(**{"num_keys": 3, "num_heads": 1, "knn": 2} | fields)
     with pytest.raises(BadInputError, match=f"product_key.{next(iter(fields))}"):

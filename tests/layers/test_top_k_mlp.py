@@ -13,14 +13,16 @@ from widenet_jax.layers.top_k_mlp import TopKMlp
 CASES, T, D, F, K = 60, 4, 3, 8, 3
 
 
-def loop(params: dict, x: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, dict, np.ndarray]:
+def loop(
+    params: dict, x: np.ndarray, weight: np.ndarray, k: int
+) -> tuple[np.ndarray, dict, np.ndarray]:
     """Returns y [T, D], and the gradients of sum(y weight) by the parameters and by x [T, D]."""
     (wi, bi), (wo, bo) = ((params[k]["kernel"], params[k]["bias"]) for k in ("wi", "wo"))
     y, dx = np.zeros_like(x), np.zeros_like(x)
     d = {k: {name: np.zeros_like(v) for name, v in params[k].items()} for k in params}
     for t in range(len(x)):
         h = np.maximum(x[t] @ wi + bi, 0)
-        kept = sorted(range(F), key=lambda f: (-h[f], f))[:K]
+        kept = sorted(range(F), key=lambda f: (-h[f], f))[:k]
         y[t] = bo + sum(h[f] * wo[f] for f in kept)
         d["wo"]["bias"] += weight[t]
         for f in kept:
@@ -33,8 +35,15 @@ def loop(params: dict, x: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, d
     return y, d, dx
 
 
-def test_equals_a_loop_over_tokens():
-    """Numbers are multiples of 1/2, so that nothing is rounded and many hidden units are equal."""
+LAYERS = {K: TopKMlp(F, num_active=K, activation="relu"), F: Mlp(F, activation="relu")}
+
+
+@pytest.mark.parametrize("k", LAYERS)
+def test_equals_a_loop_over_tokens(k: int):
+    """Also the dense layer, which uses all units.
+
+    Numbers are multiples of 1/2, so that nothing is rounded and many hidden units are equal.
+    """
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.integers(-2, 3, (CASES, *shape)) / 2  # noqa: E731
     params = {
@@ -42,7 +51,7 @@ def test_equals_a_loop_over_tokens():
         "wo": {"kernel": draw(F, D), "bias": draw(D)},
     }
     x, weight = draw(T, D), draw(T, D)
-    layer = TopKMlp(F, num_active=K, activation="relu")
+    layer = LAYERS[k]
 
     def total(params: dict, x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = layer.apply({"params": params}, x[None], train=False).y[0]
@@ -51,7 +60,8 @@ def test_equals_a_loop_over_tokens():
     run = jax.jit(jax.vmap(jax.value_and_grad(total, argnums=(0, 1), has_aux=True)))
     (_, y), (d_params, dx) = run(*jax.tree.map(jnp.float32, (params, x, weight)))
     for case in range(CASES):
-        expected = loop(jax.tree.map(lambda v: v[case], params), x[case], weight[case])  # noqa: B023
+        of_case = jax.tree.map(lambda v: v[case], (params, x, weight))  # noqa: B023
+        expected = loop(*of_case, k)
         found = jax.tree.map(lambda v: v[case], (y, d_params, dx))  # noqa: B023
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 

@@ -40,7 +40,8 @@ LEAST = {
 MOST = {
     "seed": 2**32 - 1,
     **dict.fromkeys(("batch_size", "evaluation.batch_size"), 2**20),
-    **dict.fromkeys(("model.mlp_dim", "model.moe.mlp_dim"), 2**18),
+    **dict.fromkeys(("model.mlp_dim", "model.moe.mlp_dim", "model.top_k_mlp.mlp_dim"), 2**18),
+    **dict.fromkeys(("model.product_key.num_keys", "model.product_key.num_heads"), 2**11),
     **dict.fromkeys(("model.embed_dim", "model.embedding_dim"), 2**16),
     **dict.fromkeys(("model.num_positions", "data.max_length"), 2**20),
     **dict.fromkeys(("data.max_question_length", "data.stride"), 2**20),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.errors import check_range, choose
+from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.dense import Dense, linear
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.initializers import KernelInit, uniform_between
@@ -98,6 +98,9 @@ class ProductKey(nn.Module):
         self.check()
         D, n, h = x.shape[-1], self.num_keys, self.num_heads
         d = self.query_dim or D
+        if d % 2:
+            field = "model.product_key.query_dim" if self.query_dim else "model.embed_dim"
+            raise BadInputError(f"config.{field}={d} must be even: half of it is each sub-key's")
         of_keys, of_values = self.table_initializers(D)
         keys = self.param("keys", of_keys, (2, h, n, d // 2))
         values = self.param("values", of_values, (n * n, D))
