@@ -73,6 +73,11 @@ def prepare_stream(options: Options) -> None:
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
     encoder = Encoder(tokenizer, options.separator.replace("\\n", "\n"))
     id_type(encoder.vocab_size)  # refuses a vocabulary that is too large
+    if options.separator and not len(encoder.ending):
+        raise BadInputError(
+            f"--separator={options.separator}: the tokenizer makes no token of it; name one of its "
+            "tokens, such as '[SEP]'"
+        )
     reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
     units, splits = [], []
     for split, inputs in files.items():

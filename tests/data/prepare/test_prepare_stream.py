@@ -189,6 +189,8 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys):
         return found
 
     assert "a.txt line 2: not UTF-8 text" in message(text, "--tokenizer", FOLDER)
+    separated = message(text, "--tokenizer", FOLDER, "--separator=\\n")
+    assert "the tokenizer makes no token of it" in separated
     packed = write(tmp_path / "enwik8.zip", b"PK\x03\x04rest")
     assert "enwik8.zip: a zip archive; unpack it first" in message(packed)
     assert "missing.txt" in message(tmp_path / "missing.txt")
