@@ -17,10 +17,8 @@ from widenet_jax.layers.distances import distance_basis, rotate, sinusoids
 def test_sinusoids_of_all_distances_from_few_frequencies(count: int, width: int, most: int):
     """Of the segments and memories of the language models, in training and in evaluation."""
     basis = distance_basis(count, width)
-    assert basis.cosines.shape == basis.sines.shape == (count, len(basis.mixing) // 2)
-    assert len(basis.mixing) // 2 <= most
-    of_cosine, of_sine = np.split(basis.mixing.astype(np.float64), 2)
-    rebuilt = basis.cosines @ of_cosine + basis.sines @ of_sine
+    assert basis.waves.shape == (count, len(basis.mixing)) and len(basis.mixing) <= 2 * most
+    rebuilt = basis.waves @ basis.mixing.astype(np.float64)
     np.testing.assert_allclose(rebuilt, sinusoids(count, width), atol=2e-5)
     assert np.sqrt(np.square(rebuilt - sinusoids(count, width)).mean()) < 5e-7
     # Rounding the terms to bfloat16 then costs no more than rounding the position keys themselves.
@@ -37,11 +35,11 @@ def test_sines_are_those_of_the_distance_back():
 
 def test_rotated_terms_meet_the_key_at_the_distance():
     """3 cos t d + 4 sin t d for t = 0.7, query at place 5, keys at places 0 to 5."""
-    places = np.arange(6) * 0.7
-    x, y = rotate(3, 4, math.cos(5 * 0.7), math.sin(5 * 0.7))
-    back = places[::-1]
-    expected = 3 * np.cos(back) + 4 * np.sin(back)
-    np.testing.assert_allclose(x * np.cos(places) + y * np.sin(places), expected, rtol=1e-12)
+    angle = np.arange(6)[:, None] * 0.7
+    waves = np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+    back = angle[::-1, 0]
+    rotated = np.asarray(rotate(np.array([3.0]), np.array([4.0]), waves[5]))
+    np.testing.assert_allclose(waves @ rotated, 3 * np.cos(back) + 4 * np.sin(back), rtol=1e-5)
 
 
 def test_scores_in_bfloat16_are_as_exact_as_with_rounded_position_keys():
@@ -65,9 +63,8 @@ def test_scores_in_bfloat16_are_as_exact_as_with_rounded_position_keys():
     terms = [
         round_bfloat16(query @ round_bfloat16(k).T) for k in np.split(basis.mixing @ kernel, 2)
     ]
-    at_query = rotate(*terms, basis.cosines[places], basis.sines[places])
-    at_key = np.concatenate([basis.cosines, basis.sines], axis=1)
-    ours = round_bfloat16(np.concatenate(at_query, axis=1)) @ round_bfloat16(at_key).T
+    at_query = np.asarray(rotate(*terms, basis.waves[places]))
+    ours = round_bfloat16(at_query) @ round_bfloat16(basis.waves).T
 
     def error(scores: np.ndarray) -> float:
         return np.sqrt(np.square(scores - exact).mean() / np.square(exact).mean())

@@ -80,9 +80,11 @@ def test_by_hand():
     arrays["position_kernel"] = jnp.array([0, *kernel]).reshape(4, 1, 1)
     biases = {"content_bias": jnp.full((1, 1), 1.0), "position_bias": jnp.full((1, 1), -1.0)}
 
+    attend = jax.jit(relative_attend)
+
     def run(length: int) -> np.ndarray:
         lengths = jnp.array([length])
-        return np.asarray(relative_attend(**arrays, **biases, memory_length=lengths)).ravel()
+        return np.asarray(attend(**arrays, **biases, memory_length=lengths)).ravel()
 
     # Token 0: (1 + 1) * (3, 1) + (1 - 1) * (1, 0.5) = (6, 2).
     # Token 1: (2 + 1) * (3, 1, -1) + (2 - 1) * (2, 1, 0.5) = (11, 4, -2.5).

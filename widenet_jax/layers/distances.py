@@ -14,6 +14,7 @@ all sinusoids of 1,024 distances with an error of 4e-8 (root mean square).
 from dataclasses import dataclass
 from functools import cache
 
+import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.typing import Array
@@ -44,14 +45,13 @@ class DistanceBasis:
     """The sinusoids of R / 2 frequencies that replace those of D / 2 over S distances.
 
     Attributes:
-      mixing: [R, D] float32; for a kernel W [D, ...] of position keys, sinusoids(S, D) @ W equals
-        cosines @ (mixing @ W)[: R / 2] + sines @ (mixing @ W)[R / 2 :].
-      cosines, sines: [S, R / 2] float32, of the angle of each place or distance.
+      waves: [S, R] float32; row d has R / 2 cosines and then R / 2 sines of the angles of d, which
+        is a distance or a place.
+      mixing: [R, D] float32; waves @ mixing equals sinusoids(S, D).
     """
 
+    waves: np.ndarray
     mixing: np.ndarray
-    cosines: np.ndarray
-    sines: np.ndarray
 
 
 @cache
@@ -82,13 +82,22 @@ def distance_basis(count: int, width: int) -> DistanceBasis:
     of_cosine = np.stack([wave.imag, wave.real], axis=-1).reshape(len(chosen), -1)
     of_sine = np.stack([wave.real, -wave.imag], axis=-1).reshape(len(chosen), -1)
     angle = np.arange(count)[:, None] * theta[chosen]
-    arrays = (np.concatenate([of_cosine, of_sine]), np.cos(angle), np.sin(angle))
-    return DistanceBasis(*(array.astype("float32") for array in arrays))
+    waves = np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+    return DistanceBasis(
+        waves.astype("float32"), np.concatenate([of_cosine, of_sine]).astype("float32")
+    )
 
 
-def rotate(of_cosine: Array, of_sine: Array, cosines: Array, sines: Array) -> tuple[Array, Array]:
-    """Rotates the terms of a query at place p, so that they meet the tables of the key's place j.
+def rotate(of_cosine: Array, of_sine: Array, waves: Array) -> Array:
+    """Rotates the terms of queries by their places, so that they meet the waves of the key's place.
 
-    Returns (x, y) with x cos(t j) + y sin(t j) = of_cosine cos(t (p - j)) + of_sine sin(t (p - j)).
+    Args:
+      of_cosine, of_sine: [..., R / 2], the terms a and b of a cos(t d) + b sin(t d).
+      waves: [..., R], those of the place p of each query.
+
+    Returns:
+      [..., R]; its product with the waves of place j is the sum of the terms for d = p - j.
     """
-    return of_cosine * cosines + of_sine * sines, of_cosine * sines - of_sine * cosines
+    cosines, sines = jnp.split(waves, 2, axis=-1)
+    x = of_cosine * cosines + of_sine * sines
+    return jnp.concatenate([x, of_cosine * sines - of_sine * cosines], axis=-1)

@@ -7,7 +7,6 @@ it, to itself, and to the rows of the memory, which are older.
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from widenet_jax.layers.dense import Dense, linear
 from widenet_jax.layers.distances import distance_basis, rotate
@@ -50,10 +49,10 @@ def relative_attend(
         linear("btnh,mnh->bntm", biased(position_bias), kernel, None)
         for kernel in jnp.split(kernels, 2)
     )
-    at_query = rotate(*terms, basis.cosines[S - T :], basis.sines[S - T :])
-    at_query = jnp.concatenate(at_query, axis=-1).astype(query.dtype)
-    at_key = np.concatenate([basis.cosines, basis.sines], axis=-1).astype(query.dtype)
-    first = S - T - memory_length
+    # One constant, which all blocks share: slicing it before would make one of each slice.
+    waves = jnp.asarray(basis.waves)
+    at_query = rotate(*terms, waves[S - T :]).astype(query.dtype)
+    at_key, first = waves.astype(query.dtype), S - T - memory_length
     return _attend(biased(content_bias), key, value, at_query, at_key, first)
 
 
