@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from widenet_jax.tools.analysis.figures import draw_learning_curves
+from widenet_jax.tools.analysis.figures import draw_learning_curves, subplots, write_decimals
 
 BLUE, ORANGE = (31, 119, 180), (255, 127, 14)  # the first two colours of matplotlib
 
@@ -111,3 +111,19 @@ def test_the_headline_metric_of_another_task(tmp_path: Path):
         assert np.ptp(curve[:, 0]) > 0.6 * height  # both axes fit their values
         last = curve[curve[:, 1] == curve[:, 1].max(), 0].mean()
         assert last > height / 2  # both metrics fall
+
+
+def test_logarithmic_axes_have_decimals():
+    """Within a decade every tick has a label, beyond only 1, 2 and 5."""
+    labels = {}
+    for high in (0.08, 50.0):
+        figure, axis = subplots(size=(6, 4))
+        axis.set_yscale("log")
+        axis.set_ylim(0.01, high)
+        write_decimals(axis)
+        figure.canvas.draw()
+        ticks = axis.yaxis.get_ticklabels(which="both")
+        labels[high] = {tick.get_text() for tick in ticks} - {""}
+    assert {"0.01", "0.02", "0.03", "0.07"} <= labels[0.08]
+    assert {"0.01", "0.02", "0.05", "0.1", "10", "20"} <= labels[50.0]
+    assert not labels[50.0] & {"0.03", "30"}

@@ -5,7 +5,6 @@ from pathlib import Path
 import cv2
 
 from widenet_jax.files import write_json
-from widenet_jax.tools.benchmark.report import few_numbers, plain_number
 from widenet_jax.tools.reproduce import layers
 from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
 from widenet_jax.tools.reproduce.experiments import chosen
@@ -33,11 +32,6 @@ def test_ratios_by_hand(tmp_path: Path):
     line = "D = 64, E = 16, G = 16: the experts take 0.50 of the dense layer's time and 0.25"
     assert line in text and "D = 128" not in text
     assert cv2.imread(str(tmp_path / "sigma_fig2_embed_dim.png")).size
-
-
-def test_ticks_are_plain_decimals():
-    assert [plain_number(tick, 0) for tick in (10.0, 1.0, 0.0005)] == ["10", "1", "0.0005"]
-    assert [few_numbers(tick, 0) for tick in (0.2, 0.4, 50.0)] == ["0.2", "", "50"]
 
 
 def test_nothing_was_timed(tmp_path: Path):

@@ -14,9 +14,10 @@ from widenet_jax.tools.analysis.expert_usage import ExpertUsage
 from widenet_jax.tools.reproduce import selection
 from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
 from widenet_jax.tools.reproduce.experiments import chosen
+from widenet_jax.tools.reproduce.figures import draw_curves
 from widenet_jax.tools.reproduce.report import write
 from widenet_jax.tools.reproduce.runs import Measured
-from widenet_jax.tools.reproduce.scales import SCALES, run_of
+from widenet_jax.tools.reproduce.scales import SCALES, run_of, runnable
 from widenet_jax.weights.trained import open_trained
 
 SMOKE = SCALES["smoke"]
@@ -86,3 +87,18 @@ def test_a_dry_run_of_a_figure(tmp_path: Path, capsys):
         assert f"{count} runs of {count} models" in capsys.readouterr().out
     assert main(["sigma_fig3", "sigma_table4", *flags]) == 0
     assert "20 runs of 20 models" in capsys.readouterr().out
+
+
+def test_a_table_of_language_models_has_learning_curves(tmp_path: Path):
+    """K = 1 and K = 2 are one run at this scale, which is drawn once; others did not run."""
+    (experiment,) = runnable(SMOKE, [figure("sigma_table4")])
+    measured = {run_of(SMOKE, experiment, row): Measured(()) for row in experiment.rows}
+    (again,) = [row for row in experiment.rows if row.label.strip() == "K = 2"]
+    record = {"step": 9, "split": "eval", "cross_entropy": 2.0, "bits_per_byte": 2.9}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    draw_curves(experiment, SMOKE, measured, tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+    measured[run_of(SMOKE, experiment, again)] = Measured((), (str(tmp_path),))
+    draw_curves(experiment, SMOKE, measured, tmp_path)
+    picture = cv2.imread(str(tmp_path / "sigma_table4_e8_curves.png"))
+    assert picture.shape[1] < 1300  # one or two curves leave the legend within the panel

@@ -6,6 +6,7 @@ from typing import Any
 
 from etils import epath
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
 
 from widenet_jax.files import write_bytes
@@ -55,6 +56,7 @@ def draw_learning_curves(
                 style = STYLES["eval" if len(points) == 1 else split]
                 axis.plot(steps, values, color=colour, label=f"{label} {which}".strip(), **style)
     axes[0].set_yscale("log")
+    write_decimals(axes[0])
     drawn = [value for line in axes[1].lines for value in line.get_ydata()]
     if all(0 <= value <= 1 for value in drawn):
         axes[1].set_ylim(0, 1)
@@ -73,6 +75,24 @@ def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
     """Returns the loss that both splits can share: cross-entropy if recorded, else the total."""
     recorded = any(CROSS_ENTROPY in record for records in runs for record in records)
     return CROSS_ENTROPY if recorded or not any(runs) else "loss"
+
+
+def write_decimals(axis: Axes) -> None:
+    """Labels a logarithmic y axis in decimals, where matplotlib would write powers of ten."""
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_formatter(decimals)
+    # Over more than a decade the labels of all minor ticks would run into each other.
+    axis.yaxis.set_minor_formatter(decimals if high < 10 * low else few_decimals)
+
+
+def decimals(value: float, _: int) -> str:
+    """Writes a tick."""
+    return f"{value:.10f}".rstrip("0").rstrip(".")
+
+
+def few_decimals(value: float, place: int) -> str:
+    """Writes a minor tick that begins with 2 or 5."""
+    return decimals(value, place) if f"{value:e}"[0] in "25" else ""
 
 
 def subplots(

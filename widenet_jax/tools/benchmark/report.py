@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from widenet_jax.tools.analysis.figures import save, subplots
+from widenet_jax.tools.analysis.figures import save, subplots, write_decimals
 from widenet_jax.tools.markdown import markdown_table
 
 # benchmark -> (columns that name a row, column of the bars, axis label)
@@ -79,8 +79,7 @@ def draw_curves(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_yscale("log")
         axis.set_xticks(points, [f"{x:,}" for x in points])
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_major_formatter(plain_number)
-        axis.yaxis.set_minor_formatter(few_numbers)
+        write_decimals(axis)
         axis.set_xlabel(across.replace("_", " "))
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
@@ -88,16 +87,6 @@ def draw_curves(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
     fixed = [describe(n, rows[0][n]) for n in sizes if n not in varying]
     figure.suptitle(f"{rows[0]['device']}: {', '.join(fixed)}", fontsize=10)
     return figure
-
-
-def plain_number(value: float, _: int) -> str:
-    """Writes a tick of a logarithmic axis in decimals, where matplotlib would write powers."""
-    return f"{value:.10f}".rstrip("0").rstrip(".")
-
-
-def few_numbers(value: float, place: int) -> str:
-    """Writes those minor ticks that begin with 2 or 5; more would run into each other."""
-    return plain_number(value, place) if f"{value:e}"[0] in "25" else ""
 
 
 def draw_bars(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:

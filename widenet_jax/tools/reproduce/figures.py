@@ -1,6 +1,7 @@
 """Draws the paper's figures from our runs, and a picture of every table."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
-from widenet_jax.tools.analysis.figures import save, subplots
+from widenet_jax.tools.analysis.figures import draw_learning_curves, save, subplots
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.analysis.routing_figures import plot_divergence
 from widenet_jax.tools.reproduce.experiment import Experiment
@@ -47,12 +48,25 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
     paper.set_yticks(range(len(rows)), [row["label"] for row in rows])
     paper.set_ylim(len(rows) - 0.5, -0.5)
     paper.set(xlabel=f"{experiment.paper_label or metric}, the paper")
-    own.set(xlabel=f"{metric}, ours (bars: one standard deviation; strokes: seeds)")
+    own.set(xlabel=f"{metric}, ours\n(bars: one standard deviation; strokes: seeds)")
     if not paper.lines:  # no numbers, so no axis of numbers
         paper.set_xticks([])
     for axis in (paper, own):
         axis.grid(alpha=0.3)
     save(figure, out)
+
+
+def draw_curves(experiment: Experiment, scale: Scale, measured: Measurements, out: Path) -> None:
+    """Draws the learning curves of every row's first finished seed into NAME_curves.png."""
+    runs: dict[str, str] = {}  # workdir -> label; a run that stands for several rows is drawn once
+    for row in experiment.rows:
+        for workdir in measured[run_of(scale, experiment, row)].workdirs[:1]:
+            runs.setdefault(workdir, row.label.strip())
+    if runs:
+        picture = epath.Path(out / f"{experiment.name}_curves.png")
+        workdirs = [epath.Path(workdir) for workdir in runs]
+        names = list(runs.values())
+        draw_learning_curves(workdirs, picture, metric=experiment.metric.name, names=names)
 
 
 def draw_against(

@@ -63,6 +63,8 @@ def write(
             figures.draw_against(experiment, scale, rows, picture)
         else:
             figures.draw_table(experiment, rows, picture)
+        if experiment.language:
+            figures.draw_curves(experiment, scale, measured, out)
         text = markdown(experiment, scale, rows)
     text += f"\nMade by {made_by_text(made_by)}.\n"
     write_text(out / f"{experiment.name}.md", text)

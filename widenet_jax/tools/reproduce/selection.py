@@ -69,6 +69,7 @@ def draw_shares_of(found: Mapping[str, ExpertUsage], out: epath.Path, *, title: 
             continue
         plot_shares(axis, {name: usage.sorted_shares[position] for name, usage in found.items()})
         axis.set_title(f"block {position}")
+        axis.label_outer()
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, out)
 
