@@ -70,7 +70,7 @@ def test_equals_brute_force(weights: str, combine_heads: str, knn: int):
         jax.tree.map(close, found, loop(layer, *of_case))
 
 
-@pytest.mark.parametrize(("n", "knn"), [(62, 128), (62, 1), (31, 32), (5, 24), (5, 25)])
+@pytest.mark.parametrize(("n", "knn"), [(62, 128), (31, 1), (5, 24), (5, 25)])
 def test_the_choice_is_exact(n: int, knn: int):
     """The number and the sum of the chosen pairs are those of sorting all n^2."""
     a, b = np.asarray(jax.random.normal(jax.random.key(n), (2, 20, n)))

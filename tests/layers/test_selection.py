@@ -19,7 +19,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (33, 16), (64, 63)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 16)])
 def test_random_cases(n: int, k: int, dtype: str):
     """60 rows each, many with equal numbers, with fewer than k positive ones, or without any."""
     rng = np.random.default_rng(n)
