@@ -13,6 +13,7 @@ from tools import trial_program
 from widenet_jax.cli.reproduce import launching, main
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.launch import plan_line
+from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
 from widenet_jax.tools.reproduce.experiments import FIGURE_4, chosen
 from widenet_jax.tools.reproduce.scales import SCALES, runs_of, trial_of
 from widenet_jax.tools.sweep.directory import Directory
@@ -235,3 +236,22 @@ def test_every_experiment_at_the_smoke_scale(tmp_path: Path, capsys):
         for value in row["values"]
     ]
     assert len(accuracies) == 37 and min(accuracies) > 15  # ten classes
+
+
+@pytest.mark.slow
+def test_the_feed_forwards_at_the_smoke_scale(tmp_path: Path, capsys):
+    """Every run learns more than the frequencies of bytes, of which the novel has 4.4 bits."""
+    assert call("sigma", *SMOKE, f"--workdir={tmp_path}", "--workers=2") == 0
+    out = capsys.readouterr().out
+    assert "sigma_table5" not in out  # of data that this scale does not have
+    for name in chosen(["sigma"], PAPER_SIZES):
+        if name.layer or name.language == "e8":
+            assert (tmp_path / f"{name.name}.md").read_text() in out
+            assert cv2.imread(str(tmp_path / f"{name.name}.png")).size
+    bits = [
+        value
+        for number in ("table1", "table3", "table4", "table6", "zoo", "parts")
+        for row in json.loads((tmp_path / f"sigma_{number}_e8.json").read_text())["rows"]
+        for value in row["values"]
+    ]
+    assert len(bits) > 40 and max(bits) < 4
