@@ -233,7 +233,8 @@ def total_text(rows: Sequence[Mapping[str, Any]]) -> str:
         return ": core-days unknown"
     unknown = len(days) - len(known)
     missing = f", without {unknown} of the models" if unknown else ""
-    return f": {sum(known):,.0f} core-days of TPUv3{missing}"
+    total = sum(known)
+    return f": {total:,.{0 if total >= 10 else 1}f} core-days of TPUv3{missing}"
 
 
 def core_days(plan: Plan | str) -> float | None:

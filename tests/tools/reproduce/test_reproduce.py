@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tools import trial_program
 
-from widenet_jax.cli.reproduce import launching, main
+from widenet_jax.cli.reproduce import launching, main, total_text
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.launch import plan_line
 from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
@@ -107,6 +107,11 @@ def test_the_papers_scale_is_listed_with_core_days_and_their_sum(as_json, monkey
         assert printed.endswith(
             "3 runs of 3 models, 0 of them done: 42 core-days of TPUv3, without 1 of the models\n"
         )
+
+
+def test_a_small_sum_of_core_days_has_a_decimal():
+    row = {"seeds": 2, "plan": {"fits": True, "core_days": 0.385}}
+    assert total_text([row]) == ": 0.8 core-days of TPUv3"
 
 
 def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_path: Path, capsys):
