@@ -267,6 +267,18 @@ def test_dropout_after_both_layers_of_an_expert():
     np.testing.assert_allclose((values > 0).mean(), 0.25, atol=0.03)
 
 
+def test_dropout_after_the_weighted_sum():
+    """At rate 1/2 half of the entries are 0 and the others double, in training only."""
+    moe = layer(4, 2, output_dropout=0.5, capacity_rule="unlimited")
+    x = jax.random.normal(jax.random.key(0), (2, 200, D))
+    params = init(moe, x[:, :2])
+    quiet = apply(moe, params, x, train=False).y
+    y = apply(moe, params, x, train=True, rngs={"dropout": jax.random.key(1)}).y
+    kept = np.asarray(y) != 0
+    np.testing.assert_allclose(np.asarray(y)[kept], 2 * np.asarray(quiet)[kept], rtol=1e-5)
+    np.testing.assert_allclose(kept.mean(), 0.5, atol=0.05)
+
+
 def test_a_single_image_is_one_group_in_evaluation_only():
     x = jnp.ones((1, T, D))
     moe = layer(4, 2, examples_per_group=16)

@@ -81,3 +81,13 @@ def test_the_live_limit_lies_below_the_buffer():
     mask = jnp.ones((1, 3), bool)
     filled = assign_slots(ROUTING, mask, capacity=3, limit=limit, priority="token_order")
     assert filled.slot[0].tolist() == [[0, 0], [3, 3], [3, 3]]
+
+
+def test_priority_goes_by_the_largest_gate_wherever_it_stands():
+    """A router need not sort its choices by gate: token 2 comes first for its second gate, 3.0."""
+    gate = jnp.array([[[0.6, 0.4], [0.9, 0.1], [0.5, 3.0]]])
+    index = jnp.array([[[0, 1], [0, 1], [0, 1]]])
+    mask, limit = jnp.ones((1, 3), bool), jnp.array([1])
+    routing = ROUTING.replace(gate=gate, expert_index=index)
+    filled = assign_slots(routing, mask, capacity=1, limit=limit, priority="batch_prioritized")
+    assert filled.slot[0].tolist() == [[1, 1], [1, 1], [0, 0]]
