@@ -30,6 +30,8 @@ OLD_DENSE = {
     "remat": "none",
     "moe": None,
 }
+# Losses that came later.
+LATER = ("switch", "importance", "load", "entropy", "entropy_of_chosen", "z")
 OLD_WIDENET = OLD_DENSE | {
     "cls_token": "none",
     "pool": "mean",
@@ -90,7 +92,7 @@ NEW_WIDENET = {
         "router": {"name": "top_k", "noise_std": 1.0},
         "losses": {
             "load_balance": 0.01,
-            **dict.fromkeys(("switch", "importance", "load", "entropy", "z"), 0.0),
+            **dict.fromkeys(LATER, 0.0),
             "over": "group",
         },
         "dispatch": "auto",
@@ -151,4 +153,4 @@ def test_losses_of_later_versions_have_weight_zero():
     moe = {"router": {"name": "top_k"}, "losses": {"mine": 0.5, "over": "batch"}}
     losses = upgrade({"model": {"moe": moe}})["model"]["moe"]["losses"]
     assert losses.pop("mine") == 0.5 and losses.pop("over") == "batch"
-    assert losses == dict.fromkeys(("switch", "importance", "load", "entropy", "z"), 0.0)
+    assert losses == dict.fromkeys(LATER, 0.0)

@@ -142,6 +142,16 @@ def loop_entropy(r: dict, tokens: list[int]) -> float:
     return sum(share * math.log(share) for share in p)
 
 
+def loop_entropy_of_chosen(r: dict, tokens: list[int]) -> float:
+    """The entropy of the positions: p of the best choice, of the second, ..."""
+    p = [0.0] * K
+    for s in tokens:
+        exponentials = [math.exp(r["router_logits"][s, e]) for e in r["expert_index"][s]]
+        for k in range(K):
+            p[k] += exponentials[k] / sum(exponentials) / len(tokens)
+    return sum(share * math.log(share) for share in p)
+
+
 def loop_z(r: dict, tokens: list[int]) -> float:
     each = [math.log(sum(math.exp(z) for z in r["router_logits"][s])) ** 2 for s in tokens]
     return sum(each) / len(tokens)
@@ -158,6 +168,7 @@ LOOPS = {
         ["load_probability", "group_load_probability"],
     ),
     "entropy": ("entropy", loop_entropy, ["router_logits"]),
+    "entropy_of_chosen": ("entropy_of_chosen", loop_entropy_of_chosen, ["router_logits"]),
     "z": ("z", loop_z, ["router_logits"]),
 }
 
@@ -255,6 +266,16 @@ def test_least_entropy_is_minus_log_of_the_experts():
     for logits, expected in ((sure, -math.log(4)), (sure[:, :1].repeat(4, 1), 0.0)):
         routed = gates_routing([1.0] * 4, [0] * 4, 4, router_logits=logits)
         np.testing.assert_allclose(LOSSES["entropy"](routed, mask), expected, atol=1e-6)
+
+
+def test_entropy_of_the_chosen_ignores_which_experts_they_are():
+    """Logits ln 3 and 0 of the two chosen: p = (3/4, 1/4), though every expert is chosen once."""
+    logits = jnp.log(jnp.array([[[3.0, 1.0, 0.5, 0.5], [0.5, 0.5, 3.0, 1.0]]]))
+    routed = gates_routing([1.0, 1.0], [0, 0], 4, router_logits=logits)
+    routed = routed.replace(expert_index=jnp.array([[[0, 1], [2, 3]]]))
+    expected = 0.75 * math.log(0.75) + 0.25 * math.log(0.25)
+    loss = LOSSES["entropy_of_chosen"](routed, jnp.ones((1, 2), bool))
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
 def test_z_by_hand():

@@ -14,7 +14,9 @@ EARLIER = "ffn_output_gelu"
 NEW_IN_IMAGES = {"augment": {"exif_orientation": False}, "data": {"eval_fraction": 0.0}}
 NEW_IN_MODEL = {"norm_epsilon": 1e-6, "activation": "gelu_tanh", "kernel_init": "glorot_uniform"}
 NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True, "output_dropout": 0.0}
-NEW_LOSSES = dict.fromkeys(("switch", "importance", "load", "entropy", "z"), 0.0)
+NEW_LOSSES = dict.fromkeys(
+    ("switch", "importance", "load", "entropy", "entropy_of_chosen", "z"), 0.0
+)
 
 
 def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -245,6 +245,6 @@ def router_section(name: str, *, experts: int, selected: int) -> dict:
 
 def losses_section(router: str) -> dict:
     """Returns the section `config.model.moe.losses`: a weight for every loss, most of them 0."""
-    names = ("load_balance", "switch", "importance", "load", "entropy", "z")
+    names = ("load_balance", "switch", "importance", "load", "entropy", "entropy_of_chosen", "z")
     own = ROUTER_LOSSES.get(router, {"entropy": 0.001})  # Csordás et al. 2023
     return {**dict.fromkeys(names, 0.0), "over": "batch", **own}  # or over "group"

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_fields, choose
+from widenet_jax.moe.routers.scoring import pick
 from widenet_jax.moe.statistics import choice_counts
 from widenet_jax.typing import Array, Routing
 
@@ -68,10 +69,23 @@ def entropy_loss(routing: Routing, mask: Array) -> Array:
     """Returns sum_i p_i log p_i of each group, in nats (Csordás et al. 2023, eqs. 20 and 21).
 
     p is the mean over tokens of the softmax over all E clean logits. The least value is -log E, at
-    an even p. Differs from the released code, where the router `softmax_renormalized` has p over
-    the K chosen logits only.
+    an even p.
     """
-    p = token_mean(jax.nn.softmax(routing.router_logits), mask)
+    return negative_entropy(token_mean(jax.nn.softmax(routing.router_logits), mask))
+
+
+def entropy_of_chosen_loss(routing: Routing, mask: Array) -> Array:
+    """Returns `entropy_loss` with p over a token's K chosen logits, best first, instead of all E.
+
+    So the code that Csordás et al. 2023 released computes it for the router
+    `softmax_renormalized`. It does not see which experts are chosen: for rerunning that row only.
+    """
+    chosen = pick(routing.router_logits, routing.expert_index)
+    return negative_entropy(token_mean(jax.nn.softmax(chosen), mask))
+
+
+def negative_entropy(p: Array) -> Array:  # [G, E] -> [G]
+    """Returns sum_i p_i log p_i, in nats."""
     return (p * jnp.log(jnp.maximum(p, 1e-30))).sum(axis=-1)
 
 
@@ -107,6 +121,7 @@ LOSSES: dict[str, Callable[[Routing, Array], Array]] = {
     "importance": importance_loss,
     "load": load_loss,
     "entropy": entropy_loss,
+    "entropy_of_chosen": entropy_of_chosen_loss,
     "z": z_loss,
 }
 
