@@ -241,6 +241,27 @@ def test_a_reduce_scatter_written_as_a_fusion():
     assert found["f"].ms == 0
 
 
+def test_a_collective_that_fusions_carry_counts_once():
+    """An all-gather of 4 MB passes through a product that takes 1 ms."""
+    inside = "".join(
+        f"%part{n} (input: f32[125000]) -> f32[1000000] {{\n"
+        "  %input = f32[125000]{0} parameter(0)\n"
+        "  ROOT %g = f32[1000000]{0} all-gather(%input), channel_id=7\n}\n"
+        for n in range(3)
+    )
+    entry = (
+        "  %x = f32[125000]{0} parameter(0)\n"
+        "  %start = (f32[125000]{0}, f32[1000000]{0}) fusion(%x), calls=%part0\n"
+        f"  %product = (f32[1000000]{{0}}, f32[64]{{0}}) fusion(%start), calls=%part1, {CYCLES}\n"
+        "  ROOT %done = f32[1000000]{0} fusion(%product), calls=%part2"
+    )
+    found = prices(entry, inside)
+    assert found.keys() == {"start", "product"}
+    assert found["start"].collective_bytes == pytest.approx(3.5e6)
+    assert found["start"].ms == found["product"].collective_bytes == 0
+    assert found["product"].compiler_ms == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("groups", "size"),
     [

@@ -30,6 +30,7 @@ FREE = {
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
 # Asynchronous transfers. The scheduler overlaps them with other instructions.
 ASYNC = re.compile(r"(copy|slice|async|send|recv)-(start|update|done)")
+CHANNEL = re.compile(r"channel_id=(\d+)")
 Executed = tuple[Instruction, Computation, int]  # an instruction, its computation, trips
 RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
 
@@ -73,10 +74,11 @@ class Price:
 
 def price_module(module: Module, topology: Topology) -> list[Price]:
     """Prices every instruction that runs in a step; instructions without cost are left out."""
+    begun: dict[str, str] = {}
     return [
         price
         for instruction, home, trips in executed(module, module.entry, 1)
-        if (price := price_instruction(instruction, home, trips, module, topology))
+        if (price := price_instruction(instruction, home, trips, module, topology, begun))
     ]
 
 
@@ -109,17 +111,36 @@ def trip_count(condition: Computation) -> int | None:
 
 
 def price_instruction(
-    instruction: Instruction, home: Computation, trips: int, module: Module, topology: Topology
+    instruction: Instruction,
+    home: Computation,
+    trips: int,
+    module: Module,
+    topology: Topology,
+    begun: dict[str, str],
 ) -> Price | None:
-    """Prices one instruction; returns None if it costs nothing."""
+    """Prices one instruction; returns None if it costs nothing.
+
+    Args:
+      instruction: in `home`, run `trips` times.
+      begun: channel of each collective that fusions carry, and the first of these fusions; is
+        extended.
+    """
     opcode, chip = instruction.opcode, topology.chip
     if opcode in FREE or ASYNC.fullmatch(opcode) or instruction.target in FREE_TARGETS:
         return None
     if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
         return None
     if sent := trips * bytes_sent(instruction, module, topology):
+        compiler_ms = 0.0
+        if opcode == "fusion":
+            # A collective may pass through several fusions, which compute meanwhile.
+            channel = CHANNEL.search(collective_of(instruction, module).text)
+            if channel and begun.setdefault(channel[1], instruction.name) != instruction.name:
+                sent = 0.0
+            compiler_ms = 1e3 * trips * (instruction.cycles or 0) / chip.clock
         ms = 1e3 * sent / (chip.ici * share_of_links(instruction, chip))
-        return Price(instruction, trips, collective_bytes=sent, collective_ms=ms)
+        price = Price(instruction, trips, compiler_ms, collective_bytes=sent, collective_ms=ms)
+        return price if sent or compiler_ms else None
     if instruction.cycles:
         ms = 1e3 * trips * instruction.cycles / chip.clock
         return Price(instruction, trips, compiler_ms=ms)
@@ -138,15 +159,20 @@ def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> 
 
     The compiler may write a reduce-scatter as a fusion of an all-reduce and a slice.
     """
-    kind, size = instruction.opcode.removesuffix("-start"), result_bytes(instruction)
-    if kind == "fusion":
-        inside = module.computations[instruction.called["calls"]]
-        instruction = next((i for i in inside if i.opcode in SENT), instruction)
-        kind = instruction.opcode
-        if kind == "all-reduce":
-            n = group_size(instruction, topology)
-            kind, size = "reduce-scatter", instruction.num_bytes / n
-    return SENT[kind](size, group_size(instruction, topology)) if kind in SENT else 0.0
+    collective = collective_of(instruction, module)
+    kind, size = collective.opcode.removesuffix("-start"), result_bytes(collective)
+    n = group_size(collective, topology)
+    if kind == "all-reduce" and instruction.opcode == "fusion":
+        kind, size = "reduce-scatter", size / n
+    return SENT[kind](size, n) if kind in SENT else 0.0
+
+
+def collective_of(instruction: Instruction, module: Module) -> Instruction:
+    """Returns the collective that a fusion carries; any other instruction as it is."""
+    if instruction.opcode != "fusion":
+        return instruction
+    inside = module.computations[instruction.called["calls"]]
+    return next((i for i in inside if i.opcode in SENT), instruction)
 
 
 def share_of_links(instruction: Instruction, chip: Chip) -> float:
