@@ -20,6 +20,7 @@ training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.tools.markdown import markdown_table
 
+MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
 TASKS = ("classification", "masked_lm", "text_classification", "span", "language_modeling")
 
 
@@ -62,12 +63,15 @@ def report(facts: dict, out: str) -> str:
     if usage := facts.get("expert_usage"):
         lines.append("block  load of the experts; router entropy; dropped")
         for i, block in enumerate(usage["blocks"]):
-            load = "  ".join(f"{share:.1%}" for share in usage["load"][i])
+            shares = usage["load"][i]
+            load = "  ".join(f"{share:.1%}" for share in shares)
+            if len(shares) > MOST_EXPERTS:
+                load = f"{min(shares):.2%} to {max(shares):.2%} for {len(shares)} experts"
             routed = f"{usage['router_entropy'][i]:.3f}; {usage['drop_rate'][i]:.2%}"
             lines.append(f"{block:>5}  {load}; {routed}")
         even = f"{usage['tokens_if_even']:,.0f}"
         lines.append(f"tokens an expert would see in each block if even: {even}")
-        if "kind_names" in usage:
+        if "kind_names" in usage and len(usage["load"][0]) <= MOST_EXPERTS:
             lines += ["", kinds_table(usage), ""]
     lines = lines or ["the blocks share their norms, and there are no experts: nothing to draw"]
     return "\n".join([*lines, f"pictures and analysis.json: {out}"])

@@ -13,14 +13,17 @@ from widenet_jax.tools.analysis.figures import MOST_NAMES, save, subplots
 from widenet_jax.tools.analysis.norm_divergence import Divergence
 
 PANELS_A_ROW = 4
-# The first few also differ to colour-blind readers; experts beyond ten repeat them paler.
+MOST_EXPERTS = 16  # that are named one by one
+# The first few also differ to colour-blind readers; experts beyond ten repeat them paler, and
+# beyond thirty repeat all.
 COLOURS = [f"C{i}" for i in (0, 1, 2, 3, 4, 6, 8, 9, 5, 7)]
 
 
 def expert_colours(num_experts: int) -> np.ndarray:
     """Returns a colour for each expert, [E, 3] RGB in [0, 1]."""
     base = np.array([to_rgb(COLOURS[e % len(COLOURS)]) for e in range(num_experts)])
-    paler = np.array([0.6 ** (e // len(COLOURS)) for e in range(num_experts)])[:, None]
+    # Three shades of each; more would fade to white.
+    paler = np.array([0.6 ** (e // len(COLOURS) % 3) for e in range(num_experts)])[:, None]
     return base * paler + (1 - paler)
 
 
@@ -35,7 +38,8 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
         load.bar(usage.blocks, usage.load[:, e], bottom=below, color=colour, label=f"expert {e}")
         below += usage.load[:, e]
     load.set(xlabel="block", ylabel="share of (token, choice) pairs", title="load")
-    load.legend(fontsize=7, ncols=min(E, 8), loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    if E <= MOST_EXPERTS:
+        load.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     level.plot(usage.blocks, usage.router_entropy / np.log(E), "o-", label="router, mean of tokens")
     level.plot(usage.blocks, usage.load_entropy / np.log(E), "s--", label="load")
     level.set(xlabel="block", ylabel="share of log E", ylim=(0, 1.05), title="entropy")
@@ -44,9 +48,9 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
     draw_categories(categories, usage)
-    title = "same first choice (share of tokens)"
+    title = "same first choice\n(share of tokens)"
     draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
-    title = "mutual information (share)"
+    title = "mutual information\n(share)"
     draw_between_blocks(information, usage.mutual_information, usage.blocks, title)
     for axis in (load, level, drop):
         axis.set_xticks(usage.blocks)
@@ -61,7 +65,8 @@ def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
     plural = {"class": "classes", "kind": "kinds"}[what]
     title = f"block {usage.blocks[chosen]}, where {plural} differ most"
     experts = usage.load.shape[-1]
-    axis.set(xlabel="expert", ylabel=what, title=title, xticks=range(experts))
+    axis.set(xlabel="expert", ylabel=what, title=title)
+    tick_experts(axis, experts)
     if len(usage.names) <= MOST_NAMES:
         axis.set_yticks(range(len(usage.names)), usage.names, fontsize=7)
 
@@ -69,13 +74,14 @@ def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
 def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     """Draws, block by block, which experts take which kinds of tokens (rows), beside all tokens.
 
-    A kind's share of all tokens stands beside its name.
+    A kind's share of all tokens stands beside its name. Numbers in the cells are percent.
     """
     shares = np.concatenate([usage.load[:, None], usage.by_category], axis=1)  # [L, 1 + V, E]
     L, V, E = shares.shape
     columns = min(L, PANELS_A_ROW)
     rows = -(-L // columns)
-    size = (2 + columns * (0.8 + 0.45 * E), 1 + rows * (0.8 + 0.28 * V))
+    width = 0.45 * E if E <= MOST_EXPERTS else 5.0  # inches; beyond, numbers would not fit
+    size = (2.5 + columns * (0.8 + width), 1.5 + rows * (0.8 + 0.28 * V))
     options = {"squeeze": False, "sharex": True, "sharey": True}
     figure, axes = subplots(rows, columns, size=size, **options)
     figure.suptitle(title)
@@ -86,16 +92,25 @@ def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     for block, axis, values in zip(usage.blocks, axes.flat, shares, strict=False):
         image = axis.imshow(values, aspect="auto", cmap="viridis", vmin=0, vmax=shares.max())
         axis.axhline(0.5, color="white", lw=2)
-        axis.set(title=f"block {block}", xticks=range(E))
+        axis.set_title(f"block {block}")
+        tick_experts(axis, E)
         axis.set_yticks(range(V), labels, fontsize=8)
-        for (i, j), value in np.ndenumerate(values):
+        for (i, j), value in np.ndenumerate(values) if E <= MOST_EXPERTS else ():
             colour = "black" if value > 0.7 * shares.max() else "white"
             axis.text(
                 j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=7
             )
     figure.supxlabel("expert")
-    figure.colorbar(image, ax=axes, label="share of the kind's (token, choice) pairs; numbers in %")
+    figure.colorbar(image, ax=axes, label="share of the kind's pairs")
     save(figure, out)
+
+
+def tick_experts(axis: Axes, experts: int) -> None:
+    """Numbers the experts along the horizontal axis, all or some of them."""
+    if experts <= MOST_EXPERTS:
+        axis.set_xticks(range(experts))
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
 def draw_between_blocks(axis: Axes, values: np.ndarray, blocks: Sequence[int], title: str) -> None:
