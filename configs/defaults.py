@@ -62,6 +62,8 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
         "exclude_norm_and_bias": True,  # from decay, and from LAMB's trust ratio
         "decay_exclude": "",  # regular expression of whole parameter paths that do not decay
         "accumulation_steps": 1,  # micro-batches of a step
+        "layer_decay": 1.0,  # of the learning rate, from each layer to the one below; 1: none
+        "freeze": "none",  # or "backbone": only the head learns (a linear probe)
     }
     config.evaluation = {"batch_size": 512, "every": "1 epoch"}
     config.checkpoint = {"every": "1 epoch", "keep": 2}  # the newest `keep`; the best besides
@@ -100,9 +102,12 @@ def classification() -> dict:
             "randaugment_layers": 0,  # operations on each image; 0: no RandAugment
             "randaugment_magnitude": 15.0,  # 0 to 30
             "randaugment_before_crop": False,  # as in the authors' code
+            "color_jitter": 0.0,  # largest change of brightness, contrast, saturation; 0: none
+            "random_erasing": 0.0,  # probability that a rectangle becomes noise; 0: none
             "eval_crop": "squash",  # the whole image; "central": a square from the middle
             "eval_crop_fraction": 1.0,  # of the short side, for "central"
             "mixup_alpha": 0.0,  # lambda ~ Beta(alpha, alpha) for each example; 0: no mixup
+            "cutmix_alpha": 0.0,  # the same for CutMix; with mixup each example has one of the two
             "mixup_group_size": 16,  # partners come from so many neighbours in the batch
         },
     }

@@ -8,6 +8,8 @@ from widenet_jax.errors import BadInputError
 
 AUGMENT = {
     "exif_orientation": False,
+    "color_jitter": 0.0,
+    "random_erasing": 0.0,
     "crop": "inception",
     "crop_area_min": 0.3,
     "pad_pixels": 1,

@@ -24,6 +24,7 @@ from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.optim.build import build_optimizer
+from widenet_jax.optim.parts import check_freeze, stop_frozen
 from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
 from widenet_jax.step import Forward, Gradients, TrainState, make_gradients, make_train_step
 from widenet_jax.tasks import TASKS, Evaluation, Task
@@ -94,6 +95,7 @@ def build_experiment(
     model = build_model(config.model, **task.model_fields)
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
+    check_freeze(config.optimizer, params, config.init_from)
     tx, schedule = build_optimizer(
         config.optimizer, params_or_shapes=params, total_steps=total_steps, **sizes
     )
@@ -139,8 +141,13 @@ def build_gradients(
     config: ConfigDict, model: nn.Module, task: Task, forward: Forward
 ) -> Gradients:
     """Builds the gradients of `task`, accumulated as the config says."""
+    freeze = config.optimizer.freeze
+
+    def trained(params: PyTree, inputs: Inputs, rngs: Rngs | None) -> tuple[PyTree, Aux]:
+        return forward(stop_frozen(params, freeze), inputs, rngs)
+
     gradients = make_gradients(
-        forward=forward,
+        forward=forward if freeze == "none" else trained,
         task=task,
         seed=config.seed,
         accumulation_steps=config.optimizer.accumulation_steps,

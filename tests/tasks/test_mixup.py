@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tasks.mixup import mixup
+from widenet_jax.tasks.mixup import cutmix, mixup, mixup_or_cutmix
 
 B, G = 12, 4
 
@@ -125,3 +125,36 @@ def test_no_pixel_crosses_devices():
     moves = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
     crossing = [line for line in text.splitlines() if any(f" {move}" in line for move in moves)]
     assert not [line for line in crossing if "5,5,3" in line]
+
+
+# --- CutMix ---------------------------------------------------------------------------------------
+
+
+def test_cutmix_pastes_a_box_of_the_partner_and_mixes_targets_by_area():
+    images = jnp.broadcast_to(jnp.arange(1.0, B + 1)[:, None, None, None], (B, 12, 16, 3))
+    run = jax.jit(functools.partial(cutmix, alpha=1.0, group_size=G))
+    cut, targets = map(np.asarray, run(jax.random.key(0), images, jnp.eye(B)))
+    shares = []
+    for i in range(B):
+        pasted = cut[i, ..., 0] == partner(i) + 1
+        assert (pasted | (cut[i, ..., 0] == i + 1)).all()  # nothing is blended
+        rows, columns = np.nonzero(pasted.any(1))[0], np.nonzero(pasted.any(0))[0]
+        assert pasted.sum() == len(rows) * len(columns)  # a box
+        assert len(rows) in (0, np.ptp(rows) + 1 if len(rows) else 0)
+        np.testing.assert_allclose(targets[i, partner(i)], pasted.mean(), atol=1e-6)
+        np.testing.assert_allclose(targets[i, i], 1 - pasted.mean(), atol=1e-6)
+        shares.append(pasted.mean())
+    assert len({*shares}) > B // 2 and 0.05 < np.mean(shares) < 0.6
+
+
+def test_of_both_each_example_has_one():
+    images = jax.random.normal(jax.random.key(1), (400, 8, 8, 1))
+    both = {"mixup_alpha": 1.0, "cutmix_alpha": 1.0, "group_size": 2}
+    mixed, targets = mixup_or_cutmix(jax.random.key(0), images, jnp.eye(400), **both)
+    kept = np.asarray(mixed == images).mean((1, 2, 3))  # CutMix leaves pixels, mixup does not
+    assert 0.35 < (kept > 0).mean() < 0.6
+    np.testing.assert_allclose(np.asarray(targets).sum(-1), 1, atol=1e-6)
+    one = {"mixup_alpha": 0.0, "cutmix_alpha": 1.0, "group_size": 2}
+    alone, _ = mixup_or_cutmix(jax.random.key(0), images, jnp.eye(400), **one)
+    expected, _ = cutmix(jax.random.key(0), images, jnp.eye(400), alpha=1.0, group_size=2)
+    np.testing.assert_array_equal(alone, expected)

@@ -9,9 +9,14 @@ from typing import Any
 
 # Every model had this field before the names changed, and none has it since.
 EARLIER = "ffn_output_gelu"
-# Fields added to the sections of image classification, and to `config.model`, with the values that
-# give what the code computed before.
-NEW_IN_IMAGES = {"augment": {"exif_orientation": False}, "data": {"eval_fraction": 0.0}}
+# Fields added to the optimizer, to the sections of image classification and to `config.model`, with
+# the values that give what the code computed before.
+NEW_IN_OPTIMIZER = {"layer_decay": 1.0, "freeze": "none"}
+NEW_IN_AUGMENT = {"exif_orientation": False, "color_jitter": 0.0, "random_erasing": 0.0}
+NEW_IN_IMAGES = {
+    "augment": NEW_IN_AUGMENT | {"cutmix_alpha": 0.0},
+    "data": {"eval_fraction": 0.0},
+}
 NEW_IN_MODEL = {"norm_epsilon": 1e-6, "activation": "gelu_tanh", "kernel_init": "glorot_uniform"}
 NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True, "output_dropout": 0.0}
 NEW_LOSSES = dict.fromkeys(
@@ -25,6 +30,8 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
     The argument is not changed. Fields that no version renamed are kept as they are.
     """
     config = dict(config)
+    if isinstance(config.get("optimizer"), Mapping):
+        config["optimizer"] = NEW_IN_OPTIMIZER | dict(config["optimizer"])
     if "augment" in config:  # image classification
         for section, fields in NEW_IN_IMAGES.items():
             config[section] = fields | dict(config.get(section, {}))

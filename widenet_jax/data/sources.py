@@ -194,7 +194,8 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             left_out.update(source.left_out)
         told.append(text)
     if left_out:
-        told.append(f"{left_out.total():,} files left out ({counts_text(left_out)})")
+        files = "file" if left_out.total() == 1 else "files"
+        told.append(f"{left_out.total():,} {files} left out ({counts_text(left_out)})")
     return "; ".join(told)
 
 

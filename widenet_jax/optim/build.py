@@ -15,6 +15,7 @@ from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError, check_fields, choose
 from widenet_jax.optim.lamb import decay_mask, lamb
+from widenet_jax.optim.parts import scale_layers, without_frozen
 from widenet_jax.optim.schedules import DECAYS, build_schedule
 from widenet_jax.param_names import PathPredicate, matches
 from widenet_jax.typing import PyTree
@@ -45,6 +46,9 @@ def build_optimizer(
       exclude_norm_and_bias: whether norms and biases are excluded from weight decay and, under
         LAMB, have trust ratio 1.
       decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
+      layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
+        `parts.layer_factors`.
+      freeze: "none" or "backbone", whose parameters then stay as they are.
       accumulation_steps: used by the train step, ignored here.
     Fields that the chosen optimizer does not use may be absent or present.
 
@@ -70,11 +74,14 @@ def build_optimizer(
     schedule = _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
     exclude = _exclusions(optimizer, params_or_shapes)
     clip_norm = _number(optimizer, "grad_clip_norm")
+    layer_decay = _layer_decay(optimizer)
     tx = optax.chain(
         optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
         make(optimizer, schedule, exclude),
+        *([scale_layers(layer_decay)] if layer_decay < 1 else []),
     )
-    return tx, schedule
+    freeze = optimizer.get("freeze", "none")
+    return tx if freeze == "none" else without_frozen(tx, freeze), schedule
 
 
 class Exclusions(NamedTuple):
@@ -109,7 +116,7 @@ OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw}
 FIELDS = (
     *("name", "schedule", "learning_rate", "end_learning_rate", "warmup"),
     *("b1", "b2", "eps", "momentum", "weight_decay", "grad_clip_norm"),
-    *("exclude_norm_and_bias", "decay_exclude", "accumulation_steps"),
+    *("exclude_norm_and_bias", "decay_exclude", "accumulation_steps", "layer_decay", "freeze"),
 )
 
 
@@ -125,6 +132,13 @@ def _schedule(section: Mapping, *, warmup_steps: int, total_steps: int) -> optax
         )
     rates = {"learning_rate": peak, "end_learning_rate": end}
     return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=total_steps)
+
+
+def _layer_decay(section: Mapping) -> float:
+    decay = section.get("layer_decay", 1.0)
+    if not 0 < decay <= 1:
+        raise BadInputError(f"{WHERE}.layer_decay={decay:g} must be above 0, and 1 (none) at most")
+    return decay
 
 
 def _exclusions(section: Mapping, params: PyTree) -> Exclusions:

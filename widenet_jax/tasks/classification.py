@@ -14,7 +14,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.tasks import labels
 from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import smooth_labels, softmax_cross_entropy
-from widenet_jax.tasks.mixup import mixup
+from widenet_jax.tasks.mixup import mixup_or_cutmix
 from widenet_jax.typing import Array
 
 
@@ -27,6 +27,7 @@ class Classification(Task):
       image_shape: (height, width, channels) of a batch's images.
       label_smoothing: applied after mixup; before it would be the same, as both are linear.
       mixup_alpha: of the Beta distribution; 0 turns mixup off.
+      cutmix_alpha: the same of CutMix; where both are on, each example has one of the two.
       mixup_group_size: partners come from the same group of so many consecutive images.
     """
 
@@ -35,6 +36,7 @@ class Classification(Task):
     label_smoothing: float
     mixup_alpha: float
     mixup_group_size: int
+    cutmix_alpha: float = 0.0
 
     headline: ClassVar[Headline] = Headline("accuracy")
     unit: ClassVar[str] = "images"
@@ -53,20 +55,26 @@ class Classification(Task):
             label_smoothing=config.task.label_smoothing,
             mixup_alpha=config.augment.mixup_alpha,
             mixup_group_size=config.augment.mixup_group_size,
+            cutmix_alpha=config.augment.cutmix_alpha,
         )
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             smoothing = self.label_smoothing
             raise BadInputError(f"config.task.label_smoothing={smoothing} must be in [0, 1)")
-        if self.mixup_alpha < 0:
-            alpha = self.mixup_alpha
-            raise BadInputError(f"config.augment.mixup_alpha={alpha} must be 0 (none) or more")
-        if self.mixup_alpha > 0 and self.mixup_group_size < 2:
-            raise BadInputError(
-                f"{self.group_field}={self.mixup_group_size} must be at least 2: mixup needs a "
-                "partner; config.augment.mixup_alpha=0 turns it off"
-            )
+        for name in ("mixup_alpha", "cutmix_alpha"):
+            alpha = getattr(self, name)
+            if alpha < 0:
+                raise BadInputError(f"config.augment.{name}={alpha} must be 0 (none) or more")
+            if alpha > 0 and self.mixup_group_size < 2:
+                raise BadInputError(
+                    f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs "
+                    f"a partner; config.augment.{name}=0 turns it off"
+                )
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixup_alpha > 0 or self.cutmix_alpha > 0
 
     @property
     def model_fields(self) -> dict[str, int]:
@@ -74,7 +82,7 @@ class Classification(Task):
 
     @property
     def group_size(self) -> int:
-        return self.mixup_group_size if self.mixup_alpha > 0 else 1
+        return self.mixup_group_size if self.mixes else 1
 
     def batch_spec(self, batch_size: int) -> ArraySpecs:
         return {
@@ -93,9 +101,10 @@ class Classification(Task):
         """
         images = to_unit_range(batch["image"])
         targets = jax.nn.one_hot(batch["label"], self.num_classes)
-        if self.mixup_alpha > 0:
-            settings = {"alpha": self.mixup_alpha, "group_size": self.mixup_group_size}
-            images, targets = mixup(rngs["mixup"], images, targets, **settings)
+        if self.mixes:
+            alphas = {"mixup_alpha": self.mixup_alpha, "cutmix_alpha": self.cutmix_alpha}
+            settings = alphas | {"group_size": self.mixup_group_size}
+            images, targets = mixup_or_cutmix(rngs["mixup"], images, targets, **settings)
         logits, aux = apply({"image": images}, rngs)
         smoothed = smooth_labels(targets, self.label_smoothing)
         cross_entropy = softmax_cross_entropy(logits, smoothed).mean()

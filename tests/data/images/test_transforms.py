@@ -10,6 +10,8 @@ from widenet_jax.errors import BadInputError
 
 AUGMENT = {
     "exif_orientation": False,
+    "color_jitter": 0.0,
+    "random_erasing": 0.0,
     "crop": "inception",
     "crop_area_min": 0.05,
     "pad_pixels": 4,

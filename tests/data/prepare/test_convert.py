@@ -231,7 +231,8 @@ def get_config(arg=""):
     return ml_collections.ConfigDict({
         "data": {"source": "digits", "path": "", "train_split": arg or "train", "image_size": 8,
                  "on_bad_example": "error"},
-        "augment": {"exif_orientation": False, "crop": "pad",
+        "augment": {"exif_orientation": False, "color_jitter": 0.0, "random_erasing": 0.0,
+                    "crop": "pad",
                     "crop_area_min": 0.05, "pad_pixels": 1, "flip": False,
                     "randaugment_layers": 1, "randaugment_magnitude": 5,
                     "randaugment_before_crop": False, "eval_crop": "squash",

@@ -106,6 +106,11 @@ def _factor(magnitude: float) -> float:
     return magnitude / LEVEL_SCALE * 1.8 + 0.1
 
 
+def magnitude_of(factor: float) -> float:
+    """Returns the magnitude at which Color, Contrast and Brightness have this factor."""
+    return (factor - 0.1) / 1.8 * LEVEL_SCALE
+
+
 def _blend_table(degenerate: int, factor: float) -> np.ndarray:
     """Blends every value with one grey level; truncates fractions, as Pillow does."""
     blended = degenerate + np.float32(factor) * (_LEVELS - degenerate).astype(np.float32)

@@ -8,6 +8,7 @@ import numpy as np
 
 from widenet_jax.data.contract import Example
 from widenet_jax.data.images import files
+from widenet_jax.data.images.finetuning import color_jitter, random_erasing
 from widenet_jax.data.images.randaugment import rand_augment
 from widenet_jax.errors import check_range, choose
 
@@ -29,8 +30,10 @@ class TrainTransform:
       randaugment_layers: operations per image; 0 turns RandAugment off.
       randaugment_magnitude: their strength.
       randaugment_before_crop: the released code's order: squash to size, RandAugment, crop, flip.
-        Otherwise: crop, flip, RandAugment.
+        Otherwise: crop, flip, RandAugment. Jitter and erasing follow.
       exif_orientation: whether image files are turned as their EXIF says.
+      color_jitter: largest change of brightness, contrast and saturation; 0 changes nothing.
+      random_erasing: probability that a rectangle is replaced by noise, at the end.
     """
 
     image_size: int
@@ -42,6 +45,8 @@ class TrainTransform:
     randaugment_magnitude: float
     randaugment_before_crop: bool
     exif_orientation: bool
+    color_jitter: float
+    random_erasing: float
 
     def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
@@ -55,7 +60,11 @@ class TrainTransform:
         image = self._crop(image, rng)
         if self.flip:
             image = files.random_flip(image, rng)
-        return image if self.randaugment_before_crop else self._rand_augment(image, rng)
+        if not self.randaugment_before_crop:
+            image = self._rand_augment(image, rng)
+        if self.color_jitter:
+            image = color_jitter(image, self.color_jitter, rng)
+        return random_erasing(image, self.random_erasing, rng) if self.random_erasing else image
 
     def _crop(self, image: files.Image, rng: np.random.Generator) -> np.ndarray:
         if self.crop == "inception":
@@ -134,6 +143,8 @@ def build_transforms(
         image_size, augment["eval_crop"], resize, augment["exif_orientation"]
     )
     check_range("config.augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
+    check_range("config.augment.color_jitter", train.color_jitter, 0.0, 0.9)
+    check_range("config.augment.random_erasing", train.random_erasing, 0.0, 1.0)
     check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)
     check_range("config.augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)
     return train, evaluation

@@ -19,6 +19,8 @@ CROP = {
     **{"crop": "inception", "crop_area_min": 0.05, "pad_pixels": 0, "flip": True},
     "randaugment_before_crop": False,
     "exif_orientation": False,
+    "color_jitter": 0.0,
+    "random_erasing": 0.0,
 }
 TF_DATA = "tf.data"
 

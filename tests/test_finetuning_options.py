@@ -1,0 +1,54 @@
+"""Whole runs with the options of finetuning: each resumes to the same bytes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from small_runs import assert_same_end, final_state, small_config
+
+from widenet_jax import train
+
+OPTIONS = {
+    "linear probe": {"optimizer.freeze": "backbone"},
+    "all": {
+        "optimizer.layer_decay": 0.7,
+        "augment.color_jitter": 0.4,
+        "augment.random_erasing": 0.5,
+        "augment.cutmix_alpha": 1.0,
+    },
+}
+
+
+def run(workdir: Path, pretrained: Path, **changes: object) -> None:
+    short = {"duration": "4 steps", "evaluation.every": "2 steps", "checkpoint.every": "2 steps"}
+    config = small_config(init_from=str(pretrained), **short, **changes)
+    train.run(config, str(workdir), devices=jax.devices()[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_resumed_run_ends_with_the_same_bytes(digits_run: Path, tmp_path: Path, name: str):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(whole, digits_run, **OPTIONS[name])
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "checkpoints" / "4")
+    shutil.rmtree(broken / "best" / "4", ignore_errors=True)
+    (broken / "result.json").unlink()
+    lines = (broken / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["step"] <= 2]
+    (broken / "metrics.jsonl").write_text("".join(kept))
+    run(broken, digits_run, **OPTIONS[name])
+    assert_same_end(broken, whole)
+    if name == "linear probe":
+        assert_only_the_head_learned(whole, digits_run)
+
+
+def assert_only_the_head_learned(probe: Path, pretrained: Path) -> None:
+    ours, theirs = final_state(probe), final_state(pretrained)
+    params = [name for name in theirs if name.startswith("params")]
+    changed = {name.split("'")[1] for name in params if ours[name] != theirs[name]}
+    assert changed == {"head"}
+    assert all(np.isfinite(np.frombuffer(ours[name], np.float32)).all() for name in params)

@@ -1,0 +1,95 @@
+"""Parts of a model that learn more slowly than its head, or not at all: for finetuning."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.param_names import (
+    ENCODER,
+    NORM_OUT,
+    map_with_path,
+    path_names,
+    split_block_part,
+)
+from widenet_jax.typing import PyTree
+
+# First parts of paths: what belongs to a task rather than to the backbone.
+HEADS = ("head", "representation", "classifier", "span", "mlm", "order", "output")
+FREEZES = dict.fromkeys(("none", "backbone"))
+
+
+def is_frozen(path: str, freeze: str) -> bool:
+    """Returns whether `config.optimizer.freeze` keeps a parameter as it is."""
+    return freeze == "backbone" and path.partition("/")[0] not in HEADS
+
+
+def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -> None:
+    """Raises BadInputError where the frozen part would be random, or nothing would learn."""
+    freeze = optimizer.get("freeze", "none")
+    choose(FREEZES, freeze, field="config.optimizer.freeze")
+    if freeze == "none":
+        return
+    if not init_from:
+        raise BadInputError(
+            f"config.optimizer.freeze={freeze} would freeze random parameters; name a trained "
+            "model: --config.init_from=DIR"
+        )
+    if all(is_frozen(path, freeze) for path in path_names(params)):
+        raise BadInputError(f"config.optimizer.freeze={freeze} leaves no parameter to train")
+
+
+def stop_frozen(params: PyTree, freeze: str) -> PyTree:
+    """Returns the parameters without gradients of the frozen ones, which are then not computed."""
+    stop = jax.lax.stop_gradient
+    return map_with_path(lambda path, x: stop(x) if is_frozen(path, freeze) else x, params)
+
+
+def without_frozen(tx: optax.GradientTransformation, freeze: str) -> optax.GradientTransformation:
+    """Returns `tx` for the other parameters alone; the frozen ones have no update and no state."""
+
+    def labels(params: PyTree) -> PyTree:
+        name = lambda path, _: "frozen" if is_frozen(path, freeze) else "trained"  # noqa: E731
+        return map_with_path(name, params)
+
+    return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)
+
+
+def layer_factors(params: PyTree, decay: float) -> PyTree:
+    """Returns the factor of each parameter's learning rate, as BEiT's layer-wise decay sets it.
+
+    decay^(L + 1 - l): l = 0 for embeddings, i + 1 for block i of L blocks, L + 1 for the rest (the
+    last norm and the heads). Parameters that all blocks share have the mean exponent of the blocks,
+    (L + 1) / 2.
+    """
+    blocks = [_block(path) for path in path_names(params)]
+    depth = 1 + max((block for block in blocks if block is not None), default=0)
+
+    def factor(path: str, _: Any) -> float:
+        first, second = (*path.split("/"), "")[:2]
+        if first == ENCODER and second != NORM_OUT:
+            block = _block(path)
+            layer = (depth + 1) / 2 if block is None else block + 1
+        else:
+            layer = depth + 1 if first in (*HEADS, ENCODER, "pooler") else 0
+        return decay ** (depth + 1 - layer)
+
+    return map_with_path(factor, params)
+
+
+def scale_layers(decay: float) -> optax.GradientTransformation:
+    """Scales the updates by `layer_factors`."""
+
+    def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple:
+        del params
+        factors = layer_factors(updates, decay)
+        return jax.tree.map(lambda u, f: (u * f).astype(u.dtype), updates, factors), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _block(path: str) -> int | None:
+    parts = path.split("/")
+    return split_block_part(parts[1])[0] if parts[0] == ENCODER and len(parts) > 1 else None
