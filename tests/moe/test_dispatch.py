@@ -301,9 +301,9 @@ def test_auto_chooses(platform: str, tokens: int, capacity: int, method: str):
 @pytest.mark.parametrize(
     ("platform", "share", "method"),
     [
-        ("tpu", 1 / 4, "masked"),
-        ("tpu", 1 / 8, "ragged"),
-        ("gpu", 1 / 8, "ragged"),
+        ("tpu", 1 / 8, "masked"),
+        ("tpu", 1 / 9, "ragged"),
+        ("gpu", 1 / 9, "ragged"),
         ("cpu", 1 / 8, "masked"),
     ],
 )

@@ -248,8 +248,8 @@ EINSUM_TOKENS = 512
 
 
 # Share of selected experts from which all experts on all tokens cost no more than sorting the
-# tokens, if none may be dropped.
-MASKED_SHARE = 1 / 4
+# tokens, if none may be dropped: by prices for v3 and v5e at G = 128, see docs/PERFORMANCE.md.
+MASKED_SHARE = 1 / 8
 
 
 def choose_dispatch(
@@ -257,7 +257,7 @@ def choose_dispatch(
 ) -> str:
     """Returns the method that `name` stands for; for "auto" the cheapest on the platform.
 
-    Without a limit of the capacity: `masked` on a CPU and from K/E = 1/4, else `ragged`. With one,
+    Without a limit of the capacity: `masked` on a CPU and from K/E = 1/8, else `ragged`. With one,
     on a TPU: `ragged` where every expert has a slot for every token, so that most slots are empty;
     `einsum` in groups of few tokens; else `gather`. Elsewhere `gather`: a CPU has neither a matrix
     unit for one-hots nor a `ragged_dot` that skips the other experts' rows.
