@@ -63,6 +63,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
         "decay_exclude": "",  # regular expression of whole parameter paths that do not decay
         "accumulation_steps": 1,  # micro-batches of a step
         "layer_decay": 1.0,  # of the learning rate, from each layer to the one below; 1: none
+        "ema_decay": 0.0,  # of an average of the parameters to evaluate and export; 0: none
         "freeze": "none",  # or "backbone": only the head learns (a linear probe)
     }
     config.evaluation = {"batch_size": 512, "every": "1 epoch"}
@@ -83,6 +84,7 @@ def classification() -> dict:
         "task": {
             "name": "classification",
             "label_smoothing": 0.0,  # in [0, 1)
+            "class_weights": "none",  # or "balanced": each class has the same weight in the loss
         },
         "data": {
             "source": "array_record",  # array_record, image_folder, tfds, digits

@@ -10,14 +10,19 @@ import pytest
 from small_runs import assert_same_end, final_state, small_config
 
 from widenet_jax import train
+from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.config.files import stored_config
+from widenet_jax.weights.trained import open_trained
 
 OPTIONS = {
     "linear probe": {"optimizer.freeze": "backbone"},
     "all": {
         "optimizer.layer_decay": 0.7,
+        "optimizer.ema_decay": 0.5,
         "augment.color_jitter": 0.4,
         "augment.random_erasing": 0.5,
         "augment.cutmix_alpha": 1.0,
+        "task.class_weights": "balanced",
     },
 }
 
@@ -42,7 +47,9 @@ def test_a_resumed_run_ends_with_the_same_bytes(digits_run: Path, tmp_path: Path
     (broken / "metrics.jsonl").write_text("".join(kept))
     run(broken, digits_run, **OPTIONS[name])
     assert_same_end(broken, whole)
-    if name == "linear probe":
+    if name == "all":
+        assert_the_average_is_evaluated_and_opened(whole)
+    else:
         assert_only_the_head_learned(whole, digits_run)
 
 
@@ -52,3 +59,16 @@ def assert_only_the_head_learned(probe: Path, pretrained: Path) -> None:
     changed = {name.split("'")[1] for name in params if ours[name] != theirs[name]}
     assert changed == {"head"}
     assert all(np.isfinite(np.frombuffer(ours[name], np.float32)).all() for name in params)
+
+
+def assert_the_average_is_evaluated_and_opened(workdir: Path) -> None:
+    result = json.loads((workdir / "result.json").read_text())
+    assert params_sha256(open_trained(str(workdir)).params) == result["params_sha256"]
+    evaluated = train.run(
+        stored_config(str(workdir)), str(workdir), mode="eval", devices=jax.devices()[:1]
+    )
+    assert evaluated["test_cross_entropy"] == result["test_cross_entropy"]
+    state = final_state(workdir)
+    name = "params['head']['kernel']"
+    raw = next(value for key, value in state.items() if key.endswith("average']['head']['kernel']"))
+    assert state[name] != raw

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "optim": {"config"},
     "tasks": {"data", "sharding"},  # of data: the contract
     "step": {"tasks"},  # the contract
-    "checkpoint": {"step", "tasks"},
+    "checkpoint": {"optim", "step", "tasks"},  # of optim: the average of the parameters
     "weights": {"checkpoint", "config", "data", "experiment", "models", "sharding", "tasks"},
     "experiment": {"config", "data", "models", "optim", "sharding", "step", "tasks"},
     "evaluation": {"data", "experiment", "run", "sharding", "tasks"},
@@ -44,6 +44,7 @@ ONLY = {
     ("tasks", "data"): {"widenet_jax.data.contract"},
     ("step", "tasks"): {"widenet_jax.tasks.contract"},
     ("checkpoint", "tasks"): {"widenet_jax.tasks.contract"},
+    ("checkpoint", "optim"): {"widenet_jax.optim.average"},
     ("run", "tasks"): {"widenet_jax.tasks.contract"},
     ("run", "tools"): {"widenet_jax.tools.analysis.figures"},  # the learning curve
     ("weights", "data"): {"widenet_jax.data.contract", "widenet_jax.data.text.tokenizer"},

@@ -24,6 +24,7 @@ from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
+from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.run.batches import read_batches
 from widenet_jax.run.replay import replay
@@ -130,7 +131,7 @@ def run(
         unchecked: tuple[int, Mapping[str, Any]] | None = None
         try:
             if evaluation_due or finished:
-                metrics = measure(state.params)
+                metrics = measure(averaged(state.params, state.opt_state))
             if evaluation_due:
                 session.record_evaluation(state, step, metrics)
                 evaluation_due = False
@@ -156,7 +157,7 @@ def run(
                         session.log(step, step_metrics)
                     if evaluation_due:
                         with session.progress.pause():
-                            metrics = measure(state.params)
+                            metrics = measure(averaged(state.params, state.opt_state))
                             session.record_evaluation(state, step, metrics)
                         evaluation_due = False
                     if save:
@@ -182,7 +183,7 @@ def run(
         session.watchdog.beat("writing the result")
         result = result_of(experiment, metrics, mode="train", steps=total_steps)
         result |= best_of(session.checkpoints)
-        result["params_sha256"] = params_sha256(state.params)
+        result["params_sha256"] = params_sha256(averaged(state.params, state.opt_state))
         if session.main_host:
             write_result(workdir, result)
         if message := unbeaten(task, metrics):
@@ -228,4 +229,5 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     params, taken = finetune_params(to_host(fresh), stored, model=config.model, source=source)
     note(taken)
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
-    return state.replace(params=jax.device_put(params, shardings))
+    placed = jax.device_put(params, shardings)
+    return state.replace(params=placed, opt_state=restarted(state.opt_state, placed))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tasks.classification import Classification, to_unit_range
+from widenet_jax.tasks.classification import Classification, to_unit_range, weigh
 from widenet_jax.tasks.mixup import mixup
 from widenet_jax.typing import Array
 
@@ -44,6 +44,16 @@ def test_pixels_to_unit_range():
     images = to_unit_range(jnp.array([0, 51, 255], jnp.uint8))
     np.testing.assert_allclose(images, [-1.0, -0.6, 1.0], atol=1e-6)
     assert images.dtype == jnp.float32
+
+
+def test_balanced_classes_weigh_the_same():
+    """Three images of class 0 and one of class 1: weights 2/3 and 2."""
+    assert weigh((3, 1)) == pytest.approx((2 / 3, 2.0)) and weigh(()) == ()
+    apply = always([nats(0.75, 0.25), nats(0.1, 0.9)])
+    batch = {"image": pixels(0, 0), "label": jnp.array([0, 1])}
+    loss, _ = task(class_weights=weigh((3, 1))).loss(apply, batch, RNGS)
+    expected = -(2 / 3 * math.log(0.75) + 2 * math.log(0.9)) / 2
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
 def test_the_model_sees_the_unit_range_and_no_mask():

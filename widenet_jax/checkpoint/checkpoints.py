@@ -17,6 +17,7 @@ from etils import epath
 from widenet_jax.checkpoint.hashes import fingerprint
 from widenet_jax.checkpoint.series import FORMAT_VERSION, Restored, Series
 from widenet_jax.errors import RunFailedError
+from widenet_jax.optim.average import swap
 from widenet_jax.step import COUNTERS, TrainState
 from widenet_jax.tasks.contract import Headline
 from widenet_jax.typing import PyTree
@@ -100,10 +101,17 @@ class Checkpoints:
         """Keeps the state before the non-finite update of `step`, for a replay."""
         if jax.process_index() == 0 and self.failed.directory.exists():
             self.failed.directory.rmtree()
-        self._save(self.failed, state, step, {})
+        self._save(self.failed, state, step, {}, arrays_of(state))
         self.failed.wait()
 
-    def _save(self, series: Series, state: TrainState, step: int, facts: Mapping) -> None:
+    def _save(
+        self,
+        series: Series,
+        state: TrainState,
+        step: int,
+        facts: Mapping,
+        items: Mapping[str, PyTree] | None = None,
+    ) -> None:
         counters = jax.device_get({name: getattr(state, name) for name in COUNTERS})
         meta = {
             "format_version": FORMAT_VERSION,
@@ -113,7 +121,7 @@ class Checkpoints:
             **self.meta,
             **facts,
         }
-        series.save(step, items_of(state), meta)
+        series.save(step, items or items_of(state), meta)
 
     def check(self) -> None:
         """Raises RunFailedError if a background save has failed."""
@@ -132,7 +140,16 @@ class Checkpoints:
 
 
 def items_of(state: TrainState) -> dict[str, PyTree]:
-    """Returns the array items of a checkpoint by name; "carry" only where there is one."""
+    """Returns the array items of a checkpoint by name.
+
+    Where the optimizer averages the parameters, "params" is the average: what is to be used.
+    """
+    params, opt_state = swap(state.params, state.opt_state)
+    return arrays_of(state.replace(params=params, opt_state=opt_state))
+
+
+def arrays_of(state: TrainState) -> dict[str, PyTree]:
+    """Returns a state's arrays as they are, by name; "carry" only where there is one."""
     carry = {"carry": state.carry} if state.carry else {}
     return {"params": state.params, "opt_state": state.opt_state, **carry}
 
@@ -141,9 +158,10 @@ def state_of(restored: Restored, target: TrainState) -> TrainState:
     """Returns the training state in a checkpoint, its counters placed as `target`'s."""
     put = lambda value, like: jax.device_put(np.int32(value), like.sharding)  # noqa: E731
     counters = restored.meta["counters"]
+    params, opt_state = swap(restored.items["params"], restored.items["opt_state"])
     return TrainState(
         step=put(restored.meta["step"], target.step),
-        **restored.items,
+        **{**restored.items, "params": params, "opt_state": opt_state},
         **{name: put(counters[name], getattr(target, name)) for name in COUNTERS},
     )
 

@@ -11,11 +11,12 @@ from typing import Any
 EARLIER = "ffn_output_gelu"
 # Fields added to the optimizer, to the sections of image classification and to `config.model`, with
 # the values that give what the code computed before.
-NEW_IN_OPTIMIZER = {"layer_decay": 1.0, "freeze": "none"}
+NEW_IN_OPTIMIZER = {"layer_decay": 1.0, "freeze": "none", "ema_decay": 0.0}
 NEW_IN_AUGMENT = {"exif_orientation": False, "color_jitter": 0.0, "random_erasing": 0.0}
 NEW_IN_IMAGES = {
     "augment": NEW_IN_AUGMENT | {"cutmix_alpha": 0.0},
     "data": {"eval_fraction": 0.0},
+    "task": {"class_weights": "none"},
 }
 NEW_IN_MODEL = {"norm_epsilon": 1e-6, "activation": "gelu_tanh", "kernel_init": "glorot_uniform"}
 NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True, "output_dropout": 0.0}

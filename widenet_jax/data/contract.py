@@ -90,12 +90,14 @@ class DataFacts(NamedTuple):
       example: what the transforms make of one example.
       info: the training source's `info`, with what `sources.OF_EITHER_SPLIT` adds to it.
       stream: whether the training split is a `Stream`.
+      class_counts: training examples of each class, where the task weights classes; else ().
     """
 
     num_examples: int
     example: Mapping[str, ArraySpec]
     info: Mapping[str, Any]
     stream: bool = False
+    class_counts: tuple[int, ...] = ()
 
 
 class Data(NamedTuple):

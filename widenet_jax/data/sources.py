@@ -1,5 +1,6 @@
 """The sources and transforms that a config can name, and the data of a run."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.data.text.tiny_text import TinyText, tiny_pieces, tiny_stream
 from widenet_jax.data.text.token_streams import open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import FILE
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadExampleError, BadInputError, choose
 
 
 def _path(data: Mapping[str, Any]) -> str:
@@ -150,7 +151,11 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     build = choose(TRANSFORMS, config.task.name, field="config.task.name")
     train_transform, eval_transform = build(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
-    facts = DataFacts(examples_an_epoch(train, config), example, info, isinstance(train, Stream))
+    counts = ()
+    if config.task.get("class_weights", "none") != "none":
+        counts = class_counts(train)
+    size = examples_an_epoch(train, config)
+    facts = DataFacts(size, example, info, isinstance(train, Stream), counts)
     return Data(train, evaluation, train_transform, eval_transform, facts)
 
 
@@ -178,6 +183,20 @@ def with_classes_of(
         return evaluation
     labels = np.array([names.index(name) for name in theirs], np.int32)
     return Relabelled(evaluation, names, labels)
+
+
+def class_counts(source: LabelledImages) -> tuple[int, ...]:
+    """Counts the examples of each class; reads all of a source that does not know its labels.
+
+    An example that cannot be read counts for no class.
+    """
+    labels = source.record_labels
+    if labels is None:
+        labels = []
+        for index in range(len(source)):
+            with contextlib.suppress(BadExampleError):
+                labels.append(source[index]["label"])
+    return tuple(np.bincount(labels, minlength=len(source.class_names)).tolist())
 
 
 def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:

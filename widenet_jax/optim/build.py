@@ -13,7 +13,8 @@ import optax
 
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
-from widenet_jax.errors import BadInputError, check_fields, choose
+from widenet_jax.errors import BadInputError, check_fields, check_range, choose
+from widenet_jax.optim.average import with_average
 from widenet_jax.optim.lamb import decay_mask, lamb
 from widenet_jax.optim.parts import scale_layers, without_frozen
 from widenet_jax.optim.schedules import DECAYS, build_schedule
@@ -49,6 +50,7 @@ def build_optimizer(
       layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
         `parts.layer_factors`.
       freeze: "none" or "backbone", whose parameters then stay as they are.
+      ema_decay: of an average of the parameters, see `average`; 0 for none.
       accumulation_steps: used by the train step, ignored here.
     Fields that the chosen optimizer does not use may be absent or present.
 
@@ -81,7 +83,10 @@ def build_optimizer(
         *([scale_layers(layer_decay)] if layer_decay < 1 else []),
     )
     freeze = optimizer.get("freeze", "none")
-    return tx if freeze == "none" else without_frozen(tx, freeze), schedule
+    tx = tx if freeze == "none" else without_frozen(tx, freeze)
+    ema_decay = optimizer.get("ema_decay", 0.0)
+    check_range(f"{WHERE}.ema_decay", ema_decay, 0.0, 1.0)
+    return with_average(tx, ema_decay) if ema_decay else tx, schedule
 
 
 class Exclusions(NamedTuple):
@@ -117,6 +122,7 @@ FIELDS = (
     *("name", "schedule", "learning_rate", "end_learning_rate", "warmup"),
     *("b1", "b2", "eps", "momentum", "weight_decay", "grad_clip_norm"),
     *("exclude_norm_and_bias", "decay_exclude", "accumulation_steps", "layer_decay", "freeze"),
+    "ema_decay",
 )
 
 

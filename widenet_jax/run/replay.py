@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.checkpoint.checkpoints import FAILED, items_of
+from widenet_jax.checkpoint.checkpoints import FAILED, arrays_of
 from widenet_jax.checkpoint.hashes import fingerprint
 from widenet_jax.checkpoint.series import Series
 from widenet_jax.data import Data
@@ -34,7 +34,7 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str,
       BadInputError: no step of this run was kept for a replay.
     """
     task, target = experiment.task, experiment.state
-    items = {name: item for name, item in items_of(target).items() if name != "opt_state"}
+    items = {name: item for name, item in arrays_of(target).items() if name != "opt_state"}
     with closing(Series(workdir / FAILED, keep=1)) as series:
         kept, _ = series.newest(items, fingerprint=fingerprint(target.params), finite=False)
     if kept is None:

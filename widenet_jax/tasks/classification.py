@@ -1,6 +1,6 @@
 """Image classification."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,12 +10,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataFacts, Source
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 from widenet_jax.tasks import labels
 from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import smooth_labels, softmax_cross_entropy
 from widenet_jax.tasks.mixup import mixup_or_cutmix
 from widenet_jax.typing import Array
+
+CLASS_WEIGHTS = dict.fromkeys(("none", "balanced"))
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Classification(Task):
       label_smoothing: applied after mixup; before it would be the same, as both are linear.
       mixup_alpha: of the Beta distribution; 0 turns mixup off.
       cutmix_alpha: the same of CutMix; where both are on, each example has one of the two.
+      class_weights: of each class in the training loss; () for equal ones.
       mixup_group_size: partners come from the same group of so many consecutive images.
     """
 
@@ -37,6 +40,7 @@ class Classification(Task):
     mixup_alpha: float
     mixup_group_size: int
     cutmix_alpha: float = 0.0
+    class_weights: tuple[float, ...] = ()
 
     headline: ClassVar[Headline] = Headline("accuracy")
     unit: ClassVar[str] = "images"
@@ -49,6 +53,7 @@ class Classification(Task):
         Raises:
           BadInputError: a field is out of range.
         """
+        choose(CLASS_WEIGHTS, config.task.class_weights, field="config.task.class_weights")
         return cls(
             num_classes=len(facts.info["class_names"]),
             image_shape=facts.example["image"].shape,
@@ -56,6 +61,7 @@ class Classification(Task):
             mixup_alpha=config.augment.mixup_alpha,
             mixup_group_size=config.augment.mixup_group_size,
             cutmix_alpha=config.augment.cutmix_alpha,
+            class_weights=weigh(facts.class_counts),
         )
 
     def __post_init__(self) -> None:
@@ -107,7 +113,10 @@ class Classification(Task):
             images, targets = mixup_or_cutmix(rngs["mixup"], images, targets, **settings)
         logits, aux = apply({"image": images}, rngs)
         smoothed = smooth_labels(targets, self.label_smoothing)
-        cross_entropy = softmax_cross_entropy(logits, smoothed).mean()
+        cross_entropy = softmax_cross_entropy(logits, smoothed)
+        if self.class_weights:
+            cross_entropy *= targets @ jnp.asarray(self.class_weights, jnp.float32)
+        cross_entropy = cross_entropy.mean()
         return labels.batch_loss(cross_entropy, logits.argmax(-1) == targets.argmax(-1), aux)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
@@ -121,6 +130,11 @@ class Classification(Task):
     ) -> dict[str, float]:
         del rows, source
         return labels.split_metrics(sums, unit=self.unit)
+
+
+def weigh(counts: Sequence[int]) -> tuple[float, ...]:
+    """Returns weights N / (V n_k) of classes of n_k examples: their mean over all examples is 1."""
+    return tuple(sum(counts) / (len(counts) * max(count, 1)) for count in counts)
 
 
 def to_unit_range(images: Array) -> Array:

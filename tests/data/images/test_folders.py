@@ -13,9 +13,11 @@ from image_sources import AUGMENT, refused
 from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_folder
 from ml_collections import ConfigDict
 
+from widenet_jax.data import records
 from widenet_jax.data.images import files
 from widenet_jax.data.images.folders import Holdout
-from widenet_jax.data.sources import build_source, open_data, overview
+from widenet_jax.data.shards import ArrayRecord
+from widenet_jax.data.sources import build_source, class_counts, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 
 
@@ -156,6 +158,17 @@ def test_a_class_without_training_images_is_refused(folder, split):
         (folder / "train" / "ant").rmdir()
     with pytest.raises(BadInputError, match=r"split train has no image of 1 of 2 classes \(ant\)"):
         open_data(config_of(folder))
+
+
+def test_classes_are_counted_where_the_task_weights_them(folder):
+    (folder / "train" / "ant" / "c.png").write_bytes(png(1))
+    config = config_of(folder)
+    assert open_data(config).facts.class_counts == ()
+    config.task.class_weights = "balanced"
+    assert open_data(config).facts.class_counts == (3, 2)
+    examples = [(k, png(k)) for k in (1, 0, 1)]
+    records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
+    assert class_counts(ArrayRecord(str(folder / "set"), "train")) == (1, 2, 0)
 
 
 def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):

@@ -1,0 +1,54 @@
+"""The average of the parameters follows them, and changes places with them in a checkpoint."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from widenet_jax.optim.average import AverageState, averaged, restarted, swap, with_average
+
+PARAMS = {"w": jnp.array([1.0, 2.0])}
+GRADS = {"w": jnp.array([1.0, -1.0])}
+
+
+def test_the_average_by_hand():
+    tx = with_average(optax.sgd(0.5), 0.15)
+    state, params = tx.init(PARAMS), PARAMS
+    expected = p = np.array([1.0, 2.0])
+    for n in range(3):
+        updates, state = tx.update(GRADS, state, params)
+        params = optax.apply_updates(params, updates)
+        p = p - 0.5 * np.array([1.0, -1.0])
+        d = min(0.15, (1 + n) / (10 + n))
+        expected = d * expected + (1 - d) * p
+        np.testing.assert_allclose(params["w"], p, rtol=1e-6)
+        np.testing.assert_allclose(averaged(params, state)["w"], expected, rtol=1e-6)
+    assert int(state.count) == 3
+
+
+def test_swapping_twice_changes_nothing():
+    state = AverageState((), {"w": jnp.zeros(2)}, jnp.int32(1))
+    stored, kept = swap(PARAMS, state)
+    assert stored is state.average and kept.average is PARAMS
+    again = swap(stored, kept)
+    assert again[0] is PARAMS and again[1].average is state.average
+    assert swap(PARAMS, "another state") == (PARAMS, "another state")
+    assert averaged(PARAMS, ()) is PARAMS
+
+
+def test_a_run_from_a_stored_model_averages_from_there():
+    state = with_average(optax.sgd(1.0), 0.9).init({"w": jnp.zeros(2)})
+    assert restarted(state, PARAMS).average["w"].tolist() == [1, 2]
+    assert restarted((), PARAMS) == ()
+
+
+def test_a_decay_of_1_or_more_is_refused():
+    from widenet_jax.errors import BadInputError
+    from widenet_jax.optim.build import build_optimizer
+
+    section = {"name": "sgd", "schedule": "constant", "learning_rate": 1.0, "warmup": "0 steps",
+               "momentum": 0.0, "weight_decay": 0.0, "grad_clip_norm": 0.0, "decay_exclude": "",
+               "exclude_norm_and_bias": False, "ema_decay": 1.5}  # fmt: skip
+    with pytest.raises(BadInputError, match=r"config\.optimizer\.ema_decay=1\.5 must be"):
+        build_optimizer(section, params_or_shapes=PARAMS, total_steps=1, batch_size=1,
+                        num_examples=1)  # fmt: skip
