@@ -50,6 +50,17 @@ def test_the_same_config_goes_on(workdir: epath.Path, mode: str):
     check_workdir(workdir, digits.get_config(), mode=mode)
 
 
+def test_losses_that_came_later_change_no_run(tmp_path: Path):
+    """A run whose config, like one of one's own, names only the losses that it uses, resumes."""
+    config = digits.get_config()
+    with config.unlocked():
+        config.model.moe.losses = {"load_balance": 0.01, "over": "group"}
+    workdir = epath.Path(tmp_path / "run")
+    write_run(workdir, config, INFO)
+    check_workdir(workdir, config, mode="train")
+    check_workdir(workdir, digits.get_config(), mode="train")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
