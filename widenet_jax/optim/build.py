@@ -76,17 +76,25 @@ def build_optimizer(
     schedule = _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
     exclude = _exclusions(optimizer, params_or_shapes)
     clip_norm = _number(optimizer, "grad_clip_norm")
-    layer_decay = _layer_decay(optimizer)
-    tx = optax.chain(
-        optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-        make(optimizer, schedule, exclude),
-        *([scale_layers(layer_decay)] if layer_decay < 1 else []),
-    )
-    freeze = optimizer.get("freeze", "none")
-    tx = tx if freeze == "none" else without_frozen(tx, freeze)
-    ema_decay = optimizer.get("ema_decay", 0.0)
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    return _of_parts(optimizer, optax.chain(clip, make(optimizer, schedule, exclude))), schedule
+
+
+def _of_parts(section: Mapping, tx: Transformation) -> Transformation:
+    """Adds learning rates by layer, frozen parameters and the average, where the config has them."""
+    layer_decay = section.get("layer_decay", 1.0)
+    if not 0 < layer_decay <= 1:
+        raise BadInputError(
+            f"{WHERE}.layer_decay={layer_decay:g} must be above 0, and 1 (none) at most"
+        )
+    if layer_decay < 1:
+        tx = optax.chain(tx, scale_layers(layer_decay))
+    freeze = section.get("freeze", "none")
+    if freeze != "none":
+        tx = without_frozen(tx, freeze)
+    ema_decay = section.get("ema_decay", 0.0)
     check_range(f"{WHERE}.ema_decay", ema_decay, 0.0, 1.0)
-    return with_average(tx, ema_decay) if ema_decay else tx, schedule
+    return with_average(tx, ema_decay) if ema_decay else tx
 
 
 class Exclusions(NamedTuple):
@@ -138,13 +146,6 @@ def _schedule(section: Mapping, *, warmup_steps: int, total_steps: int) -> optax
         )
     rates = {"learning_rate": peak, "end_learning_rate": end}
     return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=total_steps)
-
-
-def _layer_decay(section: Mapping) -> float:
-    decay = section.get("layer_decay", 1.0)
-    if not 0 < decay <= 1:
-        raise BadInputError(f"{WHERE}.layer_decay={decay:g} must be above 0, and 1 (none) at most")
-    return decay
 
 
 def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
