@@ -81,7 +81,7 @@ def build_optimizer(
 
 
 def _of_parts(section: Mapping, tx: Transformation) -> Transformation:
-    """Adds learning rates by layer, frozen parameters and the average, where the config has them."""
+    """Adds learning rates by layer, frozen parameters and the average, where asked for."""
     layer_decay = section.get("layer_decay", 1.0)
     if not 0 < layer_decay <= 1:
         raise BadInputError(
