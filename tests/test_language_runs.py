@@ -15,7 +15,7 @@ from small_runs import assert_same_end, finish, metrics_of, small_config, start_
 from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import export
-from widenet_jax.errors import RunFailedError, StoppedError
+from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.run.stopping import Stop
 from widenet_jax.tasks.losses import label_cross_entropy
 from widenet_jax.tools.analysis.over_source import metrics_over_source
@@ -76,6 +76,17 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
     bits = result["test_bits_per_byte"]
     assert result["test_cross_entropy"] == pytest.approx(np.log(2) * bits)
     assert result["test_sequences"] == 3 and 4 < bits < 9
+
+
+def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
+    """A finished run neither resumes nor evaluates on another text; the same text may move."""
+    other = tmp_path / "letters.txt"
+    other.write_bytes(TEXT)
+    assert run(unbroken, other, mode="eval")["test_sequences"] == 3
+    other.write_bytes(TEXT[::-1])
+    for mode in ("train", "eval"):
+        with pytest.raises(BadInputError, match="trained on data with another text_sha256"):
+            run(unbroken, other, mode=mode)
 
 
 def test_evaluation_remembers_all_segments(unbroken: Path):

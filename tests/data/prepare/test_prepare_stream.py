@@ -49,7 +49,7 @@ def test_bytes_are_taken_as_they_are(tmp_path: Path):
     assert entry["sha256"] == hashlib.sha256(content[:9000]).hexdigest()
     assert (entry["tokens"], entry["bytes"], entry["file_bytes"]) == (9000, 9000, 9000)
     source = open_stream(str(out), "train", 8)
-    assert source.info == {"vocab_size": 256} and source.bytes_per_token == 1.0
+    assert source.info["vocab_size"] == 256 and source.bytes_per_token == 1.0
 
 
 def test_words_are_counted_by_hand(tmp_path: Path):

@@ -1,6 +1,7 @@
 """Streams of tokens: which segments a row reads, whoever reads them; mistakes in one line."""
 
 import gzip
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -17,6 +18,7 @@ from widenet_jax.data.text.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
 
 T, B = 3, 2
+SPLITS = ("train", "valid", "test", "all")
 
 
 @pytest.fixture
@@ -133,13 +135,14 @@ def test_a_file_of_more_than_256_different_tokens(tmp_path):
     prepared = written(tmp_path, ids)
     source = open_stream(prepared, "train", 600)
     np.testing.assert_array_equal(source[1]["tokens"], np.arange(600, 1201) % 700)
-    assert source.info == {"vocab_size": 700} and len(source) == 3
+    assert source.info["vocab_size"] == 700 and len(source) == 3
     assert (source.bytes_per_token, source.words_per_token) == (4.0, 0.5)
 
 
 def written(folder: Path, ids: np.ndarray, vocab_size: int = 700, **changes) -> str:
     """Writes a set of one split by hand; returns its directory."""
     entry = {"tokens": len(ids), "bytes": 8000, "words": 1000, "file_bytes": ids.nbytes}
+    entry["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
     manifest = {"format_version": 1, "kind": "stream", "vocab_size": vocab_size}
     manifest |= {"splits": {"train": {**entry, **changes}}}
     (folder / "train.tokens").write_bytes(ids.tobytes())
@@ -147,10 +150,28 @@ def written(folder: Path, ids: np.ndarray, vocab_size: int = 700, **changes) -> 
     return str(folder)
 
 
+def test_the_info_tells_texts_apart(text, tmp_path):
+    """All splits of a text have the same hash, wherever it lies; other text has another."""
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(Path(text).read_bytes())
+    hashes = [open_stream(str(p), s, T).info["text_sha256"] for p in (text, moved) for s in SPLITS]
+    assert set(hashes) == {hashlib.sha256(bytes(range(200))).hexdigest()}
+    moved.write_bytes(bytes(range(199, -1, -1)))
+    assert open_stream(str(moved), "train", T).info["text_sha256"] not in hashes
+    sets = [written(tmp_path, np.full(100, token, "<u2")) for token in (1, 1)]
+    one, same = (open_stream(path, "train", 9).info for path in sets)
+    other = open_stream(written(tmp_path, np.full(100, 2, "<u2")), "train", 9).info
+    assert one == same and one["text_sha256"] != other["text_sha256"]
+
+
 def test_a_damaged_file_is_named(tmp_path):
     prepared = written(tmp_path, np.full(100, 701, "<u2"))
     with pytest.raises(BadInputError, match=r"train\.tokens: holds token 701.* prepare the set"):
         open_stream(prepared, "train", 9)[0]
+    few = written(tmp_path, np.full(100, 201, "u1"), vocab_size=200)
+    with pytest.raises(BadInputError, match=r"train\.tokens: holds token 201"):
+        open_stream(few, "train", 9)[0]
+    prepared = written(tmp_path, np.full(100, 701, "<u2"))
     with pytest.raises(BadInputError, match=r"train\.tokens: 200 bytes, 202 were written"):
         open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
     (tmp_path / "train.tokens").unlink()
@@ -186,7 +207,7 @@ def test_mistakes_are_one_line(text, tmp_path):
 
 def test_the_embedded_novel_is_a_stream():
     source = build_source({"source": "tiny_stream", "max_length": 64}, "valid")
-    assert source.info == {"vocab_size": 256} and source.bytes_per_token == 1.0
+    assert source.info["vocab_size"] == 256 and source.bytes_per_token == 1.0
     assert bytes(source[0]["tokens"].astype("u1")).decode().isascii()
 
 

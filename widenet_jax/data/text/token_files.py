@@ -1,5 +1,6 @@
 """Token ids in files, one unsigned integer a token, and in memory."""
 
+import hashlib
 import os
 from typing import Any, Protocol
 
@@ -79,7 +80,8 @@ class TokenFile:
         if self._tokens is None:
             self._tokens = self._open()
         found = sliding_window_view(self._tokens, length)[starts].astype(np.int32)
-        if self._tokens.itemsize > 1 and found.size and found.max() >= self._vocab_size:
+        most = np.iinfo(self._tokens.dtype).max
+        if self._vocab_size <= most and found.size and found.max() >= self._vocab_size:
             raise BadInputError(
                 f"{self.path}: holds token {found.max()}, and the vocabulary has "
                 f"{self._vocab_size:,}; the file is damaged: copy it again or prepare the set again"
@@ -106,3 +108,9 @@ def file_size(path: str) -> int:
         raise BadInputError(f"{path}: no such file") from None
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def file_sha256(path: str) -> str:
+    """Returns the SHA-256 of a file's content; takes about a second a gigabyte."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,6 +10,7 @@ The rows of a batch are B places of the stream, each continued by the same row o
 that a model can keep a memory for each row. `sampler.stream_at` has the rule.
 """
 
+import hashlib
 import itertools
 import os
 from collections.abc import Mapping
@@ -22,7 +23,13 @@ from widenet_jax.data import records
 from widenet_jax.data.contract import Example
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
 from widenet_jax.data.splits import check_split
-from widenet_jax.data.text.token_files import BYTE_VALUES, TokenFile, Tokens, file_size
+from widenet_jax.data.text.token_files import (
+    BYTE_VALUES,
+    TokenFile,
+    Tokens,
+    file_sha256,
+    file_size,
+)
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.errors import BadInputError, check_range
 
@@ -39,7 +46,8 @@ class TokenStream:
     whether it is the first.
 
     Attributes:
-      info: "vocab_size"; "tokenizer", parsed from tokenizer.json, in a set of word pieces.
+      info: "vocab_size"; "tokenizer", parsed from tokenizer.json, in a set of word pieces;
+        "text_sha256" of all splits, so that a run does not resume on another text.
       max_length: T.
       num_tokens: of the text.
       bytes_per_token: bytes of the text per token.
@@ -126,7 +134,7 @@ def _open_set(directory: str, split: str) -> Opened:
             f"{path}: {size:,} bytes, {written:,} were written; copy it again or prepare the set "
             "again"
         )
-    info = {"vocab_size": vocab_size}
+    info = {"vocab_size": vocab_size, "text_sha256": splits_sha256(manifest["splits"])}
     if "tokenizer_sha256" in manifest:
         tokenizer = load_tokenizer(os.path.join(directory, FILE))
         if tokenizer.sha256 != manifest["tokenizer_sha256"]:
@@ -155,7 +163,14 @@ def _open_plain(path: str, split: str) -> Opened:
     first, end = bounds.get(split, (0, size))
     tokens = TokenFile(path, BYTE_VALUES, int(first), int(end - first))
     counts = {"bytes": len(tokens), "words": None}
-    return Opened(tokens, counts, {"vocab_size": BYTE_VALUES}, f"{path}, split {split}")
+    info = {"vocab_size": BYTE_VALUES, "text_sha256": file_sha256(path)}
+    return Opened(tokens, counts, info, f"{path}, split {split}")
+
+
+def splits_sha256(splits: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns one hash of the splits of a set, from those in its manifest."""
+    hashes = "".join(f"{name} {splits[name]['sha256']}\n" for name in sorted(splits))
+    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
 def token_file_name(split: str) -> str:
