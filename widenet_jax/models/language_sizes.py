@@ -14,7 +14,7 @@ from widenet_jax.models.matching import (
     matched_num_keys,
     values_for,
 )
-from widenet_jax.models.sizes import experts_section, parse_options
+from widenet_jax.models.sizes import ROUTER_LOSSES, ROUTERS, experts_section, parse_options
 
 # D, L, N, H; the dense width F, None: as many parameters as the experts; E, their width G, K; the
 # share of experts hidden in training (delta), the weight of the entropy loss (gamma), dropout; K of
@@ -80,7 +80,8 @@ OPTIONS_OF = {
         *("query_dim", "table_init"),
     ),
 }
-ROUTER_OPTIONS = {"switch": ("expert_dropout", "entropy"), "top_k": ("expert_dropout", "entropy")}
+# Options that take a whole number, and the least of each that makes a model; 1 for the others.
+LEAST = {"query_dim": 0}
 
 # Rows of Tables 1 and 3 to 6 as options. Other numbers of experts follow as further options:
 # "preset=sigma_moe,selected=8,mlp_dim=64" has twice as many experts of half the width.
@@ -120,20 +121,35 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
     if name not in SIZES:
         raise BadInputError(f"no language model is named {name!r}; there are {', '.join(SIZES)}")
     given = parse_options(name, pairs, OPTIONS)
-    preset = choose(PRESETS, given.pop("preset", "dense"), field="preset")
-    if given.get("ffn", preset["ffn"]) != preset["ffn"]:
-        preset = {}
-    options = {"ffn": "dense"} | preset | given
+    asked = given.pop("preset", "")
+    preset = choose(PRESETS, asked, field="preset") if asked else {"ffn": "dense"}
+    options = preset | given
     ffn = options["ffn"]
     choose(FFNS, ffn, field="ffn")
+    if asked and ffn != preset["ffn"]:
+        raise BadInputError(f"preset={asked} has ffn={preset['ffn']}; remove it, or ffn={ffn}")
+    for key, value in given.items():
+        if OPTIONS[key] is int and value < LEAST.get(key, 1):
+            raise BadInputError(f"option {key}={value} must be {LEAST.get(key, 1)} or more")
     common = ("ffn", "depth", "dropout", "kernel_init")
-    without = ROUTER_OPTIONS.get(options.get("router", ""), ())
-    if odd := [key for key in given if key not in (*common, *OPTIONS_OF[ffn]) or key in without]:
+    if odd := [key for key in given if key not in (*common, *OPTIONS_OF[ffn])]:
         raise BadInputError(f"option {odd[0]} has no effect on {name} with {ffn}; remove it")
+    router = options.get("router", "sigmoid")
+    if odd := [key for key in without(router) if key in given]:
+        raise BadInputError(f"option {odd[0]} has no effect on router={router}; remove it")
     fixed = [key for key in ("mlp_dim", "num_keys") if key in given]
     if ffn != "moe" and fixed and options.get("parameter_matched"):
         raise BadInputError(f"{fixed[0]} is what parameter_matched=true solves; remove one of both")
     return name, options
+
+
+def without(router: str) -> tuple[str, ...]:
+    """Returns the options that have no effect on a router."""
+    lacking = {
+        "expert_dropout": "expert_dropout" not in ROUTERS[router],
+        "entropy": router in ROUTER_LOSSES,  # their papers have other losses
+    }
+    return tuple(name for name, lacks in lacking.items() if lacks)
 
 
 def language_model(size: str, options: Mapping) -> dict:
