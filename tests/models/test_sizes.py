@@ -122,6 +122,12 @@ def test_names_that_do_not_exist(text: str, message: str):
     assert message in str(caught.value)
 
 
+def test_groups_of_no_experts():
+    """The check of the config refuses their number."""
+    variant = parse_variant("widenet_tiny,router=hierarchical,experts=0")
+    assert vision_model(*variant)["moe"]["router"]["groups"] == 1
+
+
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("family", ["vit_moe_tiny", "widenet_4_tiny"])
 def test_every_router_has_a_variant(family: str, router: str):

@@ -237,7 +237,8 @@ def router_section(name: str, *, experts: int, selected: int) -> dict:
     """
     section = {"name": name, **ROUTERS[name]}
     if name == "hierarchical":
-        groups = max(n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts)
+        fits = [n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts]
+        groups = max(fits, default=1)  # no experts: the layer refuses it
         section["groups"] = groups
         section["selected_groups"] = 2 if groups > 1 and selected % 2 == 0 else 1
     return section
