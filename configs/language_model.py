@@ -19,8 +19,8 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | dropout         | 0.1, big 0.2                            | the same                          |
 | expert dropout  | wt_s_star, e8 0.05; big 0.2 in Table 9, | the same as run                   |
 |                 | 0.1 as run                              |                                   |
-| entropy loss    | 0.001; e8 0.0001; small C4, peS2o as    | the same                          |
-|                 | run 0; Table 4's wt_s 0.0001            |                                   |
+| entropy loss    | 0.001; e8 0.0001; small C4, peS2o as    | the same; Table 4's wt_s with     |
+|                 | run 0; Table 4's wt_s 0.0001            | entropy=0.0001                    |
 | attention       | a learned factor of the scores          | 1 / sqrt(H): 2 scalars fewer a    |
 |                 |                                         | block                             |
 | S-BASE          | balanced within a sequence, with a slip | within the batch; as released     |

@@ -10,6 +10,7 @@ Transformers", 2023 (arXiv 2310.10837v3, sigma-MoE): `APPROXIMATIONS`. Nothing h
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -114,6 +115,7 @@ class PrintedLanguageModel(NamedTuple):
       results: size -> perplexity of the test set; of "e8" bits a byte. One run each.
       width, selected, active: G, K and the K of the top-K activation as multiples of the size's
         own (128, 4 and 128); None: as `options` have it. E G is the size's.
+      further: size -> further options of the run of that size.
     """
 
     model: str
@@ -122,6 +124,7 @@ class PrintedLanguageModel(NamedTuple):
     width: float | None = None
     selected: float | None = None
     active: float | None = None
+    further: Mapping[str, str] = MappingProxyType({})
 
 
 def _row(
@@ -137,6 +140,8 @@ _WIKI = "wt_s wt_s_star wt_b e8"
 _THREE = "wt_s wt_b e8"
 _WEB = "c4_s c4_b pes2o_s pes2o_b"
 _WIDE = {"width": 4, "selected": 1 / 4}  # K = 1, G = 512
+# size -> the weight of the entropy loss in Table 4, where it is not the size's.
+TABLE_4_ENTROPY = {"wt_s": 1e-4}
 
 # Number of the table -> its rows, as they were run. Table 10 repeats Table 4 with further rows.
 APPROXIMATIONS: dict[str, tuple[PrintedLanguageModel, ...]] = {

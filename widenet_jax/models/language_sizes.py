@@ -135,7 +135,7 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
     if odd := [key for key in given if key not in (*common, *OPTIONS_OF[ffn])]:
         raise BadInputError(f"option {odd[0]} has no effect on {name} with {ffn}; remove it")
     router = options.get("router", "sigmoid")
-    if odd := [key for key in without(router) if key in given]:
+    if odd := [key for key in without_effect(router) if key in given]:
         raise BadInputError(f"option {odd[0]} has no effect on router={router}; remove it")
     fixed = [key for key in ("mlp_dim", "num_keys") if key in given]
     if ffn != "moe" and fixed and options.get("parameter_matched"):
@@ -143,7 +143,7 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
     return name, options
 
 
-def without(router: str) -> tuple[str, ...]:
+def without_effect(router: str) -> tuple[str, ...]:
     """Returns the options that have no effect on a router."""
     lacking = {
         "expert_dropout": "expert_dropout" not in ROUTERS[router],

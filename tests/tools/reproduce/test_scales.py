@@ -17,9 +17,11 @@ from widenet_jax.tools.reproduce.experiments import (
     chosen,
 )
 from widenet_jax.tools.reproduce.scales import (
+    LANGUAGE_CONFIG,
     SCALES,
     Run,
     language_variant,
+    run_of,
     runnable,
     runs_of,
     trial_of,
@@ -84,6 +86,28 @@ def test_feed_forwards_keep_their_shape(label: str, wt_b: str, byte_s: str):
     assert language_variant("wt_b", row) == f"wt_b,{wt_b}"
     found = language_variant("byte_s", row)
     assert found.startswith(f"byte_s,{row.options}") and found.endswith(byte_s)
+
+
+def test_the_entropy_loss_of_table_4():
+    """A tenth of Table 3's for the small model, where a row has it and at the paper's scale."""
+
+    def weights(name: str, scale: str = "paper") -> dict[str, float]:
+        (one,) = [one for one in EXPERIMENTS.values() if one.name == name]
+        runs = {row.label.strip(): run_of(SCALES[scale], one, row) for row in one.rows}
+        configs = {
+            row: load_config(f"{LANGUAGE_CONFIG}:{run.variant}") for row, run in runs.items()
+        }
+        return {row: c.model.moe.losses.entropy for row, c in configs.items() if c.model.moe}
+
+    table_4 = weights("sigma_table4_wt_s")
+    zero = [row for row, weight in table_4.items() if not weight]
+    assert zero == [row for row in table_4 if "Switch" in row or row.startswith("no entropy")]
+    assert {table_4[row] for row in table_4 if row not in zero} == {1e-4} and len(zero) == 6
+    assert set(weights("sigma_parts_wt_s").values()) == {1e-4, 0.0}
+    assert weights("sigma_zoo_wt_s")["S-BASE, K = 4, balanced"] == 1e-4
+    assert weights("sigma_table3_wt_s") == {"sigma-MoE": 1e-3}
+    assert weights("sigma_table4_wt_b")["sigma-MoE"] == 1e-3
+    assert weights("sigma_table4_wt_s", "small")["sigma-MoE"] == 1e-3
 
 
 def test_models_of_bytes_are_compared_by_bits():

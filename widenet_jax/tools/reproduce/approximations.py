@@ -5,6 +5,7 @@ columns, the size of the model with its data; a scale may let one model stand fo
 """
 
 from widenet_jax import paper
+from widenet_jax.models.language_sizes import language_model, parse_language_variant
 from widenet_jax.tools.reproduce.experiment import BITS, PERPLEXITY, Experiment, Metric, Row
 
 SIZES = {
@@ -161,10 +162,21 @@ def row_of(model: paper.PrintedLanguageModel, size: str) -> Row:
     return Row(model.model, size, model.results.get(size), model)
 
 
+def as_in_table_4(model: paper.PrintedLanguageModel) -> paper.PrintedLanguageModel:
+    """Gives a row with the entropy loss the weights of that loss in Table 4."""
+    experts = language_model(*parse_language_variant(f"wt_s,{model.options}"))["moe"]
+    if not (experts and experts["losses"]["entropy"]):
+        return model
+    weights = {size: f"entropy={weight}" for size, weight in paper.TABLE_4_ENTROPY.items()}
+    return model._replace(further=weights)
+
+
 def table(number: str) -> tuple[Experiment, ...]:
     """Makes an experiment of each column of a table."""
     title, reference, claim = TABLES[number]
     rows = paper.APPROXIMATIONS[number]
+    if number == "4":
+        rows = tuple(map(as_in_table_4, rows))
     return tuple(
         Experiment(
             f"sigma_table{number}_{size}",
@@ -181,11 +193,13 @@ def table(number: str) -> tuple[Experiment, ...]:
 
 
 def ours(name: str) -> tuple[Experiment, ...]:
-    """Makes an experiment of each size of a comparison of `OURS`."""
+    """Makes an experiment of each size of a comparison of `OURS`, with the options of Table 4."""
     title, reference, claim, lines = OURS[name]
     printed = {(t, row.model.strip()): row for t, of in paper.APPROXIMATIONS.items() for row in of}
     rows = [
-        paper.PrintedLanguageModel(label, options, printed[where].results if where else {})
+        as_in_table_4(
+            paper.PrintedLanguageModel(label, options, printed[where].results if where else {})
+        )
         for label, options, where in lines
     ]
     return tuple(

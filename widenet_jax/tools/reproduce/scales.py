@@ -265,7 +265,8 @@ def language_variant(size: str, model: PrintedLanguageModel) -> str:
         ("num_active", model.active, base["num_active"]),
     )
     options = [f"{name}={max(1, round(x * own))}" for name, x, own in shares if x is not None]
-    return ",".join([size, model.options, *options])
+    further = [model.further[size]] if size in model.further else []
+    return ",".join([size, model.options, *options, *further])
 
 
 def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:
