@@ -19,9 +19,9 @@ PARTS = (
     ("experts", r"experts|moe"),
     ("norms", r"(block_\d+_)?norm_\w+"),
     ("attention", r"(block_\d+_)?attention"),
-    ("feed-forward", r"(block_\d+_)?mlp"),
+    ("feed-forward", r"(block_\d+_)?(mlp|top_k_mlp|product_key)"),
     ("embedding", r"embed(dings)?|position"),
-    ("head", r"head|representation|pooler|mlm|order|classifier|span"),
+    ("head", r"head|representation|pooler|mlm|order|classifier|span|output"),
     ("rest of the model", "|".join(["encoder", *(model.__name__ for model in MODELS.values())])),
 )
 LOSS, OPTIMIZER, UNNAMED = "loss and mixup", "optimizer", "no scope"
