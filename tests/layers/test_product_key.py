@@ -1,6 +1,7 @@
 """Product keys, compared with a loop over tokens, heads and all pairs in float64."""
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -121,6 +122,31 @@ def test_a_projected_query_has_a_bias_and_each_head_its_own():
         expected += apply(ProductKey(N, 1, 4), one, query, train=False).y[..., :D]
     found = apply(layer, params, x, train=False).y
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_are_full_float32():
+    """Checks dtype and precision of every product but the last in a bfloat16 layer."""
+    layer = ProductKey(N, HEADS, 2, query_dim=6, dtype=jnp.bfloat16)
+    x = jnp.ones((2, T, D), jnp.bfloat16)
+    params = init(layer, x, train=False)
+    trace = jax.make_jaxpr(lambda p: layer.apply({"params": p}, x, train=False).y)(params)
+    *scores, weighted = products_in(trace.jaxpr)
+    assert len(scores) == 3 and {str(v.aval.dtype) for v in weighted.invars} == {"bfloat16"}
+    for product in scores:
+        assert {str(v.aval.dtype) for v in product.invars} == {"float32"}
+        assert product.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2
+
+
+def products_in(jaxpr: jax.extend.core.Jaxpr) -> list[jax.extend.core.JaxprEqn]:
+    """Lists the products of a program and of those in it, in order."""
+    found = []
+    for eqn in jaxpr.eqns:
+        found += [eqn] if eqn.primitive.name == "dot_general" else []
+        for inner in jax.tree.leaves(list(eqn.params.values())):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                found += products_in(inner)
+    return found
 
 
 def test_tables_are_initialised_as_the_papers_say():

@@ -66,7 +66,7 @@ class ProductKey(nn.Module):
         one with n^2; "lample": keys uniform in +-(d/2)^(-1/2), values N(0, 1/D).
       dropout: rate after the layer.
       kernel_init: initialisers of the stack.
-      dtype: dtype of the weighted sum; scores are float32.
+      dtype: dtype of the weighted sum; scores are float32, multiplied with all of its bits.
     """
 
     num_keys: int
@@ -105,14 +105,15 @@ class ProductKey(nn.Module):
         keys = self.param("keys", of_keys, (2, h, n, d // 2))
         values = self.param("values", of_values, (n * n, D))
 
-        # In float32, as the routers' logits: rounding would change which pairs are chosen.
+        # In full float32, as the routers' logits: rounding would change which pairs are chosen.
         query, spec = x.astype(jnp.float32), "btd,hnd->bthn"
-        if self.query_dim:
-            init = self.kernel_init.kernel()
-            query = Dense(h * d, jnp.float32, init, name="query")(query)
-            query, spec = query.reshape(*x.shape[:2], h, d), "bthd,hnd->bthn"
-        halves = jnp.split(query, 2, axis=-1)
-        scores = [linear(spec, half, keys[i], None) for i, half in enumerate(halves)]
+        with jax.default_matmul_precision("highest"):
+            if self.query_dim:
+                init = self.kernel_init.kernel()
+                query = Dense(h * d, jnp.float32, init, name="query")(query)
+                query, spec = query.reshape(*x.shape[:2], h, d), "bthd,hnd->bthn"
+            halves = jnp.split(query, 2, axis=-1)
+            scores = [linear(spec, half, keys[i], None) for i, half in enumerate(halves)]
         every = self.combine_heads == "before" and self.knn >= n
         if self.combine_heads == "before":
             scores = [score.sum(axis=2, keepdims=True) for score in scores]
