@@ -67,6 +67,15 @@ def test_against_a_loop_over_tokens(variant: str):
     assert 0 < jnp.min(counts) < jnp.max(counts) < 64
 
 
+def test_other_feed_forwards_are_not_counted():
+    """The first of two blocks is dense, the second keeps its largest units."""
+    model = relu_model("vit_tiny,depth=2,ffn=top_k,ffn_blocks=last_1")
+    shapes = parameter_shapes(model, IMAGES)
+    params = jax.tree.map(lambda s: jnp.zeros(s.shape), shapes)
+    _, counts, _ = active_counts(model, params, IMAGES)
+    assert dense_blocks(model) == (0,) and len(counts) == 1
+
+
 def test_which_blocks_count():
     assert dense_blocks(relu_model("vit_tiny,depth=2")) == (0, 1)
     assert dense_blocks(relu_model("vit_moe_tiny,depth=3")) == (0, 1)

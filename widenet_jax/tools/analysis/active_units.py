@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.param_names import ENCODER
+from widenet_jax.param_names import ENCODER, split_block_part
 from widenet_jax.tools.analysis.over_source import real_tokens, sums_over_source
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
@@ -106,7 +106,8 @@ def active_counts(
     (outputs, _), state = plain.apply({"params": params}, inputs, train=False, **capture)
     layers = state["intermediates"][ENCODER]
     # One layer is called in every block, or each block has its layer; their names sort by block.
-    dense = [layers[name][HIDDEN] for name in sorted(layers) if name.endswith(MLP)]
+    names = [name for name in sorted(layers) if split_block_part(name)[1] == MLP]
+    dense = [layers[name][HIDDEN] for name in names]
     hidden = [call for layer in dense for call in layer["__call__"]]
     counts = jnp.stack([(z > 0).sum(axis=-1, dtype=jnp.int32) for z in hidden])
     return outputs, counts, hidden[0].shape[-1]
