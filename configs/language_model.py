@@ -21,6 +21,9 @@ mixture of experts, the K largest hidden units or product keys in every block.
 |                 | 0.1 as run                              |                                   |
 | entropy loss    | 0.001; e8 0.0001; small C4, peS2o as    | the same; Table 4's wt_s with     |
 |                 | run 0; Table 4's wt_s 0.0001            | entropy=0.0001                    |
+| entropy loss of | as run over the K chosen experts        | over all; as run with preset=     |
+| renormalised    |                                         | softmax_renormalized_released     |
+| Switch loss     | as run E^2 times weaker than eq. 17     | eq. 17                            |
 | attention       | a learned factor of the scores          | 1 / sqrt(H): 2 scalars fewer a    |
 |                 |                                         | block                             |
 | S-BASE          | balanced within a sequence, with a slip | within the batch; as released     |
@@ -35,8 +38,7 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | wt_b      | 1024, 18, 16x64| 4110    | 32 x 128, 4  | 262.5M / 262.5M           |
 | e8        | 512, 12, 8x64  | 2053    | 16 x 128, 4  | 41.2M / 41.2M             |
 
-Test perplexity, e8 in bits a byte. Paper: one run each, no seeds; presets with the options of those
-runs. Ours: not run.
+Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run.
 
 | row                       | preset                                   | wt_s  | wt_b  | e8   |
 |---------------------------|------------------------------------------|-------|-------|------|
@@ -45,6 +47,7 @@ runs. Ours: not run.
 | sigma-MoE (Table 4)       | sigma_moe                                | 11.59 | 9.44  | 1.08 |
 |   standard dropout        | standard_dropout                         | 12.01 | 9.53  | 1.08 |
 |   softmax, renormalised   | softmax_renormalized                     | 11.89 | 9.58  | 1.09 |
+|     as released           | softmax_renormalized_released            | 11.89 | 9.58  | 1.09 |
 |   softmax                 | softmax                                  | 12.05 | 9.62  | 1.09 |
 |   standard initialisation | standard_init                            | 11.80 | 9.67  | 1.08 |
 |   no entropy, no delta    | unregularized                            | 11.83 | 9.51  | 1.08 |

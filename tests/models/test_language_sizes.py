@@ -126,6 +126,10 @@ def test_rows_of_the_tables():
     assert moe("wt_b,preset=standard_dropout")["dropout"] == 0.2
     assert moe("wt_b,preset=standard_init")["kernel_init"] == "pre_norm_each_expert"
     assert moe("wt_b,preset=s_base_released")["router"]["name"] == "sinkhorn_released"
+    of_chosen = moe("e8,preset=softmax_renormalized_released")
+    assert of_chosen["router"]["name"] == "softmax_renormalized"
+    weights = {k: v for k, v in of_chosen["losses"].items() if v}
+    assert weights == {"entropy_of_chosen": 1e-4, "over": "batch"}
     assert section("wt_s,preset=top_k,num_active=64")["top_k_mlp"] == {
         **{"mlp_dim": 2053, "num_active": 64, "kernel_init": "pre_norm"}
     }
@@ -148,6 +152,8 @@ def test_every_row_builds(preset: str):
         ("wt_s,preset=switch,entropy=0.1", "option entropy has no effect on router=switch"),
         ("wt_s,ffn=moe,router=noisy_top_k,entropy=0.1", "option entropy has no effect"),
         ("wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no effect"),
+        ("wt_s,preset=switch,entropy_of=chosen", "option entropy_of has no effect"),
+        ("wt_s,ffn=moe,entropy_of=some", "entropy_of='some'"),
         ("wt_s,preset=sigma_moe,ffn=dense", "preset=sigma_moe has ffn=moe; remove it"),
         ("wt_s,ffn=moe,mlp_dim=0", "option mlp_dim=0 must be 1 or more"),
         ("wt_s,ffn=moe,router=hierarchical,experts=0", "option experts=0 must be 1 or more"),

@@ -59,6 +59,7 @@ OPTIONS = {
     "expert_dropout": float,
     "hidden_dropout": bool,  # dropout within the experts, the "standard dropout"
     "entropy": float,  # weight of the entropy loss
+    "entropy_of": str,  # all experts, or those chosen
     "num_keys": int,
     "key_heads": int,
     "knn": int,
@@ -73,13 +74,15 @@ OPTIONS_OF = {
     "top_k": ("parameter_matched", "mlp_dim", "num_active"),
     "moe": (
         *("mlp_dim", "router", "experts", "selected", "expert_dropout", "hidden_dropout"),
-        "entropy",
+        *("entropy", "entropy_of"),
     ),
     "product_key": (
         *("parameter_matched", "num_keys", "key_heads", "knn", "weights", "combine_heads"),
         *("query_dim", "table_init"),
     ),
 }
+# Option entropy_of -> the loss that has the weight of the entropy loss.
+ENTROPY_OF = {"all": "entropy", "chosen": "entropy_of_chosen"}
 # Options that take a whole number, and the least of each that makes a model; 1 for the others.
 LEAST = {"query_dim": 0}
 
@@ -91,6 +94,9 @@ PRESETS = {
     "sigma_moe": {"ffn": "moe", "router": "sigmoid"},
     "standard_dropout": {"ffn": "moe", "expert_dropout": 0.0, "hidden_dropout": True},
     "softmax_renormalized": {"ffn": "moe", "router": "softmax_renormalized"},
+    "softmax_renormalized_released": {
+        **{"ffn": "moe", "router": "softmax_renormalized", "entropy_of": "chosen"},
+    },
     "softmax": {"ffn": "moe", "router": "softmax"},
     "standard_init": {"ffn": "moe", "kernel_init": "pre_norm_each_expert"},
     "unregularized": {"ffn": "moe", "entropy": 0.0, "expert_dropout": 0.0},
@@ -134,6 +140,7 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
     common = ("ffn", "depth", "dropout", "kernel_init")
     if odd := [key for key in given if key not in (*common, *OPTIONS_OF[ffn])]:
         raise BadInputError(f"option {odd[0]} has no effect on {name} with {ffn}; remove it")
+    choose(ENTROPY_OF, options.get("entropy_of", "all"), field="entropy_of")
     router = options.get("router", "sigmoid")
     if odd := [key for key in without_effect(router) if key in given]:
         raise BadInputError(f"option {odd[0]} has no effect on router={router}; remove it")
@@ -147,7 +154,8 @@ def without_effect(router: str) -> tuple[str, ...]:
     """Returns the options that have no effect on a router."""
     lacking = {
         "expert_dropout": "expert_dropout" not in ROUTERS[router],
-        "entropy": router in ROUTER_LOSSES,  # their papers have other losses
+        # Their papers have other losses.
+        **dict.fromkeys(("entropy", "entropy_of"), router in ROUTER_LOSSES),
     }
     return tuple(name for name, lacks in lacking.items() if lacks)
 
@@ -237,7 +245,8 @@ def moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
         delta = options.get("expert_dropout", base["expert_dropout"])
         section["router"]["expert_dropout"] = delta
     if section["losses"]["entropy"]:
-        section["losses"]["entropy"] = options.get("entropy", base["entropy"])
+        loss = ENTROPY_OF[options.get("entropy_of", "all")]
+        section["losses"] |= {"entropy": 0.0, loss: options.get("entropy", base["entropy"])}
     hidden_dropout = options.get("hidden_dropout", switch)
     return section | {
         "capacity_rule": "unlimited",

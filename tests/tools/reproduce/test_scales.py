@@ -97,7 +97,8 @@ def test_the_entropy_loss_of_table_4():
         configs = {
             row: load_config(f"{LANGUAGE_CONFIG}:{run.variant}") for row, run in runs.items()
         }
-        return {row: c.model.moe.losses.entropy for row, c in configs.items() if c.model.moe}
+        losses = {row: c.model.moe.losses for row, c in configs.items() if c.model.moe}
+        return {row: of.entropy + of.entropy_of_chosen for row, of in losses.items()}
 
     table_4 = weights("sigma_table4_wt_s")
     zero = [row for row, weight in table_4.items() if not weight]
@@ -121,7 +122,7 @@ def test_models_of_bytes_are_compared_by_bits():
     assert {one.metric.name for one in small} == {"bits_per_byte"}
     assert [one.paper_label for one in small] == ["perplexity", "bits a byte"]
     first = runs_of(SCALES["small"], small[:1])
-    assert first == runs_of(SCALES["small"], small) and len(first) == 21
+    assert first == runs_of(SCALES["small"], small) and len(first) == 22
     assert SCALES["paper"].topology_of("configs/language_model.py:e8", finetuned=False) == "v3-8"
     assert SCALES["paper"].topology_of("configs/imagenet.py:vit_b", finetuned=False) == "v3-256"
 

@@ -5,7 +5,11 @@ columns, the size of the model with its data; a scale may let one model stand fo
 """
 
 from widenet_jax import paper
-from widenet_jax.models.language_sizes import language_model, parse_language_variant
+from widenet_jax.models.language_sizes import (
+    ENTROPY_OF,
+    language_model,
+    parse_language_variant,
+)
 from widenet_jax.tools.reproduce.experiment import BITS, PERPLEXITY, Experiment, Metric, Row
 
 SIZES = {
@@ -165,7 +169,8 @@ def row_of(model: paper.PrintedLanguageModel, size: str) -> Row:
 def as_in_table_4(model: paper.PrintedLanguageModel) -> paper.PrintedLanguageModel:
     """Gives a row with the entropy loss the weights of that loss in Table 4."""
     experts = language_model(*parse_language_variant(f"wt_s,{model.options}"))["moe"]
-    if not (experts and experts["losses"]["entropy"]):
+    losses = experts["losses"] if experts else {}
+    if not any(losses.get(loss) for loss in ENTROPY_OF.values()):
         return model
     weights = {size: f"entropy={weight}" for size, weight in paper.TABLE_4_ENTROPY.items()}
     return model._replace(further=weights)
