@@ -105,6 +105,8 @@ def test_mistakes_are_one_line(folder: Path, capsys, tmp_path: Path):
     empty = tmp_path / "empty.txt"
     empty.touch()
     assert "missing.txt" in refused(evaluate, capsys, *model, "--file", tmp_path / "missing.txt")
+    also = (*model, "--file", empty, "--config.data.eval_split=test")
+    assert "eval_split=test and --file both say what to read" in refused(evaluate, capsys, *also)
     assert "empty.txt: 0 tokens, too few" in refused(evaluate, capsys, *model, "--file", empty)
     assert "--continue is empty" in refused(predict, capsys, *model, "--continue=")
     message = refused(predict, capsys, *model, "--continue=A", "--temperature=-1")

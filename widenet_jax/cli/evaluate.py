@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from widenet_jax.cli.metric_rows import beside, number, routing_rows
 from widenet_jax.cli.parser import Argv, Options, Parser, show
+from widenet_jax.errors import BadInputError
 from widenet_jax.tools.markdown import text_table
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 WORST, CONFUSED = 5, 5  # rows of the report
 ROWS = "--config.evaluation.batch_size="
+# Fields that name a set, which --file takes the place of.
+SETS = tuple(f"--config.data.{name}=" for name in ("source", "path", "train_split", "eval_split"))
 
 
 def main(argv: Argv = None) -> int:
@@ -54,6 +57,8 @@ def evaluate(options: Options) -> None:
     classifies = trained.config.task.name in ("classification", "text_classification")
     if options.file:
         trained.require_task("language_modeling")
+        if odd := [field for field in options.fields if field.startswith(SETS)]:
+            raise BadInputError(f"{odd[0]} and --file both say what to read; remove one of them")
     (evaluate_classifier if classifies else evaluate_task)(options, trained, facts, out)
 
 
