@@ -136,7 +136,8 @@ SCALES = {
         seeds=1,
         about="ImageNet-1K; finetuning on CIFAR-10 at 224 pixels",
         about_text="Wikipedia and BookCorpus",
-        about_language="as the paper, but for the two unused scalars of a block",
+        about_language="as the paper, but for the two unused scalars of a block; ours is of the "
+        "validation split, the paper's of the test split",
         topologies=("v3-256", "v3-32"),
         layer_topology="v3-8",
     ),
