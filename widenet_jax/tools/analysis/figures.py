@@ -66,8 +66,9 @@ def draw_learning_curves(
     if len(labels) <= 2:
         axes[1].legend()
     else:  # beside the curves, not over them
-        figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper")
-        figure.set_figwidth(14)
+        handles, texts = axes[1].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside right upper", fontsize=8)
+        figure.set_size_inches(14, max(4, 0.5 + 0.18 * len(texts)))
     save(figure, out)
 
 

@@ -238,7 +238,8 @@ def against(
 ) -> str:
     """Compares a row with the experiment's reference: "worse (paper: better)".
 
-    "undecided" is a difference that is not significant, see `compare`; "" a row that did not run.
+    "undecided" is a difference that is not significant, see `compare`; "by one seed" one that has
+    no test; "" a row that did not run.
     """
     pairs = [pair for pair in compared(experiment, rows) if pair[0] is row]
     if not pairs or not all(one["values"] for one in pairs[0]):
@@ -248,10 +249,13 @@ def against(
     direction = 1 if experiment.metric.higher_is_better else -1
     printed = paper_sign(experiment, one, other) * direction
     in_paper = f" (paper: {words[printed] if printed else 'equal'})"
+    if one["paper"] is None or other["paper"] is None:
+        in_paper = ""
     if lost_of(one) or lost_of(other):
         return f"a seed diverged{in_paper}"
     sign = np.sign(one["mean"] - other["mean"]) * significant(one["values"], other["values"])
-    return words[int(sign) * direction] + in_paper
+    untested = " by one seed" if min(len(of["values"]) for of in (one, other)) == 1 else ""
+    return words[int(sign) * direction] + untested + in_paper
 
 
 def paper_sign(experiment: Experiment, one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
