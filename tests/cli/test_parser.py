@@ -12,8 +12,7 @@ from widenet_jax.cli.parser import Parser, exit_code_of, not_negative, positive,
 from widenet_jax.errors import BadInputError, RunFailedError
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = [path.stem for path in sorted((ROOT / "widenet_jax" / "cli").glob("[a-z]*.py"))]
-COMMANDS = [name for name in COMMANDS if name not in ("parser", "platforms", "prepare_text")]
+COMMANDS = [path.stem for path in sorted((ROOT / "scripts").glob("*.py"))]
 
 
 def raising(error: BaseException):
