@@ -14,8 +14,8 @@ backbone is taken:
   python -m widenet_jax.main --config=configs/finetune.py:stored --workdir=runs/mine \
       --config.data.path=photos --config.init_from=runs/pretrained
 
-Cost: 200 photos of 64 pixels take a minute or two on 2 CPU cores. Paper: not an experiment of the
-paper. Ours: depends on your photos.
+Cost: 273 photos took 2 min 38 s on 2 CPU cores (2026-11-22, with the command at the top). Paper:
+not an experiment of the paper. Ours: depends on your photos.
 """
 
 from ml_collections import ConfigDict
