@@ -39,7 +39,7 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | e8        | 512, 12, 8x64  | 2053    | 16 x 128, 4  | 41.2M / 41.2M             |
 
 Priced for v3-8, ms a step and hours of a run: wt_b dense 300 and 8.3, sigma_moe 290 and 8.1; e8
-42 and 1.2, sigma_moe 40 and 1.1. docs/PERFORMANCE.md has more.
+42 and 1.2, sigma_moe 40 and 1.1; wt_s dense 60 and 1.7. docs/PERFORMANCE.md has more.
 
 Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run.
 
