@@ -185,8 +185,8 @@ def language_modeling() -> dict:
             "eval_memory_length": 0,  # M in evaluation; 0: 4 times max_length
         },
         "data": {
-            "source": "token_stream",  # tiny_stream, tiny_pieces: an embedded novel
-            "path": "",  # a set that scripts/prepare_data.py stream wrote, or a file, read as bytes
+            "source": "token_stream",  # or tiny_pieces: an embedded novel in word pieces
+            "path": "",  # of prepare_data.py stream, or a file, as bytes; "": an embedded novel
             "train_split": "train",
             "eval_split": "valid",
             "max_length": 512,  # T, tokens of a segment

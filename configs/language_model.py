@@ -107,7 +107,7 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
             checkpoint={"every": "200 steps" if small else "250 steps"},
         )
         if small:
-            config.data.update(source="tiny_stream", path="", max_length=64)
+            config.data.update(path="", max_length=64)  # an embedded novel
         return config
     recipe = RECIPES[size]
     config.update(

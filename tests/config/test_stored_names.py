@@ -154,3 +154,9 @@ def test_losses_of_later_versions_have_weight_zero():
     losses = upgrade({"model": {"moe": moe}})["model"]["moe"]["losses"]
     assert losses.pop("mine") == 0.5 and losses.pop("over") == "batch"
     assert losses == dict.fromkeys(LATER, 0.0)
+
+
+def test_the_embedded_novel_was_a_source_that_read_no_path():
+    old = {"data": {"source": "tiny_stream", "path": "mine.txt", "max_length": 64}}
+    new = {"data": {"source": "token_stream", "path": "", "max_length": 64}}
+    assert upgrade(old) == upgrade(new) == new

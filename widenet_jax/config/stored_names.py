@@ -33,6 +33,9 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
     config = dict(config)
     if isinstance(config.get("optimizer"), Mapping):
         config["optimizer"] = NEW_IN_OPTIMIZER | dict(config["optimizer"])
+    data = config.get("data")
+    if isinstance(data, Mapping) and data.get("source") == "tiny_stream":  # it read no path
+        config["data"] = dict(data) | {"source": "token_stream", "path": ""}
     if "augment" in config:  # image classification
         for section, fields in NEW_IN_IMAGES.items():
             config[section] = fields | dict(config.get(section, {}))

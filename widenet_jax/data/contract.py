@@ -47,7 +47,8 @@ class Stream(Source, Protocol):
     """A source whose examples are consecutive segments of a text, read in order, in B rows.
 
     Its batches have "tokens" and "fresh"; no transform is applied to them. It has the attributes
-    `bytes_per_token` and `words_per_token`, None where words were not counted.
+    `bytes_per_token` and `words_per_token`, None where words were not counted, and `text`, what the
+    text is called.
     """
 
     def segments(self, indices: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from widenet_jax.data.text.instances import instance_transforms
 from widenet_jax.data.text.squad import Squad, Window
 from widenet_jax.data.text.tables import LabelledSequence, Table
 from widenet_jax.data.text.text_records import TextRecords
-from widenet_jax.data.text.tiny_text import TinyText, tiny_pieces, tiny_stream
+from widenet_jax.data.text.tiny_text import TinyText, tiny_bytes, tiny_pieces
 from widenet_jax.data.text.token_streams import open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import FILE
 from widenet_jax.errors import BadExampleError, BadInputError, choose
@@ -60,6 +60,12 @@ def _image_folder(data: Mapping[str, Any], split: str) -> Source:
     return ImageFolder(_path(data), split, Holdout(fraction, *names))
 
 
+def _token_stream(data: Mapping[str, Any], split: str) -> Stream:
+    if not data.get("path"):
+        return tiny_bytes(split, data["max_length"])
+    return open_stream(_path(data), split, data["max_length"])
+
+
 SOURCES: dict[str, BuildSource] = {
     "digits": lambda data, split: Digits(split),
     "image_folder": _image_folder,
@@ -69,9 +75,8 @@ SOURCES: dict[str, BuildSource] = {
     "table": Table,
     "squad": Squad,
     "tiny_text": lambda data, split: TinyText(split, data["max_length"]),
-    "token_stream": lambda data, split: open_stream(_path(data), split, data["max_length"]),
+    "token_stream": _token_stream,
     "tiny_pieces": lambda data, split: tiny_pieces(split, data["max_length"]),
-    "tiny_stream": lambda data, split: tiny_stream(split, data["max_length"]),
 }
 
 # By the name of the task whose batches the transforms make.
@@ -202,11 +207,14 @@ def class_counts(source: LabelledImages) -> tuple[int, ...]:
 def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
     """Returns what splits, each with its name, hold and leave out.
 
-    Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)".
+    Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)" or
+    "train: 6,513 sequences of mine.txt; valid: 361 sequences".
     """
     told, left_out = [], Counter()
     for name, source in splits:
         text = f"{name}: {len(source):,} {unit}"
+        if isinstance(source, Stream) and not told:
+            text += f" of {source.text}"
         if isinstance(source, LabelledImages):
             text += f", {len(source.class_names):,} classes" if not told else ""
             text += f", none of {names_text(source.missing)}" if source.missing else ""

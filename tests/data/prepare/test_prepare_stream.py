@@ -131,7 +131,7 @@ def test_the_preview_shows_the_first_segments(tmp_path: Path, capsys):
         tmp_path / "config.py",
         "from ml_collections import ConfigDict\n"
         "def get_config():\n"
-        "    data = dict(source='tiny_stream', path='', train_split='train', max_length=12)\n"
+        "    data = dict(source='token_stream', path='', train_split='train', max_length=12)\n"
         "    return ConfigDict(dict(task=dict(name='language_modeling'), data=data))\n",
     )
     assert run("preview", "--config", config, "--num=1") == 0

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from worker_processes import assert_no_worker_left
 
+from widenet_jax.config.files import load_config, override
 from widenet_jax.data import pipeline, sampler
-from widenet_jax.data.sources import build_source
+from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.data.text.tiny_text import FOLDER, TEXT
 from widenet_jax.data.text.token_streams import TokenStream, open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
 
+ROOT = Path(__file__).parents[3]
 T, B = 3, 2
 SPLITS = ("train", "valid", "test", "all")
 
@@ -186,8 +188,6 @@ def test_mistakes_are_one_line(text, tmp_path):
 
     with pytest.raises(BadInputError, match=r"config\.data\.path=.*no such file or directory"):
         opened(tmp_path / "missing.txt")
-    with pytest.raises(BadInputError, match=r"--config\.data\.path=DIR"):
-        opened("")
     with pytest.raises(BadInputError, match="no split 'dev'; there are train, valid, test, all"):
         opened(split="dev")
     with pytest.raises(BadInputError, match=r"split valid: 10 tokens, too few for one segment"):
@@ -206,9 +206,25 @@ def test_mistakes_are_one_line(text, tmp_path):
 
 
 def test_the_embedded_novel_is_a_stream():
-    source = build_source({"source": "tiny_stream", "max_length": 64}, "valid")
+    source = build_source({"source": "token_stream", "path": "", "max_length": 64}, "valid")
+    assert source.describe(1) == "the embedded novel, split valid, tokens 64 to 128"
     assert source.info["vocab_size"] == 256 and source.bytes_per_token == 1.0
     assert bytes(source[0]["tokens"].astype("u1")).decode().isascii()
+
+
+def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
+    """Without one it reads the embedded novel. The first line of a run says which."""
+    told = []
+    for flags in ([], [f"--config.data.path={text}", "--config.data.max_length=2"]):
+        config = override(load_config(f"{ROOT}/configs/language_model.py:tiny"), flags)
+        data = open_data(config)
+        told.append(overview((("train", data.train), ("valid", data.eval)), "sequences"))
+    sizes = [(TEXT.stat().st_size * share // 100 - 1) // 64 for share in (90, 5)]
+    assert told == [
+        f"train: {sizes[0]:,} sequences of the embedded novel; valid: {sizes[1]} sequences",
+        # 180 and 10 bytes, in segments of 2 and the byte after them
+        f"train: 89 sequences of {text}; valid: 4 sequences",
+    ]
 
 
 def test_the_embedded_novel_in_word_pieces():

@@ -1,6 +1,6 @@
 """The embedded text: a novel of 460 kB that needs neither download nor preparation.
 
-In chunks for pretraining (`TinyText`), or as a stream for language models, of bytes (`tiny_stream`)
+In chunks for pretraining (`TinyText`), or as a stream for language models, of bytes (`tiny_bytes`)
 or of word pieces (`tiny_pieces`).
 """
 
@@ -13,12 +13,13 @@ import numpy as np
 from widenet_jax.data.splits import check_split
 from widenet_jax.data.text.chunking import Chunk, Chunking, chunks_of
 from widenet_jax.data.text.token_files import HeldTokens
-from widenet_jax.data.text.token_streams import PLAIN_SPLITS, Opened, TokenStream, open_stream
+from widenet_jax.data.text.token_streams import PLAIN_SPLITS, Opened, TokenStream, open_plain
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.data.text.unigrams import unigram_entropy
 
 FOLDER = Path(__file__).with_name("tiny")
 TEXT = FOLDER / "persuasion.txt"
+NOVEL = "the embedded novel"  # what messages call it
 # Every run has the same validation chapters, whatever its seed.
 VALID_PER_MILLE = 50
 SEED = 0
@@ -68,13 +69,13 @@ def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
     }
 
 
-def tiny_stream(split: str, max_length: int) -> TokenStream:
+def tiny_bytes(split: str, max_length: int) -> TokenStream:
     """Returns the novel as a stream of bytes: 90% "train", 5% "valid", 5% "test"."""
-    return open_stream(str(TEXT), split, max_length)
+    return TokenStream(open_plain(str(TEXT), split)._replace(text=NOVEL), max_length)
 
 
 def tiny_pieces(split: str, max_length: int) -> TokenStream:
-    """Returns the novel as a stream of word pieces, line by line; splits as `tiny_stream`."""
+    """Returns the novel as a stream of word pieces, line by line; splits as `tiny_bytes`."""
     check_split(split, tuple(PLAIN_SPLITS), "the embedded text")
     return TokenStream(_pieces()[split], max_length)
 
@@ -92,6 +93,6 @@ def _pieces() -> dict[str, Opened]:
         words = len(text.split()) + text.count("\n")
         counts = {"bytes": int(ends[end] - ends[first]), "words": words}
         info = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
-        opened[split] = Opened(HeldTokens(tokens), counts, info, f"embedded text, split {split}")
+        opened[split] = Opened(HeldTokens(tokens), counts, info, NOVEL, split)
         first = end
     return opened

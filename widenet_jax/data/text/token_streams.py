@@ -52,6 +52,7 @@ class TokenStream:
       num_tokens: of the text.
       bytes_per_token: bytes of the text per token.
       words_per_token: words of the text per token; None where they were not counted.
+      text: what the text is called: a path, or "the embedded novel".
     """
 
     def __init__(self, opened: "Opened", max_length: int):
@@ -61,7 +62,8 @@ class TokenStream:
           BadInputError: there are fewer tokens than one segment has.
         """
         check_range("config.data.max_length", max_length, 1, 1 << 20)
-        self._tokens, counts, self.info, self._where = opened
+        self._tokens, counts, self.info, self.text, split = opened
+        self._where = f"{self.text}, split {split}" if split else self.text
         self.max_length = max_length
         self.num_tokens = len(self._tokens)
         if len(self) < 1:
@@ -96,13 +98,15 @@ class Opened(NamedTuple):
       tokens: of the text.
       counts: "bytes" of the text, and its "words"; None where they were not counted.
       info: of `TokenStream`.
-      where: what the text is called in messages.
+      text: what the text is called in messages.
+      split: which part of it; "" for a text that is not divided.
     """
 
     tokens: Tokens
     counts: Mapping[str, Any]
     info: Mapping[str, Any]
-    where: str
+    text: str
+    split: str = ""
 
 
 def open_stream(path: str, split: str, max_length: int) -> TokenStream:
@@ -120,7 +124,7 @@ def open_stream(path: str, split: str, max_length: int) -> TokenStream:
     place = epath.Path(path)
     if not place.exists():
         raise BadInputError(f"config.data.path={path}: there is no such file or directory")
-    return TokenStream((_open_set if place.is_dir() else _open_plain)(path, split), max_length)
+    return TokenStream((_open_set if place.is_dir() else open_plain)(path, split), max_length)
 
 
 def _open_set(directory: str, split: str) -> Opened:
@@ -144,10 +148,11 @@ def _open_set(directory: str, split: str) -> Opened:
             )
         info["tokenizer"] = tokenizer.json
     tokens = TokenFile(path, vocab_size, 0, entry["tokens"])
-    return Opened(tokens, entry, info, f"{directory}, split {split}")
+    return Opened(tokens, entry, info, directory, split)
 
 
-def _open_plain(path: str, split: str) -> Opened:
+def open_plain(path: str, split: str) -> Opened:
+    """Opens a split of a plain file, as bytes; `open_stream` names the splits and the errors."""
     check_split(split, (*PLAIN_SPLITS, WHOLE), path)
     size = file_size(path)
     if not size:
@@ -164,7 +169,7 @@ def _open_plain(path: str, split: str) -> Opened:
     tokens = TokenFile(path, BYTE_VALUES, int(first), int(end - first))
     counts = {"bytes": len(tokens), "words": None}
     info = {"vocab_size": BYTE_VALUES, "text_sha256": file_sha256(path)}
-    return Opened(tokens, counts, info, f"{path}, split {split}")
+    return Opened(tokens, counts, info, path, split)
 
 
 def splits_sha256(splits: Mapping[str, Mapping[str, Any]]) -> str:

@@ -37,7 +37,7 @@ STREAMS = {
     "c4": (10_000_000_000, 8_000),
     "pes2o": (10_000_000_000, 8_000),
     "enwik_s": (5_400_000, 256),
-    "tiny_stream": (417_000, 256),
+    "token_stream": (417_000, 256),  # without a path: the embedded novel
 }
 
 
