@@ -106,8 +106,11 @@ def make_train_step(
 
     A loss or gradient that is not finite never reaches the parameters: such a step updates nothing
     and counts in `skipped_updates`. Once more than `max_skipped_updates` are skipped, no step
-    updates anything. The loop looks at the counter one step late, and so still finds the
-    parameters that met the non-finite number.
+    changes anything. The loop looks at the counter one step late, and so still finds the
+    parameters and the carry that met the non-finite number.
+
+    A skipped step empties the carry (zeros, as before the first step): the old one lacks what this
+    step read, and may belong to the epoch before.
     """
 
     def train_step(state: TrainState, batch: Mapping[str, Array]) -> tuple[TrainState, dict]:
@@ -119,14 +122,19 @@ def make_train_step(
 
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        skipped = state.skipped_updates + ~finite
+        carry = jax.tree.map(
+            lambda old: jnp.where(skipped > max_skipped_updates, old, 0).astype(old.dtype),
+            state.carry,
+        )
         keep = lambda new, old: jnp.where(update, new, old)  # noqa: E731
         state = TrainState(
             step=state.step + 1,
             params=jax.tree.map(keep, params, state.params),
             opt_state=jax.tree.map(keep, opt_state, state.opt_state),
-            skipped_updates=state.skipped_updates + ~finite,
+            skipped_updates=skipped,
             bad_examples=state.bad_examples + batch["bad"].sum(dtype=jnp.int32),
-            carry=jax.tree.map(keep, result.carry, state.carry),
+            carry=jax.tree.map(keep, result.carry, carry),
         )
         metrics = {
             **result.means,

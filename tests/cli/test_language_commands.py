@@ -111,8 +111,9 @@ def test_mistakes_are_one_line(folder: Path, capsys, tmp_path: Path):
     assert "--continue is empty" in refused(predict, capsys, *model, "--continue=")
     message = refused(predict, capsys, *model, "--continue=A", "--temperature=-1")
     assert "--temperature=-1.0 must be 0 or more" in message
-    message = refused(predict, capsys, *model, "--text=A", "--top_k=3")
-    assert "--top_k goes with --continue" in message
+    for flag in ("--top_k=3", "--seed=0"):
+        message = refused(predict, capsys, *model, "--text=A", flag)
+        assert f"{flag[:-2]} goes with --continue" in message
     message = refused(predict, capsys, *model, "--text=A")
     assert "of the task language_modeling, which takes --continue" in message
     stream = ("--config.data.source=token_stream", "--config.data.eval_split=all")

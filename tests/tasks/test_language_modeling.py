@@ -114,13 +114,22 @@ def test_a_fresh_row_has_an_empty_memory(experiment: Experiment):
     assert one_step(experiment, batch, carry=used())[1]["loss"] != empty
 
 
-def test_a_skipped_update_keeps_the_old_memory(experiment: Experiment):
-    """A parameter that is not finite makes every hidden state NaN: none of them is remembered."""
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_skipped_update_empties_the_memory(before: int):
+    """One may be skipped. The second ends the run, and the memory that it met is kept for a replay.
+
+    A parameter that is not finite makes every hidden state NaN: none of them is remembered.
+    """
+    config = small_config(run="language", **SMALL, on_nonfinite="skip", max_skipped_updates=1)
+    facts = DataFacts(64, {}, {"vocab_size": V})
+    experiment = build_experiment(config, facts, jax.devices()[:1])
     with jax.set_mesh(experiment.mesh):
         params = jax.tree.map(lambda x: x.at[...].set(jnp.nan), experiment.init().params)
-    state, metrics = one_step(experiment, batch_of(experiment, 0), params=params, carry=used())
-    assert np.isnan(metrics["loss"]) and state.skipped_updates == 1
-    jax.tree.map(np.testing.assert_array_equal, state.carry, dict(used()))
+    met = {"params": params, "carry": used(), "skipped_updates": jnp.int32(before)}
+    state, metrics = one_step(experiment, batch_of(experiment, 0), **met)
+    assert np.isnan(metrics["loss"]) and state.skipped_updates == before + 1
+    left = dict(used()) if before else jax.tree.map(np.zeros_like, dict(used()))
+    jax.tree.map(np.testing.assert_array_equal, state.carry, left)
 
 
 def test_accumulation_deals_the_rows_of_the_memory():

@@ -45,7 +45,7 @@ OF_KIND = {
     "pair": "text",
     "context": "question",
     **dict.fromkeys(("overlay", "out"), "images"),
-    **dict.fromkeys(("temperature", "top_k", "top_p", "length"), "continue"),
+    **dict.fromkeys(("temperature", "top_k", "top_p", "length", "seed"), "continue"),
 }
 LENGTH = 200  # tokens
 # A row for --json, lines for people.
@@ -77,7 +77,7 @@ def main(argv: Argv = None) -> int:
     add("--top_p", type=float, metavar="P", help=text)
     text = f"of --continue: tokens to draw (default {LENGTH})"
     add("--length", type=positive, metavar="N", help=text)
-    add("--seed", type=not_negative, default=0, help="of the draws of --continue")
+    add("--seed", type=not_negative, metavar="N", help="of the draws of --continue (default 0)")
     add("--json", action="store_true", help="print one JSON object")
     return parser.run(predict, argv)
 
@@ -172,7 +172,7 @@ def predict_more(options: Options, trained: "Trained") -> tuple[str, list[Shown]
     given = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     sampling = Sampling(**{name: value for name, value in given.items() if value is not None})
     length, beginning = options.length or LENGTH, getattr(options, "continue")
-    text = continue_text(trained, beginning, sampling, length=length, seed=options.seed)
+    text = continue_text(trained, beginning, sampling, length=length, seed=options.seed or 0)
     return "texts", [({"beginning": beginning, "text": text}, [text])]
 
 

@@ -99,11 +99,15 @@ def _attend_backward(saved: tuple, d_out: Array) -> tuple:
     along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, Tq, N]
     exact = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
     d_scores = exact.astype(query.dtype)
-    distinct = key.astype(jnp.float32)
-    distinct = (distinct - distinct.mean(axis=1, keepdims=True)).astype(key.dtype)
-    d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, distinct)
+    d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, centred(key, axis=1))
     d_key = jnp.einsum("bnkq,bqnh->bknh", d_scores, query)
     return d_query, d_key, d_value, None, None, _bias_gradient(exact, bias)
+
+
+def centred(keys: Array, *, axis: int) -> Array:
+    """Subtracts the mean over `axis`, in float32, see `attend`."""
+    exact = keys.astype(jnp.float32)
+    return (exact - exact.mean(axis, keepdims=True)).astype(keys.dtype)
 
 
 def _bias_gradient(d_scores: Array, bias: Array | None) -> Array | None:

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.layers.attention import centred
 from widenet_jax.layers.dense import Dense, linear
 from widenet_jax.layers.distances import distance_basis, rotate
 from widenet_jax.layers.dropout import Dropout
@@ -122,12 +123,6 @@ def beside(left: Array, right: Array) -> Array:
         return jnp.pad(x, (*((0, 0),) * (x.ndim - 1), (before, after)))
 
     return pad(left, 0, H) + pad(right, R, 0)
-
-
-def centred(keys: Array, *, axis: int) -> Array:
-    """Subtracts the mean over `axis`, see `layers.attention.attend`."""
-    exact = keys.astype(jnp.float32)
-    return (exact - exact.mean(axis, keepdims=True)).astype(keys.dtype)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -80,21 +80,23 @@ def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any
 
 
 def random_batch(
-    specs: Mapping[str, jax.ShapeDtypeStruct], *, below: Mapping[str, int]
+    specs: Mapping[str, jax.ShapeDtypeStruct], *, below: Mapping[str, int | str]
 ) -> dict[str, jax.Array]:
     """Draws a batch on its devices.
 
     Bytes are uniform in 0..255, other integers uniform below the smallest number of `below`, so
     that they are valid labels and tokens alike; floats are normal. Booleans are True, except for
-    `bad`, which the step counts as unreadable examples.
+    `bad`, which the step counts as unreadable examples. What `below` has besides numbers is not
+    looked at: it takes a task's fields of the model, such as {"vocab_size": 30000, "head": "span"}.
     """
+    smallest = min(value for value in below.values() if isinstance(value, int))
 
     def draw(name: str, spec: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
         if spec.dtype == jnp.bool_:
             return jnp.full(spec.shape, name != "bad")
         if jnp.issubdtype(spec.dtype, jnp.floating):
             return jax.random.normal(key, spec.shape, spec.dtype)
-        limit = 256 if spec.dtype == jnp.uint8 else min(below.values())
+        limit = 256 if spec.dtype == jnp.uint8 else smallest
         return jax.random.randint(key, spec.shape, 0, limit, "int32").astype(spec.dtype)
 
     def draw_all() -> dict[str, jax.Array]:
