@@ -1,14 +1,13 @@
 """The subcommand `stream` of `scripts/prepare_data.py`: text for language models."""
 
-import os
 import re
 import sys
 from typing import Any
 
 import tqdm
 
-from widenet_jax.cli.parser import Options, positive, show
-from widenet_jax.cli.prepare_text import add_reading
+from widenet_jax.cli.parser import Options, show
+from widenet_jax.cli.prepare_text import add_reading, add_writing
 from widenet_jax.data.text.token_streams import PLAIN_SPLITS
 from widenet_jax.errors import BadInputError
 
@@ -54,10 +53,7 @@ def add_stream_command(commands: Any) -> None:
     text = "after each document: a token of the tokenizer or text, \\n for the end of a line"
     add("--separator", default="", metavar="TEXT", help=text)
     add_reading(add)
-    cores = len(os.sched_getaffinity(0))
-    add("--workers", type=positive, default=cores, metavar="N", help="processes; by default cores")
-    add("--overwrite", action="store_true", help="replace another set that is there")
-    add("--json", action="store_true", help="print the manifest as one JSON object")
+    add_writing(add)
 
 
 def prepare_stream(options: Options) -> None:

@@ -55,12 +55,9 @@ def add_text_commands(commands: Any) -> None:
     add("--valid_per_mille", type=not_negative, metavar="K", help=text)
     add("--pack", action="store_true", help="fill rows of T tokens with up to 8 chunks each")
     add("--seed", type=not_negative, default=0, help="of the chunks' target lengths")
-    cores = len(os.sched_getaffinity(0))
-    add("--workers", type=positive, default=cores, metavar="N", help="processes; by default cores")
     text = "prepare with Apache Beam, by its OPTIONS, as in --beam='--runner=DataflowRunner ...'"
     add("--beam", metavar="OPTIONS", help=text)
-    add("--overwrite", action="store_true", help="replace another set that is there")
-    add("--json", action="store_true", help="print the manifest as one JSON object")
+    add_writing(add)
 
 
 def add_reading(add: Any) -> None:
@@ -69,6 +66,14 @@ def add_reading(add: Any) -> None:
     add("--format", choices=["auto", *READERS], default="auto", help=text)
     add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
     add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
+
+
+def add_writing(add: Any) -> None:
+    """Adds the flags that say how a set is written."""
+    cores = len(os.sched_getaffinity(0))
+    add("--workers", type=positive, default=cores, metavar="N", help="processes; by default cores")
+    add("--overwrite", action="store_true", help="replace another set that is there")
+    add("--json", action="store_true", help="print the manifest as one JSON object")
 
 
 def add_tokenizer_command(commands: Any) -> None:
