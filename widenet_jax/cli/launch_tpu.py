@@ -9,19 +9,23 @@ codes: those of the run; 2 your input; 3 the launch or the run failed.
 """
 
 import sys
+from dataclasses import replace
+from functools import partial
 
 from widenet_jax.cli.parser import Argv, Options, Parser, seconds
+from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
 from widenet_jax.config.files import load_config, override
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.launch import job as jobs
 from widenet_jax.tools.launch.cloud_tpu import CloudTpu
 from widenet_jax.tools.launch.handover import Gke, SkyPilot
 from widenet_jax.tools.launch.job import Job
-from widenet_jax.tools.launch.plan_line import check_fits, plan_line, plan_of
+from widenet_jax.tools.launch.plan_line import check_plan, plan_line, plan_of
 from widenet_jax.tools.launch.tools import Tools
 
 VERBS = ("status", "logs", "stop", "delete")
-BACKENDS = ("tpu-vm", "queued-resource", "skypilot", "gke")
+CREATED_BY_GCLOUD = ("tpu-vm", "queued-resource")
+BACKENDS = (*CREATED_BY_GCLOUD, "skypilot", "gke")
 
 
 def main(argv: Argv = None) -> int:
@@ -30,7 +34,7 @@ def main(argv: Argv = None) -> int:
     manages = bool(words) and words[0] in VERBS
     parser = Parser(__doc__, takes_fields=not manages)
     add = parser.add_argument
-    add("--zone", required=True, help="europe-west4-a, ...")
+    add("--zone", default="", help="europe-west4-a, ...; --backend=skypilot needs none")
     add("--project", default="", help="gcloud's default project by default")
     add("--backend", default="tpu-vm", choices=BACKENDS)
     add("--cluster", default="", help="of GKE, for --backend=gke")
@@ -46,7 +50,10 @@ def main(argv: Argv = None) -> int:
     add("--name", help="of the TPU; derived from the config by default")
     add("--spot", action="store_true", help="cheaper, and may be preempted")
     add("--runtime_version", default="", help="of the TPU VM image; by default the generation's")
+    text = "further flags of `gcloud ... create`, as in '--network=NAME --labels=team=vision'"
+    add("--gcloud_flags", default="", metavar="FLAGS", help=text)
     add("--skip_plan", action="store_true", help="do not compile for the TPU first")
+    add_data_flags(add)
     add("--delete_when_done", action="store_true", help="delete the TPU when the run has succeeded")
     return parser.run(launch, words)
 
@@ -55,26 +62,35 @@ def launch(options: Options) -> int:
     """Runs a config on a TPU and returns the exit code."""
     job = job_of(options)
     backend = backend_of(options, job)
-    if not options.skip_plan:
-        plan = plan_of(options.config, job.tpu.name, options.fields)
-        print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
-        check_fits(plan, job.tpu.name)
-    code = backend.launch()
+    code = backend.launch(partial(show_plan, options, job))
     if isinstance(backend, CloudTpu) and (options.delete_when_done or not options.dry_run):
         finish(backend, code, delete=options.delete_when_done)
     return code
 
 
+def show_plan(options: Options, job: Job) -> None:
+    """Prints the plan of the run, unless --skip_plan omits it.
+
+    Raises:
+      BadInputError: the plan cannot be made, or the run does not fit.
+    """
+    if options.skip_plan:
+        return
+    sizes = {name: getattr(options, name) for name in DATA_SIZES}
+    given = [f"--{name}={size}" for name, size in sizes.items() if size]
+    plan = plan_of(options.config, job.tpu.name, [*given, *options.fields])
+    check_plan(plan, job.tpu.name)
+    print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
+
+
 def finish(backend: CloudTpu, code: int, *, delete: bool) -> None:
     """Deletes the TPU after the run, or says that it still exists."""
-    job = backend.job
     if delete and code == 0:
         backend.delete()
     else:
-        place = job.place + (["--backend=queued-resource"] if backend.queued else [])
         print(
-            f"the run ended with exit code {code}; {job.name} still costs money: "
-            f"scripts/launch_tpu.py delete {job.name} {' '.join(place)}",
+            f"the run ended with exit code {code}; {backend.job.name} still costs money: "
+            f"{backend.managing('delete')}",
             file=sys.stderr,
         )
 
@@ -97,12 +113,27 @@ def job_of(options: Options) -> Job:
     places = (f"--config={config}", f"--workdir={options.workdir}")
     arguments = (*places, "--distributed", *options.fields)
     image = options.runtime_version or jobs.RUNTIME_VERSIONS[tpu.generation]
+    flags = jobs.split_gcloud_flags(options.gcloud_flags)
     same = {key: getattr(options, key) for key in ("zone", "project", "spot", "cluster")}
-    return Job(name, tpu, arguments=arguments, runtime_version=image, **same)
+    return Job(name, tpu, arguments=arguments, runtime_version=image, gcloud_flags=flags, **same)
 
 
 def backend_of(options: Options, job: Job) -> CloudTpu | SkyPilot | Gke:
-    """Returns the means that --backend names, for this job."""
+    """Returns the means that --backend names, for this job.
+
+    Raises:
+      BadInputError: the backend lacks a flag, or cannot use one.
+    """
+    if job.gcloud_flags and options.backend not in CREATED_BY_GCLOUD:
+        raise BadInputError(
+            f"--gcloud_flags: --backend={options.backend} does not create the TPU with gcloud; "
+            f"choose --backend={' or '.join(CREATED_BY_GCLOUD)}"
+        )
+    if not job.zone and options.backend != "skypilot":
+        raise BadInputError(
+            f"--backend={options.backend} needs --zone, as in --zone=europe-west4-a; "
+            "--backend=skypilot finds one"
+        )
     tools = Tools(job.tpu.name, job.zone, dry=options.dry_run)
     if options.backend == "skypilot":
         return SkyPilot(job, tools)
@@ -115,7 +146,7 @@ def backend_of(options: Options, job: Job) -> CloudTpu | SkyPilot | Gke:
 def manage(options: Options) -> None:
     """Runs status, logs, stop (the run saves and ends, a Cloud TPU stays) or delete."""
     # These verbs ignore the TPU's kind. GKE would refuse one that it does not offer.
-    name, tpu = jobs.check_name(options.name), jobs.parse_tpu("v4-8")
+    name, tpu = jobs.check_name(options.name), replace(jobs.parse_tpu("v4-8"), name="this TPU")
     job = Job(name, tpu, options.zone, (), options.project, cluster=options.cluster)
     said = getattr(backend_of(options, job), options.verb)()
     if said:

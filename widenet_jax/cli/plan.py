@@ -26,6 +26,7 @@ from widenet_jax.tools.plan.facts import data_facts
 from widenet_jax.tools.plan.topology import parse_topology
 from widenet_jax.weights.stored import set_fields
 
+DATA_SIZES = ("num_examples", "num_classes", "vocab_size")
 PAPER_CONFIG = "configs/imagenet.py"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "widenet_jax" / "plan"
 
@@ -50,15 +51,14 @@ def main(argv: Argv = None) -> int:
 
 
 def add_data_flags(add: Callable[..., Any]) -> None:
-    """Adds the flags that stand for a data set; `read_configs` reads them."""
-    add("--num_examples", type=positive, metavar="N", help="of a data set that is not known")
-    add("--num_classes", type=positive, metavar="N", help="likewise")
-    add("--vocab_size", type=positive, metavar="N", help="likewise")
+    """Adds the flags that stand for a data set, DATA_SIZES; `read_configs` reads them."""
+    for name in DATA_SIZES:
+        add(f"--{name}", type=positive, metavar="N", help="of a data set that the plan cannot know")
 
 
 def read_configs(names: Sequence[str], options: Options) -> list[tuple[str, ConfigDict, DataFacts]]:
     """Returns (name, config, facts about its data) for each name, with the fields of `options`."""
-    known = {key: getattr(options, key) for key in ("num_examples", "num_classes", "vocab_size")}
+    known = {name: getattr(options, name) for name in DATA_SIZES}
     configs = [set_fields(load_config(name), options.fields) for name in names]
     return [(name, one, data_facts(one, **known)) for name, one in zip(names, configs, strict=True)]
 

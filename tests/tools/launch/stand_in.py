@@ -1,4 +1,4 @@
-"""Programs that stand in for gcloud, sky, xpk and kubectl, and for the workers behind gcloud.
+"""Programs that stand in for gcloud, sky, xpk, kubectl and ssh-add, and for gcloud's workers.
 
 The programs record every call and answer as `Cloud.states` and `Cloud.fails` tell them. `ssh` runs
 its command in a home directory for each of two workers, and `scp` copies into it, so that commands
@@ -94,6 +94,7 @@ class Cloud:
       states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error.
       exit_codes: exit codes of the training, one per start.
       fails: verb -> error messages of its first calls; "" lets a call succeed.
+      agent: the keys that `ssh-add -l` lists; "" if no ssh-agent runs.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Cloud:
         states: tuple[str, ...] = ("NOT_FOUND", "CREATING", "READY"),
         exit_codes: tuple[int, ...] = (0,),
         fails: dict[str, list[str]] | None = None,
+        agent: str = "",
     ):
         self.directory = directory
         (directory / "bin").mkdir(parents=True)
@@ -115,6 +117,10 @@ class Cloud:
         (directory / "fails.json").write_text(json.dumps(fails or {}))
         for tool in ("gcloud", "sky", "xpk", "kubectl"):
             program(directory / "bin" / tool, f"#!{sys.executable} -IS\n{GCLOUD}")
+        program(
+            directory / "bin" / "ssh-add", f"#!/bin/sh\necho '{agent}'\ntest '{agent}' || exit 2"
+        )
+        program(directory / "bin" / "ssh-keygen", "#!/bin/sh\n")  # the key has no passphrase
         program(directory / "machine" / "python3", MACHINE_PYTHON)
         program(directory / "machine" / "training", f"#!{sys.executable} -IS\n{TRAINING}")
 

@@ -5,6 +5,7 @@ import re
 import shlex
 import stat
 import subprocess
+import time
 from pathlib import Path
 from threading import Thread
 
@@ -162,20 +163,81 @@ def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0))
     assert cloud.launch(*ARGUMENTS).returncode == 0
     home = cloud.directory / "worker_0" / "widenet_run"
-    with subprocess.Popen(["sleep", "2"]) as still_running:
-        Thread(target=still_running.wait).start()  # reaps it, so that its pid disappears
+    with subprocess.Popen(["sleep", "600"]) as still_running:
         (home / "run.pid").write_text(str(still_running.pid))
         other = cloud.launch(*ARGUMENTS, "--config.seed=1")
         assert other.returncode == 2
         assert "running another job" in other.stderr
         before = len(cloud.calls())
+
+        def end_once_followed() -> None:
+            while "ssh 0 tail" not in cloud.steps()[before:]:
+                time.sleep(0.05)
+            still_running.terminate()
+            still_running.wait()  # so that its pid disappears
+
+        Thread(target=end_once_followed).start()
         assert cloud.launch(*ARGUMENTS).returncode == 0
     assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 cat"]
+
+
+@pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])
+def test_gcloud_flags_go_to_the_command_that_creates(tmp_path: Path, backend: str):
+    cloud = Cloud(tmp_path / "cloud")
+    flags = "--network=mine --labels='team=a b,x=1' --reserved"
+    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", f"--gcloud_flags={flags}", "--dry_run")
+    assert done.returncode == 0, done.stderr
+    printed = [shlex.split(line[2:]) for line in done.stdout.splitlines() if line[:2] == "$ "]
+    for command in printed:
+        own = command[-3:] == ["--network=mine", "--labels=team=a b,x=1", "--reserved"]
+        assert own == ("create" in command)
+
+
+def test_a_plan_that_cannot_be_made_stops_the_launch(tmp_path: Path):
+    """The set's size is unknown. The line names flags of the launcher, and nothing is created."""
+    arguments = [word for word in ARGUMENTS if word not in (ARGUMENTS[0], "--skip_plan")]
+    cloud = Cloud(tmp_path / "cloud")
+    own = ("--config=configs/imagenet.py", "--config.data.path=gs://bucket/own")
+    done = cloud.launch(*arguments, *own)
+    assert (done.returncode, cloud.steps()) == (2, ["describe"])
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: no plan: the size of the set 'own' is unknown; add --num_exampl")
+    assert "--skip_plan" in line
+    done = cloud.launch(*arguments, *own, "--num_examples=1000", "--config.batch_size=0")
+    assert "batch_size" in done.stderr.splitlines()[-1]  # one of the two sizes is known now
+
+
+def test_gclouds_key_is_checked_before_anything_is_created(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", agent="3072 SHA256:other me@here (RSA)")
+    done = cloud.launch(*ARGUMENTS, HOME=str(tmp_path))
+    assert (done.returncode, cloud.steps()) == (2, ["describe"])
+    assert "ssh-keygen -t rsa -f ~/.ssh/google_compute_engine" in done.stderr.splitlines()[-1]
+    one_worker = [word.replace("v5e-16", "v5e-8") for word in ARGUMENTS]
+    assert cloud.launch(*one_worker, HOME=str(tmp_path)).returncode == 0
+
+
+def test_skypilot_alone_finds_a_zone(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    arguments = [word for word in ARGUMENTS if not word.startswith("--zone")]
+    done = cloud.launch(*arguments, "--backend=skypilot", "--dry_run")
+    task = yaml.safe_load(done.stdout.split("\n$ ")[0])
+    assert task["resources"]["infra"] == "gcp"
+    assert cloud.launch("status", "mine", "--backend=skypilot").returncode == 0
+    for words in (arguments, ("status", "mine")):
+        done = cloud.launch(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "--backend=tpu-vm needs --zone" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("message", "code", "words"),
     [
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) Error parsing [tpu].\nThe [tpu] resource is "
+         "not properly specified.\nFailed to find attribute [project]. The attribute can be set in "
+         "the following ways: \n- provide the argument `--project` on the command line\n- set the "
+         "property `core/project`", 2, "no project; give --project=ID, or run `gcloud config set "),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) SSH Key is not present in the SSH agent. "
+         'Please run "ssh-add KEY" to add it, and try again.', 2, "run `ssh-add ~/"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) INVALID_ARGUMENT: Location us-west4-a is not "
          "found or access is unauthorized.", 2, "--zone=us-west4-a does not offer v5e-16"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit "
@@ -235,6 +297,14 @@ def test_a_missing_tool_is_named(tmp_path: Path, backend: str):
         (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk does not support it"),
         (["--backend=gke", "--cluster=c", "--spot"], "xpk cluster create --spot"),
         (["--backend=other"], "invalid choice"),
+        (["--gcloud_flags=--labels='a"], "No closing quotation"),
+        (["--gcloud_flags=network=a"], "write flags of gcloud, as in --gcloud_flags='--network="),
+        (["--gcloud_flags=--zone=z"], "in place of --zone give --zone"),
+        (["--gcloud_flags=--reserved --accelerator-type v3-8"], "give --tpu"),
+        (
+            ["--gcloud_flags=--reserved", "--backend=skypilot"],
+            "does not create the TPU with gcloud",
+        ),
     ],
 )
 def test_mistakes_are_found_before_anything_is_created(

@@ -3,7 +3,7 @@
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.launch.plan_line import check_fits, plan_line, plan_of
+from widenet_jax.tools.launch.plan_line import check_plan, plan_line, plan_of
 
 
 def test_format():
@@ -13,11 +13,12 @@ def test_format():
     assert plan_line("libtpu is missing") == "no plan: libtpu is missing"
 
 
-def test_a_run_that_does_not_fit_is_refused():
-    check_fits({"fits": True}, "v3-8")
-    check_fits("libtpu is missing", "v3-8")
+def test_a_run_without_a_plan_or_too_large_is_refused():
+    check_plan({"fits": True}, "v3-8")
+    with pytest.raises(BadInputError, match=r"no plan: libtpu is missing .*--skip_plan"):
+        check_plan("libtpu is missing", "v3-8")
     with pytest.raises(BadInputError, match=r"--tpu=v3-8: the run does not fit"):
-        check_fits({"fits": False}, "v3-8")
+        check_plan({"fits": False}, "v3-8")
 
 
 def test_the_reason_for_no_plan_is_one_line():

@@ -1,14 +1,16 @@
 """Backends `tpu-vm` and `queued-resource`: create, use and delete a Cloud TPU through gcloud."""
 
 import hashlib
+import shlex
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.run.stopping import say
 from widenet_jax.tools.launch.job import REMOTE, Job, stage
+from widenet_jax.tools.launch.ssh_key import check_ssh_key
 from widenet_jax.tools.launch.tools import NOT_FOUND, Tools
 
 ABSENT = ""
@@ -45,7 +47,8 @@ class CloudTpu:
             flags = [f"--node-id={job.name}", *flags, f"--runtime-version={job.runtime_version}"]
         else:
             flags.append(f"--version={job.runtime_version}")
-        return [*self.request("create"), *flags, *(["--spot"] if job.spot else [])]
+        spot = ["--spot"] if job.spot else []
+        return [*self.request("create"), *flags, *spot, *job.gcloud_flags]
 
     def describe_command(self) -> list[str]:
         state = "state.state" if self.queued else "state"
@@ -62,10 +65,17 @@ class CloudTpu:
         ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.job.name, *self.job.place]
         return [*ssh, "--quiet", f"--worker={worker}", f"--command={command}"]
 
-    def launch(self) -> int:
-        """Creates the TPU, runs the job through any preemptions and returns its exit code."""
+    def launch(self, plan: Callable[[], None]) -> int:
+        """Creates the TPU, runs the job through any preemptions and returns its exit code.
+
+        Args:
+          plan: called before anything is created or started; raises where the run does not fit.
+        """
         state = self.state()
         if not (state in READY and self.runs_already()):
+            if self.job.tpu.several_hosts:
+                check_ssh_key(self.tools)
+            plan()
             self.begin(state)
         while (code := self.follow()) is None:
             say(f"{self.job.name} is gone; creating it again, the run then resumes")
@@ -157,8 +167,8 @@ class CloudTpu:
             return False
         if there.split()[0] != hashlib.sha256(self.job.run_script().encode()).hexdigest():
             raise BadInputError(
-                f"{self.job.name} is running another job; stop it (`launch_tpu.py stop "
-                f"{self.job.name} --zone={self.job.zone}`) or choose another --name"
+                f"{self.job.name} is running another job; stop it (`{self.managing('stop')}`) or "
+                "choose another --name"
             )
         return True
 
@@ -181,6 +191,11 @@ class CloudTpu:
             if code:
                 return int(code)
             lines = "10"  # the run is alive, only the connection broke
+
+    def managing(self, verb: str) -> str:
+        """Returns the launcher's own command for this TPU, such as `stop`."""
+        place = [*self.job.place, *(["--backend=queued-resource"] if self.queued else [])]
+        return shlex.join(["scripts/launch_tpu.py", verb, self.job.name, *place])
 
     def stop(self) -> None:
         """Asks the run to save and end; the TPU stays."""

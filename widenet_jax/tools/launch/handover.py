@@ -7,6 +7,7 @@ restart a preempted job and clean up by themselves.
 import shlex
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -49,7 +50,7 @@ class SkyPilot:
             "name": job.name,
             "workdir": code,
             "resources": {
-                "infra": f"gcp/{job.zone.rpartition('-')[0]}/{job.zone}",
+                "infra": f"gcp/{job.zone.rpartition('-')[0]}/{job.zone}" if job.zone else "gcp",
                 "accelerators": f"tpu-{job.tpu.accelerator_type}",
                 "accelerator_args": {"runtime_version": job.runtime_version, "tpu_vm": True},
                 "use_spot": job.spot,
@@ -67,7 +68,9 @@ class SkyPilot:
             task["secrets"] = dict.fromkeys(job.secrets())
         return task
 
-    def launch(self) -> int:
+    def launch(self, plan: Callable[[], None]) -> int:
+        """Hands the job over, if `plan` does not raise, and returns 0."""
+        plan()
         with tempfile.TemporaryDirectory(prefix="widenet_launch_") as directory:
             code, file = Path(directory) / "code", Path(directory) / "task.yaml"
             copy_tracked(code)
@@ -124,7 +127,9 @@ class Gke:
             f"--command=pip install --quiet -e '.[{job.extras()}]' && exec {run}",
         ]
 
-    def launch(self) -> int:
+    def launch(self, plan: Callable[[], None]) -> int:
+        """Hands the job over, if `plan` does not raise, and returns 0."""
+        plan()
         with tempfile.TemporaryDirectory(prefix="widenet_launch_") as directory:
             code = Path(directory) / "code"
             copy_tracked(code)

@@ -24,6 +24,12 @@ RUNTIME_VERSIONS = {
     "v5p": "v2-alpha-tpuv5",
     "v6e": "v2-alpha-tpuv6e",
 }
+# Flags of `gcloud ... create` that the launcher sets -> its own flags.
+OWN_FLAGS = {
+    **{flag: flag for flag in ("--zone", "--project", "--spot")},
+    **{"--accelerator-type": "--tpu", "--node-id": "--name"},
+    **dict.fromkeys(("--version", "--runtime-version"), "--runtime_version"),
+}
 NOT_ON_GKE = ("v2", "v3")  # generations that xpk refuses
 
 # TPU VM images have Python 3.10; uv installs 3.12 beside it.
@@ -63,12 +69,13 @@ class Job:
     Attributes:
       name: names the TPU, the SkyPilot job or the GKE workload.
       tpu: the TPU type, as `parse_tpu` reads it.
-      zone: Google Cloud zone.
+      zone: Google Cloud zone; "" where the backend finds one.
       arguments: command line of `python -m widenet_jax.main`, including `--distributed`.
       project: Google Cloud project; "" for gcloud's default.
       spot: whether to use preemptible capacity.
       runtime_version: TPU VM image.
       cluster: GKE cluster; "" for the other backends.
+      gcloud_flags: further flags of the command by which gcloud creates the TPU.
     """
 
     name: str
@@ -79,11 +86,13 @@ class Job:
     spot: bool = False
     runtime_version: str = ""
     cluster: str = ""
+    gcloud_flags: tuple[str, ...] = ()
 
     @property
     def place(self) -> list[str]:
         """The flags that say where the TPU is."""
-        return [f"--zone={self.zone}"] + ([f"--project={self.project}"] if self.project else [])
+        places = {"zone": self.zone, "project": self.project}
+        return [f"--{name}={value}" for name, value in places.items() if value]
 
     def secrets(self) -> dict[str, str]:
         """Returns the secrets that are set in this environment."""
@@ -110,6 +119,25 @@ def parse_tpu(text: str) -> Topology:
     topology = parse_topology(text, field="--tpu")
     count = topology.accelerator_type.rpartition("-")[2]
     return replace(topology, name=f"{topology.generation}-{count}")
+
+
+def split_gcloud_flags(text: str) -> tuple[str, ...]:
+    """Splits the value of --gcloud_flags into words, as a shell would.
+
+    Raises:
+      BadInputError: a quote is not closed, the first word is no flag, or a flag is the launcher's.
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadInputError(f"--gcloud_flags={text}: {error}") from None
+    if words and not words[0].startswith("--"):
+        example = "--gcloud_flags='--network=NAME --labels=team=vision'"
+        raise BadInputError(f"--gcloud_flags={text}: write flags of gcloud, as in {example}")
+    for name in (word.partition("=")[0] for word in words):
+        if name in OWN_FLAGS:
+            raise BadInputError(f"--gcloud_flags: in place of {name} give {OWN_FLAGS[name]}")
+    return words
 
 
 def check_name(name: str) -> str:

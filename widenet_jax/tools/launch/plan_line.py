@@ -31,7 +31,8 @@ def plan_of(
         return json.loads(found.stdout)
     except ValueError:
         said = [line.strip() for line in found.stderr.splitlines() if line.strip()]
-        return said[-1] if said else f"plan.py ended with exit code {found.returncode}"
+        reason = said[-1] if said else f"plan.py ended with exit code {found.returncode}"
+        return reason.removeprefix("error: ").replace("--topology=", "--tpu=")  # our flag
 
 
 def plan_line(plan: Plan | str) -> str:
@@ -45,9 +46,11 @@ def plan_line(plan: Plan | str) -> str:
     return f"plan: {', '.join(parts)}"
 
 
-def check_fits(plan: Plan | str, tpu: str) -> None:
-    """Raises BadInputError if there is a plan and the run does not fit."""
-    if not isinstance(plan, str) and not plan["fits"]:
+def check_plan(plan: Plan | str, tpu: str) -> None:
+    """Raises BadInputError if there is no plan, or the run does not fit."""
+    if isinstance(plan, str):
+        raise BadInputError(f"{plan_line(plan)} (--skip_plan launches without one)")
+    if not plan["fits"]:
         raise BadInputError(
             f"--tpu={tpu}: the run does not fit; scripts/plan.py prints what to change, and "
             "--skip_plan launches without this check"

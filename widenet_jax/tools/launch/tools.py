@@ -14,10 +14,19 @@ INSTALL = {
     "sky": "pip install 'skypilot[gcp]', then `sky check gcp`",
     "xpk": "pip install xpk",
     "kubectl": "gcloud components install kubectl",
+    **dict.fromkeys(("ssh-add", "ssh-keygen"), "install OpenSSH, which gcloud needs, too"),
 }
+SSH_KEY = "~/.ssh/google_compute_engine"  # the key that gcloud uses, and creates where it is absent
 NOT_FOUND = re.compile(r"NOT_FOUND|was not found|not found", re.IGNORECASE)
 # Pattern in a tool's message -> exception with advice; the first match counts.
 CAUSES = {
+    r"(attribute|property) \[project\]": BadInputError(
+        "no project; give --project=ID, or run `gcloud config set project ID`"
+    ),
+    r"not present in the SSH agent": BadInputError(
+        "gcloud reaches several workers with a key in ssh-agent, which does not hold it; run "
+        f"`ssh-add {SSH_KEY}`"
+    ),
     r"no more capacity|stockout|ZONE_RESOURCE_POOL_EXHAUSTED|enough resources": RunFailedError(
         "no free {tpu} in {zone}; --backend=queued-resource waits for one"
     ),
@@ -44,12 +53,12 @@ class Tools:
 
     Args:
       tpu: the TPU's name, for messages.
-      zone: the zone, for messages.
+      zone: the zone, for messages; "" where the backend finds one.
       dry: print the commands, run none.
     """
 
     def __init__(self, tpu: str, zone: str, *, dry: bool = False):
-        self.tpu, self.zone, self.dry = tpu, zone, dry
+        self.tpu, self.zone, self.dry = tpu, zone or "any zone", dry
 
     def run(self, command: Sequence[str], *, dry_answer: str = "") -> str:
         """Runs a command and returns what it printed; `dry_answer` on a dry run.

@@ -103,6 +103,15 @@ class Topology:
         return self.num_chips * self.chip.devices
 
     @property
+    def several_hosts(self) -> bool:
+        """Whether Cloud TPU splits the slice among several virtual machines.
+
+        One machine has four chips of two cores, or up to eight chips of one core: in both cases up
+        to eight of what the name counts.
+        """
+        return int(self.accelerator_type.rpartition("-")[2]) > 8
+
+    @property
     def peak_flops(self) -> float:
         """Peak bfloat16 FLOP/s of the slice."""
         return self.num_chips * self.chip.flops
