@@ -10,6 +10,9 @@ A config file takes these and changes what it needs:
       config.update(batch_size=512, optimizer={"name": "sgd", "momentum": 0.9})
       return config
 
+`--print_config` and docs/CONFIG.md take a field's comment from the end of its line, here and, of
+`config.model`, in models/*sizes.py.
+
 A name that is not here is refused, so that a misspelt one cannot go unnoticed. To add a field for
 a new task or data set: `with config.unlocked(): ...`. Numbers are checked: whole ones are at least
 1 and others at least 0, unless `LEAST` in widenet_jax/config/files.py says otherwise.
@@ -32,31 +35,31 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
     config.seed = 0  # of initialisation, dropout, routing noise and the order of the data
     config.init_from = ""  # a run, an export, or public weights; "": from scratch
     config.batch_size = 128  # examples a step, over all devices
-    config.duration = "10 epochs"
-    config.log_every_steps = 10
-    config.on_nonfinite = "stop"  # or "skip": leave out updates that are not finite
-    config.max_skipped_updates = 10  # then the run stops all the same
+    config.duration = "10 epochs"  # of the run, in epochs, steps or examples
+    config.log_every_steps = 10  # metrics; costs one synchronisation with the devices
+    config.on_nonfinite = "stop"  # stop; skip: leave out updates that are not finite
+    config.max_skipped_updates = 10  # with on_nonfinite=skip; after more of them the run stops
 
-    config.model = model  # models/sizes.py and models/text_sizes.py have the fields
+    config.model = model  # models/*sizes.py have the fields
 
     for section, fields in SECTIONS[task]().items():
         config[section] = fields
     config.data.update(
         num_workers=0,  # reading processes on each host; 0: threads
-        prefetch=4,  # batches
-        on_bad_example="error",  # or "skip": replace examples that cannot be read
+        prefetch=4,  # batches that are read ahead
+        on_bad_example="error",  # error; skip: replace examples that cannot be read
         max_bad_fraction=0.001,  # of a split, at least 10 or 5% of it; more of them fail the run
     )
     config.optimizer = {
         "name": "adamw",  # adamw, lamb, sgd
         "learning_rate": 1e-3,  # after the warm-up
-        "end_learning_rate": 0.0,
-        "schedule": "cosine",  # cosine, linear, constant
-        "warmup": "0 steps",
-        "b1": 0.9,  # adamw, lamb
-        "b2": 0.999,  # adamw, lamb
-        "eps": 1e-6,  # adamw, lamb
-        "momentum": 0.9,  # sgd
+        "end_learning_rate": 0.0,  # where the schedule ends; constant has none
+        "schedule": "cosine",  # after the warm-up: cosine, linear, constant
+        "warmup": "0 steps",  # linear, from 0; also "5%" of the run, "1 epoch"
+        "b1": 0.9,  # decay of the mean of the gradients; adamw, lamb
+        "b2": 0.999,  # decay of the mean of their squares; adamw, lamb
+        "eps": 1e-6,  # added to the root of that mean; adamw, lamb
+        "momentum": 0.9,  # of sgd
         "weight_decay": 0.0,  # inside LAMB's trust ratio; decoupled in AdamW; an L2 loss in SGD
         "grad_clip_norm": 1.0,  # global norm; 0: no clipping
         "exclude_norm_and_bias": True,  # from decay, and from LAMB's trust ratio
@@ -64,17 +67,28 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
         "accumulation_steps": 1,  # micro-batches of a step
         "layer_decay": 1.0,  # of the learning rate, from each layer to the one below; 1: none
         "ema_decay": 0.0,  # of an average of the parameters to evaluate and export; 0: none
-        "freeze": "none",  # or "backbone": only the head learns (a linear probe)
+        "freeze": "none",  # none; backbone: only the head learns (a linear probe)
     }
-    config.evaluation = {"batch_size": 512, "every": "1 epoch"}
-    config.checkpoint = {"every": "1 epoch", "keep": 2}  # the newest `keep`; the best besides
-    # Devices along each axis of the mesh, -1: all but the other's. `data` takes what is left.
-    config.sharding = {"fsdp": 1, "expert": 1}
-    config.watchdog = {  # when a run makes no progress for so many seconds; 0: never
-        "dump_after_seconds": 900,  # print the stacks of all threads
-        "exit_after_seconds": 0,  # end the process
+    config.evaluation = {
+        "batch_size": 512,  # examples, over all devices
+        "every": "1 epoch",  # during training; a run always ends with one
     }
-    config.tracking = {"tensorboard": True, "wandb_project": ""}  # "": no Weights & Biases
+    config.checkpoint = {
+        "every": "1 epoch",  # a run also saves at its end and where it is stopped
+        "keep": 2,  # the newest checkpoints; the best one is kept, too
+    }
+    config.sharding = {  # axes of the mesh; `data` takes what is left
+        "fsdp": 1,  # devices that share out the parameters; -1: all that expert leaves
+        "expert": 1,  # devices that share out the experts
+    }
+    config.watchdog = {
+        "dump_after_seconds": 900,  # without progress: print the stacks of all threads; 0: never
+        "exit_after_seconds": 0,  # without progress: end the process; 0: never
+    }
+    config.tracking = {
+        "tensorboard": True,  # whether WORKDIR/tensorboard is written
+        "wandb_project": "",  # of Weights & Biases; "": none
+    }
     return config.lock()
 
 
@@ -82,32 +96,32 @@ def classification() -> dict:
     """Returns the sections of image classification."""
     return {
         "task": {
-            "name": "classification",
+            "name": "classification",  # what a batch means; the config file chooses it
             "label_smoothing": 0.0,  # in [0, 1)
-            "class_weights": "none",  # or "balanced": each class has the same weight in the loss
+            "class_weights": "none",  # none; balanced: each class has the same weight in the loss
         },
         "data": {
             "source": "array_record",  # array_record, image_folder, tfds, digits
             "name": "",  # of a TFDS set
             "path": "",  # a directory, local or gs://; "": the directory of TFDS
-            "train_split": "train",
-            "eval_split": "test",  # names and TFDS's slices, such as "train[90%:]"
+            "train_split": "train",  # a name, or a slice as in TFDS, such as "train[:90%]"
+            "eval_split": "test",  # the same, such as "train[90%:]"
             "eval_fraction": 0.0,  # of an image folder without eval_split, held out by file name
             "image_size": 224,  # pixels a side, after cropping
         },
         "augment": {
-            "exif_orientation": True,  # turn photos as their EXIF says; False: the stored pixels
-            "crop": "inception",  # a random part of the image; "pad": shift by up to pad_pixels
-            "crop_area_min": 0.05,  # of the image, for "inception"
-            "pad_pixels": 0,  # for "pad"
+            "exif_orientation": True,  # turn photos as their EXIF says; false: the stored pixels
+            "crop": "inception",  # inception: a random part; pad: shift by up to pad_pixels
+            "crop_area_min": 0.05,  # of the image, for crop=inception
+            "pad_pixels": 0,  # for crop=pad
             "flip": True,  # left to right, every second image
             "randaugment_layers": 0,  # operations on each image; 0: no RandAugment
-            "randaugment_magnitude": 15.0,  # 0 to 30
+            "randaugment_magnitude": 15.0,  # of each operation, 0 to 30
             "randaugment_before_crop": False,  # as in the authors' code
             "color_jitter": 0.0,  # largest change of brightness, contrast, saturation; 0: none
             "random_erasing": 0.0,  # probability that a rectangle becomes noise; 0: none
-            "eval_crop": "squash",  # the whole image; "central": a square from the middle
-            "eval_crop_fraction": 1.0,  # of the short side, for "central"
+            "eval_crop": "squash",  # squash: the whole image; central: a square from the middle
+            "eval_crop_fraction": 1.0,  # of the short side, for eval_crop=central
             "mixup_alpha": 0.0,  # lambda ~ Beta(alpha, alpha) for each example; 0: no mixup
             "cutmix_alpha": 0.0,  # the same for CutMix; with mixup each example has one of the two
             "mixup_group_size": 16,  # partners come from so many neighbours in the batch
@@ -119,16 +133,16 @@ def masked_lm() -> dict:
     """Returns the sections of masked language modelling with sentence order."""
     return {
         "task": {
-            "name": "masked_lm",
+            "name": "masked_lm",  # what a batch means; the config file chooses it
             "mask_fraction": 0.15,  # of a sequence's tokens, special ones included
             "max_predictions": 0,  # P; 0: mask_fraction of max_length
             "max_ngram": 3,  # words masked together; 1: single words
         },
         "data": {
-            "source": "text",
+            "source": "text",  # text; tiny_text: an embedded novel
             "path": "",  # a set that scripts/prepare_data.py text wrote, local or gs://
-            "train_split": "train",
-            "eval_split": "valid",
+            "train_split": "train",  # its name in the set
+            "eval_split": "valid",  # its name in the set
             "max_length": 512,  # T, tokens of a sequence
         },
     }
@@ -137,17 +151,19 @@ def masked_lm() -> dict:
 def text_classification() -> dict:
     """Returns the sections of classification of texts and pairs of texts."""
     return {
-        "task": {"name": "text_classification"},
+        "task": {
+            "name": "text_classification",  # what a batch means; the config file chooses it
+        },
         "data": {
-            "source": "table",
+            "source": "table",  # of texts and labels
             "path": "",  # a directory of splits, train.tsv, dev.tsv, ..., or one file
             "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
-            "train_split": "train",
-            "eval_split": "dev",
+            "train_split": "train",  # the name of its file, without the ending
+            "eval_split": "dev",  # the same
             "max_length": 512,  # T, tokens of a sequence
             "text_column": "",  # "": as in GLUE, Hugging Face's and TFDS's sets
-            "pair_column": "",
-            "label_column": "",
+            "pair_column": "",  # of second texts; "": as text_column, or none
+            "label_column": "",  # "": as text_column
             "label_names": "",  # of labels 0, 1, ...: "negative,positive"; "": as in the file
         },
     }
@@ -157,18 +173,18 @@ def span() -> dict:
     """Returns the sections of question answering by a span of the context."""
     return {
         "task": {
-            "name": "span",
-            "head": "beam",  # ALBERT's; "span": BERT's
-            "unanswerable": False,  # True: some questions have no answer (SQuAD2.0)
+            "name": "span",  # what a batch means; the config file chooses it
+            "head": "beam",  # beam: ALBERT's; span: BERT's
+            "unanswerable": False,  # whether some questions have no answer (SQuAD2.0)
             "max_answer_length": 30,  # tokens
             "null_threshold": 0.0,  # no answer where the null score is above
         },
         "data": {
-            "source": "squad",
+            "source": "squad",  # questions on paragraphs
             "path": "",  # a directory of splits in the official JSON or as parquet
             "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
-            "train_split": "train",
-            "eval_split": "dev",
+            "train_split": "train",  # the name of its file, without the ending
+            "eval_split": "dev",  # the same
             "max_length": 384,  # T, tokens of a window
             "max_question_length": 64,  # tokens
             "stride": 128,  # tokens between the starts of two windows
@@ -180,15 +196,15 @@ def language_modeling() -> dict:
     """Returns the sections of language modelling."""
     return {
         "task": {
-            "name": "language_modeling",
+            "name": "language_modeling",  # what a batch means; the config file chooses it
             "memory_length": 0,  # M, tokens that a segment sees beside its own; 0: max_length
             "eval_memory_length": 0,  # M in evaluation; 0: 4 times max_length
         },
         "data": {
-            "source": "token_stream",  # or tiny_pieces: an embedded novel in word pieces
+            "source": "token_stream",  # token_stream; tiny_pieces: an embedded novel in word pieces
             "path": "",  # of prepare_data.py stream, or a file, as bytes; "": an embedded novel
-            "train_split": "train",
-            "eval_split": "valid",
+            "train_split": "train",  # its name in the set
+            "eval_split": "valid",  # its name in the set
             "max_length": 512,  # T, tokens of a segment
         },
     }

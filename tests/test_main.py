@@ -89,6 +89,8 @@ EARLY = [
         "--config.lerning_rate: the config has no such field; "
         "did you mean --config.optimizer.learning_rate?",
     ),
+    ((DIGITS, "--workdir=W", "--lr=1"), "no flag --lr; did you mean --config.optimizer.learning"),
+    ((DIGITS, "--workdir=W", "--config.epochs=9"), 'did you mean --config.duration="10 epochs"?'),
     (
         (DIGITS, "--workdir=W", "--config.model.moe.num_expert=1"),
         "did you mean --config.model.moe.num_experts?",

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.cli.metric_rows import beside, number, routing_rows
 from widenet_jax.cli.parser import Parser, exit_code_of, seconds
+from widenet_jax.config.comments import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.run.stopping import Stop, end_process
@@ -48,6 +49,8 @@ def flag_parser() -> Parser:
     text = "train; evaluate; or repeat the step whose loss or gradient was not finite"
     add("--mode", choices=["train", "eval", "replay"], default="train", help=text)
     add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
+    text = "print every field with its value, type and meaning, and do nothing else"
+    add("--print_config", action="store_true", help=text)
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     add("--distributed", action="store_true", help="several hosts; all that a TPU pod needs")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
@@ -67,12 +70,23 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         no stored model where the config asks for one.
     """
     own = flag_parser().read(argv[1:])
-    stored = own.mode != "train" and not own.config
-    for name in ("workdir",) if stored else ("config", "workdir"):
+    stored = not own.config and (own.mode != "train" or (own.print_config and own.workdir))
+    needed = ("workdir",) if stored else ("config", "workdir")
+    for name in needed[:1] if own.print_config else needed:
         if not getattr(own, name):
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
     config = stored_config(own.workdir) if stored else load_config(own.config)
     return own, set_fields(config, own.fields, workdir=own.workdir)
+
+
+def print_fields(config: ConfigDict, *, as_json: bool) -> int:
+    """Prints every field of a config for people, or as JSON; returns the exit code."""
+    fields = described(config)
+    if as_json:
+        print(json.dumps({"fields": [field._asdict() for field in fields]}))
+    else:
+        print(text_table([(field.name, field.text, *field[2:]) for field in fields]))
+    return 0
 
 
 def report(result: dict[str, Any], workdir: str) -> str:
@@ -192,6 +206,8 @@ def main(argv: Sequence[str]) -> int:
     stop.listen()
     try:
         own, config = parse_flags(argv)
+        if own.print_config:
+            return print_fields(config, as_json=own.json)
         if own.max_seconds is not None:
             stop.after(own.max_seconds)
         logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of errors reported below

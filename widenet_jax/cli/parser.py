@@ -13,12 +13,14 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 from absl import logging
 
 from widenet_jax.cli.platforms import skip_absent_tpu
+from widenet_jax.config.comments import field_names
+from widenet_jax.config.names import same_name
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError
 
 FIELD = "--config."
@@ -83,9 +85,15 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             name = word.partition("=")[0].removeprefix("--")
             if word.startswith("--") and name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean --{near[0]}?" if near else "--help lists the flags"
-                raise BadInputError(f"there is no flag --{name}; {hint}")
+                raise BadInputError(f"there is no flag --{name}; {self._hint(name, known)}")
+
+    def _hint(self, name: str, known: Collection[str]) -> str:
+        """Returns what to tell about an unknown flag: the field or the flag that may be meant."""
+        takes_fields = self.get_default("takes_fields") and not self._subparsers
+        if takes_fields and (field := same_name(name, field_names())):
+            return f"did you mean {FIELD}{field}?"
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"did you mean --{near[0]}?" if near else "--help lists the flags"
 
     def _flag_names(self) -> Iterator[str]:
         """Yields the names of all flags, including those of subcommands."""

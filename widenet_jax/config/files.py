@@ -1,19 +1,19 @@
 """Loading configs from files and setting their fields from flags, without importing JAX."""
 
 import ast
-import difflib
 import importlib.util
 import json
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from widenet_jax.config.names import nearest_name
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute
@@ -165,15 +165,29 @@ def set_field(config: ConfigDict, field: str, text: str) -> None:
                 "file, or choose a variant that has it"
             )
     if field not in fields:
-        near = difflib.get_close_matches(field, fields, n=1, cutoff=0.0)[0]
-        raise BadInputError(
-            f"--config.{field}: the config has no such field; did you mean --config.{near}?"
-        )
+        raise BadInputError(f"--config.{field}: {no_such_field(field, fields)}")
     value = parse_value(field, text, fields[field])
     *sections, name = field.split(".")
     for section in sections:
         config = config[section]
     config[name] = value
+
+
+def no_such_field(field: str, fields: Mapping[str, Any]) -> str:
+    """Returns what to tell a user who asked for a field that is not among `fields`.
+
+    The fields of the section that the user named, or else of the suggested field's, are listed.
+    """
+    sections = {name: value for name, value in fields.items() if isinstance(value, ConfigDict)}
+    near = nearest_name(field, fields.keys() - sections.keys()) or ""
+    section = field.rpartition(".")[0]
+    if section not in sections:
+        section = near.partition("=")[0].rpartition(".")[0]
+    there = sections[section] if section else [name for name in fields if "." not in name]
+    return (
+        f"the config has no such field; {near and f'did you mean --config.{near}? '}"
+        f"{f'config.{section}'.removesuffix('.')} has {', '.join(there)}"
+    )
 
 
 def parse_value(field: str, text: str, current: Any) -> Any:

@@ -53,18 +53,21 @@ def ffn_sections(ffn: str, options: Mapping, *, embed_dim: int, mlp_dim: int) ->
 
 def top_k_section(options: Mapping, *, mlp_dim: int, num_active: int) -> dict:
     """Returns the section `config.model.top_k_mlp`."""
-    return {"mlp_dim": mlp_dim, "num_active": options.get("num_active", num_active)}
+    return {
+        "mlp_dim": mlp_dim,  # F
+        "num_active": options.get("num_active", num_active),  # the largest of the F hidden units
+    }
 
 
 def product_key_section(options: Mapping, *, num_keys: int, key_heads: int, knn: int) -> dict:
     """Returns the section `config.model.product_key`; options come before the other arguments."""
     num_keys = options.get("num_keys", num_keys)
     return {
-        "num_keys": num_keys,
-        "num_heads": options.get("key_heads", key_heads),
-        "knn": options.get("knn", min(knn, num_keys**2)),
-        "weights": options.get("weights", "relu"),  # or softmax
-        "combine_heads": options.get("combine_heads", "after"),  # before: as sigma-MoE's paper ran
-        "query_dim": options.get("query_dim", 0),  # 0: the token itself
-        "table_init": options.get("table_init", "embed_fan"),  # or values_fan, lample
+        "num_keys": num_keys,  # n of each half; the table has n^2 values
+        "num_heads": options.get("key_heads", key_heads),  # choices from the same table
+        "knn": options.get("knn", min(knn, num_keys**2)),  # values that a head reads
+        "weights": options.get("weights", "relu"),  # of the values: relu or softmax of the scores
+        "combine_heads": options.get("combine_heads", "after"),  # before: as the paper ran
+        "query_dim": options.get("query_dim", 0),  # of a projected query; 0: the token itself
+        "table_init": options.get("table_init", "embed_fan"),  # or: values_fan, lample
     }

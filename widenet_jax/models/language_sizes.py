@@ -174,10 +174,10 @@ def language_model(size: str, options: Mapping) -> dict:
         "embed_dim": base["embed_dim"],
         "depth": options.get("depth", base["depth"]),
         "num_heads": base["num_heads"],
-        "head_dim": base["head_dim"],
+        "head_dim": base["head_dim"],  # H, of each of the N heads; 0: D / N
         "mlp_dim": dense_width(base, options),
         "dropout": dropout,
-        "ffn_dropout": True,  # within the dense feed-forward, too
+        "ffn_dropout": True,
         "dtype": "float32" if size in ("byte_s", "tiny") else "bfloat16",
         "share_attention": False,
         "share_ffn": False,
@@ -187,12 +187,14 @@ def language_model(size: str, options: Mapping) -> dict:
         "activation": "relu",
         "kernel_init": "pre_norm",
         "ffn_output_activation": False,
-        "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
-        "remat": "none",  # "block": less memory, a third more work
-        "ffn": ffn,  # in the blocks of ffn_blocks; mlp in the rest
+        "unroll": True,
+        "remat": "none",
+        "ffn": ffn,
         "ffn_blocks": "all",
         "routing_groups": 0,
-        **dict.fromkeys(("moe", "top_k_mlp", "product_key")),
+        "moe": None,
+        "top_k_mlp": None,  # the section of ffn=top_k_mlp
+        "product_key": None,  # the section of ffn=product_key
     }
     if ffn == "mlp":
         model["kernel_init"] = options.get("kernel_init", "pre_norm")

@@ -140,31 +140,34 @@ def vision_model(family: str, size: str, options: dict) -> dict:
     pools_tokens = family != "vit"
     mlp_dim = options.get("mlp_dim", base["mlp_dim"])
     model = {
-        "name": "vision_transformer",
-        "patch_size": options.get("patch_size", base["patch_size"]),
-        "embed_dim": base["embed_dim"],
-        "depth": options.get("depth", base["depth"]),
-        "num_heads": base["num_heads"],
-        "mlp_dim": mlp_dim,
+        "name": "vision_transformer",  # the kind of model; the config file chooses it
+        "patch_size": options.get("patch_size", base["patch_size"]),  # pixels a side of a token
+        "embed_dim": base["embed_dim"],  # D, width of a token
+        "depth": options.get("depth", base["depth"]),  # L, blocks
+        "num_heads": base["num_heads"],  # N, of attention
+        "mlp_dim": mlp_dim,  # F, hidden width of the dense feed-forward
+        # learned, none, or zero: a constant token whose position is learned
         "cls_token": ("zero" if authors_code else "none") if pools_tokens else "learned",
-        "pool": "mean" if pools_tokens else "token",
-        "representation": True,
-        "dropout": 0.1,
-        "dtype": "bfloat16",
-        "share_attention": options.get("share_attention", share),
-        "share_ffn": options.get("share_ffn", share),
-        "share_norms": options.get("share_norms", False),
-        "norm_position": "pre",
-        "norm_epsilon": 1e-6,
-        "activation": "gelu_tanh",  # or gelu (the exact form), relu
+        "pool": "mean" if pools_tokens else "token",  # of all tokens, or the CLS token
+        "representation": True,  # a tanh layer before the classifier
+        "dropout": 0.1,  # rate after attention and in the feed-forward
+        "dtype": "bfloat16",  # of the computation: bfloat16, float32; parameters are float32
+        "share_attention": options.get("share_attention", share),  # one for all blocks
+        "share_ffn": options.get("share_ffn", share),  # one for all blocks, with its router
+        "share_norms": options.get("share_norms", False),  # the same for all blocks
+        "norm_position": "pre",  # pre: x + f(norm(x)); post: norm(x + f(x))
+        "norm_epsilon": 1e-6,  # added to the variance in LayerNorm
+        "activation": "gelu_tanh",  # gelu_tanh, gelu (the exact form), relu
+        # glorot_uniform, truncated_normal, pre_norm, pre_norm_each_expert, switch
         "kernel_init": "glorot_uniform",
-        "ffn_output_activation": authors_code,
-        "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
-        "remat": "none",  # "block": less memory, a third more work
-        "ffn": FFNS[ffn],  # in the blocks of ffn_blocks; mlp in all others
+        "ffn_output_activation": authors_code,  # a second activation, after the feed-forward
+        "unroll": True,  # false: blocks in a loop; compiles faster, runs slower
+        "remat": "none",  # none, block: less memory, a third more work
+        "ffn": FFNS[ffn],  # mlp, moe, top_k_mlp, product_key; in the blocks of ffn_blocks
+        # all, every_6 (blocks 5, 11, ...), last_2
         "ffn_blocks": "all" if ffn == "dense" else options.get("ffn_blocks", blocks),
-        "routing_groups": options.get("routing_groups", 0),
-        "moe": None,
+        "routing_groups": options.get("routing_groups", 0),  # of blocks; 0: each block routes
+        "moe": None,  # the section of ffn=moe
         **ffn_sections(ffn, options, embed_dim=base["embed_dim"], mlp_dim=mlp_dim),
     }
     if ffn == "moe":
@@ -189,27 +192,29 @@ def experts_section(options: dict, *, mlp_dim: int, examples_per_group: int) -> 
         for name, usual in (("router", "top_k"), ("experts", 4), ("selected", 2))
     )
     return {
-        "mlp_dim": options.get("mlp_dim", mlp_dim),
-        "num_experts": experts,
-        "num_selected_experts": selected,
-        "capacity_factor": options.get("capacity_factor", 1.2),
-        "capacity_factor_eval": 2.0,
-        "capacity_rule": "paper",  # or unlimited: no token is dropped; literal, authors_code
+        "mlp_dim": options.get("mlp_dim", mlp_dim),  # hidden width of an expert
+        "num_experts": experts,  # E
+        "num_selected_experts": selected,  # K, that see each token
+        "capacity_factor": options.get("capacity_factor", 1.2),  # slots for each choice of a token
+        "capacity_factor_eval": 2.0,  # the same in evaluation
+        "capacity_rule": "paper",  # paper, literal, authors_code, unlimited: no token is dropped
+        # that are routed together, whatever the devices
         "examples_per_group": options.get("examples_per_group", examples_per_group),
-        "priority": "token_order",
+        "priority": "token_order",  # token_order, first_choice_first, batch_prioritized
         "router": router_section(router, experts=experts, selected=selected),
         "losses": losses_section(router),
-        "dispatch": "auto",  # or einsum, gather, ragged, masked: the same result, another cost
+        "dispatch": "auto",  # auto, einsum, gather, ragged, masked: the same at another cost
         "activation": "gelu_tanh",
-        "use_bias": True,
+        "use_bias": True,  # in both layers of an expert
         "output_dropout": 0.0,  # after the weighted sum of the experts
     }
 
 
 # Routers and their own fields, see widenet_jax/moe/routers; `hierarchical` has more.
+NOISE = {"noise_std": 1.0}  # of the scores in training, in units of 1 / E
 EXPERT_DROPOUT = {"expert_dropout": 0.0}  # share of the experts hidden from a token in training
 ROUTERS = {
-    "top_k": {"noise_std": 1.0},  # WideNet
+    "top_k": NOISE,  # WideNet
     "softmax": EXPERT_DROPOUT,
     "softmax_renormalized": EXPERT_DROPOUT,
     "noisy_top_k": {},  # Shazeer et al. 2017
@@ -235,17 +240,28 @@ def router_section(name: str, *, experts: int, selected: int) -> dict:
     The groups of `hierarchical` are nearly as many as the experts in each; two are chosen, unless
     that does not divide the selected experts.
     """
-    section = {"name": name, **ROUTERS[name]}
+    section = {
+        "name": name,  # a name in ROUTERS; the router's own fields stand beside it
+        **ROUTERS[name],
+    }
     if name == "hierarchical":
         fits = [n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts]
         groups = max(fits, default=1)  # no experts: the layer refuses it
-        section["groups"] = groups
-        section["selected_groups"] = 2 if groups > 1 and selected % 2 == 0 else 1
+        section["groups"] = groups  # of experts
+        section["selected_groups"] = 2 if groups > 1 and selected % 2 == 0 else 1  # for each token
     return section
 
 
 def losses_section(router: str) -> dict:
     """Returns the section `config.model.moe.losses`: a weight for every loss, most of them 0."""
-    names = ("load_balance", "switch", "importance", "load", "entropy", "entropy_of_chosen", "z")
-    own = ROUTER_LOSSES.get(router, {"entropy": 0.001})  # Csordás et al. 2023
-    return {**dict.fromkeys(names, 0.0), "over": "batch", **own}  # or over "group"
+    weights = {
+        "load_balance": 0.0,  # WideNet, eqs. 3-5
+        "switch": 0.0,  # Fedus et al. 2021
+        "importance": 0.0,  # variation of the experts' gates, Shazeer et al. 2017
+        "load": 0.0,  # variation of their smooth counts; routers with learned noise
+        "entropy": 0.0,  # negative entropy of the mean choice, Csordás et al. 2023
+        "entropy_of_chosen": 0.0,  # the same as released for softmax_renormalized
+        "z": 0.0,  # squared logsumexp of the scores, Zoph et al. 2022
+        "over": "batch",  # statistics are over: batch, group
+    }
+    return weights | ROUTER_LOSSES.get(router, {"entropy": 0.001})  # Csordás et al. 2023

@@ -86,27 +86,27 @@ def text_model(family: str, size: str, options: dict) -> dict:
     model = {
         "name": "text_encoder",
         "embed_dim": base["embed_dim"],
-        "embedding_dim": base["embedding_dim"],
+        "embedding_dim": base["embedding_dim"],  # width of the embeddings
         "projection": True,  # from embedding_dim to embed_dim
-        "num_positions": 128 if size else 512,
-        "num_segments": 2,
+        "num_positions": 128 if size else 512,  # the longest sequence
+        "num_segments": 2,  # texts of a sequence
         "depth": options.get("depth", base["depth"]),
         "num_heads": base["num_heads"],
         "mlp_dim": mlp_dim,
         "dropout": 0.0 if size else 0.1,
-        "ffn_dropout": False,  # True: within the feed-forward, too, as in the vision models
+        "ffn_dropout": False,  # whether it acts within the feed-forward, too
         "dtype": "float32" if size else "bfloat16",
         "share_attention": options.get("share_attention", kind["share"]),
         "share_ffn": options.get("share_ffn", kind["share"]),
         "share_norms": options.get("share_norms", kind["share_norms"]),
         "norm_position": options.get("norm_position", "post"),
         "norm_epsilon": 1e-12,
-        "activation": "gelu_tanh",  # or gelu (the exact form), relu
+        "activation": "gelu_tanh",
         "kernel_init": "truncated_normal",
         "ffn_output_activation": False,
-        "unroll": True,  # False: blocks in a loop; compiles faster, runs slower
-        "remat": "none",  # "block": less memory, a third more work
-        "ffn": FFNS[ffn],  # in the blocks of ffn_blocks; mlp in the rest
+        "unroll": True,
+        "remat": "none",
+        "ffn": FFNS[ffn],
         "ffn_blocks": "all",
         "routing_groups": options.get("routing_groups", 0),
         "moe": None,

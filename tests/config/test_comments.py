@@ -1,0 +1,116 @@
+"""Every field has a meaning, which --print_config and docs/CONFIG.md take from its own line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from widenet_jax.config.comments import comments, described, field_names
+from widenet_jax.config.files import load_config, override
+from widenet_jax.main import main
+from widenet_jax.models.sizes import ROUTERS
+from widenet_jax.tools.config_page import page
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "CONFIG.md"
+FFNS = ("top_k", "product_key")
+CONFIGS = [
+    *("digits", "imagenet:vit_b", "imagenet:widenet_b,preset=authors_code", "cifar10", "finetune"),
+    *("tiny_imagenet", "text_tiny", "text_pretrain:widenet_16", "glue:sst2,model=widenet_4"),
+    *("glue:own", "squad:v2", "squad:v1,model=bert_s", "language_model:tiny,ffn=moe"),
+    *(f"digits:widenet_tiny,ffn={ffn}" for ffn in FFNS),
+    *(f"text_tiny:albert_tiny,ffn={ffn}" for ffn in FFNS),
+    *(f"language_model:wt_s,ffn={ffn}" for ffn in FFNS),
+    *(f"digits:widenet_tiny,router={router}" for router in ROUTERS),
+]
+
+
+def config_named(name: str) -> ConfigDict:
+    file, colon, variant = name.partition(":")
+    return load_config(f"{ROOT}/configs/{file}.py{colon}{variant}")
+
+
+def test_all_configs_are_here():
+    here = {name.partition(":")[0] for name in CONFIGS} | {"defaults"}
+    assert here == {path.stem for path in (ROOT / "configs").glob("*.py")}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_field_has_a_meaning_and_is_on_the_page(name: str):
+    text = PAGE.read_text()
+    for field in described(config_named(name)):
+        assert field.comment, f"{field.name} has no comment in configs/ or models/*sizes.py"
+        if field.value is not None:
+            assert f"| `{field.name}`" in text, f"{field.name} is not in docs/CONFIG.md"
+
+
+def test_the_page_is_that_of_the_comments():
+    command = "python -m widenet_jax.tools.config_page > docs/CONFIG.md"
+    assert PAGE.read_text() == page(), f"out of date; run {command}"
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "file", "line"),
+    [
+        ("", "seed", "configs/defaults.py", r"config\.seed = 0  # (.*)"),
+        ("", "data.prefetch", "configs/defaults.py", r" prefetch=4,  # (.*)"),
+        ("", "optimizer.momentum", "configs/defaults.py", r'"momentum": 0\.9,  # (.*)'),
+        ("span", "data.stride", "configs/defaults.py", r'"stride": 128,  # (.*)'),
+        ("", "model.cls_token", "widenet_jax/models/sizes.py", r'# (.*)\n +"cls_token"'),
+        ("", "model.moe.router.groups", "widenet_jax/models/sizes.py", r"= groups  # (.*)"),
+    ],
+)
+def test_a_meaning_is_the_comment_at_the_line(task: str, name: str, file: str, line: str):
+    (meaning,) = re.findall(line, (ROOT / file).read_text())
+    assert comments(task)[name] == meaning
+
+
+def test_tasks_have_their_own_meanings():
+    of_windows, of_segments = (comments(task) for task in ("span", "language_modeling"))
+    assert of_windows["data.max_length"] == "T, tokens of a window"
+    assert of_segments["data.max_length"] == "T, tokens of a segment"
+    assert "task.memory_length" not in of_windows
+    assert {"task.memory_length", "data.stride"} <= field_names()
+
+
+def test_print_config(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """Every field once, with the value that the flags give it; needs no workdir, trains nothing."""
+    monkeypatch.chdir(ROOT)
+    flags = ["--config=configs/digits.py", "--config.optimizer.learning_rate=0.25"]
+    assert main(["main", *flags, "--print_config", "--json"]) == 0
+    fields = json.loads(capsys.readouterr().out)["fields"]
+    config = override(load_config("configs/digits.py"), flags[1:])
+    expected = {
+        name: value
+        for name, value in flat(config.to_dict()).items()
+        if name != "optimizer.learning_rate"
+    }
+    found = {field["name"]: field["value"] for field in fields}
+    assert len(fields) == len(found)
+    assert found == expected | {"optimizer.learning_rate": 0.25}
+
+    assert main(["main", *flags, "--print_config"]) == 0
+    (line,) = re.findall(r"^optimizer\.learning_rate .*$", capsys.readouterr().out, re.MULTILINE)
+    assert re.split("  +", line)[1:] == ["0.25", "number", "after the warm-up"]
+
+
+def test_print_the_config_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture):
+    stored = {"seed": 7, "duration": "3 steps", "own": {"of_mine": True}}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert main(["main", f"--workdir={tmp_path}", "--print_config"]) == 0
+    lines = [re.split("  +", line)[:3] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["duration", '"3 steps"', "text"],
+        ["own.of_mine", "true", "true or false"],
+        ["seed", "7", "whole number"],
+    ]
+
+
+def flat(section: dict, prefix: str = "") -> dict:
+    found = {}
+    for key, value in section.items():
+        name = prefix + key
+        found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
