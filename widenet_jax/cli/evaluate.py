@@ -76,7 +76,9 @@ def evaluate_classifier(
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "evaluation.json", facts)
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
-        classification.draw_confusion(accuracy, out / "confusion.png")
+        split = trained.config.data.eval_split
+        title = f"split {split}: {facts[unit]:,} {unit}, top-1 {facts['top_1']:.2%}"
+        classification.draw_confusion(accuracy, out / "confusion.png", title=title)
     show(options, facts, report(facts, accuracy.confused(CONFUSED), unit))
 
 

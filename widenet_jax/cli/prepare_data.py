@@ -266,7 +266,7 @@ def draw_images(options: Options, config: Any) -> None:
     import cv2
     import numpy as np
 
-    from widenet_jax.data.prepare import preview  # imports JAX
+    from widenet_jax.tools.analysis import preview  # imports JAX
 
     if config is None:
         check_range("--magnitude", options.magnitude, 0.0, 30.0)

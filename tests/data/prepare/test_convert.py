@@ -246,7 +246,7 @@ def test_preview_draws_a_configs_images(tmp_path, capsys):
     options = ["--out", tmp_path / "grid.png", "--num", 3, "--draws", 4]
     assert run("preview", "--config", tmp_path / "c.py", *options) == 0
     picture = cv2.imread(str(tmp_path / "grid.png"))
-    assert picture.shape == (3 * (112 + 18 + 2), 5 * (112 + 2), 3)
+    assert picture.shape == (3 * (22 + 18 + 112 + 2), 5 * (112 + 2), 3)
     assert "no split 'dev'" in refused(
         capsys, "preview", "--config", f"{tmp_path}/c.py:dev", *options
     )

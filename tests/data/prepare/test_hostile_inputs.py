@@ -19,7 +19,8 @@ SECONDS, MEMORY_BYTES = 20, 1 << 30
 RUN_LIMITED = """
 import contextlib, io, json, resource, signal, sys
 from preparing import prepare_data
-from widenet_jax.data.prepare import parquet, preview  # imported before memory is limited
+from widenet_jax.data.prepare import parquet
+from widenet_jax.tools.analysis import preview  # imported before memory is limited
 
 class TooSlow(BaseException):
     pass

@@ -13,6 +13,7 @@ from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.tools.analysis.classification import (
     Accuracy,
     confusion_csv,
+    draw_confusion,
     measure_accuracy,
 )
 from widenet_jax.tools.analysis.over_source import open_source
@@ -48,6 +49,42 @@ def test_the_confusion_matrix_as_csv():
     assert confusion_csv(BY_HAND) == (
         "class \\ predicted,cat,dog,yak\ncat,3,1,0\ndog,2,2,0\nyak,0,0,0\n"
     )
+
+
+def test_the_picture_of_few_classes_has_their_counts(tmp_path, drawn):
+    """Zeros are blank, except that of a class of which no example was right."""
+    confusion = np.array([[3, 1, 0], [4, 0, 0], [0, 0, 0]])
+    accuracy = Accuracy(BY_HAND.class_names, confusion, np.array([4, 3, 0]), 0.5)
+    draw_confusion(accuracy, tmp_path / "c.png", title="split val: 8 images")
+    axis, _ = drawn[0].axes  # and the colour bar
+    texts = {text.get_position(): text.get_text() for text in axis.texts}
+    assert texts == {(0, 0): "3", (1, 0): "1", (0, 1): "4", (1, 1): "0"}
+    for ticks in (axis.get_xticklabels(), axis.get_yticklabels()):
+        assert [tick.get_text() for tick in ticks] == ["cat", "dog", "yak"]
+    assert drawn[0].get_suptitle() == "split val: 8 images"
+
+
+@pytest.mark.parametrize("V", [30, 31])
+def test_the_picture_of_many_classes_has_their_most_frequent_confusions(V, tmp_path, drawn):
+    confusion = 8 * np.eye(V, dtype=int)
+    confusion[2, 5], confusion[4, 0] = 24, 2
+    names = tuple(f"class {label}" for label in range(V))
+    draw_confusion(Accuracy(names, confusion, np.full(V, 8), 0.5), tmp_path / "c.png")
+    axis = drawn[0].axes[0]
+    if V == 30:
+        assert axis.images and not axis.patches
+        return
+    assert not axis.images and [bar.get_width() for bar in axis.patches] == [24, 2]
+    ticks = [tick.get_text() for tick in axis.get_yticklabels()]
+    assert ticks == ["class 2 taken for class 5", "class 4 taken for class 0"]
+    assert [text.get_text() for text in axis.texts] == ["24 (75.0%)", "2 (20.0%)"]
+    assert axis.yaxis_inverted()  # the most frequent one is on top
+
+
+def test_no_mistakes_of_many_classes(tmp_path, drawn):
+    names = tuple(str(label) for label in range(31))
+    draw_confusion(Accuracy(names, np.eye(31, dtype=int), np.ones(31), 0.1), tmp_path / "c.png")
+    assert [text.get_text() for text in drawn[0].axes[0].texts] == ["no mistakes"]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.tools.analysis.expert_usage import ExpertUsage, as_json, entropy, measure_usage
 from widenet_jax.tools.analysis.over_source import open_source
 from widenet_jax.tools.analysis.routing import token_routing
+from widenet_jax.tools.analysis.routing_figures import draw_usage
 from widenet_jax.weights.trained import open_trained
 
 
@@ -53,6 +54,15 @@ def test_agreement_by_hand():
     # Blocks 0 and 4 choose expert 0 with 1/2 and 3/4: 1/2 * 3/4 + 1/2 * 1/4.
     assert BY_HAND.chance[0, 4] == pytest.approx(1 / 2)
     assert BY_HAND.chance[3, 4] == pytest.approx(3 / 4)
+
+
+def test_no_drops_are_0_percent_in_the_picture(tmp_path, drawn):
+    """An empty box would leave open whether drops were counted."""
+    draw_usage(BY_HAND, tmp_path / "none.png")
+    draw_usage(replace(BY_HAND, drop_rate=np.full(5, 0.02)), tmp_path / "some.png")
+    panels = [next(a for a in figure.axes if a.get_title() == "dropped") for figure in drawn]
+    assert [[text.get_text() for text in panel.texts] for panel in panels] == [["0%"], []]
+    assert [bar.get_height() for bar in panels[1].patches] == [2.0] * 5
 
 
 def test_mutual_information_by_hand():

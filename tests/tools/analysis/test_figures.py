@@ -1,14 +1,16 @@
 """Learning curves show the numbers in metrics.jsonl."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
-from widenet_jax.tools.analysis.figures import draw_learning_curves, subplots, write_decimals
+from widenet_jax.tools.analysis.figures import draw_learning_curves, save, subplots, write_decimals
 
 BLUE, ORANGE = (31, 119, 180), (255, 127, 14)  # the first two colours of matplotlib
 
@@ -113,6 +115,68 @@ def test_the_headline_metric_of_another_task(tmp_path: Path):
         assert last > height / 2  # both metrics fall
 
 
+def config_of(**sections: dict) -> str:
+    """Returns a config.json with these fields."""
+    data = {"train_split": "train[10%:]", "eval_split": "val"}
+    return json.dumps({"data": data} | sections)
+
+
+def test_the_title_says_which_splits_and_what_smoothing(tmp_path: Path, drawn):
+    run = write_run(tmp_path / "run", [0.5, 0.6])
+    smoothed = {"task": {"label_smoothing": 0.1}, "augment": {"mixup_alpha": 0.25}}
+    (run / "config.json").write_text(config_of(**smoothed))
+    draw([run], tmp_path / "a.png")
+    training = "training: split train[10%:], each point one batch, "
+    evaluation = "evaluation: split val"
+    assert drawn[0].get_suptitle() == (
+        f"{training}label smoothing 0.1, mixup 0.25\n{evaluation}"
+    )  # fmt: skip
+    (legend,) = (axis.get_legend() for axis in drawn[0].axes if axis.get_legend())
+    assert [text.get_text() for text in legend.get_texts()] == ["train[10%:]", "val"]
+    assert drawn[0].axes[0].get_ylabel() == "cross-entropy"
+
+    other = write_run(tmp_path / "other", [0.5, 0.6])
+    (other / "config.json").write_text(config_of(task={"label_smoothing": 0.0}))
+    draw([run, other], tmp_path / "b.png", names=["a", "b"])
+    assert "label smoothing 0.1, mixup 0.25 or targets not smoothed\n" in drawn[1].get_suptitle()
+    draw([run, other], tmp_path / "c.png", names=["a", "b"], splits=("eval",))
+    assert drawn[2].get_suptitle() == evaluation
+    (other / "config.json").write_text(config_of(task={}))  # of a task without labels
+    draw([other], tmp_path / "d.png")
+    assert drawn[3].get_suptitle() == f"{training[:-2]}\n{evaluation}"
+
+
+def test_the_axis_of_the_accuracy_follows_the_data(tmp_path: Path, drawn):
+    draw([write_run(tmp_path / "high", [0.95, 0.97])], tmp_path / "a.png")
+    draw([write_run(tmp_path / "low", [0.001, 0.004])], tmp_path / "b.png")
+    (low, high), (lower, higher) = (figure.axes[1].get_ylim() for figure in drawn)
+    assert 0.94 < low < 0.95 and 0.97 < high < 0.98
+    assert lower < 0.001 and 0.004 < higher < 0.005
+
+
+def labels(axis: Axes, side: str) -> set[str]:
+    """Returns the labels of all ticks of "x" or "y"."""
+    ticks = getattr(axis, f"{side}axis").get_ticklabels(which="both")
+    return {tick.get_text() for tick in ticks} - {""}
+
+
+def test_numbers_on_axes_are_plain(tmp_path: Path, drawn):
+    """By itself matplotlib would write 1e6, +1e5 and 10^-3 here."""
+    figure, (steps, rates) = subplots(1, 2, size=(8, 4))
+    steps.plot([0, 3_000_000], [100_000.001, 100_000.003])
+    rates.plot([2e-4, 2e-2], [1e-7, 3e-7])
+    rates.set_xscale("log")
+    save(figure, tmp_path / "plain.png")
+    assert {"1000000", "3000000"} <= labels(steps, "x")
+    assert len(labels(steps, "y")) > 2
+    assert all(re.fullmatch(r"100000\.00\d+", label) for label in labels(steps, "y"))
+    assert {"0.0002", "0.0005", "0.001", "0.02"} <= labels(rates, "x")
+    assert all(re.fullmatch(r"0\.0000\d+", label) for label in labels(rates, "y"))
+    for axis in (steps, rates):
+        assert not axis.xaxis.get_offset_text().get_text()
+        assert not axis.yaxis.get_offset_text().get_text()
+
+
 def test_logarithmic_axes_have_decimals():
     """Within a decade every tick has a label, beyond only 1, 2 and 5."""
     labels = {}
@@ -120,7 +184,7 @@ def test_logarithmic_axes_have_decimals():
         figure, axis = subplots(size=(6, 4))
         axis.set_yscale("log")
         axis.set_ylim(0.01, high)
-        write_decimals(axis)
+        write_decimals(axis.yaxis)
         figure.canvas.draw()
         ticks = axis.yaxis.get_ticklabels(which="both")
         labels[high] = {tick.get_text() for tick in ticks} - {""}

@@ -20,6 +20,15 @@ def test_numbers_stand_by_size_and_seeds_at_equal_distances():
     assert axis("rate", [0.1, 0.001, 0.01]) == Axis("rate", (0.001, 0.01, 0.1), "log")
 
 
+def test_durations_of_one_unit_stand_by_size():
+    values = ("5 epochs", "20 epochs", "100 epochs")
+    assert axis("duration", [values[1], values[2], values[0]]) == Axis("duration", values, "names")
+    space = f"duration={','.join(values[::-1])}"
+    assert axis("duration", list(values), space).values == values
+    mixed = ["20 epochs", "5 steps"]
+    assert axis("duration", mixed).values == tuple(mixed)  # as given
+
+
 def test_names_stand_in_the_order_given():
     assert axis("variant", ["b", "c", "a", "b"]).values == ("b", "c", "a")
     assert axis("augment.flip", [True, False]) == Axis("augment.flip", (True, False), "names")
@@ -73,6 +82,30 @@ def test_a_panel_for_each_field_and_a_dot_for_each_row(tmp_path: Path):
     means = pixels_of(out, ORANGE)  # of "one" and "two", in the right panel only
     assert len(means) > 20
     assert means[:, 1].min() > cv2.imread(str(out)).shape[1] / 2
+
+
+def test_labels_are_plain_decimals(tmp_path: Path, drawn):
+    """Labels of a grid are its values; those of a search are round numbers between them."""
+    grid = [{"rate": rate, "accuracy": 0.5} for rate in (1e-5, 1e-4, 0.003)]
+    found = [{"rate": rate, "accuracy": 0.5} for rate in (0.00021, 0.000211, 0.019)]
+    space = parse_space(["rate=log:1e-4:3e-2"])
+    for rows, known in ((grid, {}), (found, space)):
+        draw_against(rows, [axis_of("rate", rows, known)], "accuracy", tmp_path / "axes.png")
+    panels = [figure.axes[0] for figure in drawn]
+    assert [panel.get_xscale() for panel in panels] == ["log", "log"]
+    texts = [[t.get_text() for t in p.xaxis.get_ticklabels(which="both")] for p in panels]
+    assert texts[0] == ["0.00001", "0.0001", "0.003"]
+    assert {"0.0005", "0.001", "0.01"} <= set(texts[1]) and "0.0211" not in texts[1]
+
+
+def test_means_are_named_once_beside_the_panels(tmp_path: Path, drawn):
+    rows = [{"a": 1, "b": b, "accuracy": 0.5} for b in ("x", "y")]
+    axes = [axis_of(field, rows, {}) for field in ("a", "b")]
+    draw_against(rows, axes, "accuracy", tmp_path / "axes.png")
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["mean"]
+    assert all(panel.get_legend() is None for panel in drawn[0].axes)
+    assert drawn[0].axes[1].get_xlim() == (-0.5, 1.5)  # room for the names
 
 
 def test_a_row_without_the_field_is_left_out(tmp_path: Path):

@@ -10,15 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.experiment import make_forward
 from widenet_jax.tasks.losses import softmax_cross_entropy
-from widenet_jax.tools.analysis.figures import MOST_NAMES, save, subplots
+from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.analysis.over_source import sums_over_source
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
 
 TOP = 5
+MOST_CELLS = 30  # classes a side; numbers in more cells could not be read
+MOST_PAIRS = 25
 
 
 @dataclass(frozen=True)
@@ -107,16 +110,49 @@ def confusion_csv(accuracy: Accuracy) -> str:
     return text.getvalue()
 
 
-def draw_confusion(accuracy: Accuracy, out: epath.Path) -> None:
-    """Draws, for each class (row), the shares of its examples by predicted class (column)."""
-    counts = np.maximum(accuracy.confusion.sum(axis=1, keepdims=True), 1)
-    V = len(accuracy.class_names)
-    side = min(12, 4 + 0.3 * V)
-    figure, axis = subplots(size=(side + 1, side))
-    image = axis.imshow(accuracy.confusion / counts, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-    figure.colorbar(image, ax=axis, label="share of the class")
+def draw_confusion(accuracy: Accuracy, out: epath.Path, *, title: str = "") -> None:
+    """Draws the confusion matrix; of more than MOST_CELLS classes the most confused pairs."""
+    draw = draw_matrix if len(accuracy.class_names) <= MOST_CELLS else draw_confused
+    draw(accuracy, out, title=title)
+
+
+def draw_matrix(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
+    """Draws counts by class (row) and predicted class (column), coloured by share of the row.
+
+    Cells off the diagonal without examples stay blank.
+    """
+    counts = accuracy.confusion.sum(axis=1)
+    shares = accuracy.confusion / np.maximum(counts, 1)[:, None]
+    V = len(counts)
+    side = 3 + 0.45 * V
+    figure, axis = subplots(size=(side + 1.5, side))
+    figure.suptitle(title, fontsize=10)
+    image = axis.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    figure.colorbar(image, ax=axis, label="colour: share of the class")
+    for (i, j), count in np.ndenumerate(accuracy.confusion):
+        if count or (i == j and counts[i]):
+            colour = "black" if shares[i, j] > 0.6 else "white"
+            axis.text(j, i, str(count), ha="center", va="center", color=colour, fontsize=8)
     axis.set(xlabel="predicted class", ylabel="class")
-    if V <= MOST_NAMES:
-        axis.set_xticks(range(V), accuracy.class_names, rotation=90)
-        axis.set_yticks(range(V), accuracy.class_names)
+    axis.set_xticks(range(V), accuracy.class_names, rotation=90)
+    axis.set_yticks(range(V), accuracy.class_names)
+    save(figure, out)
+
+
+def draw_confused(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
+    """Draws the most frequent mistakes as bars, with their counts and shares of the class."""
+    pairs = accuracy.confused(MOST_PAIRS)
+    counts = dict(zip(accuracy.class_names, accuracy.confusion.sum(axis=1), strict=True))
+    figure, axis = subplots(size=(9, 1.5 + 0.28 * max(len(pairs), 3)))
+    figure.suptitle(title, fontsize=10)
+    bars = axis.barh(range(len(pairs)), [count for _, _, count in pairs])
+    texts = [f"{count:,} ({count / counts[name]:.1%})" for name, _, count in pairs]
+    axis.bar_label(bars, texts, padding=3, fontsize=8)
+    axis.set_yticks(range(len(pairs)), [f"{name} taken for {other}" for name, other, _ in pairs])
+    axis.invert_yaxis()
+    axis.margins(x=0.15)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel("mistakes (share of the class)")
+    if not pairs:
+        axis.text(0.5, 0.5, "no mistakes", ha="center", transform=axis.transAxes)
     save(figure, out)

@@ -6,17 +6,26 @@ from typing import Any
 
 from etils import epath
 from matplotlib import colormaps
-from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
+from matplotlib.ticker import LogFormatter, ScalarFormatter
+from ml_collections import ConfigDict
 
+from widenet_jax.config.files import stored_config
 from widenet_jax.files import write_bytes
 from widenet_jax.run.metrics import JsonLines
+from widenet_jax.tools.analysis.lettering import lettered
 
 STYLES = {"train": {"alpha": 0.7}, "eval": {"ls": "--", "marker": "o", "ms": 3}}
 MOST_NAMES = 50  # class names that fit beside a figure
 CROSS_ENTROPY = "cross_entropy"
-# Training may smooth or mix its targets; its loss then does not approach 0.
-LABELS = {CROSS_ENTROPY: "cross-entropy (in training: of the training targets)"}
+LABELS = {CROSS_ENTROPY: "cross-entropy"}
+# What training may do to its targets, with which its loss does not approach 0: section and field.
+SMOOTHING = {
+    "label smoothing": ("task", "label_smoothing"),
+    "mixup": ("augment", "mixup_alpha"),
+    "CutMix": ("augment", "cutmix_alpha"),
+}
 
 
 def draw_learning_curves(
@@ -30,7 +39,7 @@ def draw_learning_curves(
     """Draws the loss (left) and the headline metric (right) against steps.
 
     Each run has a colour; evaluation is dashed with dots. A curve is left out if its split does not
-    record the metric.
+    record the metric. The title says which splits these are, and how training smooths its targets.
 
     Args:
       workdirs: of runs of one task.
@@ -42,13 +51,14 @@ def draw_learning_curves(
     figure, axes = subplots(1, 2, size=(10, 4))
     labels = names or ["" for _ in workdirs]
     runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
+    configs = [config_of(workdir) for workdir in workdirs]
     metrics = (loss_of(runs), metric)
     for index, (records, label) in enumerate(zip(runs, labels, strict=True)):
         # Ten colours tell runs apart; more runs take a continuous range.
         colour = f"C{index}" if len(labels) <= 10 else colormaps["viridis"](index / len(labels))
         for split in splits:
             rows = [r for r in records if r["split"] == split]
-            which = ("test" if split == "eval" else "train") if len(splits) > 1 or not label else ""
+            which = "" if label and len(splits) == 1 else split_name(configs[index], split)
             for axis, metric in zip(axes, metrics, strict=True):
                 points = [(r["step"], r[metric]) for r in rows if r.get(metric) is not None]
                 steps, values = zip(*points, strict=True) if points else ((), ())
@@ -56,13 +66,10 @@ def draw_learning_curves(
                 style = STYLES["eval" if len(points) == 1 else split]
                 axis.plot(steps, values, color=colour, label=f"{label} {which}".strip(), **style)
     axes[0].set_yscale("log")
-    write_decimals(axes[0])
-    drawn = [value for line in axes[1].lines for value in line.get_ydata()]
-    if all(0 <= value <= 1 for value in drawn):
-        axes[1].set_ylim(0, 1)
     for axis, metric in zip(axes, metrics, strict=True):
         axis.set(xlabel="step", ylabel=LABELS.get(metric, metric.replace("_", " ")))
         axis.grid(alpha=0.3)
+    figure.suptitle("\n".join(title_lines(configs, splits)), fontsize=9)
     if len(labels) <= 2:
         axes[1].legend()
     else:  # beside the curves, not over them
@@ -72,28 +79,83 @@ def draw_learning_curves(
     save(figure, out)
 
 
+def config_of(workdir: epath.PathLike) -> ConfigDict:
+    """Returns the config of a run; an empty one where it has not begun."""
+    begun = (epath.Path(workdir) / "config.json").exists()
+    return stored_config(str(workdir)) if begun else ConfigDict()
+
+
+def split_name(config: ConfigDict, split: str) -> str:
+    """Returns the data's name of "train" or "eval", such as "val"."""
+    fallback = {"train": "train", "eval": "evaluation"}[split]
+    return config.get("data", {}).get(f"{split}_split") or fallback
+
+
+def smoothing_text(config: ConfigDict) -> str:
+    """Returns "label smoothing 0.1, mixup 0.2"; "targets not smoothed" where all are off."""
+    values = {name: config.get(a, {}).get(b, 0) for name, (a, b) in SMOOTHING.items()}
+    on = [f"{name} {decimals(value)}" for name, value in values.items() if value]
+    return ", ".join(on) or "targets not smoothed"
+
+
+def title_lines(configs: Sequence[ConfigDict], splits: Sequence[str]) -> list[str]:
+    """Returns a line for each split of the runs: "evaluation: split val"."""
+    begun = [config for config in configs if config]
+    lines = []
+    for split in splits if begun else ():
+        named = " or ".join(dict.fromkeys(split_name(config, split) for config in begun))
+        if split == "eval":
+            lines.append(f"evaluation: split {named}")
+            continue
+        smoothed = dict.fromkeys(map(smoothing_text, begun))
+        # Tasks without labels have no such fields.
+        targets = (
+            [" or ".join(smoothed)]
+            if any("label_smoothing" in c.get("task", {}) for c in begun)
+            else []
+        )
+        lines.append(", ".join([f"training: split {named}, each point one batch", *targets]))
+    return lines
+
+
 def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
     """Returns the loss that both splits can share: cross-entropy if recorded, else the total."""
     recorded = any(CROSS_ENTROPY in record for records in runs for record in records)
     return CROSS_ENTROPY if recorded or not any(runs) else "loss"
 
 
-def write_decimals(axis: Axes) -> None:
-    """Labels a logarithmic y axis in decimals, where matplotlib would write powers of ten."""
-    low, high = axis.get_ylim()
-    axis.yaxis.set_major_formatter(decimals)
-    # Over more than a decade the labels of all minor ticks would run into each other.
-    axis.yaxis.set_minor_formatter(decimals if high < 10 * low else few_decimals)
+def write_decimals(axis: Axis) -> None:
+    """Labels an axis in plain decimals, where matplotlib would write powers of ten or an offset.
+
+    Labels that are no numbers stay as they are.
+    """
+    formatter = axis.get_major_formatter()
+    if isinstance(formatter, ScalarFormatter):
+        formatter.set_scientific(False)
+        formatter.set_useOffset(False)
+    elif isinstance(formatter, LogFormatter):
+        low, high = axis.get_view_interval()
+        axis.set_major_formatter(decimals)
+        # Beyond these spans the labels of all minor ticks would run into each other. Labels side by
+        # side need more room than those above each other.
+        many, few = (2, 1000) if isinstance(axis, XAxis) else (10, float("inf"))
+        minor = decimals if high < many * low else few_decimals if high < few * low else no_decimals
+        axis.set_minor_formatter(minor)
 
 
-def decimals(value: float, _: int) -> str:
-    """Writes a tick."""
+def decimals(value: float, _: int = 0) -> str:
+    """Writes a number, such as that of a tick."""
     return f"{value:.10f}".rstrip("0").rstrip(".")
 
 
 def few_decimals(value: float, place: int) -> str:
     """Writes a minor tick that begins with 2 or 5."""
     return decimals(value, place) if f"{value:e}"[0] in "25" else ""
+
+
+def no_decimals(value: float, place: int) -> str:
+    """Writes nothing."""
+    return ""
 
 
 def subplots(
@@ -105,7 +167,14 @@ def subplots(
 
 
 def save(figure: Figure, out: epath.PathLike) -> None:
-    """Writes a figure as PNG, whole or not at all."""
+    """Writes a figure as PNG, whole or not at all.
+
+    Axes get plain decimals, and text the fonts that its letters need.
+    """
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            write_decimals(axis)
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
+    with lettered(figure):
+        figure.savefig(data, format="png", dpi=120)
     write_bytes(out, data.getvalue())

@@ -1,5 +1,6 @@
 """Expert choices drawn over images, patch by patch and block by block."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 import jax
@@ -22,6 +23,7 @@ from widenet_jax.weights.trained import Trained
 TINT = 0.55  # weight of an expert's colour over a patch
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
 PANELS_A_ROW = 6
+TITLE_WIDTH = 30  # characters over a panel; longer titles take more lines
 Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
 
 
@@ -73,14 +75,26 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
     for i, (title, picture, routing) in enumerate(images):
         own = axes[i * rows : (i + 1) * rows]
         own[0, 0].imshow(as_rgb(picture))
-        own[0, 0].set_title(title, fontsize=8)
+        own[0, 0].set_title(textwrap.fill(title, TITLE_WIDTH), fontsize=8)
         for position, block in enumerate(blocks):
             axis = own[position // PANELS_A_ROW, 1 + position % PANELS_A_ROW]
             draw_block(axis, trained, picture, routing, position)
             axis.set_title(f"block {block}", fontsize=8)
     handles = [Patch(color=c, label=f"expert {e}") for e, c in enumerate(expert_colours(E))]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(E, 8), fontsize=8)
+    marks = legend_title([routing for _, _, routing in images])
+    where = {"loc": "outside lower center", "ncols": min(E, 8)}
+    figure.legend(handles=handles, title=marks, title_fontsize=8, fontsize=8, **where)
     save(figure, out)
+
+
+def legend_title(routings: Sequence[TokenRouting]) -> str:
+    """Returns what fill, dot and cross mean, of those that occur."""
+    parts = ["fill: first expert"]
+    if routings[0].expert_index.shape[-1] > 1:
+        parts.append("dot: second")
+    if any(routing.dropped[..., 0].any() for routing in routings):
+        parts.append("cross: first dropped")
+    return ", ".join(parts)
 
 
 def draw_block(

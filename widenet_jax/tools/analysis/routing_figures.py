@@ -47,6 +47,8 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     drop.bar(usage.blocks, 100 * usage.drop_rate, color="C7")
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
+    if not usage.drop_rate.any():  # else the box would be empty
+        drop.text(0.5, 0.5, "0%", ha="center", va="center", transform=drop.transAxes, fontsize=20)
     draw_categories(categories, usage)
     title = "same first choice\n(share of tokens)"
     draw_between_blocks(agreement, usage.agreement, usage.blocks, title)

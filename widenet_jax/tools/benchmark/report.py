@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from widenet_jax.tools.analysis.figures import save, subplots, write_decimals
+from widenet_jax.tools.analysis.figures import save, subplots
 from widenet_jax.tools.markdown import markdown_table
 
 # benchmark -> (columns that name a row, column of the bars, axis label)
@@ -79,7 +79,6 @@ def draw_curves(benchmark: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_yscale("log")
         axis.set_xticks(points, [f"{x:,}" for x in points])
         axis.xaxis.set_minor_locator(NullLocator())
-        write_decimals(axis)
         axis.set_xlabel(across.replace("_", " "))
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)

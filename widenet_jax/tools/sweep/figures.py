@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.tools.analysis.figures import save, subplots
+from widenet_jax.config.durations import parse
+from widenet_jax.errors import BadInputError
+from widenet_jax.tools.analysis.figures import decimals, save, subplots
 from widenet_jax.tools.sweep.axes import Range, Settings, Space
 from widenet_jax.tools.sweep.trials import text_of
 
@@ -37,7 +39,7 @@ class Axis:
 
 
 def axis_of(field: str, settings: Sequence[Settings], space: Space) -> Axis:
-    """Orders a field's values: numbers by size, names as they were given.
+    """Orders a field's values: numbers and durations of one unit by size, names as they were given.
 
     Args:
       field: to draw against.
@@ -52,7 +54,10 @@ def axis_of(field: str, settings: Sequence[Settings], space: Space) -> Axis:
     values = list(dict.fromkeys(one[field] for one in settings if field in one))
     drawn = space.get(field)
     if not all(type(value) in (int, float) for value in values):
-        if isinstance(drawn, tuple):
+        units = {unit for _, unit in map(amount_of, values)}
+        if len(units) == 1 and units != {""}:
+            values.sort(key=amount_of)
+        elif isinstance(drawn, tuple):
             rank = {text: place for place, text in enumerate(drawn)}
             values.sort(key=lambda value: rank.get(text_of(value), len(rank)))
         return Axis(field, tuple(values), NAMES)
@@ -66,6 +71,14 @@ def axis_of(field: str, settings: Sequence[Settings], space: Space) -> Axis:
     return Axis(field, tuple(values), scale)
 
 
+def amount_of(value: Any) -> tuple[float, str]:
+    """Returns the number and the unit of a duration; (0, "") of any other value."""
+    try:
+        return parse(text_of(value), "")
+    except BadInputError:
+        return 0.0, ""
+
+
 def draw_against(rows: Sequence[Mapping], axes: Sequence[Axis], metric: str, out: Path) -> None:
     """Draws a panel for each axis: a dot for each row, and the mean at each value.
 
@@ -74,6 +87,7 @@ def draw_against(rows: Sequence[Mapping], axes: Sequence[Axis], metric: str, out
     """
     size = (1 + 4 * len(axes), 4)
     figure, panels = subplots(1, len(axes), size=size, sharey=True, squeeze=False)
+    marks = []
     for panel, axis in zip(panels[0], axes, strict=True):
         found = [[row[metric] for row in rows if row.get(axis.field) == v] for v in axis.values]
         drawn = [(place, of) for place, of in zip(axis.places, found, strict=True) if of]
@@ -82,12 +96,15 @@ def draw_against(rows: Sequence[Mapping], axes: Sequence[Axis], metric: str, out
         if any(len(of) > 1 for _, of in drawn):
             style = "_" if axis.scale == NAMES else "-_"
             means = [(place, fmean(of)) for place, of in drawn]
-            panel.plot(*zip(*means, strict=True), style, color="C1", ms=14, mew=2, label="mean")
-            panel.legend()
+            marks = panel.plot(*zip(*means, strict=True), style, color="C1", ms=14, mew=2)
         if axis.scale == LOG:
             panel.set_xscale("log")
+        elif axis.scale == NAMES:  # room for the labels of the first and the last name
+            panel.set_xlim(-0.5, len(axis.values) - 0.5)
         label(panel, axis)
         panel.grid(alpha=0.3)
+    if marks:  # above the panels, where it covers no dot
+        figure.legend(marks, ["mean"], loc="outside upper right", fontsize=8)
     panels[0, 0].set_ylabel(metric.replace("_", " "))
     save(figure, out)
 
@@ -96,7 +113,9 @@ def label(panel: Any, axis: Axis) -> None:
     """Names the axis, and each of its values where there is room."""
     panel.set_xlabel(axis.field)
     if apart(np.log(axis.places) if axis.scale == LOG else axis.places):
-        texts = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in axis.values]
+        texts = [
+            decimals(float(f"{v:.4g}")) if isinstance(v, float) else str(v) for v in axis.values
+        ]
         turned = {"rotation": 20, "ha": "right"} if max(map(len, texts), default=0) > 6 else {}
         panel.set_xticks(list(axis.places), texts, **turned)
         panel.set_xticks([], minor=True)

@@ -14,9 +14,12 @@ from widenet_jax.data.images import files
 from widenet_jax.data.images.randaugment import OPERATIONS
 from widenet_jax.data.images.transforms import build_transforms, image_of
 from widenet_jax.data.sources import build_source, overview
+from widenet_jax.tools.analysis.lettering import line_of_text
 
 SHEET_COLUMNS = 6
-_CAPTION_HEIGHT = 18
+_NAME_HEIGHT, _CAPTION_HEIGHT = 22, 18
+_LEAST_WIDTH = 112  # of a tile: room for its caption
+_MARGIN = 2
 
 
 def augmentation_grid(
@@ -28,6 +31,8 @@ def augmentation_grid(
     note: Callable[[str], None],
 ) -> np.ndarray:
     """Draws one row per image: the evaluation input, then the augmentations of the first epochs.
+
+    The name of its class stands above each row.
 
     Args:
       config: reads `data` and `augment`.
@@ -57,7 +62,8 @@ def augmentation_grid(
             rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
             tiles.append(train.picture(image, rng))
         name = source.class_names[example["label"]]
-        return _row(tiles, [name, *(f"epoch {epoch}" for epoch in range(num_draws))])
+        row = _row(tiles, ["evaluation", *(f"epoch {epoch}" for epoch in range(num_draws))])
+        return _stack([line_of_text(name, height=_NAME_HEIGHT), row])
 
     skip = skips(data["on_bad_example"])
     rows = [
@@ -66,7 +72,7 @@ def augmentation_grid(
     ]
     for line in dict(complaints).values():
         note(line)
-    return np.concatenate(rows)
+    return _stack(rows)
 
 
 def operations_sheet(image: np.ndarray, magnitude: float, size: int, seed: int = 0) -> np.ndarray:
@@ -94,14 +100,19 @@ def _row(tiles: Sequence[np.ndarray], captions: Sequence[str]) -> np.ndarray:
     )
 
 
+def _stack(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Puts rows below each other; white fills the right of narrower ones."""
+    width = max(row.shape[1] for row in rows)
+    beside = [((0, 0), (0, width - row.shape[1]), (0, 0)) for row in rows]
+    padded = [np.pad(row, by, constant_values=255) for row, by in zip(rows, beside, strict=True)]
+    return np.concatenate(padded)
+
+
 def _captioned(image: np.ndarray, caption: str) -> np.ndarray:
     """Returns the image, enlarged if tiny, below a line of text: uint8 [H, W, 3]."""
     if image.shape[2] == 1:
         image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
-    enlarge = max(1, 112 // image.shape[1])
+    enlarge = -(-_LEAST_WIDTH // image.shape[1])
     image = image.repeat(enlarge, axis=0).repeat(enlarge, axis=1)
-    band = np.full((_CAPTION_HEIGHT, image.shape[1], 3), 255, np.uint8)
-    cv2.putText(band, caption, (3, 13), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
-    return cv2.copyMakeBorder(
-        np.concatenate([band, image]), 0, 2, 0, 2, cv2.BORDER_CONSTANT, value=(255, 255, 255)
-    )
+    tile = _stack([line_of_text(caption, height=_CAPTION_HEIGHT), image])
+    return np.pad(tile, ((0, _MARGIN), (0, _MARGIN), (0, 0)), constant_values=255)
