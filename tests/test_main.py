@@ -60,6 +60,8 @@ EARLY = [
     ((DIGITS, "--wrkdir=W"), "no flag --wrkdir; did you mean --workdir?"),
     ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
     ((DIGITS, "--workdir=W", "--mode=test"), "argument --mode: invalid choice: 'test'"),
+    ((DIGITS, "--workdir=W", "--mode=eval", "--profile=3"), "--profile traces training steps; "),
+    ((DIGITS, "--workdir=W", "--profile=0"), "must be a whole number of at least 1"),
     ((DIGITS, "--workdir=W", "--process_id=first"), "--process_id: invalid int value: 'first'"),
     (
         (DIGITS, "--workdir=W", "--max_seconds=nan"),

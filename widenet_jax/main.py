@@ -19,7 +19,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from widenet_jax.cli.metric_rows import beside, number, routing_rows
-from widenet_jax.cli.parser import Parser, exit_code_of, seconds
+from widenet_jax.cli.parser import Parser, exit_code_of, positive, seconds
 from widenet_jax.config.comments import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
@@ -51,6 +51,8 @@ def flag_parser() -> Parser:
     add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
     text = "print every field with its value, type and meaning, and do nothing else"
     add("--print_config", action="store_true", help=text)
+    text = "write a trace of STEPS training steps to WORKDIR/profile, for XProf and Perfetto"
+    add("--profile", type=positive, metavar="STEPS", help=text)
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     add("--distributed", action="store_true", help="several hosts; all that a TPU pod needs")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
@@ -70,6 +72,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         no stored model where the config asks for one.
     """
     own = flag_parser().read(argv[1:])
+    if own.profile and own.mode != "train":
+        raise BadInputError(f"--profile traces training steps; --mode={own.mode} has none")
     stored = not own.config and (own.mode != "train" or (own.print_config and own.workdir))
     needed = ("workdir",) if stored else ("config", "workdir")
     for name in needed[:1] if own.print_config else needed:
@@ -214,7 +218,7 @@ def main(argv: Sequence[str]) -> int:
         join_hosts(own, stop)
         from widenet_jax import train  # imports JAX, which takes seconds
 
-        result = train.run(config, own.workdir, mode=own.mode, stop=stop)
+        result = train.run(config, own.workdir, mode=own.mode, stop=stop, profile=own.profile)
     except BadInputError as error:
         return end(f"error: {error}", 2)
     except RunFailedError as error:

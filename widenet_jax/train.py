@@ -27,6 +27,7 @@ from widenet_jax.files import absolute
 from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.run.batches import read_batches
+from widenet_jax.run.profile import Profile
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
 from widenet_jax.run.stopping import Stop, StopRequestedError
@@ -59,6 +60,7 @@ def run(
     mode: str = "train",
     devices: Sequence[jax.Device] | None = None,
     stop: Stop | None = None,
+    profile: int | None = None,
 ) -> dict[str, Any]:
     """Trains what a config describes in a workdir; the same call again resumes it.
 
@@ -71,6 +73,7 @@ def run(
         whose numbers were not finite.
       devices: the devices to use; all by default.
       stop: may request an early end.
+      profile: number of steps to trace with JAX's profiler.
 
     Returns:
       What `result.json` holds, or the findings of another mode.
@@ -123,6 +126,11 @@ def run(
             session.note(line)
 
         # Loop
+        train_step = experiment.train_step
+        if profile:
+            traced = {"steps": profile, "start_step": step, "workdir": workdir}
+            train_step = Profile(train_step, **traced, note=session.note)
+            stack.enter_context(closing(train_step))
         told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_once}
         measure = partial(evaluate, experiment, data, **told)
         place = partial(global_batch, mesh=mesh, batch_size=config.batch_size)
@@ -138,7 +146,7 @@ def run(
             batches = read_batches(experiment, data, step, total_steps, on_message=session.note)
             with closing(stop.reading(batches)) as reading:
                 for batch in reading:
-                    state, step_metrics = experiment.train_step(state, place(batch))
+                    state, step_metrics = train_step(state, place(batch))
                     step += 1
                     stop.unsaved = True
                     session.watchdog.beat(f"step {step}")

@@ -2,13 +2,18 @@
 
 import builtins
 import json
+import os
 import struct
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from etils import epath
+from small_runs import ROOT
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.run.metrics import JsonLines, MetricsWriter, rounded, scalars
@@ -138,7 +143,8 @@ def test_times_stay_out_of_the_metrics(tmp_path: Path):
     out.flush()
     metrics = (tmp_path / "metrics.jsonl").read_text()
     assert metrics == '{"step": 1, "split": "train", "loss": 0.1, "drop_rate": [0.5]}\n'
-    assert (tmp_path / "timing.jsonl").read_text() == '{"step": 1, "images_per_second": 12.346}\n'
+    times = (tmp_path / "timing.jsonl").read_text()
+    assert times == '{"step": 1, "images_per_second": 12.34567}\n'
 
 
 def test_only_the_first_host_writes(tmp_path: Path):
@@ -171,6 +177,7 @@ def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
     out.resume(4)
     out.write(5, "train", {"loss": 0.5, "load": [0.25, 0.75]})
     out.write(5, "eval", {"loss": 2.0})
+    out.write_timing(5, {"images_per_second": 64.0, "seconds_per_step": 0.25})
     out.close()
     events = tensorboard_events(tmp_path / "tensorboard")
     found = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
@@ -179,6 +186,8 @@ def test_tensorboard_reads_the_scalars_and_where_a_run_resumed(tmp_path: Path):
         ("train/load/0", 5): 0.25,
         ("train/load/1", 5): 0.75,
         ("eval/loss", 5): 2.0,
+        ("timing/images_per_second", 5): 64.0,
+        ("timing/seconds_per_step", 5): 0.25,
     }
     starts = [e.step for e in events if e.HasField("session_log") and e.session_log.status == 1]
     assert starts == [5]  # TensorBoard hides earlier events from this step on
@@ -198,6 +207,58 @@ def test_wandb_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         writer(tmp_path, wandb_project="widenet")
     text = str(caught.value)
     assert "pip install -e '.[wandb]'" in text and "\n" not in text
+
+
+WANDB_RUN = """
+import sys
+from functools import partial
+from etils import epath
+from widenet_jax.cli.parser import exit_code_of
+from widenet_jax.run.metrics import MetricsWriter
+
+def write():
+    tracking = {"tensorboard": False, "wandb_project": "widenet"}
+    workdir = epath.Path(sys.argv[1])
+    out = MetricsWriter(workdir, config={"tracking": tracking}, main_host=True)
+    out.write(1, "train", {"loss": 1.5})
+    out.write_timing(1, {"images_per_second": 64.0, "seconds_per_step": 0.25})
+    out.close()
+
+sys.exit(exit_code_of(write))
+"""
+
+
+needs_wandb = pytest.mark.skipif(not find_spec("wandb"), reason="wandb is not installed")
+
+
+def run_wandb(workdir: Path, **env: str) -> subprocess.CompletedProcess:
+    """Writes metrics to W&B in a new process of a user who is not logged in."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    home = workdir / "home"
+    home.mkdir()
+    return subprocess.run(
+        [sys.executable, "-c", WANDB_RUN, str(workdir)], capture_output=True, text=True,
+        cwd=home, env=kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | env,
+    )  # fmt: skip
+
+
+@needs_wandb
+def test_wandb_without_login_is_one_line(tmp_path: Path):
+    done = run_wandb(tmp_path)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: config.tracking.wandb_project=widenet: W&B could not log in")
+    assert "WANDB_MODE=offline" in line
+
+
+@needs_wandb
+def test_wandb_keeps_its_offline_files_in_the_workdir(tmp_path: Path):
+    done = run_wandb(tmp_path, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    for name in (b"train/loss", b"timing/images_per_second", b"timing/seconds_per_step"):
+        assert name in file.read_bytes()
+    assert not (tmp_path / "home" / "wandb").exists()
 
 
 def test_a_split_of_the_last_step_is_written_once_more(tmp_path: Path):

@@ -1,7 +1,7 @@
 """Sinks of metrics: JSON lines always, TensorBoard and W&B on request.
 
 `metrics.jsonl` holds no wall times, so that a resumed run's file equals an unbroken run's byte for
-byte. Times go to `timing.jsonl`.
+byte. Times go to `timing.jsonl`, and to TensorBoard and W&B under `timing/`.
 """
 
 import hashlib
@@ -10,13 +10,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from widenet_jax.errors import require
+from widenet_jax.errors import BadInputError, RunFailedError, first_line, require
 from widenet_jax.files import absolute, is_remote, write_bytes
 
 Metrics = Mapping[str, object]
@@ -151,7 +152,14 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run of the project named in `config.tracking.wandb_project`."""
+    """A W&B run of the project named in `config.tracking.wandb_project`.
+
+    Its local files are in `WORKDIR/wandb`; those of a gs:// workdir where W&B puts them by default.
+
+    Raises:
+      BadInputError: wandb is not installed, or W&B has no valid credentials.
+      RunFailedError: W&B cannot be reached.
+    """
 
     def __init__(self, project: str, *, workdir: epath.Path, config: Mapping):
         field = f"config.tracking.wandb_project={project}"
@@ -159,7 +167,19 @@ class WeightsAndBiases:
         # Derive the id from the whole path, because two workdirs may have the same last part.
         run_id = hashlib.sha256(str(absolute(str(workdir))).encode()).hexdigest()[:16]
         about = {"project": project, "name": workdir.name, "config": config}
-        self.run = wandb.init(**about, id=run_id, resume="allow")
+        place = None if is_remote(workdir) else str(workdir)
+        try:
+            with no_terminal():  # W&B would ask for a key; the run may have no one to answer
+                self.run = wandb.init(**about, id=run_id, resume="allow", dir=place)
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            raise BadInputError(
+                f"{field}: W&B could not log in ({first_line(error)}); run `wandb login` or set "
+                "WANDB_API_KEY, or set WANDB_MODE=offline to log to the workdir only"
+            ) from None
+        except wandb.errors.Error as error:
+            raise RunFailedError(
+                f"{field}: {first_line(error)}; set WANDB_MODE=offline to log to the workdir only"
+            ) from None
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
         """Does nothing: W&B itself drops steps that it already has."""
@@ -172,6 +192,17 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self.run.finish()
+
+
+@contextmanager
+def no_terminal() -> Iterator[None]:
+    """Replaces stdin by an empty file."""
+    with open(os.devnull) as empty:
+        before, sys.stdin = sys.stdin, empty
+        try:
+            yield
+        finally:
+            sys.stdin = before
 
 
 def scalars(record: Mapping) -> dict[str, float]:
@@ -193,43 +224,49 @@ def scalars(record: Mapping) -> dict[str, float]:
 
 
 class MetricsWriter:
-    """All sinks of a run: each record goes to every sink; only the first host has sinks."""
+    """All sinks of a run; only the first host has sinks.
+
+    Metrics go to metrics.jsonl, times to timing.jsonl, and both to the trackers.
+    """
 
     def __init__(self, workdir: epath.Path, *, config: Mapping, main_host: bool):
-        self.sinks: list[Any] = []
-        self.timing: list[JsonLines] = []
+        self.files: list[JsonLines] = []
+        self.trackers: list[Any] = []
         if not main_host:
             return
-        self.sinks.append(JsonLines(workdir / "metrics.jsonl"))
-        self.timing.append(JsonLines(workdir / "timing.jsonl"))
+        self.files = [JsonLines(workdir / name) for name in ("metrics.jsonl", "timing.jsonl")]
         if config["tracking"]["tensorboard"]:
-            self.sinks.append(TensorBoard(workdir))
+            self.trackers.append(TensorBoard(workdir))
         if project := config["tracking"]["wandb_project"]:
-            self.sinks.append(WeightsAndBiases(project, workdir=workdir, config=config))
+            self.trackers.append(WeightsAndBiases(project, workdir=workdir, config=config))
 
     def resume(self, step: int, *, again: Collection[str] = ()) -> None:
         """Continues after `step`; the splits in `again` of that step will be written again."""
-        for sink in self.sinks + self.timing:
+        for sink in self.files + self.trackers:
             sink.resume(step, again=again)
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         """Writes one record; numbers keep the seven significant digits that float32 holds."""
         record = {"step": step, "split": split}
         record |= {name: rounded(value) for name, value in metrics.items()}
-        for sink in self.sinks:
+        for sink in self.files[:1] + self.trackers:
             sink.write(record)
 
     def write_timing(self, step: int, timing: Mapping[str, float]) -> None:
-        for file in self.timing:
-            file.write({"step": step} | {k: round(v, 3) for k, v in timing.items()})
+        """Writes how fast the run is."""
+        record = {"step": step} | {name: rounded(value) for name, value in timing.items()}
+        for file in self.files[1:]:
+            file.write(record)
+        for tracker in self.trackers:
+            tracker.write(record | {"split": "timing"})
 
     def flush(self) -> None:
-        for sink in self.sinks + self.timing:
+        for sink in self.files + self.trackers:
             sink.flush()
 
     def close(self) -> None:
         """Flushes and closes every sink."""
-        for sink in self.sinks + self.timing:
+        for sink in self.files + self.trackers:
             sink.close()
 
 

@@ -113,8 +113,11 @@ class Session:
         values = dict(jax.device_get(metrics))
         values |= self.experiment.model.summarize(values.pop("layer_sums"))
         self.writer.write(step, "train", values)
-        rate = self.progress.per_second()
-        self.writer.write_timing(step, {f"{self.experiment.task.unit}_per_second": rate})
+        if rate := self.progress.per_second():
+            per_step = self.experiment.config.batch_size / rate
+            unit = self.experiment.task.unit
+            times = {f"{unit}_per_second": rate, "seconds_per_step": per_step}
+            self.writer.write_timing(step, times)
         self._check_bad_examples(step, int(values["bad_examples"]))
 
     def record_evaluation(self, state: TrainState, step: int, metrics: Mapping[str, Any]) -> None:

@@ -1,0 +1,92 @@
+"""A trace of some training steps, made by JAX's profiler for XProf and Perfetto."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from etils import epath
+
+from widenet_jax.step import TrainState
+
+SETTLE = 3  # steps of this start before the trace: the first compiles, the next fill the queues
+STEP = "train"  # the name of a step's event; its argument `step_num` is the number of the step
+TrainStep = Callable[[TrainState, Any], tuple[TrainState, Any]]
+
+
+class Profile:
+    """A training step that traces some of its calls; the numbers stay the same.
+
+    The trace covers everything between its first and last step on this host and its devices. It is
+    written to `WORKDIR/profile/plugins/profile/step_NUMBER/`, where XProf and TensorBoard look for
+    HOST.xplane.pb. HOST.perfetto.json.gz is the same for Perfetto.
+
+    Args:
+      train_step: the step.
+      steps: number of steps to trace.
+      start_step: the step after which this process starts or resumes.
+      workdir: local or gs://.
+      note: receives a line that says where the trace is, or why there is none.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStep,
+        *,
+        steps: int,
+        start_step: int,
+        workdir: epath.Path,
+        note: Callable[[str], None],
+    ):
+        self.train_step, self.workdir, self.note = train_step, workdir, note
+        self.step = start_step
+        self.first = start_step + SETTLE + 1
+        self.last = start_step + SETTLE + steps
+        self.directory = ""  # that of the trace while it is made
+        self.written = False
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+        """Calls the step; starts the trace before its first step, and ends it after its last."""
+        self.step += 1
+        if self.step == self.first:
+            jax.block_until_ready(state)  # the steps before do not belong to the trace
+            self._start()
+        with jax.profiler.StepTraceAnnotation(STEP, step_num=self.step):
+            state, metrics = self.train_step(state, batch)
+        if self.step == self.last:
+            jax.block_until_ready(state)
+            self._write()
+        return state, metrics
+
+    def _start(self) -> None:
+        self.directory = tempfile.mkdtemp(prefix="widenet_profile_")
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # tracing every call of Python would slow the steps down
+        options = {"create_perfetto_trace": True, "profiler_options": options}
+        jax.profiler.start_trace(self.directory, **options)
+
+    def _write(self) -> None:
+        """Ends the trace and copies it to the workdir, which may be remote."""
+        made, self.directory = self.directory, ""
+        try:
+            jax.profiler.stop_trace()
+            into = self.workdir / "profile" / "plugins" / "profile" / f"step_{self.first:08d}"
+            into.mkdir(parents=True, exist_ok=True)
+            (planes,) = Path(made).rglob("*.xplane.pb")
+            (events,) = Path(made).rglob("perfetto_trace.json.gz")
+            (into / planes.name).write_bytes(planes.read_bytes())
+            host = planes.name.removesuffix(".xplane.pb")
+            (into / f"{host}.perfetto.json.gz").write_bytes(events.read_bytes())
+        finally:
+            shutil.rmtree(made)
+        self.written = True
+        self.note(f"profile of steps {self.first:,} to {self.step:,}: {into}")
+
+    def close(self) -> None:
+        """Ends a trace that the end of the run cut short; says so where there is none."""
+        if self.directory:
+            self._write()
+        elif not self.written:
+            self.note(f"--profile: this start ended before step {self.first:,}, no step was traced")
