@@ -14,17 +14,18 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.config.files import load_config
-from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.plan.facts import data_facts
 from widenet_jax.tools.plan.topology import parse_topology
 from widenet_jax.weights.stored import set_fields
+
+if TYPE_CHECKING:
+    from widenet_jax.data.contract import DataFacts
 
 DATA_SIZES = ("num_examples", "num_classes", "vocab_size")
 PAPER_CONFIG = "configs/imagenet.py"
@@ -56,10 +57,14 @@ def add_data_flags(add: Callable[..., Any]) -> None:
         add(f"--{name}", type=positive, metavar="N", help="of a data set that the plan cannot know")
 
 
-def read_configs(names: Sequence[str], options: Options) -> list[tuple[str, ConfigDict, DataFacts]]:
+def read_configs(
+    names: Sequence[str], options: Options
+) -> list[tuple[str, ConfigDict, "DataFacts"]]:
     """Returns (name, config, facts about its data) for each name, with the fields of `options`."""
     known = {name: getattr(options, name) for name in DATA_SIZES}
     configs = [set_fields(load_config(name), options.fields) for name in names]
+    from widenet_jax.tools.plan.facts import data_facts
+
     return [(name, one, data_facts(one, **known)) for name, one in zip(names, configs, strict=True)]
 
 

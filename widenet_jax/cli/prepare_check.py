@@ -3,8 +3,6 @@
 from typing import Any
 
 from widenet_jax.cli.parser import Options, show
-from widenet_jax.data.images.folders import counts_text
-from widenet_jax.data.prepare.check_images import check_images
 from widenet_jax.errors import BadInputError
 
 
@@ -23,6 +21,9 @@ def check(options: Options) -> None:
     Raises:
       BadInputError: some images cannot be read.
     """
+    from widenet_jax.data.images.folders import counts_text
+    from widenet_jax.data.prepare.check_images import check_images
+
     found = check_images(options.folder)
     lines = [*found.unreadable, *(f"{path}: left out ({kind})" for path, kind in found.left_out)]
     lines += [f"{path}: an empty folder" for path in found.empty]

@@ -8,7 +8,7 @@ import tqdm
 
 from widenet_jax.cli.parser import Options, show
 from widenet_jax.cli.prepare_text import add_reading, add_writing
-from widenet_jax.data.text.token_streams import PLAIN_SPLITS
+from widenet_jax.data.splits import PLAIN_SPLITS
 from widenet_jax.errors import BadInputError
 
 STREAM = """Prepares text for a language model: one sequence of tokens, for each split a file of

@@ -39,7 +39,6 @@ from widenet_jax.tools.reproduce.scales import (
     runs_of,
     trial_of,
 )
-from widenet_jax.tools.reproduce.table_2 import table_2
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code
 
@@ -117,6 +116,7 @@ def run(options: Options) -> int:
         if rows or one.layer:
             tables.append(replace(one, rows=rows))
     from widenet_jax.tools.reproduce.report import provenance, write  # imports JAX
+    from widenet_jax.tools.reproduce.table_2 import table_2
 
     made_by = provenance(measured, ["scripts/reproduce.py", *options.words])
     facts = [write(table, scale, measured, made_by, directory.path) for table in tables]

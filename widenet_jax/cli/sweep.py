@@ -17,7 +17,6 @@ from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.tools.sweep import axes
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.results import Results
 from widenet_jax.tools.sweep.runner import Listed, Runner
 from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code, expand, settings_of_config
 
@@ -91,6 +90,8 @@ def run(options: Options) -> int:
             return 0
         source = Listed(trials, directory, only=options.index)
     stopped = Runner(source, workers=options.workers, command=command).run()
+    from widenet_jax.tools.sweep.results import Results  # imports Matplotlib
+
     outcomes = source.outcomes()
     found = Results(outcomes, directory, source.space)
     found.write()

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 from widenet_jax.errors import BadInputError
 
+# Shares of a plain file of text, in its order, in percent.
+PLAIN_SPLITS = {"train": 90, "valid": 5, "test": 5}
+
 
 def check_split(split: str, known: Sequence[str], where: str) -> None:
     """Raises BadInputError unless `split` is one of `known`; `where` names the set."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.splits import check_split
+from widenet_jax.data.splits import PLAIN_SPLITS, check_split
 from widenet_jax.data.text.chunking import Chunk, Chunking, chunks_of
 from widenet_jax.data.text.token_files import HeldTokens
-from widenet_jax.data.text.token_streams import PLAIN_SPLITS, Opened, TokenStream, open_plain
+from widenet_jax.data.text.token_streams import Opened, TokenStream, open_plain
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.data.text.unigrams import unigram_entropy
 

@@ -22,7 +22,7 @@ from etils import epath
 from widenet_jax.data import records
 from widenet_jax.data.contract import Example
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
-from widenet_jax.data.splits import check_split
+from widenet_jax.data.splits import PLAIN_SPLITS, check_split
 from widenet_jax.data.text.token_files import (
     BYTE_VALUES,
     TokenFile,
@@ -34,8 +34,6 @@ from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.errors import BadInputError, check_range
 
 KIND = "stream"
-# Shares of a plain file, in its order, in percent.
-PLAIN_SPLITS = {"train": 90, "valid": 5, "test": 5}
 WHOLE = "all"  # a plain file's further split: everything
 
 
