@@ -48,7 +48,7 @@ ONLY = {
     ("run", "tasks"): {"widenet_jax.tasks.contract"},
     ("run", "tools"): {"widenet_jax.tools.analysis.figures"},  # the learning curve
     ("weights", "data"): {"widenet_jax.data.contract", "widenet_jax.data.text.tokenizer"},
-    ("weights", "tasks"): {"widenet_jax.tasks.contract"},
+    ("weights", "tasks"): {"widenet_jax.tasks", "widenet_jax.tasks.contract"},
     ("main", "weights"): {"widenet_jax.weights.stored"},
     ("main", "tools"): {"widenet_jax.tools.markdown"},
 }

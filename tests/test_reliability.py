@@ -31,6 +31,7 @@ from small_runs import (
 )
 
 from widenet_jax import train
+from widenet_jax.cli.evaluate import main as evaluate_main
 from widenet_jax.errors import BadInputError, RunFailedError
 
 # Save and evaluate as often as a short run can, so that random kills hit these phases.
@@ -82,6 +83,18 @@ def at_step(workdir: Path, unbroken: Path, step: int) -> Path:
     (workdir / "metrics.jsonl").write_text("".join(kept))
     (workdir / "result.json").unlink()
     return workdir
+
+
+def test_every_checkpoint_has_the_accuracy_of_its_evaluation(unbroken: Path, capsys):
+    """scripts/evaluate.py measures what metrics.jsonl says of that step."""
+    logged = {r["step"]: r["accuracy"] for r in metrics_of(unbroken, "eval")}
+    best = max(logged, key=lambda step: (logged[step], -step))
+    capsys.readouterr()
+    for which, step in {"last": 30, "best": best, "10": 10}.items():
+        assert evaluate_main([f"--workdir={unbroken}", f"--checkpoint={which}", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["step"] == step
+        assert found["top_1"] == pytest.approx(logged[step], rel=1e-6)
 
 
 def lines_in(workdir: Path) -> list[str]:

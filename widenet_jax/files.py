@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from typing import Any
 
 from etils import epath
@@ -19,6 +20,17 @@ def is_remote(path: epath.PathLike) -> bool:
 def absolute(path: str) -> epath.Path:
     """Returns a local path with ~ and relative parts resolved, a remote one as it is."""
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
+
+
+def split_checkpoint(place: str) -> tuple[str, str]:
+    """Splits `WORKDIR@CHECKPOINT`; the second part is "last", "best", a step, or "" without one.
+
+    A directory whose own name ends like this is taken as it is.
+    """
+    match = re.fullmatch(r"(.+)@(last|best|\d+)", place)
+    if match is None or (not is_remote(place) and absolute(place).exists()):
+        return place, ""
+    return match[1], match[2]
 
 
 def write_bytes(path: epath.PathLike, data: bytes) -> None:

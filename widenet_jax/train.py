@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from widenet_jax.checkpoint.checkpoints import load_newest
+from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.data import Data
 from widenet_jax.data.sources import open_data, overview
@@ -211,7 +211,7 @@ def evaluate_newest(
     experiment: Experiment, data: Data, workdir: epath.Path, stop: Stop
 ) -> dict[str, Any]:
     """Evaluates the newest intact checkpoint; changes nothing."""
-    newest = load_newest(workdir, experiment.state.params)
+    newest = load_checkpoint(workdir, experiment.state.params)
     if newest is None:
         raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
     check_facts(newest.meta, data.facts.info, workdir=workdir)

@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
-from widenet_jax.checkpoint.checkpoints import Checkpoints, load_newest
+from widenet_jax.checkpoint.checkpoints import Checkpoints, load_checkpoint
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.sharding import build_mesh, tree_shardings
@@ -176,7 +176,7 @@ ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def test_parameters_of_another_run(saved: Path):
-    params = load_newest(epath.Path(saved), ONE_DEVICE).items["params"]
+    params = load_checkpoint(epath.Path(saved), ONE_DEVICE).items["params"]
     jax.tree.map(np.testing.assert_array_equal, params, state_of(5).params)
     assert {leaf.sharding for leaf in jax.tree.leaves(params)} == {ONE_DEVICE}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from widenet_jax.checkpoint.checkpoints import Checkpoints, load_newest
+from widenet_jax.checkpoint.checkpoints import Checkpoints, load_checkpoint
 from widenet_jax.checkpoint.series import FORMAT_VERSION
 from widenet_jax.step import TrainState
 from widenet_jax.tasks import Headline
@@ -51,7 +51,7 @@ def test_stays_readable(tmp_path: Path, version: str):
         restored, meta = checkpoints.restore(jax.tree.map(jnp.zeros_like, state()))
     jax.tree.map(np.testing.assert_array_equal, restored, state())
     assert {name: meta[name] for name in META} == META
-    newest = load_newest(epath.Path(tmp_path / "run"), SINGLE)
+    newest = load_checkpoint(epath.Path(tmp_path / "run"), SINGLE)
     jax.tree.map(np.testing.assert_array_equal, newest.items["params"], state().params)
 
 

@@ -89,16 +89,18 @@ def test_predictions_do_not_depend_on_the_other_files(digits_run, digit_files, c
 
 
 def test_analyze(exported, digits_run, tmp_path, capsys):
-    """Compares a model with itself: both lines have the same numbers."""
+    """Compares a model with itself: both lines have the same numbers, an earlier step others."""
     out = tmp_path / "analysis"
-    flags = (f"--workdir={exported}", f"--compare={digits_run}", f"--out={out}", "--images=2")
-    assert run("analyze", *flags) == 0
+    flags = (f"--workdir={digits_run}", "--checkpoint=10", f"--out={out}", "--images=2")
+    compared = (f"--compare={exported}", f"--compare={digits_run}@20")
+    assert run("analyze", *flags, *compared) == 0
     assert "tokens an expert would see in each block if even: 2,880" in capsys.readouterr().out
     of_experts = ("usage", "shares", "co_occurrence", "overlay")
     names = {"norm_divergence.png", "analysis.json", *(f"expert_{n}.png" for n in of_experts)}
     assert {path.name for path in out.iterdir()} == names
     facts = json.loads((out / "analysis.json").read_text())
-    ours, theirs = facts["norm_divergence"].values()
+    earlier, ours, theirs = facts["norm_divergence"].values()
+    assert facts["step"] == 10 and earlier != ours
     assert ours == theirs and len(ours["gamma"]["block"]) == 2 and min(ours["beta"]["block"]) > 0
 
 

@@ -1,5 +1,7 @@
 """Opening a trained model: changes to its config, and changes that do not fit."""
 
+import json
+
 import pytest
 
 from widenet_jax.errors import BadInputError
@@ -45,8 +47,18 @@ def test_no_model_there(tmp_path, exists: bool):
 
 def test_a_result_of_another_step_is_ignored(tmp_path):
     """The run trained on after its result, or has not finished."""
-    path = tmp_path / "result.json"
-    assert result_at(path, 20) == {}
-    path.write_text('{"steps": 20, "test_accuracy": 0.5}')
-    assert result_at(path, 20)["test_accuracy"] == 0.5
-    assert result_at(path, 10) == {}
+    assert result_at(tmp_path, 20) == {}
+    (tmp_path / "result.json").write_text('{"steps": 20, "test_accuracy": 0.5}')
+    assert result_at(tmp_path, 20)["test_accuracy"] == 0.5
+    assert result_at(tmp_path, 10) == {}
+
+
+def test_the_result_of_an_earlier_step_has_its_own_evaluation(tmp_path):
+    """What belongs to the last step alone, such as the hash of its parameters, is left out."""
+    last = {"steps": 20, "unit": "images", "test_accuracy": 0.5, "params_sha256": "of step 20"}
+    (tmp_path / "result.json").write_text(json.dumps(last))
+    lines = [(10, "train", 0.7), (10, "eval", 0.6), (20, "eval", 0.5)]
+    records = [{"step": step, "split": name, "accuracy": value} for step, name, value in lines]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert result_at(tmp_path, 10) == {"steps": 10, "unit": "images", "test_accuracy": 0.6}
+    assert result_at(tmp_path, 15) == {}

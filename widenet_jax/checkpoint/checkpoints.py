@@ -16,7 +16,7 @@ from etils import epath
 
 from widenet_jax.checkpoint.hashes import fingerprint
 from widenet_jax.checkpoint.series import FORMAT_VERSION, Restored, Series
-from widenet_jax.errors import RunFailedError
+from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.optim.average import swap
 from widenet_jax.step import COUNTERS, TrainState
 from widenet_jax.tasks.contract import Headline
@@ -166,19 +166,34 @@ def state_of(restored: Restored, target: TrainState) -> TrainState:
     )
 
 
-def load_newest(workdir: epath.Path, params: PyTree) -> Restored | None:
-    """Reads the parameters of a run's newest intact checkpoint; returns None where there is none.
+def load_checkpoint(workdir: epath.Path, params: PyTree, which: str = "last") -> Restored | None:
+    """Reads the parameters of one of a run's checkpoints; returns None where the run has none.
 
     Args:
       workdir: of the run.
       params: shapes with shardings of a known model; or one sharding, for any model.
+      which: "last", the newest intact one; "best", by the headline metric; or a step, "1000".
 
-    Raises: as `Series.newest`.
+    Raises: as `Series.newest`; BadInputError also where the run has others, and not this one.
     """
     model = None if isinstance(params, jax.sharding.Sharding) else fingerprint(params)
-    with closing(Series(workdir / LAST, keep=1)) as series:
-        newest, damaged = series.newest({"params": params}, fingerprint=model)
+    with (
+        closing(Series(workdir / LAST, keep=1)) as last,
+        closing(Series(workdir / BEST, keep=1)) as best,
+    ):
+        kept, kept_best = last.steps(), best.steps()
+        only = int(which) if which.isdecimal() else None
+        series = best if which == "best" or (only in kept_best and only not in kept) else last
+        if not (kept or kept_best):
+            return None
+        if not series.steps() or only not in (None, *series.steps()):
+            there = [*map(str, kept), *(f"best (step {step})" for step in kept_best)]
+            raise BadInputError(
+                f"{workdir} has no checkpoint {which}; it has {', '.join(there)}. A run keeps the "
+                "newest config.checkpoint.keep ones, and the best"
+            )
+        found, damaged = series.newest({"params": params}, only=only, fingerprint=model)
     for step, problem in damaged.items():
-        place = workdir / LAST / str(step)
+        place = series.directory / str(step)
         print(f"warning: {place} {problem}; using an older checkpoint", file=sys.stderr)
-    return newest
+    return found

@@ -150,7 +150,12 @@ class Series:
         return sorted(path.name.split(".")[0] for path in left)
 
     def newest(
-        self, targets: Mapping[str, PyTree], *, fingerprint: str | None = None, finite: bool = True
+        self,
+        targets: Mapping[str, PyTree],
+        *,
+        only: int | None = None,
+        fingerprint: str | None = None,
+        finite: bool = True,
     ) -> tuple[Restored | None, dict[int, str]]:
         """Restores the newest intact checkpoint; also returns the damage found in newer ones.
 
@@ -159,6 +164,7 @@ class Series:
         Args:
           targets: shapes with shardings for the items to read; an item mapped to a sharding keeps
             its stored shapes.
+          only: the step to restore; None: of all steps, the newest intact one.
           fingerprint: the fingerprint of the caller's parameters; None accepts any.
           finite: whether non-finite numbers count as damage.
 
@@ -167,7 +173,7 @@ class Series:
           RunFailedError: no checkpoint is intact, or the disk cannot be read.
         """
         damaged: dict[int, str] = {}
-        while (step := self._next_whole(damaged)) != NONE:
+        while (step := self._next_whole(damaged, only)) != NONE:
             meta = self._read(step, meta=ocp.args.JsonRestore()).meta
             check_format(meta, FORMAT_VERSION, place=self.directory / str(step))
             if fingerprint not in (None, meta["fingerprint"]):
@@ -186,20 +192,26 @@ class Series:
             damaged[step] = "holds non-finite numbers"
         if damaged:
             named = "; ".join(f"{step}: {problem}" for step, problem in damaged.items())
+            if only is not None:
+                raise RunFailedError(
+                    f"the checkpoint in {self.directory} is not intact ({named}); restore it from "
+                    "a backup, or choose another one"
+                )
             raise RunFailedError(
                 f"no checkpoint in {self.directory} is intact ({named}); nothing was changed. "
                 "Restore one from a backup, or start again in a new --workdir"
             )
         return None, {}
 
-    def _next_whole(self, damaged: dict[int, str]) -> int:
+    def _next_whole(self, damaged: dict[int, str], only: int | None) -> int:
         """Finds the newest intact step that is not in `damaged`; adds newer, damaged steps to it.
 
-        Returns NONE if there is no such step.
+        Looks at the step `only` alone, if it is given. Returns NONE if there is no such step.
         """
         found = NONE
         if jax.process_index() == 0:
-            for step in reversed([s for s in self.steps() if s not in damaged]):
+            steps = [step for step in self.steps() if only in (None, step)]
+            for step in reversed([s for s in steps if s not in damaged]):
                 problem = self._damage(step)
                 if problem is None:
                     found = step

@@ -17,7 +17,7 @@ where capacity is mostly ample; --config.model.moe.capacity_factor_eval=1.2 show
 training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
+from widenet_jax.cli.parser import Argv, Options, Parser, add_model_flags, positive, show
 from widenet_jax.tools.markdown import markdown_table
 
 MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
@@ -27,9 +27,10 @@ TASKS = ("classification", "masked_lm", "text_classification", "span", "language
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__)
+    add_model_flags(parser)
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
-    add("--compare", action="append", default=[], metavar="DIR", help="other models, for eq. 9")
+    text = "other models, for eq. 9, also as DIR@best"
+    add("--compare", action="append", default=[], metavar="DIR", help=text)
     add("--out", required=True, metavar="DIR", help="where the files go")
     add("--images", type=positive, default=4, metavar="N", help="images in the overlay")
     add("--json", action="store_true", help="print one JSON object")
@@ -41,7 +42,7 @@ def analyze(options: Options) -> None:
     from widenet_jax.tools.analysis.report import analyze_model
     from widenet_jax.weights.trained import open_trained
 
-    trained = open_trained(options.workdir, options.fields)
+    trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
     trained.require_task(*TASKS)
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)

@@ -1,6 +1,7 @@
 """Evaluates a trained model on any set of its kind, by the metrics of its task.
 
   python scripts/evaluate.py --workdir=runs/mine
+  python scripts/evaluate.py --workdir=runs/mine --checkpoint=best
   python scripts/evaluate.py --workdir=exported/mine --out=evaluation \
       --config.data.source=image_folder --config.data.path=photos --config.data.eval_split=val
   python scripts/evaluate.py --workdir=runs/mnli --config.data.eval_split=dev_mismatched
@@ -21,7 +22,7 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 from typing import TYPE_CHECKING
 
 from widenet_jax.cli.metric_rows import beside, number, routing_rows
-from widenet_jax.cli.parser import Argv, Options, Parser, show
+from widenet_jax.cli.parser import Argv, Options, Parser, add_model_flags, show
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.markdown import text_table
 
@@ -39,8 +40,8 @@ SETS = tuple(f"--config.data.{name}=" for name in ("source", "path", "train_spli
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__)
+    add_model_flags(parser)
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
     add("--file", metavar="FILE", help="a text to measure a language model on")
     add("--out", metavar="DIR", help="where tables and a picture go")
     add("--json", action="store_true", help="print one JSON object")
@@ -51,7 +52,7 @@ def evaluate(options: Options) -> None:
     from widenet_jax.files import absolute
     from widenet_jax.weights.trained import open_trained
 
-    trained = open_trained(options.workdir, options.fields)
+    trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
     out = absolute(options.out) if options.out else None
     facts = {"workdir": options.workdir, "step": trained.step}
     classifies = trained.config.task.name in ("classification", "text_classification")
@@ -111,12 +112,13 @@ def evaluate_task(
         write_json(out / "predictions.json", texts)
         write_json(out / "best_answers.json", {k: found.text for k, found in named.items()})
         write_json(out / "null_scores.json", {k: found.null_score for k, found in named.items()})
-    show(options, facts, task_report(metrics, others))
+    show(options, facts, task_report(metrics, facts))
 
 
 def task_report(metrics: dict, facts: dict) -> str:
     """Returns a table for people: metrics, the baseline beside its metric, and the routing."""
-    rows = [
+    rows = [("step", f"{facts['step']:,}")]
+    rows += [
         (name.replace("_", " "), number(value) + beside(name, facts))
         for name, value in metrics.items()
     ]
@@ -127,6 +129,7 @@ def report(facts: dict, confused: list[tuple[str, str, int]], unit: str) -> str:
     """Returns a table for people."""
     worst = sorted(facts["per_class"].items(), key=lambda item: item[1])[:WORST]
     rows = [
+        ("step", f"{facts['step']:,}"),
         (unit, f"{facts[unit]:,}"),
         ("top-1", f"{facts['top_1']:.2%}"),
         *([("top-5", f"{facts['top_5']:.2%}")] if "top_5" in facts else []),

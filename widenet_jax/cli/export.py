@@ -1,7 +1,7 @@
 """Exports a trained model: parameters, config, class names, tokenizer and a model card.
 
   python scripts/export.py --workdir=runs/mine --out=exported/mine
-  python scripts/export.py --workdir=runs/mine --out=exported/mine --format=npz
+  python scripts/export.py --workdir=runs/mine --out=exported/mine --format=npz --checkpoint=best
   python scripts/export.py --workdir=runs/albert --out=exported/albert --format=huggingface
 
 evaluate.py, predict.py and analyze.py take a directory of the first two kinds as their --workdir. A
@@ -10,15 +10,15 @@ which its library must have such a model: ALBERT and BERT, but no mixture of exp
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-from widenet_jax.cli.parser import Argv, Options, Parser, show
+from widenet_jax.cli.parser import Argv, Options, Parser, add_model_flags, show
 from widenet_jax.errors import choose
 
 
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__, takes_fields=False)
+    add_model_flags(parser)
     add = parser.add_argument
-    add("--workdir", required=True, metavar="DIR", help="of a run, or an exported model")
     add("--out", required=True, metavar="DIR", help="a new directory")
     add("--format", default="safetensors", help="safetensors, npz or huggingface")
     add("--json", action="store_true", help="print one JSON object")
@@ -33,7 +33,7 @@ def export(options: Options) -> None:
 
     formats = FORMATS | {"huggingface": huggingface_export.WEIGHTS}
     file, out = choose(formats, options.format, field="format"), absolute(options.out)
-    model = read_model(options.workdir)
+    model = read_model(options.workdir, checkpoint=options.checkpoint)
     if options.format == "huggingface":
         huggingface_export.write_huggingface(out, model, place=options.workdir)
     else:

@@ -149,6 +149,25 @@ def not_negative(text: str) -> int:
     return int(text)
 
 
+def checkpoint(text: str) -> str:
+    """Checks an argparse value that names a checkpoint of a run."""
+    if text not in ("last", "best") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be last, best or a step")
+    return text
+
+
+def add_model_flags(parser: Parser, place: str = "of a run, or an exported model") -> None:
+    """Adds the flags that say which trained model a command takes.
+
+    Args:
+      parser: of the command.
+      place: what the help says of --workdir.
+    """
+    parser.add_argument("--workdir", required=True, metavar="DIR", help=place)
+    text = "of the run: last (the default), best by its headline metric, or a step that it keeps"
+    parser.add_argument("--checkpoint", type=checkpoint, metavar="last|best|STEP", help=text)
+
+
 def seconds(text: str) -> float:
     """Converts an argparse value that must be a finite number of seconds, 0 or more."""
     try:

@@ -18,7 +18,15 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 
 from typing import TYPE_CHECKING
 
-from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, show
+from widenet_jax.cli.parser import (
+    Argv,
+    Options,
+    Parser,
+    add_model_flags,
+    not_negative,
+    positive,
+    show,
+)
 from widenet_jax.cli.predict_images import predict_images, shares
 from widenet_jax.errors import BadInputError
 
@@ -63,7 +71,7 @@ def main(argv: Argv = None) -> int:
     add("--context", metavar="TEXT", help="holds the answer, maybe")
     add("--fill", action="append", metavar="TEXT", help="a text with one or more [MASK]")
     text = "of a run, or an exported model; for --fill also a BERT or ALBERT of Hugging Face"
-    add("--workdir", required=True, metavar="DIR", help=text)
+    add_model_flags(parser, text)
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
     add("--overlay", metavar="PNG", help="draw expert choices over the images")
     text = "write the predictions of images to a .csv or .jsonl (JSON lines) file"
@@ -87,7 +95,15 @@ def predict(options: Options) -> None:
     from widenet_jax.weights.public import is_public, open_public
     from widenet_jax.weights.trained import open_trained
 
-    trained = (open_public if is_public(options.workdir) else open_trained)(options.workdir)
+    if not is_public(options.workdir):
+        trained = open_trained(options.workdir, checkpoint=options.checkpoint)
+    elif options.checkpoint:
+        raise BadInputError(
+            f"--workdir={options.workdir} holds public weights, and only a run has checkpoints to "
+            "choose from; leave --checkpoint out"
+        )
+    else:
+        trained = open_public(options.workdir)
     if trained.config.task.name != TASKS[kind]:
         takes = {task: form for form, task in TASKS.items()}.get(trained.config.task.name)
         raise BadInputError(

@@ -203,7 +203,9 @@ def results(record: Mapping[str, Any]) -> dict[str, Any]:
     result = record["result"]
     facts = {"step": f"{record['step']:,}", "SHA-256 of the parameters": record["params_sha256"]}
     if not result:
-        return facts | {"test": "not evaluated: the run has not finished"}
+        return facts | {
+            "test": "not evaluated: the run has not finished, or did not evaluate this step"
+        }
     # Results of earlier versions have no headline and no split.
     headline, unit = result.get("headline", {"name": "accuracy"}), result.get("unit", "images")
     value, count = result[f"test_{headline['name']}"], result[f"test_{unit}"]

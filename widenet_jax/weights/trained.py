@@ -1,5 +1,6 @@
 """Trained models: a run's workdir or an exported directory, read and opened for use."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,24 +11,27 @@ import jax.numpy as jnp
 from etils import epath
 from ml_collections import ConfigDict
 
-from widenet_jax.checkpoint.checkpoints import load_newest
+from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.config.files import override
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.data.contract import ArraySpec, DataFacts
 from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task
-from widenet_jax.files import absolute, read_json
+from widenet_jax.files import absolute, read_json, split_checkpoint
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.param_names import named_leaves
 from widenet_jax.sharding import to_host
+from widenet_jax.tasks import TASKS
 from widenet_jax.tasks.contract import ArraySpecs, Task
 from widenet_jax.typing import PyTree
 from widenet_jax.weights.exported import Exported, is_exported, read_exported
 
 # Entries of a checkpoint's meta that are no facts of the data.
 OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
+# Entries of result.json that are the same after every step.
+OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "headline", "unit", "baseline"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Trained:
     """A model ready for evaluation, prediction and analysis.
 
     Attributes:
-      place: the directory it was read from, for messages.
+      place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
       config: the config of its run, with the caller's changes.
       info: facts of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
       task: that of its run. Its `batch_spec` describes images only.
@@ -71,18 +75,22 @@ class Trained:
             )
 
 
-def open_trained(place: str, changes: Sequence[str] = ()) -> Trained:
-    """Opens a run's newest intact checkpoint, or an exported model.
+def open_trained(
+    place: str, changes: Sequence[str] = (), *, checkpoint: str | None = None
+) -> Trained:
+    """Opens a checkpoint of a run, or an exported model.
 
     Args:
-      place: a workdir, or a directory that `scripts/export.py` wrote.
+      place: a workdir, also as `WORKDIR@CHECKPOINT`; or a directory that `scripts/export.py` wrote.
       changes: changes to the config, as `--config.FIELD=VALUE`.
+      checkpoint: of the run: "last", the newest that is intact, "best" or a step; None: the last.
 
     Raises:
-      BadInputError: there is no model, or a change does not fit it.
-      RunFailedError: every checkpoint of the run is damaged.
+      BadInputError: there is no model, no such checkpoint, or a change does not fit it.
+      RunFailedError: every checkpoint of the run is damaged, or the one that was asked for.
     """
-    found = read_model(place)
+    found = read_model(place, checkpoint=checkpoint)
+    place += f"@{checkpoint}" if checkpoint else ""
     config = override(ConfigDict(found.config), changes)
     example = images_of(config, found.params) if "image_size" in config.data else {}
     task = build_task(config, DataFacts(0, example, found.info))
@@ -113,42 +121,70 @@ def model_inputs(config: ConfigDict, example: Mapping[str, ArraySpec]) -> ArrayS
 
 
 def read_model(
-    place: str, sharding: jax.sharding.Sharding | None = None, *, flag: str = "--workdir"
+    place: str,
+    sharding: jax.sharding.Sharding | None = None,
+    *,
+    flag: str = "--workdir",
+    checkpoint: str | None = None,
 ) -> Exported:
-    """Reads a run's newest intact checkpoint, or an exported directory, parameters on the host.
+    """Reads a checkpoint of a run, or an exported directory, parameters on the host.
 
     Args:
-      place: a workdir, or a directory that `scripts/export.py` wrote.
+      place: as of `open_trained`.
       sharding: of a checkpoint's parameters while they are read: replicated over all devices of
         all hosts where all hosts call this; by default one local device.
       flag: where `place` was given, for messages.
+      checkpoint: as of `open_trained`.
 
     Raises: as `open_trained`.
     """
-    path = absolute(place)
+    directory, named = split_checkpoint(place)
+    path, which = absolute(directory), checkpoint or named
+    if checkpoint and named:
+        raise BadInputError(f"{flag}={place} and --checkpoint={checkpoint} both name a checkpoint")
     if is_exported(path):
+        if which:
+            raise BadInputError(
+                f"{flag}={directory} is an export, and only a run has checkpoints to choose from; "
+                f"leave the choice of {which} out"
+            )
         return read_exported(path)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    newest = load_newest(path, sharding) if path.is_dir() else None
-    if newest is None:
+    found = load_checkpoint(path, sharding, which or "last") if path.is_dir() else None
+    if found is None:
         raise BadInputError(
             f"{flag}={place}: no finished checkpoint there; give the workdir of a training run, "
             "or a directory that scripts/export.py wrote"
         )
-    step = newest.meta["step"]
+    step, config = found.meta["step"], upgrade(found.meta["config"])
+    task = TASKS.get(config["task"]["name"])
+    headline = {task.headline_of(ConfigDict(config)).name} if task else set()  # in that of best/
     return Exported(
-        params=to_host(newest.items["params"]),
-        config=upgrade(newest.meta["config"]),
-        info={k: v for k, v in newest.meta.items() if k not in OF_THE_RUN},
+        params=to_host(found.items["params"]),
+        config=config,
+        info={k: v for k, v in found.meta.items() if k not in OF_THE_RUN | headline},
         step=step,
-        result=result_at(path / "result.json", step),
+        result=result_at(path, step),
     )
 
 
-def result_at(path: epath.Path, step: int) -> dict[str, Any]:
-    """Reads a run's `result.json`; {} if the run has none, or one of another step."""
+def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
+    """Returns a run's result for a step: of `result.json`, with that step's evaluation.
+
+    {} where the run has no result, or did not evaluate after this step.
+    """
+    path, metrics = workdir / "result.json", workdir / "metrics.jsonl"
     result = read_json(path) if path.exists() else {}
-    return result if result.get("steps") == step else {}
+    if result.get("steps") == step or not result:
+        return result
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    records = [json.loads(line) for line in lines if '"eval"' in line]
+    evaluated = [r for r in records if (r["step"], r["split"]) == (step, "eval")]
+    if not evaluated:
+        return {}
+    measured = {f"test_{name}": value for name, value in evaluated[-1].items()}
+    kept = {name: result[name] for name in result.keys() & OF_ANY_STEP}
+    return kept | {name: measured[name] for name in result.keys() & measured} | {"steps": step}
 
 
 def check_fits(model: nn.Module, params: PyTree, inputs: ArraySpecs, place: str) -> None:

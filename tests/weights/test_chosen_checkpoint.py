@@ -1,0 +1,132 @@
+"""Which checkpoint of a run is taken: the last, the best, or that of a step."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import cv2
+import jax
+import numpy as np
+import pytest
+from small_runs import metrics_of, small_config
+
+from widenet_jax import train
+from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.cli import evaluate, export, predict
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.files import split_checkpoint
+from widenet_jax.weights.pretrained import load_pretrained
+from widenet_jax.weights.stored import stored_section
+from widenet_jax.weights.trained import open_trained, read_model
+
+ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+@pytest.fixture(scope="module")
+def run(digits_run, tmp_path_factory) -> Path:
+    """Makes a run whose last checkpoint is that of step 20 and whose best is that of step 10."""
+    place = Path(shutil.copytree(digits_run, tmp_path_factory.mktemp("runs") / "run"))
+    shutil.rmtree(place / "best")
+    (place / "best").mkdir()
+    (place / "checkpoints" / "10").rename(place / "best" / "10")
+    return place
+
+
+def test_each_is_found(run: Path, digits_run: Path):
+    """By an argument or by the end of the place; the step's is that of the unchanged run."""
+    hashes = {step: params_sha256(read_model(f"{digits_run}@{step}").params) for step in (10, 20)}
+    assert hashes[10] != hashes[20]
+    for which, step in {"last": 20, "20": 20, "best": 10, "10": 10}.items():
+        found = open_trained(str(run), checkpoint=which)
+        assert (found.step, params_sha256(found.params)) == (step, hashes[step]), which
+        assert found.place == f"{run}@{which}"
+        assert params_sha256(read_model(f"{run}@{which}").params) == hashes[step]
+    assert read_model(str(run)).step == 20
+
+
+def test_a_run_starts_from_the_best(run: Path):
+    fields = stored_section(f"{run}@best")
+    taken = load_pretrained(f"{run}@best", ONE_DEVICE, model=fields, info={})
+    assert params_sha256(taken) == params_sha256(open_trained(str(run), checkpoint="10").params)
+
+
+def test_commands_take_it(run: Path, tmp_path: Path, capsys):
+    cv2.imwrite(str(tmp_path / "digit.png"), np.zeros((8, 8), np.uint8))
+    for main, *flags in (
+        (export.main, f"--out={tmp_path}/exported"),
+        (predict.main, str(tmp_path / "digit.png")),
+    ):
+        assert main([*flags, f"--workdir={run}", "--checkpoint=best", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["step"] == 10
+    assert json.loads((tmp_path / "exported" / "export.json").read_text())["step"] == 10
+
+
+def test_the_best_has_no_other_facts_than_the_last(digits_run: Path):
+    """Its stored metric is no fact of the data, which an export would write to a file."""
+    last, best = (read_model(f"{digits_run}@{which}") for which in ("last", "best"))
+    assert last.info == best.info and last.info.keys() == {"class_names"}
+    assert best.result["test_accuracy"] == last.result["test_accuracy"]  # also of step 20
+
+
+@pytest.mark.parametrize(
+    ("which", "told"),
+    [
+        ("15", r"run has no checkpoint 15; it has 20, best \(step 10\)\. A run keeps the newest"),
+        ("best", "both name a checkpoint"),
+    ],
+)
+def test_one_that_is_not_there(run: Path, which: str, told: str):
+    place = f"{run}@last" if which == "best" else str(run)
+    with pytest.raises(BadInputError, match=told):
+        read_model(place, checkpoint=which)
+
+
+@pytest.mark.parametrize("which", ["first", "-1", "1.5"])
+def test_what_names_no_checkpoint(run: Path, which: str, capsys):
+    assert evaluate.main([f"--workdir={run}", f"--checkpoint={which}"]) == 2
+    assert f"{which!r} must be last, best or a step" in capsys.readouterr().err
+
+
+def test_only_a_run_has_checkpoints(run: Path, tmp_path: Path, capsys):
+    assert export.main([f"--workdir={run}", f"--out={tmp_path / 'e'}"]) == 0
+    capsys.readouterr()
+    for place, told in ((tmp_path / "e", "is an export"), ("hf.safetensors", "holds public")):
+        assert predict.main([f"--workdir={place}", "--checkpoint=best", "x.png"]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("which", "series"), [("20", "checkpoints"), ("best", "best")])
+def test_no_other_takes_the_place_of_a_damaged_one(run: Path, tmp_path: Path, which, series):
+    place = Path(shutil.copytree(run, tmp_path / "run"))
+    next((place / series).glob("*/manifest.json")).write_text("{}")
+    with pytest.raises(RunFailedError, match=f"in {place}/{series} is not intact|no checkpoint"):
+        read_model(f"{place}@{which}")
+
+
+def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path):
+    assert split_checkpoint("runs/mine@best") == ("runs/mine", "best")
+    assert split_checkpoint("gs://b/mine@120") == ("gs://b/mine", "120")
+    assert split_checkpoint("me@home/mine") == ("me@home/mine", "")
+    os.mkdir(tmp_path / "mine@best")
+    assert split_checkpoint(f"{tmp_path}/mine@best") == (f"{tmp_path}/mine@best", "")
+
+
+@pytest.mark.slow
+def test_three_accuracies_of_one_run(tmp_path: Path, capsys):
+    """The rate grows until it destroys what was learned, so that the best is an early one."""
+    often = {"evaluation.every": "50 steps", "checkpoint.every": "50 steps", "checkpoint.keep": 9}
+    rates = {"learning_rate": 0.3, "warmup": "300 steps", "schedule": "constant"}
+    rates = {f"optimizer.{name}": value for name, value in rates.items()}
+    config = small_config(duration="300 steps", **often, **rates)
+    train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
+    logged = {r["step"]: r["accuracy"] for r in metrics_of(tmp_path / "run", "eval")}
+    capsys.readouterr()
+    found = {}
+    for which in ("last", "best", "150"):
+        flags = [f"--workdir={tmp_path / 'run'}", f"--checkpoint={which}", "--json"]
+        assert evaluate.main(flags) == 0
+        facts = json.loads(capsys.readouterr().out)
+        found[facts["step"]] = facts["top_1"]
+    assert len(found) == len(set(found.values())) == 3
+    assert found == pytest.approx({step: logged[step] for step in found}, rel=1e-6)
