@@ -3,13 +3,15 @@
 Without the rule, every command on such a machine prints six lines of libtpu errors.
 """
 
-import importlib.machinery
+import os
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from widenet_jax.cli.platforms import skip_absent_tpu
+from widenet_jax.cli.platforms import has_tpu, skip_absent_tpu
 
 CPU = {"JAX_PLATFORMS": "cpu"}
 
@@ -47,9 +49,23 @@ def test_a_machine_with_libtpu_and_no_tpu(libtpu, tmp_path):
     assert chosen({}, tmp_path) == CPU
 
 
-def test_without_libtpu_nothing_is_chosen(tmp_path):
-    assert importlib.machinery.PathFinder.find_spec("libtpu") is None
+def test_without_libtpu_nothing_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "libtpu", None)  # as if it were not installed
     assert chosen({}, tmp_path) == {}
+
+
+@pytest.mark.skipif(not find_spec("libtpu"), reason="libtpu is not installed")
+@pytest.mark.skipif(has_tpu({}, Path("/")), reason="this machine has a TPU")
+def test_the_real_libtpu_prints_nothing():
+    """A command that uses JAX, in a new process that has not chosen a platform."""
+    code = (
+        "import sys\nfrom widenet_jax.cli.parser import exit_code_of\ndef run():\n"
+        "    import jax\n    print(jax.default_backend())\nsys.exit(exit_code_of(run))"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_PLATFORM")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() in ("cpu", "gpu")
 
 
 @pytest.mark.parametrize("name", ["accel0", "vfio/0"], ids=["v4", "v5e"])
