@@ -90,8 +90,7 @@ def build_experiment(
     mesh = build_mesh(config.sharding, devices)
     task = build_task(config, facts)
     sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
-    steps_of = partial(to_steps, **sizes)
-    total_steps = steps_of(config.duration, field="config.duration")
+    total_steps, eval_every, save_every = lengths(config, facts)
     model = build_model(config.model, **task.model_fields)
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
@@ -119,8 +118,8 @@ def build_experiment(
         task=task,
         gradients=gradients,
         total_steps=total_steps,
-        eval_every=steps_of(config.evaluation.every, field="config.evaluation.every"),
-        save_every=steps_of(config.checkpoint.every, field="config.checkpoint.every"),
+        eval_every=eval_every,
+        save_every=save_every,
         state=jax.tree.map(lambda x, place: x.update(sharding=place), shapes, shardings),
         init=jax.jit(init, out_shardings=shardings),
         train_step=jax.jit(
@@ -135,6 +134,31 @@ def build_experiment(
             out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
     )
+
+
+def lengths(config: ConfigDict, facts: DataFacts) -> tuple[int, int, int]:
+    """Returns steps: of the run, between evaluations and between checkpoints."""
+    every = (config.duration, config.evaluation.every, config.checkpoint.every)
+    fields = ("config.duration", "config.evaluation.every", "config.checkpoint.every")
+    sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
+    return tuple(to_steps(t, field=name, **sizes) for t, name in zip(every, fields, strict=True))
+
+
+def check_config(config: ConfigDict, facts: DataFacts) -> None:
+    """Checks a config as `build_experiment` does, but for what takes devices or parameters.
+
+    It uses no device, which would then be taken from other processes.
+
+    Raises:
+      BadInputError: the config does not fit itself or the data.
+    """
+    task = build_task(config, facts)
+    build_model(config.model, **task.model_fields)
+    sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
+    # Which parameters decay_exclude matches is known once there are some.
+    optimizer = dict(config.optimizer) | {"decay_exclude": ""}
+    total_steps, *_ = lengths(config, facts)
+    build_optimizer(optimizer, params_or_shapes={}, total_steps=total_steps, **sizes)
 
 
 def build_gradients(

@@ -1,8 +1,8 @@
 """Stands in for a training run, and ends within seconds.
 
-It takes main's arguments, writes metrics.jsonl and result.json as a run does, resumes from its
-metrics, and answers SIGTERM as a run does: it exits with code 143. Seed 13 fails; seed 14 meets
-numbers that are not finite.
+It takes main's arguments, writes config.json, metrics.jsonl and result.json as a run does, resumes
+from its metrics, and answers SIGTERM as a run does: it exits with code 143. Seed 13 fails; seed 14
+meets numbers that are not finite.
 """
 
 import json
@@ -25,6 +25,7 @@ def main() -> None:
     workdir = Path(values["workdir"])
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "starts").open("a").write("x")
+    (workdir / "config.json").write_text("{}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if values.get("seed") == "13":
         sys.exit("starting\nfailed: unlucky")

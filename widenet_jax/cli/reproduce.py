@@ -17,6 +17,7 @@ input; 3 a run failed (the others ran); 143 stopped, running ones saved.
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from widenet_jax.files import write_json, write_text
 from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
 from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
-from widenet_jax.tools.reproduce.runs import Trials, carry_out, look_at
+from widenet_jax.tools.reproduce.runs import Measurements, Trials, carry_out, look_at
 from widenet_jax.tools.reproduce.scales import (
     SCALES,
     Run,
@@ -39,11 +40,12 @@ from widenet_jax.tools.reproduce.scales import (
     runs_of,
     trial_of,
 )
+from widenet_jax.tools.sweep.check import check_shared
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code
+from widenet_jax.tools.sweep.trials import MakeCommand, Outcome, Trial, exit_code
 
 RECORD = "reproduce.json"  # in a workdir, with the SHARED flags of its runs
-SHARED = ("scale", "data_dir")
+SHARED = {"scale": "smoke", "data_dir": "data"}  # and what they are by default
 
 
 def main(argv: Argv = None) -> int:
@@ -54,10 +56,12 @@ def main(argv: Argv = None) -> int:
     add = parser.add_argument
     add("experiments", nargs="+", metavar="NAME", help=f"{', '.join([*EXPERIMENTS, *GROUPS])}")
     about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
-    add("--scale", choices=list(SCALES), default="smoke", help=about)
+    add("--scale", choices=list(SCALES), help=f"{about} (default: that of --workdir, or smoke)")
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
-    text = "where the sets are, each in a directory of its name (default: data)"
-    add("--data_dir", default="data", metavar="DIR", help=text)
+    text = (
+        "where the sets are, each in a directory of its name (default: that of --workdir's runs, "
+    )
+    add("--data_dir", metavar="DIR", help=text + "or data)")
     counts = ", ".join(f"{scale.seeds} at {name}" for name, scale in SCALES.items())
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
     add("--sizes", default=",".join(PAPER_SIZES), help="run only rows of these sizes: b, or b,l")
@@ -77,6 +81,7 @@ def run(options: Options) -> int:
       BadInputError: flags, names, fields, data or a workdir that cannot be.
     """
     check_launch_flags(options)
+    recall(options)
     if options.launch and "://" not in options.data_dir and options.scale != "smoke":
         raise BadInputError(
             f"--data_dir={options.data_dir} is on this machine; with --launch name one that the "
@@ -85,9 +90,10 @@ def run(options: Options) -> int:
     scale = SCALES[options.scale]
     experiments = runnable(scale, chosen(options.experiments, PAPER_SIZES))
     wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
-    workdir = options.workdir or f"runs/reproduce_{options.scale}"
-    directory = Directory(workdir, options.trial_workdir)
-    seeds = range(options.seeds or scale.seeds)
+    directory = Directory(options.workdir, options.trial_workdir)
+    known = directory.known() if options.report else {}
+    ran = 1 + max((one["settings"]["seed"] for one in known.values()), default=scale.seeds - 1)
+    seeds = range(options.seeds or ran)
     trials = {
         one: [trial_of(one, seed, directory, options.data_dir, options.fields) for seed in seeds]
         for one in runs_of(scale, experiments)
@@ -98,37 +104,112 @@ def run(options: Options) -> int:
         print_runs(asked, scale, directory, command, as_json=options.json)
         return 0
     record = check_same(directory, options)
+    if options.report and not options.fields:
+        trials, options.fields = with_known_flags(trials, known)
     directory.check_flags(trial for of in trials.values() for trial in of)
     measured, stopped = look_at(trials, directory), False
     if not options.report:
         check_data(wanted, options)
+        check_runs(asked, directory, options)
         directory.make()
         write_json(directory.path / RECORD, record)
         start = {"workers": options.workers, "command": command, "retry": options.retry}
-        ran, stopped = carry_out(asked, directory, **start)
-        measured |= ran
+        new, stopped = carry_out(asked, directory, **start)
+        measured |= new
         time_layers(experiments, scale, directory, stopped=stopped)
+    write_all(options, experiments, wanted, measured, directory, seeds=len(seeds))
+    outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
+    return exit_code(outcomes, stopped=stopped)
+
+
+def write_all(
+    options: Options,
+    experiments: Sequence[Experiment],
+    wanted: Sequence[Run],
+    measured: Measurements,
+    directory: Directory,
+    *,
+    seeds: int,
+) -> None:
+    """Writes and prints the tables and figures of what has run."""
+    scale = SCALES[options.scale]
     # Rows that were not asked for are shown where an earlier call ran them.
-    known = {one for one, of in measured.items() if one in wanted or of.ended}
+    shown = [one for one, of in measured.items() if one in wanted or of.ended]
     tables = []
     for one in experiments:
-        rows = tuple(row for row in one.rows if run_of(scale, one, row) in known)
+        rows = tuple(row for row in one.rows if run_of(scale, one, row) in shown)
         if rows or one.layer:
             tables.append(replace(one, rows=rows))
     from widenet_jax.tools.reproduce.report import provenance, write  # imports JAX
     from widenet_jax.tools.reproduce.table_2 import table_2
 
-    made_by = provenance(measured, ["scripts/reproduce.py", *options.words])
+    words = words_of_runs(options, seeds) if options.report else options.words
+    made_by = provenance(measured, ["scripts/reproduce.py", *words])
     facts = [write(table, scale, measured, made_by, directory.path) for table in tables]
     names = [table.name for table in tables]
     if any(table.text for table in tables):
         names.insert(0, "table2")
         write_text(directory.path / "table2.md", table_2(scale, measured))
     texts = [(directory.path / f"{name}.md").read_text() for name in names]
-    text = "\n".join([*texts, f"tables and figures  {directory.path}"])
-    show(options, {"scale": options.scale, "experiments": facts}, text)
-    outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
-    return exit_code(outcomes, stopped=stopped)
+    outcomes = [outcome for one in shown for outcome in measured[one].outcomes]
+    header = header_of(made_by["command"], outcomes)
+    text = "\n".join([header, "", *texts, f"tables and figures  {directory.path}"])
+    facts = {"scale": options.scale, "ran": header, "experiments": facts}
+    show(options, facts, text)
+
+
+def recall(options: Options) -> None:
+    """Fills in the flags that were not given: of the runs in the workdir, or the defaults."""
+    options.workdir = options.workdir or default_workdir(options.scale or SHARED["scale"])
+    before = record_in(options.workdir)
+    for name, default in SHARED.items():
+        if getattr(options, name) is None:
+            setattr(options, name, before.get(name, default))
+
+
+def record_in(workdir: str) -> dict[str, str]:
+    """Reads RECORD; {} where there is none."""
+    file = Path(workdir) / RECORD
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def with_known_flags(trials: Trials, known: Mapping[str, Mapping]) -> tuple[Trials, list[str]]:
+    """Gives trials the flags that they ran with.
+
+    Args:
+      trials: made without fields of the command line.
+      known: trials by name, as `Directory.known` returns them.
+
+    Returns:
+      The trials, and the fields that they were given, each once.
+    """
+    found, fields = {}, {}
+    for one, of in trials.items():
+        found[one] = []
+        for trial in of:
+            flags = known.get(trial.name, {}).get("flags", trial.flags)
+            fields |= dict.fromkeys(flags[len(trial.flags) :])  # after those of its stage
+            found[one].append(replace(trial, flags=tuple(flags)))
+    return found, list(fields)
+
+
+def words_of_runs(options: Options, seeds: int) -> list[str]:
+    """Returns the arguments that make the runs of a report."""
+    shared = [f"--{name}={getattr(options, name)}" for name in SHARED]
+    elsewhere = options.workdir != default_workdir(options.scale)
+    place = [f"--workdir={options.workdir}"] if elsewhere else []
+    return [*options.experiments, *shared, f"--seeds={seeds}", *place, *options.fields]
+
+
+def default_workdir(scale: str) -> str:
+    """Returns where runs of a scale and their results go without --workdir."""
+    return f"runs/reproduce_{scale}"
+
+
+def header_of(command: str, outcomes: Sequence[Outcome]) -> str:
+    """Returns a line on what ran: "scripts/reproduce.py fig3 --scale=smoke: 5 done, 1 failed"."""
+    counts = Counter(outcome.status for outcome in outcomes)
+    return f"{command}: {', '.join(f'{count} {status}' for status, count in counts.items())}"
 
 
 def time_layers(
@@ -164,9 +245,9 @@ def check_same(directory: Directory, options: Options) -> dict[str, str]:
       BadInputError: the workdir has runs of another scale or other data, or --report finds no
         workdir.
     """
-    file, record = directory.path / RECORD, {name: getattr(options, name) for name in SHARED}
-    for name, before in json.loads(file.read_text()).items() if file.exists() else ():
-        if before != record[name]:
+    record = {name: getattr(options, name) for name in SHARED}
+    for name, before in record_in(options.workdir).items():
+        if before != record[name] and directory.any_begun():
             raise BadInputError(
                 f"--workdir={directory.path} holds runs with --{name}={before}; name a new "
                 "--workdir, or repeat that"
@@ -174,6 +255,21 @@ def check_same(directory: Directory, options: Options) -> dict[str, str]:
     if options.report and not directory.path.is_dir():
         raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
     return record
+
+
+def check_runs(trials: Trials, directory: Directory, options: Options) -> None:
+    """Raises BadInputError with the mistake that all runs have that are left.
+
+    Those that need a backbone, or are launched on another machine, are not looked at.
+    """
+    left = [
+        trial
+        for run, of in trials.items()
+        for trial in of
+        if not run.backbone and not directory.result(trial)
+    ]
+    if not options.launch:
+        check_shared(left)
 
 
 def check_data(runs: Iterable[Run], options: Options) -> None:

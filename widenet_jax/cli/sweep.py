@@ -11,14 +11,23 @@ failed (the others ran); 143 stopped, running trials saved.
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.tools.sweep import axes
+from widenet_jax.tools.sweep.check import check_shared
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.runner import Listed, Runner
-from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code, expand, settings_of_config
+from widenet_jax.tools.sweep.trials import (
+    MakeCommand,
+    Trial,
+    exit_code,
+    expand,
+    make,
+    settings_of_config,
+)
 
 # A search multiplies its seed by 100,003, and NumPy's seeds end at 2^32.
 MOST_SEARCH_SEED = 40_000
@@ -82,12 +91,17 @@ def run(options: Options) -> int:
 
         how = {"sampler": options.search, "prune": options.prune, "seed": options.search_seed}
         space = axes.parse_space(options.space)
+        if not directory.any_begun():
+            ends = [make(options.config, end, options.fields) for end in axes.ends_of(space)]
+            check_unless_launched(options, ends)
         source = Search(options.config, space, options.fields, directory, options.trials, **how)
     else:
         trials = listed_trials(options)
         if options.dry_run:
             show_plan(options, trials, directory, command)
             return 0
+        left = trials if options.index is None else [trials[options.index]]
+        check_unless_launched(options, [one for one in left if not directory.result(one)])
         source = Listed(trials, directory, only=options.index)
     stopped = Runner(source, workers=options.workers, command=command).run()
     from widenet_jax.tools.sweep.results import Results  # imports Matplotlib
@@ -98,6 +112,15 @@ def run(options: Options) -> int:
     code = exit_code(outcomes, stopped=stopped)
     show(options, {"exit_code": code, **found.as_json()}, found.report())
     return code
+
+
+def check_unless_launched(options: Options, trials: Sequence[Trial]) -> None:
+    """Raises BadInputError with the mistake that all these trials have.
+
+    Launched trials read their data on another machine.
+    """
+    if not options.launch:
+        check_shared(trials)
 
 
 def check_flags(options: Options) -> None:

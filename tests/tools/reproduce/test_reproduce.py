@@ -134,10 +134,8 @@ def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_pa
 
 def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, capsys):
     """Every metric is 0.8 here, so that every column and the mean of the four are 80."""
-    for name in ("wikipedia_s", "squad", "MNLI", "SST-2"):
-        (tmp_path / "data" / name).mkdir(parents=True)
     workdir = tmp_path / "w"
-    flags = ["--scale=small", "--seeds=1", f"--data_dir={tmp_path / 'data'}"]
+    flags = ["--scale=small", "--seeds=1", "--config.data.source=tiny_text"]
     flags += ["--config.optimizer.learning_rate=0.8", f"--workdir={workdir}"]
     assert call("table2_squad1", *flags) == 0
     assert len(list(workdir.glob("*/result.json"))) == 10  # five models pretrained, then finetuned
@@ -159,6 +157,42 @@ def test_a_report_runs_nothing(stand_in, tmp_path: Path, capsys):
     assert call("table3", "--sizes=b", *SMOKE, f"--workdir={tmp_path}", "--report") == 0
     assert capsys.readouterr().out.count("1 waiting") == 4
     assert not list(tmp_path.glob("*/starts"))
+
+
+def test_a_report_repeats_no_flags_and_says_what_ran(stand_in, tmp_path: Path, capsys):
+    """Fields, seeds, scale and data are those of the runs; the header is the command for them."""
+    ran = ["--data_dir=elsewhere", "--seeds=2", f"--workdir={tmp_path}"]
+    ran += ["--config.optimizer.learning_rate=0.25", "--config.duration=3 epochs"]
+    assert call("fig3", *SMOKE, *ran) == 0
+    before = (tmp_path / "fig3.md").read_text()
+    capsys.readouterr()
+    assert call("fig3", f"--workdir={tmp_path}", "--report") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    header, _, counts = out.splitlines()[0].partition(": ")
+    assert shlex.split(header) == ["scripts/reproduce.py", "fig3", *SMOKE, *ran]
+    assert counts == f"{2 * before.count('2 seeds')} done"
+    after = (tmp_path / "fig3.md").read_text()
+    assert after.partition("Made by")[0] == before.partition("Made by")[0]
+    assert f"Made by `{header}`" in after
+
+
+def test_what_is_wrong_for_all_runs_is_said_before_the_first(tmp_path: Path, capsys):
+    workdir = tmp_path / "w"
+    flags = (*SMOKE, f"--workdir={workdir}", "--config.optimizer.name=nothing")
+    assert call("table5", "fig3", *flags) == 2
+    assert capsys.readouterr().err.startswith("error: config.optimizer.name='nothing' is unknown")
+    assert not workdir.exists()
+
+
+def test_other_data_is_accepted_where_no_run_has_begun(stand_in, tmp_path: Path, capsys):
+    (tmp_path / "reproduce.json").write_text(json.dumps({"scale": "smoke", "data_dir": "wrong"}))
+    arguments = ("fig3", *SMOKE, f"--workdir={tmp_path}", "--data_dir=right")
+    assert call(*arguments) == 0
+    assert json.loads((tmp_path / "reproduce.json").read_text())["data_dir"] == "right"
+    capsys.readouterr()
+    assert call(*arguments[:-1], "--data_dir=wrong") == 2
+    assert "holds runs with --data_dir=right" in capsys.readouterr().err
 
 
 def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):

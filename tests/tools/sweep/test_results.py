@@ -102,6 +102,25 @@ def test_the_report_names_the_failed_and_their_logs(outcomes, directory):
     assert "std" in text
 
 
+def test_the_report_says_what_is_not_written_and_what_is_left(outcomes, directory):
+    place = f"results  {directory.path}/results.csv"
+    text = Results(outcomes, directory, {}).report()
+    assert f"{place}, learning_curves.png, sweep.png\n" in text
+    assert "not written" not in text
+    assert "not among" not in text  # a pruned trial is not left
+    for outcome, status in zip(outcomes, ("stopped", "waiting", "waiting", "failed"), strict=True):
+        outcome.status, outcome.result = status, {}
+    results_ = Results(outcomes, directory, {})
+    lines = results_.report().splitlines()
+    assert lines[-3:] == [
+        place,
+        "not written, as no trial is done: learning_curves.png, sweep.png",
+        "not among the results yet: 1 stopped, 2 waiting; run the same command again to resume",
+    ]
+    results_.write()
+    assert [path.name for path in directory.path.iterdir() if path.suffix] == ["results.csv"]
+
+
 def test_exit_codes(outcomes):
     assert exit_code(outcomes, stopped=False) == 0
     assert exit_code(outcomes, stopped=True) == 143

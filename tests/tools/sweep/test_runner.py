@@ -167,7 +167,8 @@ def test_another_sweep_in_the_same_directory(tmp_path: Path):
     settings = product([sweep("seed", [0])])
     directory = Directory(tmp_path)
     directory.make()
-    directory.remember(expand(DIGITS, settings, ["--config.model.depth=2"]))
+    trials = expand(DIGITS, settings, ["--config.model.depth=2"])
+    run(trials, tmp_path)
     directory.remember(
         expand(DIGITS, settings, ["--config.model.depth=2", "--config.data.num_workers=1"])
     )

@@ -1,7 +1,9 @@
 """Search by Optuna on programs that stand in for training, whose accuracy is the rate."""
 
 import os
+import shlex
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from tools import other_task, trial_program
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.sweep.axes import Range, parse_space
 from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.results import Results
 from widenet_jax.tools.sweep.runner import Runner
 from widenet_jax.tools.sweep.trials import Outcome
 
@@ -141,6 +144,26 @@ def test_the_space_is_checked_before_anything_runs(tmp_path: Path):
 
 
 def test_another_space_in_the_same_directory(tmp_path: Path):
-    search(tmp_path)
+    run(search(tmp_path, total=1))
     with pytest.raises(BadInputError, match="holds a search with another space"):
         search(tmp_path, "optimizer.learning_rate=log:1e-3:2")
+
+
+def test_corrected_flags_are_accepted_where_no_trial_has_run(tmp_path: Path):
+    """The failed trials are forgotten: as many run as were asked for."""
+    source = search(tmp_path, total=2)
+    Runner(source, workers=1, command=lambda *_: [sys.executable, "-c", "exit(2)"]).run()
+    assert [outcome.status for outcome in source.outcomes()] == ["failed"] * 2
+    corrected = run(search(tmp_path, "optimizer.learning_rate=log:1e-3:2", total=2))
+    assert [outcome.status for outcome in corrected] == ["done"] * 2
+
+
+def test_the_report_ends_with_the_command_of_the_best_trial(tmp_path: Path):
+    source = search(tmp_path)
+    outcomes = run(source)
+    best = max(outcomes, key=lambda outcome: outcome.result["test_accuracy"]).trial
+    name, command = Results(outcomes, source.directory, source.space).report().splitlines()[-2:]
+    assert name.startswith(f"best  {best.name}, test_accuracy 0.")
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "widenet_jax.main"]
+    assert words[3:] == best.arguments(f"{tmp_path}/{best.name}")

@@ -4,6 +4,7 @@ import csv
 import json
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 from small_runs import OVERRIDES, ROOT, command, finish, last_step, start
+from tools import trial_program
 
 from widenet_jax.cli.sweep import handing_over, main
-from widenet_jax.tools.sweep.trials import expand
+from widenet_jax.tools.sweep.axes import sweep
+from widenet_jax.tools.sweep.check import check_shared
+from widenet_jax.tools.sweep.trials import Trial, expand
 
 PATIENCE_SECONDS = 900  # for a whole sweep on a busy machine
 DIGITS = "--config=configs/digits.py"
@@ -85,11 +89,71 @@ def test_a_real_search_with_pruning(tmp_path: Path):
 
 def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
     """The run is real: only it notices that there is no such optimizer."""
-    flags = ("--sweep=optimizer.name=nothing", f"--workdir={tmp_path}")
+    flags = ("--sweep=sharding.fsdp=7", f"--workdir={tmp_path}")
     assert call(DIGITS, *flags) == 3
     out = capsys.readouterr().out
-    assert "exit code 2: error: config.optimizer.name='nothing' is unknown" in out
+    assert "exit code 2: error: " in out and "config.sharding.fsdp" in out
     assert {row["exit_code"] for row in rows_of(tmp_path)} == {"2"}
+    assert "not written, as no trial is done: learning_curves.png, sweep.png" in out
+    assert "best" not in out
+
+
+ALL_WRONG = [
+    (["--sweep=optimizer.name=nothing"], "config.optimizer.name='nothing' is unknown"),
+    (["--sweep=seed=0,1", "--config.data.source=image_folder"], "add --config.data.path=DIR"),
+    (["--sweep=seed=0,1", "--config.optimizer.ema_decay=3"], "config.optimizer.ema_decay"),
+    (["--sweep=seed=0,1", "--config.evaluation.every=5"], "config.evaluation.every"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), ALL_WRONG)
+def test_what_is_wrong_for_all_trials_is_said_before_the_first(tmp_path, capsys, flags, words):
+    workdir = tmp_path / "sweep"
+    assert call(DIGITS, f"--workdir={workdir}", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and words in line
+    assert not workdir.exists()
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="pip install -e '.[sweep]'")
+def test_the_same_for_a_search(tmp_path: Path, capsys):
+    workdir = tmp_path / "search"
+    search = ("--search=tpe", "--trials=3", "--space=seed=0,1", "--config.optimizer.name=nothing")
+    assert call(DIGITS, f"--workdir={workdir}", *search) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not workdir.exists()
+
+
+def test_the_check_takes_no_device(tmp_path: Path):
+    """A TPU that the sweep itself held could not be used by its trials."""
+    code = (
+        "from widenet_jax.tools.sweep.check import mistake_of\n"
+        "from widenet_jax.tools.sweep.trials import expand\n"
+        "from jax._src import xla_bridge\n"
+        "print([mistake_of(t) for t in expand('configs/digits.py', [{'seed': 1}])])\n"
+        "print(xla_bridge.backends_are_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["['']", "False"], done.stderr
+
+
+def test_what_one_trial_alone_has_wrong_ends_that_trial_alone():
+    """The mistakes differ, or some trial has none."""
+    for names in (["nothing", "adamw"], ["adamw", "nothing"], ["nothing", "none"]):
+        check_shared(expand("configs/digits.py", sweep("optimizer.name", names)))
+    check_shared([])
+
+
+def test_corrected_flags_are_accepted_where_no_trial_has_run(tmp_path: Path, monkeypatch):
+    """At first every trial fails before it begins; then all are done."""
+    wrong = ("--sweep=seed=0,1", f"--workdir={tmp_path}", "--config.model.depth=1")
+    monkeypatch.setattr(Trial, "command", lambda *_: [sys.executable, "-c", "exit(2)"])
+    assert call(DIGITS, *wrong) == 3
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+    assert call(DIGITS, *wrong[:-1]) == 0
+    known = json.loads((tmp_path / "sweep.json").read_text())
+    assert [one["flags"] for one in known.values()] == [[], []]
+    assert call(DIGITS, *wrong) == 2  # now they have run
 
 
 def test_the_dry_run_lists_the_commands(tmp_path: Path, capsys):
@@ -120,6 +184,7 @@ def test_json_is_one_object(tmp_path: Path, capsys):
     assert call(DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [trial["seed"] for trial in found["trials"]] == [1, 0]
+    assert shlex.split(found["best"]["command"])[-1] == "--config.seed=1"
     assert found["over_seeds"] == [
         {
             "seeds": 2, "mean": 0.625, "std": pytest.approx(0.1767767),

@@ -67,6 +67,19 @@ class Directory:
         file = epath.Path(self.workdir(trial)) / "result.json"
         return json.loads(file.read_text()) if file.exists() else None
 
+    def begun(self, trial: Trial) -> bool:
+        """Tells whether the trial's run has begun, or was given to a scheduler."""
+        marks = epath.Path(self.workdir(trial)) / "config.json", self.handed_over(trial)
+        return any(mark.exists() for mark in marks)
+
+    def any_begun(self) -> bool:
+        """Tells whether any run has begun here, of whichever trial."""
+        if not epath.Path(self.trials).exists():
+            return False
+        return any(epath.Path(self.trials).glob("*/config.json")) or any(
+            self.logs.glob("*.handed_over")
+        )
+
     def outcome(self, trial: Trial) -> Outcome:
         """Returns the outcome that earlier calls left: done, handed over or waiting."""
         if result := self.result(trial):
@@ -102,22 +115,28 @@ class Directory:
         return file
 
     def remember(self, trials: Iterable[Trial]) -> None:
-        """Adds the trials to sweep.json.
+        """Adds the trials to sweep.json; those that have not begun replace earlier ones.
 
         Raises:
           BadInputError: a trial of the same name ran with other flags.
         """
         trials = list(trials)
         self.check_flags(trials)
-        known = {trial.name: as_json(trial) for trial in trials} | self.known()
-        write_json(self.path / "sweep.json", known)
+        known = self.known()
+        new = [trial for trial in trials if trial.name not in known or not self.begun(trial)]
+        ours = {trial.name: as_json(trial) for trial in new}
+        write_json(self.path / "sweep.json", known | ours)
 
     def check_flags(self, trials: Iterable[Trial]) -> None:
-        """Raises BadInputError where a trial of the same name ran with other flags."""
+        """Raises BadInputError where a trial of the same name ran with other flags.
+
+        Where it has not begun, the flags were corrected.
+        """
         known = self.known()
         for trial in trials:
             before = known.get(trial.name, as_json(trial))["flags"]
-            if before != list(trial.flags) and relevant(before) != relevant(trial.flags):
+            same = before == list(trial.flags) or relevant(before) == relevant(trial.flags)
+            if not same and self.begun(trial):
                 there, here = (" ".join(flags) or "none" for flags in (before, trial.flags))
                 raise BadInputError(
                     f"--workdir={self.path} holds these runs with other flags ({there} there, "

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import shlex
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +16,20 @@ from widenet_jax.tools.markdown import text_table
 from widenet_jax.tools.sweep.axes import Space
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.figures import SEED, axis_of, draw_against
-from widenet_jax.tools.sweep.trials import DONE, FAILED, VARIANT, Outcome
+from widenet_jax.tools.sweep.trials import (
+    DONE,
+    FAILED,
+    HANDED_OVER,
+    STOPPED,
+    VARIANT,
+    WAITING,
+    Outcome,
+)
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
 STATISTICS = ("seeds", "mean", "std", "median", "best_median")
+TABLE, PICTURES = "results.csv", ("learning_curves.png", "sweep.png")
+UNFINISHED = (STOPPED, WAITING, HANDED_OVER)
 LAST_COLUMNS = ("exit_code", "message", "workdir")
 
 
@@ -96,7 +108,8 @@ class Results:
     def as_json(self) -> dict[str, Any]:
         """Returns everything as one JSON object."""
         headline = self.headline._asdict()
-        return {"headline": headline, "trials": self.rows, "over_seeds": self.over_seeds()}
+        facts = {"headline": headline, "trials": self.rows, "over_seeds": self.over_seeds()}
+        return facts | {"best": self.best()}
 
     def csv(self) -> str:
         """Returns the rows as CSV text."""
@@ -108,8 +121,17 @@ class Results:
         writer.writerows(self.rows)
         return out.getvalue()
 
+    def best(self) -> dict[str, Any] | None:
+        """Returns the best trial that is done: its name, its metric and its command."""
+        row = self.rows[0]
+        if row["status"] != DONE or row.get(self.metric) is None:
+            return None
+        trial = next(one.trial for one in self.outcomes if one.trial.name == row["trial"])
+        command = ["python", "-m", "widenet_jax.main", *trial.arguments(row["workdir"])]
+        return {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
+
     def report(self) -> str:
-        """Returns tables for people, and the paths of the other files."""
+        """Returns tables for people, the files and the command of the best trial."""
         columns = ["trial", *self.fields, "status", self.metric, "params"]
         if any(row[self.progress] is not None for row in self.rows):
             columns.append(self.progress)
@@ -123,12 +145,29 @@ class Results:
             for outcome in self.outcomes
             if outcome.status == FAILED
         ]
-        parts.append(f"results  {self.directory.path}/results.csv, learning_curves.png, sweep.png")
+        parts += self.files_text()
+        if best := self.best():
+            parts.append(f"best  {best['trial']}, {self.metric} {cell(best[self.metric])}\n"
+                         f"  {best['command']}")  # fmt: skip
         return "\n\n".join(parts)
 
+    def files_text(self) -> list[str]:
+        """Returns a line on what `write` writes, and one on what it does not and why."""
+        done = any(outcome.status == DONE for outcome in self.outcomes)
+        pictures = PICTURES if self.fields else PICTURES[:1]
+        text = f"results  {self.directory.path}/" + ", ".join((TABLE, *(pictures if done else ())))
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        left = ", ".join(f"{counts[status]} {status}" for status in UNFINISHED if counts[status])
+        lines = [text]
+        if not done:
+            lines.append(f"not written, as no trial is done: {', '.join(pictures)}")
+        if left:
+            lines.append(f"not among the results yet: {left}; run the same command again to resume")
+        return ["\n".join(lines)]
+
     def write(self) -> None:
-        """Writes results.csv and, once a trial is done, learning_curves.png and sweep.png."""
-        write_text(self.directory.path / "results.csv", self.csv())
+        """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
+        write_text(self.directory.path / TABLE, self.csv())
         done = [row for row in self.rows if row["status"] == DONE]
         if not done:
             return
@@ -139,13 +178,15 @@ class Results:
             for row in curves
         ]
         workdirs = [epath.Path(row["workdir"]) for row in curves]
-        out = epath.Path(self.directory.path / "learning_curves.png")
+        curves_file, axes_file = (self.directory.path / name for name in PICTURES)
         metric = self.headline.name
-        draw_learning_curves(workdirs, out, metric=metric, names=names, splits=("eval",))
+        draw_learning_curves(
+            workdirs, epath.Path(curves_file), metric=metric, names=names, splits=("eval",)
+        )
         if self.fields:
             settings = [outcome.trial.settings for outcome in self.outcomes]
             axes = [axis_of(field, settings, self.space) for field in self.fields]
-            draw_against(done, axes, self.metric, self.directory.path / "sweep.png")
+            draw_against(done, axes, self.metric, axes_file)
 
 
 def table(rows: Sequence[dict], columns: Sequence[str]) -> str:

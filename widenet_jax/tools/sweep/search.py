@@ -36,7 +36,7 @@ class Search(Source):
 
     Raises:
       BadInputError: Optuna is missing, the config has no such field or value, or the directory
-        holds a search with another config, other flags or another space.
+        holds a search with another config, other flags or another space of which a trial has run.
     """
 
     config: str
@@ -55,9 +55,12 @@ class Search(Source):
         self.headline = ends[0].headline()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.directory.make()
+        place = {"storage": f"sqlite:///{self.directory.path.resolve()}/optuna.db"}
+        place["study_name"] = "search"
+        if not self.directory.any_begun() and optuna.get_all_study_names(place["storage"]):
+            optuna.delete_study(**place)  # its flags may have been wrong
         self.study = optuna.create_study(
-            storage=f"sqlite:///{self.directory.path.resolve()}/optuna.db",
-            study_name="search",
+            **place,
             direction="maximize" if self.headline.higher_is_better else "minimize",
             pruner=optuna.pruners.HyperbandPruner(),
             load_if_exists=True,
