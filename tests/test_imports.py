@@ -37,6 +37,7 @@ MAY_IMPORT = {
         *("sharding", "step", "tasks", "weights"),
     },
     "cli": {"config", "data", "experiment", "moe", "tools", "weights"},
+    "api": {"models", "tools", "weights"},
     "main": {"cli", "config", "run", "tools", "train", "weights"},
 }
 # unit -> the only modules of another unit that it may import.

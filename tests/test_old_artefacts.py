@@ -18,7 +18,7 @@ from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.config.files import stored_config
 from widenet_jax.data.chunks import read_example
 from widenet_jax.data.images.transforms import image_of
-from widenet_jax.tools.analysis.image_prediction import classifier
+from widenet_jax.tools.analysis.class_prediction import classifier
 from widenet_jax.tools.analysis.over_source import open_source
 from widenet_jax.weights.trained import open_trained
 
@@ -53,8 +53,8 @@ def test_an_old_export_has_its_parameters_and_predictions():
     record = json.loads((OLD / "export" / "export.json").read_text())
     assert params_sha256(trained.params) == record["params_sha256"]
     source, transform = open_source(trained)
-    classify = classifier(trained)
-    found = [classify(transform.picture(image_of(read_example(source, i)))) for i in range(8)]
+    pictures = [transform.picture(image_of(read_example(source, i))) for i in range(8)]
+    found = classifier(trained)([{"image": picture} for picture in pictures])
     expected = json.loads((OLD / "probabilities.json").read_text())
     np.testing.assert_allclose(found, expected, atol=1e-6)
 

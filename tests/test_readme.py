@@ -6,6 +6,9 @@ from pathlib import Path
 import jax
 import pytest
 
+import widenet_jax as wj
+from widenet_jax.errors import BadInputError
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -19,12 +22,19 @@ def test_the_example_runs(digits_run: Path, tmp_path: Path, monkeypatch: pytest.
     found: dict = {}
     exec(compile(example, str(README), "exec"), found)
 
-    # The picture is the digit that the example writes to a PNG file.
-    original = found["load_digits"]().images[42]
-    assert (found["picture"][..., 0] == original * 15).all()
     # Both ways give the same probability.
-    (top,) = found["best"](found["classify"](found["picture"]), found["trained"], 1)
-    assert top["class"] == str(found["logits"].argmax())
+    (top, second), *others = found["found"]
+    assert top["class"] == str(found["logits"].argmax()) and len(others) == 2
     assert top["probability"] == pytest.approx(float(jax.nn.softmax(found["logits"]).max()), 1e-4)
+    assert top["probability"] >= second["probability"]
+    assert found["vectors"].shape == (3, 32)
+    assert found["untrained"].embed_dim == 768
     # Every token selects two experts: 4x4 patches in each of the run's two blocks.
     assert found["aux"]["sums"]["load"].sum(axis=1).tolist() == [32, 32]
+
+
+def test_a_checkpoint_by_its_step(digits_run: Path):
+    """The run keeps those after 10 and 20 steps."""
+    assert [wj.load(digits_run, checkpoint=step).step for step in (10, "last")] == [10, 20]
+    with pytest.raises(BadInputError, match="15"):
+        wj.load(digits_run, checkpoint=15)

@@ -1,0 +1,35 @@
+"""WideNet and its baselines in JAX. Trained models in Python:
+
+    import widenet_jax as wj
+
+    model = wj.load("runs/mine")
+    model.predict(["a.jpg", "b.jpg"])
+    model.features(["a.jpg"])
+    wj.build_model("widenet_b")
+
+`widenet_jax.api` has their documentation. JAX is imported when one of them is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+__all__ = ["Model", "__version__", "build_model", "load"]
+
+if TYPE_CHECKING:
+    from widenet_jax.api import Model, build_model, load
+else:
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import os
+
+        from widenet_jax.cli.platforms import skip_absent_tpu
+
+        skip_absent_tpu(os.environ)  # before JAX is imported
+        from widenet_jax import api
+
+        return getattr(api, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

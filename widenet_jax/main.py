@@ -264,5 +264,10 @@ def leave_hosts() -> bool:
     return True
 
 
+def command() -> int:
+    """Runs this process's command line; returns the exit code."""
+    return exit_code_of(partial(main, sys.argv))
+
+
 if __name__ == "__main__":
-    sys.exit(exit_code_of(partial(main, sys.argv)))
+    sys.exit(command())

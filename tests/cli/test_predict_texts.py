@@ -109,7 +109,7 @@ def test_a_pair_is_a_second_segment(folder: Path, capsys):
     row = predicted(capsys, place, "--text=the day", "--pair=was good")["texts"][0]
     assert (row["text"], row["pair"]) == ("the day", "was good")
     said = refused(capsys, f"--workdir={place}", "--text=the day")
-    assert "was trained on pairs of texts: give a --pair for each --text" in said
+    assert "was trained on pairs of texts: give a pair for each text" in said
     trained = open_trained(str(place))
     tokens = trained.tokenizer.encode("the day was good")
     cls, sep = trained.tokenizer.cls_id, trained.tokenizer.sep_id
@@ -185,20 +185,26 @@ def test_a_mask_after_which_no_word_begins():
 
 def test_a_model_of_single_texts_takes_no_pair(classifier: Path, capsys):
     said = refused(capsys, f"--workdir={classifier}", "--text=the day", "--pair=was good")
-    assert "was trained on single texts: leave --pair out" in said
+    assert "was trained on single texts: leave the pair out" in said
 
 
 def test_an_empty_text(classifier: Path, folder: Path, capsys):
     """Nothing but spaces has no tokens, and an empty flag is not a missing one."""
     there = f"--workdir={classifier}"
-    assert "--text='' is empty: give a text to classify" in refused(capsys, there, "--text=")
-    assert "--text='  ' is empty" in refused(capsys, there, "--text=the day", "--text=  ")
+    assert "error: text='' is empty: give a text to classify" in refused(capsys, there, "--text=")
+    assert "error: text='  ' is empty" in refused(capsys, there, "--text=the day", "--text=  ")
     facts = {"class_names": ["no", "yes"], "pairs": True}
     place = untrained(glue.get_config("own,model=albert_tiny"), folder, "pairs", **facts)
-    assert "--pair=' ' is empty" in refused(capsys, f"--workdir={place}", "--text=a", "--pair= ")
+    assert "error: pair=' ' is empty" in refused(
+        capsys, f"--workdir={place}", "--text=a", "--pair= "
+    )
     there = f"--workdir={answerer(folder, 'span')}"
-    assert "--question is empty: give" in refused(capsys, there, "--question=", "--context=a day")
-    assert "--context is empty: the answer" in refused(capsys, there, "--question=a", "--context=")
+    assert "error: the question is empty: give" in refused(
+        capsys, there, "--question=", "--context=a day"
+    )
+    assert "error: the context is empty: the answer" in refused(
+        capsys, there, "--question=a", "--context="
+    )
 
 
 def test_a_model_of_another_task(classifier: Path, filler: Path, capsys):
@@ -222,4 +228,4 @@ def test_flags_that_do_not_go_together(filler: Path, capsys):
     there = f"--workdir={filler}"
     assert "has no [MASK] for the model to fill" in refused(capsys, there, "--fill=the day")
     long = f"--fill={'the day ' * 10}[MASK]"
-    assert "--fill has 21 tokens, of which" in refused(capsys, there, long)
+    assert "error: the text has 21 tokens, of which" in refused(capsys, there, long)

@@ -51,6 +51,19 @@ def test_a_config_of_another_directory_by_the_command(tmp_path):
     )  # fmt: skip
 
 
+def test_configs_of_this_project_are_found_by_name(tmp_path, monkeypatch):
+    """From any directory; a file of the same name there comes first."""
+    monkeypatch.chdir(tmp_path)
+    here = load_config(f"{ROOT}/configs/digits.py:vit_tiny")
+    assert load_config("configs/digits.py:vit_tiny").to_dict() == here.to_dict()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "digits.py").write_text(MINE)
+    assert load_config("configs/digits.py").batch_size == 7
+    for name in ("configs/digit.py", "digits.py", "other/digits.py"):
+        with pytest.raises(BadInputError, match=f"no Python file '{name}'; there are configs/cif"):
+            load_config(name)
+
+
 def test_a_misspelt_field_in_a_config_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text(MINE.replace("batch_size", "batchsize"))
     with pytest.raises(BadInputError, match=r"mine.py, line 6: .*batchsize"):

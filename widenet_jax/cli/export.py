@@ -3,10 +3,12 @@
   python scripts/export.py --workdir=runs/mine --out=exported/mine
   python scripts/export.py --workdir=runs/mine --out=exported/mine --format=npz --checkpoint=best
   python scripts/export.py --workdir=runs/albert --out=exported/albert --format=huggingface
+  python scripts/export.py --workdir=runs/mine --out=exported/program --format=stablehlo
 
 evaluate.py, predict.py and analyze.py take a directory of the first two kinds as their --workdir. A
-run starts from any with --config.init_from. Hugging Face's transformers opens the last kind, for
-which its library must have such a model: ALBERT and BERT, but no mixture of experts.
+run starts from any of the first three with --config.init_from. Hugging Face's transformers opens
+the third kind, for which its library must have such a model: ALBERT and BERT, but no mixture of
+experts. The last is a program that classifies images or texts in any process that has JAX.
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
@@ -20,23 +22,28 @@ def main(argv: Argv = None) -> int:
     add_model_flags(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="a new directory")
-    add("--format", default="safetensors", help="safetensors, npz or huggingface")
+    add("--format", default="safetensors", help="safetensors, npz, huggingface or stablehlo")
     add("--json", action="store_true", help="print one JSON object")
     return parser.run(export, argv)
 
 
 def export(options: Options) -> None:
     from widenet_jax.files import absolute
+    from widenet_jax.tools import stablehlo
     from widenet_jax.weights import huggingface_export
     from widenet_jax.weights.exported import FORMATS, write_exported
-    from widenet_jax.weights.trained import read_model
+    from widenet_jax.weights.trained import open_trained, read_model
 
-    formats = FORMATS | {"huggingface": huggingface_export.WEIGHTS}
-    file, out = choose(formats, options.format, field="format"), absolute(options.out)
-    model = read_model(options.workdir, checkpoint=options.checkpoint)
-    if options.format == "huggingface":
-        huggingface_export.write_huggingface(out, model, place=options.workdir)
+    others = {"huggingface": huggingface_export.WEIGHTS, "stablehlo": stablehlo.FILE}
+    file, out = choose(FORMATS | others, options.format, field="format"), absolute(options.out)
+    if options.format == "stablehlo":
+        model = open_trained(options.workdir, checkpoint=options.checkpoint)
+        stablehlo.write_stablehlo(out, model)
     else:
-        write_exported(out, model, file_format=options.format)
+        model = read_model(options.workdir, checkpoint=options.checkpoint)
+        if options.format == "huggingface":
+            huggingface_export.write_huggingface(out, model, place=options.workdir)
+        else:
+            write_exported(out, model, file_format=options.format)
     facts = {"out": options.out, "format": options.format, "step": model.step}
     show(options, facts, f"{options.out}: step {model.step:,}, {file}")

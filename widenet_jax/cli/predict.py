@@ -92,18 +92,9 @@ def main(argv: Argv = None) -> int:
 
 def predict(options: Options) -> None:
     kind = kind_of(options)
-    from widenet_jax.weights.public import is_public, open_public
-    from widenet_jax.weights.trained import open_trained
+    from widenet_jax.weights.public import open_model
 
-    if not is_public(options.workdir):
-        trained = open_trained(options.workdir, checkpoint=options.checkpoint)
-    elif options.checkpoint:
-        raise BadInputError(
-            f"--workdir={options.workdir} holds public weights, and only a run has checkpoints to "
-            "choose from; leave --checkpoint out"
-        )
-    else:
-        trained = open_public(options.workdir)
+    trained = open_model(options.workdir, checkpoint=options.checkpoint)
     if trained.config.task.name != TASKS[kind]:
         takes = {task: form for form, task in TASKS.items()}.get(trained.config.task.name)
         raise BadInputError(
@@ -139,16 +130,12 @@ def kind_of(options: Options) -> str:
 
 
 def predict_texts(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.tools.analysis.text_prediction import text_classifier
+    from widenet_jax.tools.analysis.class_prediction import best, classifier
+    from widenet_jax.tools.analysis.text_prediction import text_rows
 
-    # Models that were trained before this was stored take both.
-    if trained.info.get("pairs", bool(options.pair)) != bool(options.pair):
-        single = "single texts: leave --pair out"
-        told = single if options.pair else "pairs of texts: give a --pair for each --text"
-        raise BadInputError(f"{options.workdir} was trained on {told}")
-    classify, found = text_classifier(trained, options.top), []
+    row_of, classify, found = text_rows(trained), classifier(trained), []
     for text, pair in zip(options.text, options.pair or [None] * len(options.text), strict=True):
-        top = classify(text, pair)
+        top = best(classify([row_of(text, pair)])[0], trained, options.top)
         row = {"text": text, **({} if pair is None else {"pair": pair}), "top": top}
         said = [text] if pair is None else [text, pair]
         found.append((row, [*said, *shares(top, "class")]))

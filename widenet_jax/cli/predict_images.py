@@ -25,8 +25,9 @@ def predict_images(options: Options, trained: "Trained") -> None:
       BadInputError: no image is found, or some cannot be read; then the others are predicted first.
     """
     from widenet_jax.files import write_bytes
+    from widenet_jax.tools.analysis.class_prediction import best, classifier
     from widenet_jax.tools.analysis.image_overlay import draw_overlay, image_router
-    from widenet_jax.tools.analysis.image_prediction import best, classifier, read_picture
+    from widenet_jax.tools.analysis.image_prediction import picture_of
 
     if options.out and not options.out.endswith(FORMATS):
         raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
@@ -36,11 +37,11 @@ def predict_images(options: Options, trained: "Trained") -> None:
     rows, drawn, unreadable = [], [], []
     for path in paths:
         try:
-            picture = read_picture(path, trained)
+            picture = picture_of(path, trained)
         except BadExampleError as error:
             unreadable.append(str(error))
             continue
-        top = best(classify(picture), trained, options.top)
+        top = best(classify([{"image": picture}])[0], trained, options.top)
         rows.append({"image": path, "top": top})
         if route:
             title = f"{top[0]['class']} {top[0]['probability']:.0%}"

@@ -18,7 +18,9 @@ from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+PACKAGE = Path(__file__).parents[1]
+# This project's: within an installed package, or beside the package in a checkout.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").exists() else PACKAGE.parent / "configs"
 
 # How a message names the type of a field where "a list", "a tuple" would not do.
 WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -79,14 +81,12 @@ def load_config(text: str) -> ConfigDict:
     Raises:
       BadInputError: there is no such file, or its get_config() fails or returns no ConfigDict.
     """
-    path, colon, argument = text.partition(":")
+    name, colon, argument = text.partition(":")
+    path = find_config(name)
     if not (path.endswith(".py") and Path(path).is_file()):
-        configs = sorted(Path("configs").glob("*.py"))
-        there = ", ".join(str(path) for path in configs if path.stem != "defaults")
-        raise BadInputError(
-            f"--config={text}: there is no Python file {path!r}"
-            + (f"; there are {there}" if there else " (paths start at the current directory)")
-        )
+        names = {file.name for folder in (Path("configs"), CONFIGS) for file in folder.glob("*.py")}
+        there = ", ".join(f"configs/{file}" for file in sorted(names - {"defaults.py"}))
+        raise BadInputError(f"--config={text}: there is no Python file {name!r}; there are {there}")
     try:
         config = import_file(path).get_config(*([argument] if colon else []))
     except BadInputError as error:
@@ -96,6 +96,17 @@ def load_config(text: str) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise BadInputError(f"--config={text}: its get_config() must return a ConfigDict")
     return config
+
+
+def find_config(name: str) -> str:
+    """Returns the path of a config file.
+
+    Paths start at the current directory. Where that has no file configs/NAME.py, this project's
+    file of that name is meant, so that its configs are found from every directory.
+    """
+    own = CONFIGS / Path(name).name
+    is_ours = Path(name).parent == Path("configs") and own.is_file()
+    return str(own) if is_ours and not Path(name).exists() else name
 
 
 def stored_config(workdir: str) -> ConfigDict:

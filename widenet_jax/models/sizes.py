@@ -36,6 +36,7 @@ FAMILIES = {
     "vit_moe": {"moe": True, "share": False},
     "widenet": {"moe": True, "share": True},
 }
+NAMES = tuple(f"{family}_{size}" for family in FAMILIES for size in SIZES)
 
 # Options after the name, as in `widenet_b,share_norms=true,experts=8`.
 OPTIONS = {
@@ -77,7 +78,7 @@ def parse_variant(text: str) -> tuple[str, str, dict]:
     name, *pairs = [part.strip() for part in text.split(",")]
     family, _, size = name.rpartition("_")
     if family not in FAMILIES or size not in SIZES:
-        names = ", ".join(f"{f}_{s}" for f in FAMILIES for s in SIZES)
+        names = ", ".join(NAMES)
         raise BadInputError(f"no model is named {name!r}; there are {names}")
     options = parse_options(name, pairs, OPTIONS)
     if "moe" in options and "ffn" in options:

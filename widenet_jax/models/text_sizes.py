@@ -29,6 +29,7 @@ FAMILIES = {
     "widenet_8": {"experts": 8, "share": True, "share_norms": False},
     "widenet_16": {"experts": 16, "share": True, "share_norms": False},
 }
+NAMES = tuple(f"{family}_{size}".rstrip("_") for size in SIZES for family in FAMILIES)
 
 # Options after the name, as in `widenet_4,examples_per_group=1`.
 OPTIONS = {
@@ -60,7 +61,7 @@ def parse_text_variant(text: str) -> tuple[str, str, dict]:
     if family not in FAMILIES:
         family, _, size = name.rpartition("_")
     if family not in FAMILIES or size not in SIZES:
-        names = ", ".join(f"{f}_{s}".rstrip("_") for s in SIZES for f in FAMILIES)
+        names = ", ".join(NAMES)
         raise BadInputError(f"no text model is named {name!r}; there are {names}")
     options = parse_options(name, pairs, OPTIONS)
     choose_ffn(name, options, usual=usual_ffn(family), of_experts=MOE_OPTIONS)

@@ -13,7 +13,7 @@ from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.weights.finetune import finetune_params
 from widenet_jax.weights.pretrained import read_public, weight_files
-from widenet_jax.weights.trained import Trained, model_inputs
+from widenet_jax.weights.trained import Trained, model_inputs, open_trained
 
 MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
 
@@ -21,6 +21,23 @@ MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
 def is_public(place: str) -> bool:
     """Returns whether a directory or file holds public weights, and not a run or an export."""
     return bool(weight_files(absolute(place)))
+
+
+def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
+    """Opens a run, an export or public weights: `open_trained` or `open_public`.
+
+    Raises:
+      BadInputError: as these do, or a checkpoint is chosen of public weights.
+      RunFailedError: as `open_trained`.
+    """
+    if not is_public(place):
+        return open_trained(place, checkpoint=checkpoint)
+    if checkpoint:
+        raise BadInputError(
+            f"--workdir={place} holds public weights, and only a run has checkpoints to choose "
+            f"from; leave the choice of {checkpoint} out"
+        )
+    return open_public(place)
 
 
 def open_public(place: str) -> Trained:

@@ -74,10 +74,10 @@ def test_a_text_is_read_with_memory(trained: Trained):
 
 def test_numbers_out_of_range():
     for sampling, flag in (
-        (Sampling(temperature=-1), "--temperature=-1"),
-        (Sampling(temperature=float("nan")), "--temperature=nan"),
-        (Sampling(top_p=0), "--top_p=0"),
-        (Sampling(top_p=1.5), "--top_p=1.5"),
+        (Sampling(temperature=-1), "temperature=-1"),
+        (Sampling(temperature=float("nan")), "temperature=nan"),
+        (Sampling(top_p=0), "top_p=0"),
+        (Sampling(top_p=1.5), "top_p=1.5"),
     ):
         with pytest.raises(BadInputError, match=flag):
             sampling.check()

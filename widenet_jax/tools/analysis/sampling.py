@@ -34,9 +34,9 @@ class Sampling:
     def check(self) -> None:
         """Raises BadInputError where a number is out of range."""
         if not 0 <= self.temperature < np.inf:
-            raise BadInputError(f"--temperature={self.temperature} must be 0 or more")
+            raise BadInputError(f"temperature={self.temperature} must be 0 or more")
         if not 0 < self.top_p <= 1:
-            raise BadInputError(f"--top_p={self.top_p} must be above 0 and at most 1")
+            raise BadInputError(f"top_p={self.top_p} must be above 0 and at most 1")
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Returns the probability of each token to be drawn: float64 [V].
@@ -132,6 +132,6 @@ def continue_text(
     else:  # the bytes that the user gave, even where they are no UTF-8
         prompt = np.frombuffer(os.fsencode(text), np.uint8).astype(np.int32)
     if not len(prompt):
-        raise BadInputError("--continue is empty: give at least one word to continue")
+        raise BadInputError("the text to continue is empty: give at least one word")
     found = sample(trained, prompt, sampling, length=length, seed=seed)
     return text_of([*prompt.tolist(), *found], tokenizer)

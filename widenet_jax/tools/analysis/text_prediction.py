@@ -19,7 +19,6 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import make_forward
 from widenet_jax.tasks.contract import Apply
 from widenet_jax.tasks.span import NO_SPAN
-from widenet_jax.tools.analysis.image_prediction import best
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
 
@@ -27,27 +26,31 @@ MASK = "[MASK]"  # in a text, whatever the tokenizer calls its token
 NO_RNG = np.random.default_rng(0)  # the transforms of finetuning draw nothing
 
 
-def text_classifier(trained: Trained, top: int) -> Callable[[str, str | None], list[dict]]:
-    """Returns a function from a text and its pair, or None, to the most probable classes.
+def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndarray]]:
+    """Returns a function from a text and its pair, or None, to the arrays that the model reads.
 
-    It returns [{"class": ..., "probability": ...}, ...], best first, at most `top`, and raises
-    BadInputError for a text without tokens.
+    It raises BadInputError for a text without tokens, and where the model was trained on pairs and
+    there is none, or the other way round.
     """
-    tokenizer, task = trained.tokenizer, trained.task
+    tokenizer = trained.tokenizer
     _, transform = TRANSFORMS[trained.config.task.name](trained.config, trained.info)
-    logits = of_one(trained, lambda apply, batch: apply(task.inputs(batch), None)[0])
 
-    def classify(text: str, pair: str | None = None) -> list[dict]:
-        texts = {"--text": text} | ({} if pair is None else {"--pair": pair})
-        ids = {flag: tokenizer.encode(given) for flag, given in texts.items()}
-        if empty := [flag for flag in ids if not len(ids[flag])]:
+    def row_of(text: str, pair: str | None) -> dict[str, np.ndarray]:
+        paired = pair is not None
+        if trained.info.get("pairs", paired) != paired:  # earlier versions did not store it
+            told = "single texts: leave the pair out"
+            told = told if paired else "pairs of texts: give a pair for each text"
+            raise BadInputError(f"{trained.place} was trained on {told}")
+        texts = {"text": text} | ({"pair": pair} if paired else {})
+        ids = {name: tokenizer.encode(given) for name, given in texts.items()}
+        if empty := [name for name in ids if not len(ids[name])]:
             raise BadInputError(f"{empty[0]}={texts[empty[0]]!r} is empty: give a text to classify")
         length = trained.config.data.max_length
-        joined = join(tokenizer, ids["--text"], ids.get("--pair"), length)
+        joined = join(tokenizer, ids["text"], ids.get("pair"), length)
         row = transform({**joined._asdict(), "label": 0}, NO_RNG)
-        return best(softmax(logits(row)[0]), trained, top)
+        return {name: array for name, array in row.items() if name != "label"}
 
-    return classify
+    return row_of
 
 
 class Found(NamedTuple):
@@ -73,9 +76,9 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
       BadInputError: the question or the context is empty.
     """
     if not question.strip():
-        raise BadInputError("--question is empty: give a question that --context answers")
+        raise BadInputError("the question is empty: give one that the context answers")
     if not context.strip():
-        raise BadInputError("--context is empty: the answer is a part of it")
+        raise BadInputError("the context is empty: the answer is a part of it")
     asked = Question("question", question, context, ())
     data = trained.config.data
     source = Squad(data, data.eval_split, tokenizer=trained.tokenizer, questions=[asked])
@@ -119,10 +122,10 @@ def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any
     places = np.flatnonzero(sequence.tokens == tokenizer.mask_id)
     masks = text.count(MASK)
     if not masks:
-        raise BadInputError(f"--fill={text!r} has no {MASK} for the model to fill")
+        raise BadInputError(f"{text!r} has no {MASK} for the model to fill")
     if len(places) < masks:
         raise BadInputError(
-            f"--fill has {len(ids)} tokens, of which {trained.place} reads {T - 2}, and a {MASK} "
+            f"the text has {len(ids)} tokens, of which {trained.place} reads {T - 2}, and a {MASK} "
             "is beyond them; shorten the text"
         )
     task = trained.task

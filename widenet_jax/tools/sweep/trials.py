@@ -11,7 +11,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import fields_of, import_file, load_config, override
+from widenet_jax.config.files import (
+    fields_of,
+    find_config,
+    import_file,
+    load_config,
+    override,
+)
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.sweep import axes
 from widenet_jax.tools.sweep.axes import Settings
@@ -174,7 +180,7 @@ def settings_of_config(config: str) -> list[Settings]:
     Raises:
       BadInputError: the file has no get_sweep, or it fails or returns no settings.
     """
-    path = config.partition(":")[0]
+    path = find_config(config.partition(":")[0])
     load_config(config)
     ask = getattr(import_file(path), "get_sweep", None)
     if ask is None:

@@ -1,0 +1,59 @@
+"""What an installation brings: commands, configs, types."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from small_runs import ROOT
+
+import widenet_jax
+
+COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+# Trains for a moment: python -m widenet_jax.main has no script.
+SHORT = ("--config.duration=2 epochs", "--config.tracking.tensorboard=false")
+
+
+def test_every_script_is_a_command():
+    scripts = {path.stem.replace("_", "-") for path in (ROOT / "scripts").glob("*.py")}
+    assert set(COMMANDS) == {f"widenet-{name}" for name in scripts | {"train"}}
+    for target in COMMANDS.values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function)), target
+
+
+@pytest.mark.slow
+def test_an_installed_package_trains_in_another_directory(tmp_path: Path):
+    """Builds and installs a wheel beside this environment, without its requirements."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).exists():
+            (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "source" / name)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    place = tmp_path / "installed"
+    subprocess.run([*pip, f"--target={place}", tmp_path / "source"], check=True)
+    shutil.rmtree(tmp_path / "source")
+    assert (place / "widenet_jax" / "py.typed").exists()
+
+    def run(*words: str) -> str:
+        env = os.environ | {"PYTHONPATH": str(place)}
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    config = ("--config=configs/digits.py", "--workdir=run", *SHORT)
+    assert "test accuracy" in run(str(place / "bin" / "widenet-train"), *config)
+    code = (
+        "import widenet_jax as wj, numpy as np; print(wj.__file__, wj.__version__, "
+        "len(wj.load('run').predict([np.zeros((8, 8), np.uint8)], top=3)[0]))"
+    )
+    file, *others = run(sys.executable, "-c", code).split()
+    assert Path(file).is_relative_to(place) and others == [widenet_jax.__version__, "3"]

@@ -1,0 +1,100 @@
+"""Export to StableHLO: a process that has JAX only gets the model's predictions."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jax import export
+from sklearn.datasets import load_digits
+from untrained import export_untrained
+
+import widenet_jax as wj
+from configs import glue, text_tiny
+from widenet_jax.cli import export as export_command
+from widenet_jax.data.text.tiny_text import FOLDER
+from widenet_jax.data.text.tokenizer import load_tokenizer
+
+OLD_EXPORT = Path(__file__).parents[1] / "old_artefacts" / "export"  # a WideNet for the digits
+ONLY_JAX = """
+import sys
+import numpy as np
+from jax import export
+
+with open("classifier.stablehlo", "rb") as file:
+    classify = export.deserialize(bytearray(file.read()))
+images = np.load("images.npy")
+found = [classify.call({"image": batch}) for batch in (images, images[:1])]
+np.savez("found.npz", *found)
+print([name for name in ("flax", "optax", "orbax", "widenet_jax") if name in sys.modules])
+"""
+
+
+def probabilities(model: wj.Model, *inputs: object) -> list[list[float]]:
+    """Returns the probabilities that `predict` gives, in the order of the classes."""
+    tops = model.predict(*inputs, top=len(model.class_names))
+    found = [{one["class"]: one["probability"] for one in top} for top in tops]
+    return [[top[name] for name in model.class_names] for top in found]
+
+
+def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
+    out = tmp_path / "program"
+    flags = [f"--workdir={OLD_EXPORT}", f"--out={out}", "--format=stablehlo"]
+    assert export_command.main([*flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 30
+    images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
+    np.save(out / "images.npy", images)
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY_JAX], cwd=out, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+    with np.load(out / "found.npz") as found:
+        all_three, first = found["arr_0"], found["arr_1"]
+    model = wj.load(OLD_EXPORT)
+    np.testing.assert_allclose(all_three, probabilities(model, images), atol=1e-6)
+    np.testing.assert_allclose(first, all_three[:1], atol=1e-6)
+    assert json.loads((out / "class_names.json").read_text()) == list(model.class_names)
+    assert '"image": uint8 [n, 8, 8, 1]' in (out / "README.md").read_text()
+    assert export_command.main(flags) == 2
+    assert "is not empty; name a new directory" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained models of texts: a classifier and one that fills masks."""
+    folder, tokenizer = tmp_path_factory.mktemp("texts"), load_tokenizer(str(FOLDER))
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+    facts = {"classes": {"class_names": ["no", "yes"], "pairs": True}, "masks": {}}
+    configs = {"classes": glue.get_config("own,model=widenet_4_tiny"),
+               "masks": text_tiny.get_config()}  # fmt: skip
+    for name, config in configs.items():
+        config.update_from_flattened_dict({"model.depth": 1, "data.max_length": 16})
+        export_untrained(config, info | facts[name], folder / name)
+    return folder
+
+
+def test_texts(texts: Path, tmp_path: Path):
+    """[CLS] text [SEP] pair [SEP] by hand, padded with zeros."""
+    out = tmp_path / "program"
+    flags = [f"--workdir={texts}/classes", f"--out={out}", "--format=stablehlo"]
+    assert export_command.main(flags) == 0
+    tokenizer = load_tokenizer(str(out / "tokenizer.json"))
+    text, pair = (tokenizer.encode(words) for words in ("She was", "persuaded"))
+    second, sep = [*pair, tokenizer.sep_id], [tokenizer.sep_id]
+    first = [tokenizer.cls_id, *text, *sep]
+    rows = np.zeros((2, 1, 16), np.int32)
+    length = len(first) + len(second)
+    rows[:, 0, :length] = [*first, *second], [0] * len(first) + [1] * len(second)
+    classify = export.deserialize(bytearray((out / "classifier.stablehlo").read_bytes()))
+    batch = {"tokens": rows[0], "segments": rows[1], "length": np.int32([length])}
+    expected = probabilities(wj.load(texts / "classes"), ["She was"], ["persuaded"])
+    np.testing.assert_allclose(classify.call(batch), expected, atol=1e-6)
+
+
+def test_another_task_is_refused(texts: Path, tmp_path: Path, capsys):
+    flags = [f"--workdir={texts}/masks", f"--out={tmp_path}/program", "--format=stablehlo"]
+    assert export_command.main(flags) == 2
+    assert "here it must be classification or text_classification\n" in capsys.readouterr().err
+    assert not (tmp_path / "program").exists()
