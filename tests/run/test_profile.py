@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+from importlib.metadata import requires
 from pathlib import Path
 
 import jax
@@ -12,7 +14,8 @@ from etils import epath
 from small_runs import small_config
 
 from widenet_jax import train
-from widenet_jax.run.profile import Profile
+from widenet_jax.errors import BadInputError
+from widenet_jax.run.profile import Profile, check_libtpu
 
 
 @jax.jit
@@ -88,3 +91,16 @@ def test_a_run_with_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert [line["step"] for line in times] == [2, 3, 4, 5]  # the first step compiles
     for line in times:
         assert line["seconds_per_step"] * line["images_per_second"] == pytest.approx(64, rel=1e-6)
+
+
+def test_a_libtpu_in_which_the_profiler_would_crash_is_refused():
+    """`jax[tpu]` names the version that fits; JAX does not load libtpu where it may not use it."""
+    (fits,) = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax")))
+    for installed in (fits, f"{fits}.1"):
+        check_libtpu(installed, platforms=None)
+    for installed in ("0.0.1", f"{fits}1"):
+        check_libtpu(installed, platforms="cpu")
+        check_libtpu(installed, platforms="cuda,cpu")
+        for platforms in (None, "", "tpu,cpu"):
+            with pytest.raises(BadInputError, match=f"libtpu {fits}, and {installed}"):
+                check_libtpu(installed, platforms=platforms)

@@ -1,14 +1,18 @@
 """A trace of some training steps, made by JAX's profiler for XProf and Perfetto."""
 
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.step import TrainState
 
 SETTLE = 3  # steps of this start before the trace: the first compiles, the next fill the queues
@@ -29,6 +33,9 @@ class Profile:
       start_step: the step after which this process starts or resumes.
       workdir: local or gs://.
       note: receives a line that says where the trace is, or why there is none.
+
+    Raises:
+      BadInputError: JAX's profiler would crash in the installed libtpu.
     """
 
     def __init__(
@@ -40,6 +47,8 @@ class Profile:
         workdir: epath.Path,
         note: Callable[[str], None],
     ):
+        if find_spec("libtpu"):
+            check_libtpu(version("libtpu"), platforms=jax.config.jax_platforms)
         self.train_step, self.workdir, self.note = train_step, workdir, note
         self.step = start_step
         self.first = start_step + SETTLE + 1
@@ -90,3 +99,24 @@ class Profile:
             self._write()
         elif not self.written:
             self.note(f"--profile: this start ended before step {self.first:,}, no step was traced")
+
+
+def check_libtpu(installed: str, *, platforms: str | None) -> None:
+    """Raises BadInputError where JAX loads another libtpu than the one that it was built for.
+
+    JAX trains with many versions of libtpu, but its profiler ends the process in a segmentation
+    fault where the profiler's interface in libtpu has another size.
+
+    Args:
+      installed: the version of libtpu.
+      platforms: the platforms that JAX may use, comma-separated; None: all.
+    """
+    if "tpu" not in (platforms or "tpu").split(","):
+        return
+    (wanted,) = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax")))
+    if not f"{installed}.".startswith(f"{wanted}."):
+        raise BadInputError(
+            f"--profile: JAX {jax.__version__} profiles with libtpu {wanted}, and {installed} (of "
+            "the extra `plan`) is installed; on a TPU run pip install -e '.[tpu]', elsewhere set "
+            "JAX_PLATFORMS, as in JAX_PLATFORMS=cuda"
+        )
