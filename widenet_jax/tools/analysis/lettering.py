@@ -57,7 +57,7 @@ def warn_of(lacking: str) -> None:
         print(
             f"warning: no font here draws {shown} ({count}), so that pictures "
             "have boxes instead; install a font of that script, such as Noto Sans "
-            "(pip install 'widenet_jax[fonts]' brings Japanese)",
+            "(pip install -e '.[fonts]' brings Japanese)",
             file=sys.stderr,
         )
 
