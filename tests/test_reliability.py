@@ -159,6 +159,24 @@ def test_killed_at_a_bad_moment(reference: Callable, tmp_path: Path, run: str, w
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("phase", ["compiling", "training", "evaluating", "saving"])
+def test_ctrl_c_in_every_phase(unbroken: Path, tmp_path: Path, phase: str):
+    """The message says what is on disk, and the resumed run ends with the same bytes."""
+    workdir = tmp_path / "run"
+    begun = {"compiling": is_compiling, "training": lines_in, **DOING}[phase]
+    run = start(command(workdir, **OFTEN))
+    wait_until(lambda: begun(workdir), run)
+    run.send_signal(signal.SIGINT)
+    line, step = finish(run, 130).splitlines()[-1], last_step(workdir)
+    if phase == "compiling":
+        assert line.startswith("stopped: Ctrl-C; nothing to save yet. ") and step == 0
+    else:
+        assert line.startswith(f"stopped: Ctrl-C; saved after step {step}. ") and step > 0
+    finish(start(command(workdir, **OFTEN)))
+    assert_same_end(workdir, unbroken)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "count"),
     [("digits", 30), ("text_tiny", 10), ("squad", 10), ("language", 10)],

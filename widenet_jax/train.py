@@ -110,7 +110,7 @@ def run(
         lines: list[str] = []
         state, meta = session.restore(partial(first_state, experiment, note=lines.append))
         check_facts(meta, data.facts.info, workdir=workdir)
-        start_step = step = meta.get("step", 0)
+        start_step = step = stop.saved = meta.get("step", 0)
         check_agreement({"the restored step": step})
         evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
         session.open(state, step, evaluation_due=evaluation_due)

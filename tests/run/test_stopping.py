@@ -26,7 +26,7 @@ from small_runs import (
 
 from widenet_jax import train
 from widenet_jax.errors import StoppedError
-from widenet_jax.run.stopping import NOTHING, Stop
+from widenet_jax.run.stopping import AGAIN, Stop
 
 ONE = jax.devices()[:1]
 SLOW_DATA = "tests/with_slow_data.py"
@@ -81,8 +81,19 @@ def test_ctrl_c_while_compiling(tmp_path: Path):
     run = start(command(tmp_path / "run", **{"model.depth": 6, "model.share_ffn": False}))
     wait_until((tmp_path / "run" / "environment.json").exists, run)
     run.send_signal(signal.SIGINT)
-    assert stopped(run, 130) == f"stopped: Ctrl-C; {NOTHING}"
+    told = f"stopped: Ctrl-C; nothing to save yet. {AGAIN} to start from the beginning"
+    assert stopped(run, 130) == told
     assert last_step(tmp_path / "run") == 0
+
+
+def test_what_is_said_where_nothing_is_new():
+    """Before the workdir was read nothing is known of it; afterwards the message says what is."""
+    stop = Stop()
+    assert stop.nothing_new == f"nothing new to save. {AGAIN}"
+    stop.saved = 0
+    assert stop.nothing_new == f"nothing to save yet. {AGAIN} to start from the beginning"
+    stop.saved = 1200
+    assert stop.nothing_new == f"nothing new to save since step 1,200. {AGAIN} to resume there"
 
 
 @pytest.mark.slow
@@ -93,7 +104,7 @@ def test_while_starting(tmp_path: Path):
         time.sleep(seconds)
         run.send_signal(signal.SIGTERM)
         sent = time.monotonic()
-        assert NOTHING in stopped(run)
+        assert "; nothing " in stopped(run)
         assert time.monotonic() - sent < 1.0
     assert last_step(tmp_path / "run") == 0
 
@@ -108,7 +119,7 @@ def test_while_compiling(tmp_path: Path):
     assert lines_in(tmp_path / "run") == 0
     run.send_signal(signal.SIGTERM)
     sent = time.monotonic()
-    assert NOTHING in stopped(run)
+    assert "; nothing to save yet. " in stopped(run)
     assert time.monotonic() - sent < 1.0
 
 
@@ -190,7 +201,7 @@ def test_with_worker_processes_and_the_whole_group(number: int, code: int, tmp_p
 def test_an_evaluation_alone_has_nothing_to_save(unbroken: Path):
     stop = Stop()
     stop.reason = "SIGTERM"
-    with pytest.raises(StoppedError, match=f"SIGTERM; {NOTHING}"):
+    with pytest.raises(StoppedError, match=f"SIGTERM; nothing new to save. {AGAIN}$"):
         train.run(small_config(), str(unbroken), mode="eval", stop=stop, devices=ONE)
 
 

@@ -21,7 +21,7 @@ TIME_IS_UP = "time is up (--max_seconds)"
 CLOSING_SECONDS = 5.0
 # Signals this close together are one request: `timeout` signals a process and then its group.
 SAME_SECONDS = 1.0
-NOTHING = "nothing new to save. Run the same command again to start over from where this run began"
+AGAIN = "Run the same command again"
 
 
 class StopRequestedError(Exception):
@@ -35,11 +35,14 @@ class Stop:
       reason: None until a stop is requested.
       unsaved: there may be finished steps that no checkpoint holds. While there are none, a request
         ends the process at once.
+      saved: the step of the newest checkpoint when the run began, 0 if there was none; None until
+        this is known, and where nothing is trained.
     """
 
     def __init__(self):
         self.reason: str | None = None
         self.unsaved = False
+        self.saved: int | None = None
         self._waiting = False
         self._first_signal: float | None = None  # its time
         self._own_signals = 0
@@ -120,8 +123,9 @@ class Stop:
         alone = self._tell_hosts is None
         self.reason = reason
         if alone and not self.unsaved:
-            end_process(f"stopped: {reason}; {NOTHING}", self.exit_code)
-        say(f"{reason}: saving after this step, then stopping; another signal ends at once")
+            end_process(f"stopped: {reason}; {self.nothing_new}", self.exit_code)
+        later = f"another signal, {SAME_SECONDS:g} s later or more, ends at once"
+        say(f"{reason}: saving after this step, then stopping; {later}")
         if not alone:
             self._tell_hosts(signal.SIGTERM)
 
@@ -131,6 +135,15 @@ class Stop:
             self._waiting = False
             self.reason = self.reason or SIGNALS[signal.Signals(number)]  # may precede the thread
             raise StopRequestedError
+
+    @property
+    def nothing_new(self) -> str:
+        """Says that there is nothing to save, and what is on disk."""
+        if self.saved is None:
+            return f"nothing new to save. {AGAIN}"
+        if not self.saved:
+            return f"nothing to save yet. {AGAIN} to start from the beginning"
+        return f"nothing new to save since step {self.saved:,}. {AGAIN} to resume there"
 
     @property
     def exit_code(self) -> int:
@@ -181,8 +194,8 @@ class Stop:
     def stopped(self, step: int) -> StoppedError:
         """Returns the error to raise once the state is saved; step 0: there was none to save."""
         reason = self.reason or "another host received a stop request"
-        saved = f"saved after step {step:,}. Run the same command again to resume"
-        return StoppedError(f"{reason}; {saved if step else NOTHING}")
+        saved = f"saved after step {step:,}. {AGAIN} to resume"
+        return StoppedError(f"{reason}; {saved if step else self.nothing_new}")
 
 
 def say(text: str) -> None:
