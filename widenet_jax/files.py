@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -20,6 +21,12 @@ def is_remote(path: epath.PathLike) -> bool:
 def absolute(path: str) -> epath.Path:
     """Returns a local path with ~ and relative parts resolved, a remote one as it is."""
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
+
+
+def user_cache(name: str) -> Path:
+    """Returns this user's directory for what can be made again, such as "compiled"."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "widenet_jax" / name
 
 
 def split_checkpoint(place: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ that a mistake is answered at once.
 import argparse
 import contextlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from widenet_jax.cli.compiled import keep_compiled
 from widenet_jax.cli.metric_rows import beside, number, routing_rows
 from widenet_jax.cli.parser import Parser, exit_code_of, positive, seconds
 from widenet_jax.config.comments import described
@@ -215,6 +217,8 @@ def main(argv: Sequence[str]) -> int:
         if own.max_seconds is not None:
             stop.after(own.max_seconds)
         logging.set_verbosity(logging.FATAL)  # Orbax logs tracebacks of errors reported below
+        if not (own.distributed or own.coordinator):  # of several hosts only the first one writes
+            keep_compiled(os.environ)
         join_hosts(own, stop)
         from widenet_jax import train  # imports JAX, which takes seconds
 

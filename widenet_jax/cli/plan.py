@@ -9,7 +9,6 @@ Any field of the configs can be set, as in --config.batch_size=2048. Exit codes:
 input.
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from ml_collections import ConfigDict
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import user_cache
 from widenet_jax.tools.plan.topology import parse_topology
 from widenet_jax.weights.stored import set_fields
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DATA_SIZES = ("num_examples", "num_classes", "vocab_size")
 PAPER_CONFIG = "configs/imagenet.py"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "widenet_jax" / "plan"
+CACHE = user_cache("plan")
 
 
 def main(argv: Argv = None) -> int:
