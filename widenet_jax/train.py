@@ -221,7 +221,7 @@ def evaluate_newest(
 
 
 def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainState:
-    """Returns a freshly initialised state, with the backbone that `config.init_from` names.
+    """Returns a freshly initialised state, with what it takes from `config.init_from`.
 
     Args:
       experiment: of the run.
@@ -234,7 +234,8 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     fresh = jax.jit(lambda params: params, out_shardings=replicated)(state.params)
     source, info = config.init_from, experiment.facts.info
     stored = load_pretrained(source, replicated, model=config.model, info=info)
-    params, taken = finetune_params(to_host(fresh), stored, model=config.model, source=source)
+    how = {"model": config.model, "source": source, "same_classes": stored.same_classes}
+    params, taken = finetune_params(to_host(fresh), stored.params, **how)
     note(taken)
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
     placed = jax.device_put(params, shardings)

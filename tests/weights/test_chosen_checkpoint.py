@@ -47,7 +47,7 @@ def test_each_is_found(run: Path, digits_run: Path):
 
 def test_a_run_starts_from_the_best(run: Path):
     fields = stored_section(f"{run}@best")
-    taken = load_pretrained(f"{run}@best", ONE_DEVICE, model=fields, info={})
+    taken = load_pretrained(f"{run}@best", ONE_DEVICE, model=fields, info={}).params
     assert params_sha256(taken) == params_sha256(open_trained(str(run), checkpoint="10").params)
 
 

@@ -86,6 +86,37 @@ def test_the_backbone_is_copied_and_the_head_is_not():
         np.testing.assert_equal(new[section], leaves)
 
 
+def test_the_head_is_kept_where_the_classes_are_the_same():
+    new, told = finetune_params(
+        params(0.0, tokens=16), params(1.0), **TO_PRETRAINED, same_classes=True
+    )
+    np.testing.assert_equal(new, params(1.0, tokens=16))
+    assert told == (
+        "taken from runs/pretrained: embed, encoder, position, head; new: nothing; the classes are "
+        "the same, so the head is kept"
+    )
+
+
+@pytest.mark.parametrize("extra_here", [True, False])
+def test_a_head_of_other_inputs_is_new(extra_here: bool):
+    """The head of the same shape saw the outputs of the representation layer."""
+    fresh, pretrained = params(0.0), params(1.0)
+    (fresh if extra_here else pretrained)["representation"] = {"kernel": np.ones((2, 2))}
+    new, told = finetune_params(fresh, pretrained, **TO_PRETRAINED, same_classes=True)
+    np.testing.assert_equal(new["head"], params(0.0)["head"])
+    assert new["embed"]["kernel"].all() and "new: head" in told and "is kept" not in told
+
+
+def test_a_text_classifier_is_kept_and_a_span_is_not():
+    head = {"kernel": np.ones((2, 3))}
+    stored = text_params(1.0, classifier=head, span=head)
+    fresh = text_params(
+        0.0, classifier={"kernel": np.zeros((2, 3))}, span={"kernel": np.zeros((2, 3))}
+    )
+    new, _ = finetune_params(fresh, stored, **TO_TEXT, same_classes=True)
+    assert new["classifier"]["kernel"].all() and not new["span"]["kernel"].any()
+
+
 def test_positions_of_the_same_length_are_copied():
     """Even if the grid is not square."""
     fresh, pretrained = params(0.0, tokens=6), params(1.0, tokens=6)

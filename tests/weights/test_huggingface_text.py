@@ -210,7 +210,7 @@ def test_equal_outputs_with_transformers(
     model.save_pretrained(tmp_path / "theirs")
     section = stored_section(str(tmp_path / "theirs")) | {"dtype": "float32"}
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params = load_pretrained(str(tmp_path / "theirs"), device, model=section, info={})
+    params = load_pretrained(str(tmp_path / "theirs"), device, model=section, info={}).params
     ours = our_outputs(params, section, head)
     assert_equal_texts(ours, theirs)
 

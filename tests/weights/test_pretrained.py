@@ -27,7 +27,7 @@ def load(place: Path, **fields: object) -> dict:
     """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
     model = vision_model("vit", "tiny", {}) | {"num_heads": reference.N} | fields
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return load_pretrained(str(place), device, model=model, info={})
+    return load_pretrained(str(place), device, model=model, info={}).params
 
 
 def write_huggingface(place: Path, vit: reference.Vit, **facts: object) -> None:
@@ -46,6 +46,25 @@ def test_a_run_and_its_export_are_the_same(digits_run, tmp_path):
     write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
     run, export = (load(place, **DIGITS_HEADS) for place in (digits_run, tmp_path / "e"))
     assert params_sha256(run) == params_sha256(export)
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_the_classes_are_compared(exported: bool, digits_run, tmp_path):
+    """By name and order: a head of other classes, or of classes without names, does not fit."""
+    place = tmp_path / "e" if exported else digits_run
+    if exported:
+        write_exported(epath.Path(place), read_model(str(digits_run)), file_format="npz")
+    model = vision_model("vit", "tiny", {}) | DIGITS_HEADS
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    names = list("0123456789")
+    for info, same in (
+        ({"class_names": names}, True),
+        ({"class_names": names[::-1]}, False),
+        ({"class_names": names[:9]}, False),
+        ({}, False),
+    ):
+        found = load_pretrained(str(place), device, model=model, info=info)
+        assert found.same_classes == same, info
 
 
 def test_another_kind_of_model_is_refused(tmp_path):

@@ -41,7 +41,7 @@ def model(task: str, directory: Path, kind: str = "albert", **changes: object):
 
 def load(place: Path, model: dict, info: dict) -> dict:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return load_pretrained(str(place), device, model=model, info=info)
+    return load_pretrained(str(place), device, model=model, info=info).params
 
 
 @pytest.mark.parametrize("task", TASKS)

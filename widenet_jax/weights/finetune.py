@@ -1,4 +1,4 @@
-"""Starting from stored parameters: the backbone is taken, and the task's head is new.
+"""Starting from stored parameters: the backbone, and the head where the classes are the same.
 
 Vision (ViT, section 3.2): positions are a square grid of patches, perhaps after a CLS token, and
 are resized to the new grid. Text: shorter inputs take the first positions; the pooler and the heads
@@ -24,17 +24,20 @@ class Rule(NamedTuple):
 
     Attributes:
       new: parts that are always new.
+      of_classes: parts that know the classes; they are taken where these are the same and both
+        models have the same parts in the same shapes.
       optional: parts that are taken where both models have them in the same shapes.
       fit: (path, stored array, shape here, config.model) -> the array to take.
     """
 
     new: tuple[str, ...]
+    of_classes: tuple[str, ...]
     optional: tuple[str, ...]
     fit: Callable[[str, np.ndarray, tuple[int, ...], Mapping], np.ndarray]
 
 
 def finetune_params(
-    fresh: PyTree, pretrained: PyTree, *, model: Mapping, source: str
+    fresh: PyTree, pretrained: PyTree, *, model: Mapping, source: str, same_classes: bool = False
 ) -> tuple[PyTree, str]:
     """Returns `fresh` with the backbone of `pretrained`, and a line that says what was taken.
 
@@ -43,6 +46,7 @@ def finetune_params(
       pretrained: parameters that `config.init_from` names (host arrays).
       model: `config.model`.
       source: value of `config.init_from`, named in errors.
+      same_classes: whether both models have the same classes.
 
     Raises:
       BadInputError: the backbones differ.
@@ -50,9 +54,8 @@ def finetune_params(
     rule = RULES[model["name"]]
     new = flax.traverse_util.flatten_dict(fresh, sep="/")
     old = flax.traverse_util.flatten_dict(pretrained, sep="/")
-    backbones = [
-        {k for k in tree if part(k) not in rule.new + rule.optional} for tree in (new, old)
-    ]
+    apart = rule.new + rule.of_classes + rule.optional
+    backbones = [{k for k in tree if part(k) not in apart} for tree in (new, old)]
     if odd := sorted(backbones[0] ^ backbones[1]):
         raise BadInputError(
             f"config.init_from={source} holds another model: {odd[0]} is in only one of the two; "
@@ -68,13 +71,18 @@ def finetune_params(
                 "config.model it was trained with"
             )
         taken[name] = value
+    heads = [{k: tree[k] for k in tree if part(k) in rule.of_classes} for tree in (new, old)]
+    shapes = [{k: leaf.shape for k, leaf in head.items()} for head in heads]
+    kept = heads[1] if same_classes and shapes[0] == shapes[1] else {}
+    taken |= kept
     for scope in rule.optional:
         names = {k for k in new if part(k) == scope}
         fitted = {k: rule.fit(k, old[k], new[k].shape, model) for k in names & old.keys()}
         if all(k in fitted and fitted[k].shape == new[k].shape for k in names):
             taken |= fitted
     params = flax.traverse_util.unflatten_dict(new | taken, sep="/")
-    return params, told(taken, new.keys() - taken.keys(), old, source)
+    line = told(taken, new.keys() - taken.keys(), old, source)
+    return params, line + ("; the classes are the same, so the head is kept" if kept else "")
 
 
 def told(taken: Mapping, fresh: set[str], stored: Mapping, source: str) -> str:
@@ -114,9 +122,9 @@ def as_stored(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mappi
 
 
 RULES = {
-    "vision_transformer": Rule(("head", "representation"), (), fit_vision),
-    "text_encoder": Rule(("classifier", "span"), ("pooler", "mlm", "order"), fit_text),
-    "language_model": Rule((), ("embedding", "output"), as_stored),
+    "vision_transformer": Rule((), ("head", "representation"), (), fit_vision),
+    "text_encoder": Rule(("span",), ("classifier",), ("pooler", "mlm", "order"), fit_text),
+    "language_model": Rule((), (), ("embedding", "output"), as_stored),
 }
 
 

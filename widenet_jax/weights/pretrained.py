@@ -4,7 +4,7 @@ Public weights are Google's and Hugging Face's ViT, and Hugging Face's BERT and 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -26,10 +26,22 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
 
 
+class Pretrained(NamedTuple):
+    """A model to start from.
+
+    Attributes:
+      params: host arrays under our names.
+      same_classes: whether it was trained on the classes of the new run, so that its head fits.
+    """
+
+    params: dict
+    same_classes: bool
+
+
 def load_pretrained(
     place: str, sharding: jax.sharding.Sharding, *, model: Mapping, info: Mapping[str, Any]
-) -> dict:
-    """Loads parameters for a run to start from: host arrays under our names.
+) -> Pretrained:
+    """Loads parameters for a run to start from.
 
     Args:
       place: the workdir of a run; a directory written by `scripts/export.py`; a `.npz` of Google's
@@ -38,7 +50,8 @@ def load_pretrained(
       sharding: over all devices of all hosts, replicated. It serves to read a run's checkpoint;
         every host reads the other kinds for itself.
       model: `config.model` of the new run.
-      info: facts of the new run's data; of a text model's, the tokenizer is compared.
+      info: facts of the new run's data; its classes and, of a text model, its tokenizer are
+        compared.
 
     Raises:
       BadInputError: there are no such weights, a file is damaged, or `model` computes another
@@ -52,11 +65,14 @@ def load_pretrained(
         )
     if files := weight_files(absolute(place)):
         params, fields = read_public(files, source=f"config.init_from={place}")
-        stored_tokenizer = tokenizer_beside(files[0].parent)
+        stored_tokenizer, same_classes = tokenizer_beside(files[0].parent), False
     else:
         found = read_model(place, sharding, flag="--config.init_from")
         params, fields = found.params, found.config["model"]
         stored_tokenizer = found.tokenizer
+        same_classes = bool(found.class_names) and all(
+            found.info.get(name) == info.get(name) for name in ("class_names", "pairs")
+        )
     if fields["name"] != model["name"]:
         raise BadInputError(
             f"config.init_from={place} holds a {fields['name']}, and this run's model is "
@@ -67,7 +83,7 @@ def load_pretrained(
         check_same_tokens(
             stored_tokenizer, Tokenizer(info["tokenizer"]), f"config.init_from={place}"
         )
-    return params
+    return Pretrained(params, same_classes)
 
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
