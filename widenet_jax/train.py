@@ -34,6 +34,7 @@ from widenet_jax.run.stopping import Stop, StopRequestedError
 from widenet_jax.run.summary import (
     best_of,
     describe,
+    ended_early,
     loss_text,
     result_of,
     shortened,
@@ -114,7 +115,7 @@ def run(
         check_agreement({"the restored step": step})
         evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
         session.open(state, step, evaluation_due=evaluation_due)
-        finished = step == total_steps
+        finished = session.is_over(step) and not evaluation_due
         splits = (config.data.train_split, data.train), (config.data.eval_split, data.eval)
         session.note(overview(splits, task.unit))
         session.note(
@@ -143,7 +144,8 @@ def run(
             if evaluation_due:
                 session.record_evaluation(state, step, metrics)
                 evaluation_due = False
-            batches = read_batches(experiment, data, step, total_steps, on_message=session.note)
+            end = step if session.is_over(step) else total_steps
+            batches = read_batches(experiment, data, step, end, on_message=session.note)
             with closing(stop.reading(batches)) as reading:
                 for batch in reading:
                     state, step_metrics = train_step(state, place(batch))
@@ -168,12 +170,14 @@ def run(
                             metrics = measure(averaged(state.params, state.opt_state))
                             session.record_evaluation(state, step, metrics)
                         evaluation_due = False
-                    if save:
+                    last = session.is_over(step)
+                    if last or save:
                         with session.progress.pause():
                             session.save(state, step, evaluation_due=False)
                     session.checkpoints.check()
-                    if not last:
-                        stop.check()
+                    if last:
+                        break
+                    stop.check()
             session.checkpoints.wait()
         except (StopRequestedError, BadExampleError) as ending:
             requested = isinstance(ending, StopRequestedError)
@@ -189,13 +193,15 @@ def run(
 
         # Result
         session.watchdog.beat("writing the result")
-        result = result_of(experiment, metrics, mode="train", steps=total_steps)
+        result = result_of(experiment, metrics, mode="train", steps=step)
         result |= best_of(session.checkpoints)
         result["params_sha256"] = params_sha256(averaged(state.params, state.opt_state))
         if session.main_host:
             write_result(workdir, result)
         if message := unbeaten(task, metrics):
             session.note(f"warning: {message}")
+        if message := ended_early(experiment, session.checkpoints, step):
+            session.note(message)
         return result
 
 

@@ -28,6 +28,7 @@ WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
 LEAST = {
     **dict.fromkeys(("seed", "data.num_workers", "model.routing_groups", "max_skipped_updates"), 0),
     **dict.fromkeys(("augment.pad_pixels", "augment.randaugment_layers"), 0),
+    "evaluation.patience": 0,
     **dict.fromkeys(("watchdog.dump_after_seconds", "watchdog.exit_after_seconds"), 0),
     "task.max_predictions": 0,  # a share of the sequence
     **dict.fromkeys(("task.memory_length", "task.eval_memory_length"), 0),  # multiples of T

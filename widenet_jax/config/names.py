@@ -32,6 +32,7 @@ ELSEWHERE = {
     "validation_batch_size",
     'evaluation.every="500 steps"': "eval_every eval_steps eval_interval eval_freq val_interval "
     "evaluation_strategy eval_strategy steps_per_eval val_check_interval",
+    "evaluation.patience": "early_stopping early_stopping_patience early_stop es_patience",
     'checkpoint.every="500 steps"': "save_every save_steps save_interval save_freq ckpt_every "
     "checkpoint_steps checkpoint_every checkpoint_interval save_strategy",
     "checkpoint.keep": "max_to_keep save_total_limit keep_checkpoints checkpoint_hist keep_last",

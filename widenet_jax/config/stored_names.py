@@ -31,6 +31,8 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
     The argument is not changed. Fields that no version renamed are kept as they are.
     """
     config = dict(config)
+    if isinstance(config.get("evaluation"), Mapping):
+        config["evaluation"] = {"patience": 0} | dict(config["evaluation"])
     if isinstance(config.get("optimizer"), Mapping):
         config["optimizer"] = NEW_IN_OPTIMIZER | dict(config["optimizer"])
     data = config.get("data")

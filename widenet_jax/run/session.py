@@ -141,6 +141,18 @@ class Session:
         self.note(f"step {step:,}: evaluation {', '.join(shown)}")
         self.writer.flush()
 
+    def is_over(self, step: int) -> bool:
+        """Returns whether a run that has evaluated as far as `step` ends there.
+
+        It ends after its last step, or where `config.evaluation.patience` evaluations have brought
+        no better headline metric. Which evaluations came after the best one follows from its step.
+        """
+        patience, every = self.experiment.config.evaluation.patience, self.experiment.eval_every
+        if not patience or self.checkpoints.best_value is None:
+            return step == self.experiment.total_steps
+        waited = step // every - self.checkpoints.best.step // every
+        return waited >= patience or step == self.experiment.total_steps
+
     def save(self, state: TrainState, step: int, *, evaluation_due: bool) -> None:
         """Writes pending metrics, then the state that comes after them."""
         self.watchdog.beat(f"saving after step {step}")

@@ -106,6 +106,18 @@ def best_of(checkpoints: Checkpoints) -> dict[str, Any]:
     return {name: checkpoints.best_value, f"{BEST_CHECKPOINT}_step": checkpoints.best.step}
 
 
+def ended_early(experiment: Experiment, checkpoints: Checkpoints, step: int) -> str:
+    """Returns a line about a run that ended before its last step; "" of every other one."""
+    if step == experiment.total_steps:
+        return ""
+    name = checkpoints.headline.name.replace("_", " ")
+    return (
+        f"ended early, after step {step:,} of {experiment.total_steps:,}: no better {name} than "
+        f"{checkpoints.best_value:.4f} after step {checkpoints.best.step:,}, as "
+        f"config.evaluation.patience={experiment.config.evaluation.patience} asks for"
+    )
+
+
 def loss_text(task: Task, metrics: Mapping[str, Any]) -> str:
     """Returns a training step's loss, and the task's baseline beside the metric it belongs to."""
     text = f"loss {float(metrics['loss']):.4f}"

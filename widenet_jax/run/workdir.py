@@ -26,7 +26,7 @@ from widenet_jax.files import UNFINISHED, is_remote, write_json
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
     *("sharding.", "data.path", "data.num_workers", "data.prefetch"),
-    *("checkpoint.", "tracking.", "watchdog."),
+    *("checkpoint.", "tracking.", "watchdog.", "evaluation.patience"),
     # How to treat bad numbers and bad examples may be decided when they occur.
     *("on_nonfinite", "max_skipped_updates", "data.on_bad_example", "data.max_bad_fraction"),
 )

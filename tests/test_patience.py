@@ -1,0 +1,74 @@
+"""A run that its patience ends: where, what it leaves, and that resuming changes nothing."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+from small_runs import assert_same_end, last_step, metrics_of, small_config
+
+from widenet_jax import train
+from widenet_jax.run.session import Session
+
+# Nothing is learned, so no evaluation is better than the first, of step 4.
+STILL = {
+    "optimizer.learning_rate": 0.0,
+    "optimizer.weight_decay": 0.0,
+    "evaluation.every": "4 steps",
+    "checkpoint.every": "3 steps",
+    "checkpoint.keep": 9,
+}
+
+
+def run(workdir: Path, patience: int) -> dict:
+    config = small_config(**STILL, **{"evaluation.patience": patience})
+    return train.run(config, str(workdir), devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ("patience", "best", "step", "over"),
+    [
+        (0, 4, 16, False),
+        (2, 4, 8, False),  # one evaluation after the best
+        (2, 4, 12, True),
+        (2, 4, 11, False),
+        (2, 8, 12, False),
+        (2, 12, 9, False),  # the run resumes from a checkpoint before its best
+        (2, None, 12, False),  # best/ is gone: the next evaluation is the best
+        (2, 4, 20, True),
+        (9, 4, 20, True),  # the last step
+    ],
+)
+def test_where_a_run_is_over(patience: int, best: int | None, step: int, over: bool):
+    """It has 20 steps and evaluates after every fourth."""
+    config = small_config(**{"evaluation.patience": patience})
+    kept = SimpleNamespace(best_value=best and 0.5, best=SimpleNamespace(step=best))
+    experiment = SimpleNamespace(config=config, eval_every=4, total_steps=20)
+    session = SimpleNamespace(experiment=experiment, checkpoints=kept)
+    assert Session.is_over(session, step) == over
+
+
+def test_a_run_ends_resumes_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Two evaluations after that of step 4 it ends; resumed from step 6, with the same bytes."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    result = run(whole, 2)
+    told = "ended early, after step 12 of 20: no better accuracy than"
+    assert told in capsys.readouterr().err
+    assert (result["steps"], result["best_checkpoint_step"], last_step(whole)) == (12, 4, 12)
+    assert [r["step"] for r in metrics_of(whole, "eval")] == [4, 8, 12]
+
+    shutil.copytree(whole, broken)
+    for step in ("9", "12"):
+        shutil.rmtree(broken / "checkpoints" / step)
+    (broken / "result.json").unlink()
+    run(broken, 2)
+    assert_same_end(broken, whole)
+
+    capsys.readouterr()
+    before = (whole / "metrics.jsonl").read_bytes()
+    assert run(whole, 2) == result == json.loads((whole / "result.json").read_text())
+    assert "finished before, after step 12" in capsys.readouterr().err
+    assert (whole / "metrics.jsonl").read_bytes() == before
+    assert run(whole, 3)["steps"] == 16
