@@ -50,6 +50,8 @@ def flag_parser() -> Parser:
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
     text = "train; evaluate; or repeat the step whose loss or gradient was not finite"
     add("--mode", choices=["train", "eval", "replay"], default="train", help=text)
+    text = "a longer config.duration may change the learning rate of a run; see docs/GUIDE.md"
+    add("--extend", action="store_true", help=text)
     add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
     text = "print every field with its value, type and meaning, and do nothing else"
     add("--print_config", action="store_true", help=text)
@@ -76,6 +78,8 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     own = flag_parser().read(argv[1:])
     if own.profile and own.mode != "train":
         raise BadInputError(f"--profile traces training steps; --mode={own.mode} has none")
+    if own.extend and own.mode != "train":
+        raise BadInputError(f"--extend makes training longer; --mode={own.mode} does not train")
     stored = not own.config and (own.mode != "train" or (own.print_config and own.workdir))
     needed = ("workdir",) if stored else ("config", "workdir")
     for name in needed[:1] if own.print_config else needed:
@@ -222,7 +226,8 @@ def main(argv: Sequence[str]) -> int:
         join_hosts(own, stop)
         from widenet_jax import train  # imports JAX, which takes seconds
 
-        result = train.run(config, own.workdir, mode=own.mode, stop=stop, profile=own.profile)
+        how = {"mode": own.mode, "extend": own.extend, "profile": own.profile}
+        result = train.run(config, own.workdir, stop=stop, **how)
     except BadInputError as error:
         return end(f"error: {error}", 2)
     except RunFailedError as error:

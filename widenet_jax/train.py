@@ -27,6 +27,7 @@ from widenet_jax.files import absolute
 from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.run.batches import read_batches
+from widenet_jax.run.extension import check_length
 from widenet_jax.run.profile import Profile
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
@@ -59,6 +60,7 @@ def run(
     workdir: str,
     *,
     mode: str = "train",
+    extend: bool = False,
     devices: Sequence[jax.Device] | None = None,
     stop: Stop | None = None,
     profile: int | None = None,
@@ -72,6 +74,7 @@ def run(
       workdir: local or gs://.
       mode: "train"; "eval", to evaluate the newest checkpoint; or "replay", to repeat the step
         whose numbers were not finite.
+      extend: a longer config.duration may change the learning rate of a run, see `run.extension`.
       devices: the devices to use; all by default.
       stop: may request an early end.
       profile: number of steps to trace with JAX's profiler.
@@ -87,7 +90,7 @@ def run(
     workdir, stop = absolute(workdir), stop or Stop()
 
     # Hosts: all must run the same program.
-    check_agreement(same_on_all_hosts(config, workdir, mode))
+    check_agreement(same_on_all_hosts(config, workdir, mode) | {"--extend": extend})
 
     # Data
     on_every_host(partial(check_workdir, workdir, config, mode=mode))
@@ -97,6 +100,9 @@ def run(
     # Experiment
     experiment = build_experiment(config, data.facts, devices or jax.devices())
     total_steps, mesh, task = experiment.total_steps, experiment.mesh, experiment.task
+    lines: list[str] = []  # notes for the user
+    if mode == "train":
+        lines.append(on_every_host(partial(check_length, workdir, experiment, extend=extend)))
 
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
@@ -108,7 +114,6 @@ def run(
 
         # Restore
         session = Session(experiment, workdir, stack)
-        lines: list[str] = []
         state, meta = session.restore(partial(first_state, experiment, note=lines.append))
         check_facts(meta, data.facts.info, workdir=workdir)
         start_step = step = stop.saved = meta.get("step", 0)

@@ -88,7 +88,6 @@ def test_what_no_number_depends_on_may_change(workdir: epath.Path, field: str, v
         ("seed", 1, "seed: 0 there, 1 here"),
         ("data.image_size", 16, "data.image_size: 8 there, 16 here"),
         ("optimizer.b1", 0.5, "optimizer.b1: 0.9 there, 0.5 here"),
-        ("duration", "9 epochs", "duration: '100 epochs' there, '9 epochs' here"),
         ("model.moe.num_experts", 2, "model.moe.num_experts: 4 there, 2 here"),
     ],
 )
@@ -103,6 +102,18 @@ def test_another_config_is_refused_by_what_differs(
         "repeat that run's config to resume it"
     )
     assert {p.name: p.read_text() for p in workdir.iterdir()} == before
+
+
+def test_only_training_takes_another_duration(workdir: epath.Path):
+    """`run.extension` decides whether it may be longer; config.json then has the new one."""
+    longer = changed_config(duration="900 epochs")
+    check_workdir(workdir, longer, mode="train")
+    with pytest.raises(BadInputError, match="duration: '100 epochs' there, '900 epochs' here"):
+        check_workdir(workdir, longer, mode="eval")
+    before = json.loads((workdir / "config.json").read_text())
+    write_run(workdir, changed_config(duration="900 epochs", **{"checkpoint.keep": 9}), INFO)
+    after = json.loads((workdir / "config.json").read_text())
+    assert after == before | {"duration": "900 epochs"}
 
 
 def test_a_model_without_experts_is_another(workdir: epath.Path):

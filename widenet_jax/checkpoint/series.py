@@ -127,9 +127,7 @@ class Series:
 
     def steps(self) -> list[int]:
         """Lists the steps of committed checkpoints, intact or damaged, oldest first."""
-        if not self.directory.exists():
-            return []
-        return sorted(ocp.utils.checkpoint_steps(self.directory))
+        return steps_in(self.directory)
 
     def damaged(self) -> list[str]:
         """Lists the names of the directories that `quarantine` has renamed."""
@@ -256,6 +254,11 @@ class Series:
             aside = next(p for name in names if not (p := self.directory / name).exists())
             place.rename(aside)
             print(f"warning: {place} {problem}; renamed to {aside.name}", file=sys.stderr)
+
+
+def steps_in(directory: epath.Path) -> list[int]:
+    """Lists the steps of the committed checkpoints of a directory, oldest first."""
+    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.exists() else []
 
 
 @jax.jit

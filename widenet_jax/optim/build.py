@@ -71,13 +71,21 @@ def build_optimizer(
     make = choose(OPTIMIZERS, _get(optimizer, "name"), field=f"{WHERE}.name")
     check_fields(FIELDS, optimizer, section=WHERE)
     run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
-    warmup = _get(optimizer, "warmup")
-    warmup_steps = to_steps(warmup, field=f"{WHERE}.warmup", **run, may_be_zero=True)
-    schedule = _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
+    schedule = build_learning_rate(optimizer, **run)
     exclude = _exclusions(optimizer, params_or_shapes)
     clip_norm = _number(optimizer, "grad_clip_norm")
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
     return _of_parts(optimizer, optax.chain(clip, make(optimizer, schedule, exclude))), schedule
+
+
+def build_learning_rate(
+    optimizer: Mapping[str, Any], *, total_steps: int, batch_size: int, num_examples: int
+) -> optax.Schedule:
+    """Builds the learning rate as a function of the number of updates; see `build_optimizer`."""
+    run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
+    warmup = _get(optimizer, "warmup")
+    warmup_steps = to_steps(warmup, field=f"{WHERE}.warmup", **run, may_be_zero=True)
+    return _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
 
 
 def _of_parts(section: Mapping, tx: Transformation) -> Transformation:

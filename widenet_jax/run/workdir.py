@@ -78,7 +78,9 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
     changed = [
         f"{key}: {stored.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(stored.keys() | ours.keys())
-        if stored.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
+        if stored.get(key) != ours.get(key)
+        and not key.startswith(MAY_CHANGE)
+        and not (key == "duration" and mode == "train")  # see `run.extension`
     ]
     if changed:
         fields = "; ".join(changed[:4] + ["and more"] * (len(changed) > 4))
@@ -114,7 +116,8 @@ def check_facts(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: ep
 def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) -> None:
     """Writes config.json, a file for each entry of `info`, and environment.json.
 
-    config.json comes first, because it marks a workdir. environment.json lists every start of the
+    config.json comes first, because it marks a workdir. It is that of the first start, but for the
+    duration, which may become longer. environment.json lists every start of the
     run, each with its versions, devices and commit.
 
     Args:
@@ -123,8 +126,10 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
       info: facts of the data that tasks need: {"class_names": [...]} goes to class_names.json.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    if not (workdir / "config.json").exists():
-        write_json(workdir / "config.json", plain(config))
+    file = workdir / "config.json"
+    stored = json.loads(file.read_text()) if file.exists() else plain(config)
+    if not file.exists() or stored["duration"] != config.duration:
+        write_json(file, stored | {"duration": config.duration})
     for name, value in info.items():
         write_json(workdir / f"{name}.json", value)
     starts = workdir / "environment.json"

@@ -1,0 +1,117 @@
+"""A run that is made longer: to the bytes of a longer run, or with the rates that it says."""
+
+import math
+from pathlib import Path
+
+import jax
+import pytest
+from checkpoint.test_series import everything_in
+from etils import epath
+from small_runs import assert_same_end, metrics_of, small_config
+
+from widenet_jax import train
+from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import build_experiment
+from widenet_jax.run.extension import check_length
+from widenet_jax.run.workdir import write_run
+
+ONE = jax.devices()[:1]
+EXAMPLE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
+FACTS = DataFacts(1437, EXAMPLE, {"class_names": ["0", "1"]})
+
+
+def run_of(place: Path, steps: int, **changes: object) -> epath.Path:
+    """Makes the workdir of a run of 20 steps of 64 images that has a checkpoint of `steps`."""
+    workdir = epath.Path(place / "run")
+    write_run(workdir, small_config(**changes), FACTS.info)
+    (workdir / "checkpoints" / str(steps)).mkdir(parents=True)
+    return workdir
+
+
+def length(workdir: epath.Path, duration: str, *, extend: bool = False, **changes: object) -> str:
+    experiment = build_experiment(small_config(duration=duration, **changes), FACTS, ONE)
+    return check_length(workdir, experiment, extend=extend)
+
+
+@pytest.mark.parametrize(
+    ("made", "duration", "changes"),
+    [
+        (20, "40 steps", {"optimizer.schedule": "constant"}),
+        (20, "1280 examples", {}),  # as many steps
+        (2, "40 steps", {}),  # all in the warm-up of 2 steps
+        (20, "40 steps", {"optimizer.schedule": "linear", "optimizer.end_learning_rate": 3e-3}),
+    ],
+)
+def test_the_same_rates_need_no_flag(tmp_path: Path, made: int, duration: str, changes: dict):
+    workdir = run_of(tmp_path, made, **changes)
+    for extend in (False, True):
+        assert length(workdir, duration, extend=extend, **changes) == ""
+
+
+def test_cosine_says_what_becomes_of_the_rate(tmp_path: Path):
+    """0.003 after 2 steps of warm-up: cosine over 18 steps, and over 38 once it is extended."""
+    cosine = lambda t: 0.003 * (1 + math.cos(math.pi * t)) / 2  # noqa: E731
+    was, next_one, last = cosine(17 / 18), cosine(18 / 38), cosine(37 / 38)
+    change = (
+        f"the learning rate of step 20 was {was:.3g}, that of the next one is {next_one:.3g}, and "
+        f"the last one's, of step 40, is {last:.3g}."
+    )
+    workdir = run_of(tmp_path, 20)
+    assert length(workdir, "40 steps", extend=True).startswith(
+        f"extended from 20 to 40 steps: {change}"
+    )
+    with pytest.raises(BadInputError) as caught:
+        length(workdir, "40 steps")
+    text = str(caught.value)
+    assert f"cosine schedule: {change}" in text and text.endswith("add --extend")
+    constant = {"optimizer.schedule": "constant", "optimizer.warmup": "10%"}  # 2 steps, then 4
+    with pytest.raises(BadInputError, match="another constant schedule: the learning rate of"):
+        length(workdir, "40 steps", **constant)
+
+
+def test_what_cannot_be_extended(tmp_path: Path):
+    workdir = run_of(tmp_path, 20)
+    with pytest.raises(BadInputError, match="'20 steps' there, '19 steps' here, which is shorter"):
+        length(workdir, "19 steps", extend=True)
+    with pytest.raises(BadInputError, match="holds no run yet; leave it out"):
+        length(workdir / "new", "40 steps", extend=True)
+    assert length(workdir / "new", "40 steps") == ""
+
+
+def test_a_longer_run_has_the_bytes_of_one_that_was_so_long(tmp_path: Path):
+    """From 4 to 8 and to 12 steps."""
+    often = {"evaluation.every": "4 steps", "checkpoint.every": "4 steps"}
+    constant = often | {"optimizer.schedule": "constant"}
+
+    def run(name: str, steps: int) -> None:
+        config = small_config(duration=f"{steps} steps", **constant)
+        train.run(config, str(tmp_path / name), devices=ONE)
+
+    run("whole", 12)
+    run("extended", 4)
+    run("extended", 8)
+    run("extended", 12)
+    assert_same_end(tmp_path / "extended", tmp_path / "whole")
+    ours, theirs = (tmp_path / name / "config.json" for name in ("extended", "whole"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_cosine_run_is_extended(digits_run: Path, tmp_path: Path, capsys):
+    """Without --extend nothing changes; with it the logged rates are those that were announced."""
+    workdir = tmp_path / "run"
+    first = small_config(duration="8 steps")
+    train.run(first, str(workdir), devices=ONE)
+    before = everything_in(workdir)
+    longer = small_config(duration="16 steps")
+    with pytest.raises(BadInputError, match="add --extend"):
+        train.run(longer, str(workdir), devices=ONE)
+    assert everything_in(workdir) == before
+    capsys.readouterr()
+    train.run(longer, str(workdir), extend=True, devices=ONE)
+    told = capsys.readouterr().err
+    rates = {r["step"]: r["learning_rate"] for r in metrics_of(workdir)}
+    assert f"step 8 was {rates[8]:.3g}, that of the next one is {rates[9]:.3g}, " in told
+    assert f"of step 16, is {rates[16]:.3g}." in told and sorted(rates) == list(range(1, 17))
+    train.run(longer, str(workdir), devices=ONE)  # it is a run of 16 steps now

@@ -1,0 +1,67 @@
+"""A run that is made longer: whether its learning rate allows it, and what becomes of the rate.
+
+A constant rate does not depend on the length of a run, so a run that is made longer ends with the
+same bytes as one that was so long from the start. Others change: the user must ask for that.
+"""
+
+from functools import partial
+
+import numpy as np
+from etils import epath
+
+from widenet_jax.checkpoint.checkpoints import LAST
+from widenet_jax.checkpoint.series import steps_in
+from widenet_jax.config.durations import to_steps
+from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import Experiment
+from widenet_jax.files import read_json
+from widenet_jax.optim.build import build_learning_rate
+
+
+def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -> str:
+    """Compares the length of an experiment with that of the run in its workdir, if there is one.
+
+    Args:
+      workdir: of the run.
+      experiment: of the run, with the duration that it has now.
+      extend: whether the user has asked to change the learning rate with the length (--extend).
+
+    Returns:
+      A line on how the learning rate changes; "" if that of all steps made so far is the same.
+
+    Raises:
+      BadInputError: the run is to become shorter; or longer, with another learning rate for steps
+        that it has made, and `extend` is False; or there is no run to extend.
+    """
+    file, config = workdir / "config.json", experiment.config
+    if not file.exists():
+        if extend:
+            raise BadInputError(f"--extend: --workdir={workdir} holds no run yet; leave it out")
+        return ""
+    stored = read_json(file)["duration"]
+    sizes = {"batch_size": config.batch_size, "num_examples": experiment.facts.num_examples}
+    before, now = to_steps(stored, field="config.duration", **sizes), experiment.total_steps
+    if now < before:
+        raise BadInputError(
+            f"--workdir={workdir} holds a run of another config (duration: {stored!r} there, "
+            f"{config.duration!r} here, which is shorter); a run can only become longer: repeat "
+            "its config to resume it, or name a new --workdir"
+        )
+    made = max(steps_in(workdir / LAST), default=0)
+    rate = partial(build_learning_rate, config.optimizer, **sizes)
+    old, new = rate(total_steps=before), rate(total_steps=now)
+    steps = np.arange(made)
+    if now == before or np.array_equal(old(steps), new(steps)):
+        return ""
+    change = (
+        f"the learning rate of step {made:,} was {old(made - 1):.3g}, that of the next one is "
+        f"{new(made):.3g}, and the last one's, of step {now:,}, is {new(now - 1):.3g}. A run of "
+        f"{now:,} steps from the start would have had other rates"
+    )
+    if not extend:
+        raise BadInputError(
+            f"--workdir={workdir} holds a run of {before:,} steps, and config.duration="
+            f"{config.duration!r} makes it {now:,}, with another {config.optimizer.schedule} "
+            f"schedule: {change}. To continue like this add --extend"
+        )
+    return f"extended from {before:,} to {now:,} steps: {change}"
