@@ -50,6 +50,7 @@ def test_where_a_run_is_over(patience: int, best: int | None, step: int, over: b
     assert Session.is_over(session, step) == over
 
 
+@pytest.mark.slow
 def test_a_run_ends_resumes_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture):
     """Two evaluations after that of step 4 it ends; resumed from step 6, with the same bytes."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -71,10 +71,10 @@ def test_the_answer_lists_the_fields_of_the_section():
     assert answer("batch").endswith("seed, sharding, task, tracking, watchdog")
     assert answer("evaluation.xyz") == (
         "--config.evaluation.xyz: the config has no such field; config.evaluation has batch_size, "
-        "every"
+        "every, patience"
     )
     assert answer("evaluation.lr").endswith(
-        "learning_rate? config.evaluation has batch_size, every"
+        "learning_rate? config.evaluation has batch_size, every, patience"
     )
     assert answer("wandb").endswith("wandb_project? config.tracking has tensorboard, wandb_project")
 

@@ -79,6 +79,7 @@ def test_what_cannot_be_extended(tmp_path: Path):
     assert length(workdir / "new", "40 steps") == ""
 
 
+@pytest.mark.slow
 def test_a_longer_run_has_the_bytes_of_one_that_was_so_long(tmp_path: Path):
     """From 4 to 8 and to 12 steps."""
     often = {"evaluation.every": "4 steps", "checkpoint.every": "4 steps"}
