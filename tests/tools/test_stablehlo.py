@@ -75,6 +75,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_texts(texts: Path, tmp_path: Path):
     """[CLS] text [SEP] pair [SEP] by hand, padded with zeros."""
     out = tmp_path / "program"

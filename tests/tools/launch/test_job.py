@@ -3,7 +3,13 @@
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.launch.job import RUNTIME_VERSIONS, check_name, default_name, parse_tpu
+from widenet_jax.tools.launch.job import (
+    RUNTIME_VERSIONS,
+    check_config,
+    check_name,
+    default_name,
+    parse_tpu,
+)
 from widenet_jax.tools.plan.topology import CHIPS
 
 
@@ -52,3 +58,9 @@ def test_the_default_name_comes_from_the_config(config: str, name: str):
 def test_names_that_google_refuses(name: str):
     with pytest.raises(BadInputError, match="--name="):
         check_name(name)
+
+
+def test_a_config_is_found_from_another_directory(tmp_path, monkeypatch):
+    """As every command finds it; the workers read it in their copy of the checkout."""
+    monkeypatch.chdir(tmp_path)
+    assert check_config("configs/digits.py:vit_tiny") == "configs/digits.py:vit_tiny"

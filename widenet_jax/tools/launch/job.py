@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from widenet_jax.config.files import find_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.tools.plan.topology import Topology, parse_topology
 
@@ -178,7 +179,7 @@ def check_config(config: str, root: Path = ROOT) -> str:
       BadInputError: git does not track its file, so the workers would not receive it.
     """
     path, colon, argument = config.partition(":")
-    inside = os.path.relpath(path, root)
+    inside = os.path.relpath(find_config(path), root)
     if inside not in tracked_files(root):
         raise BadInputError(
             f"--config={config}: git does not track {path}, so it would not be copied; git add it"
