@@ -14,7 +14,7 @@ from small_runs import ROOT
 import widenet_jax
 
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-# Trains for a moment: python -m widenet_jax.main has no script.
+# A run of seconds.
 SHORT = ("--config.duration=2 epochs", "--config.tracking.tensorboard=false")
 
 
@@ -37,7 +37,7 @@ def test_an_installed_package_trains_in_another_directory(tmp_path: Path):
         if (ROOT / name).exists():
             (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / "source" / name)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]  # fetches setuptools
     place = tmp_path / "installed"
     subprocess.run([*pip, f"--target={place}", tmp_path / "source"], check=True)
     shutil.rmtree(tmp_path / "source")
