@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "evaluation": {"data", "experiment", "run", "sharding", "tasks"},
     "run": {
         *("checkpoint", "config", "data", "evaluation", "experiment", "models", "moe"),
-        *("sharding", "step", "tasks", "tools"),
+        *("optim", "sharding", "step", "tasks", "tools"),
     },
     "tools": {
         *("checkpoint", "config", "data", "evaluation", "experiment", "models", "moe", "run"),
