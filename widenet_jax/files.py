@@ -11,6 +11,7 @@ from etils import epath
 from widenet_jax.errors import BadInputError
 
 UNFINISHED = ".tmp"  # suffix of a file that is being written
+LOCK = ".lock"  # in a workdir, held while a process trains there
 
 
 def is_remote(path: epath.PathLike) -> bool:

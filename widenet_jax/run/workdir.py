@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError, require
-from widenet_jax.files import UNFINISHED, is_remote, write_json
+from widenet_jax.files import LOCK, UNFINISHED, is_remote, write_json
 
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
@@ -32,7 +32,6 @@ MAY_CHANGE = (
 )
 # Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
-LOCK = ".lock"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
 
 

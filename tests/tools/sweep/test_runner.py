@@ -1,5 +1,6 @@
 """The runner on programs that stand in for training; test_sweep.py has real runs."""
 
+import fcntl
 import json
 import os
 import signal
@@ -174,6 +175,24 @@ def test_another_sweep_in_the_same_directory(tmp_path: Path):
     )
     with pytest.raises(BadInputError, match=r"holds these runs with other flags"):
         directory.remember(expand(DIGITS, settings, ["--config.model.depth=1"]))
+
+
+@pytest.mark.parametrize("place", ["logs/{}.lock", "{}/.lock"])
+def test_flags_cannot_change_while_a_trial_starts(place: str, tmp_path: Path):
+    """The locks of a sweep's process, and of a run, are held before config.json is there."""
+    (before,), (after,) = trials_of([0]), trials_of([0], pause=1.0)
+    directory = Directory(tmp_path)
+    directory.make()
+    directory.remember([before])
+    lock = tmp_path / place.format(before.name)
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert directory.begun(before) and directory.any_begun()
+        with pytest.raises(BadInputError, match=r"holds these runs with other flags"):
+            directory.remember([after])
+    assert not directory.begun(before) and not directory.any_begun()
+    directory.remember([after])  # it ended before its run began
 
 
 def test_where_a_sweep_can_be(tmp_path: Path):

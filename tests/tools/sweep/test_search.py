@@ -158,6 +158,15 @@ def test_corrected_flags_are_accepted_where_no_trial_has_run(tmp_path: Path):
     assert [outcome.status for outcome in corrected] == ["done"] * 2
 
 
+def test_a_search_of_which_a_trial_is_starting_is_kept(tmp_path: Path):
+    source = search(tmp_path)
+    trial = source.ask()
+    with source.directory.lock(trial):
+        assert search(tmp_path).ask() == trial
+        with pytest.raises(BadInputError, match="holds a search with another space"):
+            search(tmp_path, "optimizer.learning_rate=log:1e-3:2")
+
+
 def test_the_report_ends_with_the_command_of_the_best_trial(tmp_path: Path):
     source = search(tmp_path)
     outcomes = run(source)

@@ -15,7 +15,7 @@ from typing import IO, Any
 from etils import epath
 
 from widenet_jax.errors import BadInputError, require
-from widenet_jax.files import is_remote, write_json
+from widenet_jax.files import LOCK, is_remote, write_json
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.tools.sweep.trials import DONE, HANDED_OVER, WAITING, Outcome, Trial
 
@@ -68,17 +68,29 @@ class Directory:
         return json.loads(file.read_text()) if file.exists() else None
 
     def begun(self, trial: Trial) -> bool:
-        """Tells whether the trial's run has begun, or was given to a scheduler."""
+        """Tells whether the trial's run has begun, or was given to a scheduler.
+
+        A run that is starting has begun as well: its lock is held before its config.json is there.
+        """
         marks = epath.Path(self.workdir(trial)) / "config.json", self.handed_over(trial)
-        return any(mark.exists() for mark in marks)
+        return any(mark.exists() for mark in marks) or self.running(trial.name)
 
     def any_begun(self) -> bool:
         """Tells whether any run has begun here, of whichever trial."""
-        if not epath.Path(self.trials).exists():
-            return False
-        return any(epath.Path(self.trials).glob("*/config.json")) or any(
-            self.logs.glob("*.handed_over")
-        )
+        if any(self.logs.glob("*.handed_over")) or self.running():
+            return True
+        trials = epath.Path(self.trials)
+        return trials.exists() and any(trials.glob("*/config.json"))
+
+    def running(self, name: str = "*") -> bool:
+        """Tells whether a process on this machine runs the trial of this name, or any trial.
+
+        Either a sweep started it, or somebody its command, which locks the workdir alone.
+        """
+        locks = list(self.logs.glob(f"{name}.lock"))
+        if not is_remote(self.trials):
+            locks += Path(self.trials).glob(f"{name}/{LOCK}")
+        return any(map(held, locks))
 
     def outcome(self, trial: Trial) -> Outcome:
         """Returns the outcome that earlier calls left: done, handed over or waiting."""
@@ -147,6 +159,19 @@ class Directory:
         """Reads sweep.json."""
         file = self.path / "sweep.json"
         return json.loads(file.read_text()) if file.exists() else {}
+
+
+def held(lock: Path) -> bool:
+    """Tells whether a process holds the lock of this file."""
+    try:
+        with lock.open() as file:
+            # Shared, so that two sweeps that ask at the same time do not see each other.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def as_json(trial: Trial) -> dict[str, Any]:
