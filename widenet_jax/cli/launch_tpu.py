@@ -76,11 +76,15 @@ def show_plan(options: Options, job: Job) -> None:
     """
     if options.skip_plan:
         return
-    sizes = {name: getattr(options, name) for name in DATA_SIZES}
-    given = [f"--{name}={size}" for name, size in sizes.items() if size]
-    plan = plan_of(options.config, job.tpu.name, [*given, *options.fields])
+    plan = plan_of(options.config, job.tpu.name, [*data_flags(options), *options.fields])
     check_plan(plan, job.tpu.name)
     print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
+
+
+def data_flags(options: Options) -> list[str]:
+    """Returns the given flags that stand for a data set, which only the plan reads."""
+    sizes = {name: getattr(options, name) for name in DATA_SIZES}
+    return [f"--{name}={size}" for name, size in sizes.items() if size]
 
 
 def finish(backend: CloudTpu, code: int, *, delete: bool) -> None:
@@ -101,6 +105,10 @@ def job_of(options: Options) -> Job:
     Raises:
       BadInputError: a config, field, name or place that cannot be.
     """
+    if options.skip_plan and (unread := data_flags(options)):
+        raise BadInputError(
+            f"{unread[0]} is for the plan, which --skip_plan omits; leave one of the two out"
+        )
     tpu = jobs.parse_tpu(options.tpu)
     config = jobs.check_config(options.config)
     jobs.check_places(override(load_config(options.config), options.fields))

@@ -25,11 +25,18 @@ RUNTIME_VERSIONS = {
     "v5p": "v2-alpha-tpuv5",
     "v6e": "v2-alpha-tpuv6e",
 }
-# Flags of `gcloud ... create` that the launcher sets -> its own flags.
+# Flags of `gcloud ... create` that the launcher decides -> its own flags.
 OWN_FLAGS = {
     **{flag: flag for flag in ("--zone", "--project", "--spot")},
-    **{"--accelerator-type": "--tpu", "--node-id": "--name"},
+    **dict.fromkeys(("--accelerator-type", "--type", "--topology"), "--tpu"),
+    **dict.fromkeys(("--node-id", "--node-prefix"), "--name"),
     **dict.fromkeys(("--version", "--runtime-version"), "--runtime_version"),
+}
+# Those that it has no flag for -> the reason.
+NOT_TAKEN = {
+    "--async": "the launcher waits for the TPU",
+    "--node-count": "the launcher creates one TPU",
+    **dict.fromkeys(("--quiet", "-q"), "the launcher lets gcloud ask nothing"),
 }
 NOT_ON_GKE = ("v2", "v3")  # generations that xpk refuses
 
@@ -138,6 +145,8 @@ def split_gcloud_flags(text: str) -> tuple[str, ...]:
     for name in (word.partition("=")[0] for word in words):
         if name in OWN_FLAGS:
             raise BadInputError(f"--gcloud_flags: in place of {name} give {OWN_FLAGS[name]}")
+        if name in NOT_TAKEN:
+            raise BadInputError(f"--gcloud_flags: leave {name} out; {NOT_TAKEN[name]}")
     return words
 
 
