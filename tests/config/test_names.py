@@ -7,7 +7,7 @@ import pytest
 from widenet_jax.cli.parser import Parser
 from widenet_jax.config.comments import field_names
 from widenet_jax.config.files import load_config, override
-from widenet_jax.config.names import ELSEWHERE, OURS, same_name
+from widenet_jax.config.names import ELSEWHERE, OURS, nearest_name, same_name
 from widenet_jax.errors import BadInputError
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,13 @@ def test_only_fields_of_this_config_are_suggested():
     assert same_name("lr", {"seed"}) is None
     assert "did you mean --config.data.max_length?" in answer("seq_len", "text_tiny.py")
     assert "--config.data.max_length" not in answer("seq_len")
+
+
+def test_the_answer_does_not_depend_on_the_order_of_the_fields():
+    """Sets of names are ordered differently in every process. Both names have 16 letters."""
+    fields = ["checkpoint.every", "evaluation.every"]
+    for answer_of, asked in ((nearest_name, "evry"), (same_name, "x.every")):
+        assert answer_of(asked, fields) == answer_of(asked, fields[::-1]) == "evaluation.every"
 
 
 def test_every_name_from_elsewhere_leads_to_a_field():

@@ -94,7 +94,7 @@ SIMILAR, VERY_SIMILAR = 0.6, 0.85
 
 
 def same_name(asked: str, fields: Collection[str]) -> str | None:
-    """Returns the field that has the name in another section, or that is meant elsewhere by it.
+    """Returns the field of this name in another section, or what other libraries call so.
 
     Args:
       asked: what the user wrote, such as "lr" or "model.batch_size".
@@ -104,6 +104,7 @@ def same_name(asked: str, fields: Collection[str]) -> str | None:
       A field, perhaps with an example of a value, as in 'duration="10 epochs"'; None for none.
     """
     last = last_of(asked)
+    fields = sorted(fields)  # of equally similar fields, the same is found in every process
     if here := [field for field in fields if last_of(field) == last]:
         return difflib.get_close_matches(asked, here, n=1, cutoff=0.0)[0]
     foreign = elsewhere(fields)
@@ -115,6 +116,7 @@ def nearest_name(asked: str, fields: Collection[str]) -> str | None:
 
     None where no name is similar. Arguments as in `same_name`.
     """
+    fields = sorted(fields)  # as in `same_name`
     section, _, last = asked.rpartition(".")
     inside = {last_of(field): field for field in fields if field.rpartition(".")[0] == section}
     if section and (near := difflib.get_close_matches(last, inside, n=1, cutoff=SIMILAR)):

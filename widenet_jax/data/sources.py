@@ -67,6 +67,15 @@ def _token_stream(data: Mapping[str, Any], split: str) -> Stream:
     return open_stream(_path(data), split, data["max_length"])
 
 
+def _tiny_pieces(data: Mapping[str, Any], split: str) -> Stream:
+    if data.get("path"):
+        raise BadInputError(
+            f"config.data.path={data['path']}: config.data.source=tiny_pieces reads the embedded "
+            "novel, not files; for your text give --config.data.source=token_stream"
+        )
+    return tiny_pieces(split, data["max_length"])
+
+
 SOURCES: dict[str, BuildSource] = {
     "digits": lambda data, split: Digits(split),
     "image_folder": _image_folder,
@@ -77,7 +86,7 @@ SOURCES: dict[str, BuildSource] = {
     "squad": Squad,
     "tiny_text": lambda data, split: TinyText(split, data["max_length"]),
     "token_stream": _token_stream,
-    "tiny_pieces": lambda data, split: tiny_pieces(split, data["max_length"]),
+    "tiny_pieces": _tiny_pieces,
 }
 
 # By the name of the task whose batches the transforms make.

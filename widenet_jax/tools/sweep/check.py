@@ -11,8 +11,8 @@ from widenet_jax.weights.stored import set_fields
 def check_shared(trials: Sequence[Trial]) -> None:
     """Raises BadInputError with the mistake that every one of these trials has.
 
-    A mistake that some trials have ends those alone. As soon as one has none, the others are not
-    looked at.
+    A mistake that only some trials have ends those trials, and the others run. So the first trial
+    without a mistake, or with a different one, ends the check.
     """
     mistakes: set[str] = set()
     for trial in trials:
