@@ -115,6 +115,21 @@ def test_the_headline_metric_of_another_task(tmp_path: Path):
         assert last > height / 2  # both metrics fall
 
 
+def test_a_loss_that_no_drawn_split_records_is_left_out(tmp_path: Path):
+    """A masked language model's evaluation has no total loss; no empty panel stands for it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    records = [{"step": s, "split": "train", "loss": 1.0, "mlm_loss": 1.0} for s in (1, 2)]
+    records += [{"step": s, "split": "eval", "mlm_loss": 7.0 - s} for s in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    widths = []
+    for splits in (("eval",), ("train", "eval")):
+        picture = tmp_path / f"{len(splits)}.png"
+        draw_learning_curves([run], picture, metric="mlm_loss", splits=splits)
+        widths.append(cv2.imread(str(picture)).shape[1])
+    assert widths[1] == 2 * widths[0]
+
+
 def config_of(**sections: dict) -> str:
     """Returns a config.json with these fields."""
     data = {"train_split": "train[10%:]", "eval_split": "val"}

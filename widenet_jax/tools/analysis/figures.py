@@ -39,7 +39,8 @@ def draw_learning_curves(
     """Draws the loss (left) and the headline metric (right) against steps.
 
     Each run has a colour; evaluation is dashed with dots. A curve is left out if its split does not
-    record the metric. The title says which splits these are, and how training smooths its targets.
+    record the metric, and so is the loss if no curve is left. The title says which splits these
+    are, and how training smooths its targets.
 
     Args:
       workdirs: of runs of one task.
@@ -48,11 +49,14 @@ def draw_learning_curves(
       names: one for each run, for the legend.
       splits: "train", "eval" or both.
     """
-    figure, axes = subplots(1, 2, size=(10, 4))
     labels = names or ["" for _ in workdirs]
     runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
     configs = [config_of(workdir) for workdir in workdirs]
-    metrics = (loss_of(runs), metric)
+    drawn = [record for records in runs for record in records if record["split"] in splits]
+    loss = loss_of(runs)
+    metrics = (loss, metric) if any(loss in record for record in drawn) else (metric,)
+    figure, axes = subplots(1, len(metrics), size=(5 * len(metrics), 4), squeeze=False)
+    axes = axes[0]
     for index, (records, label) in enumerate(zip(runs, labels, strict=True)):
         # Ten colours tell runs apart; more runs take a continuous range.
         colour = f"C{index}" if len(labels) <= 10 else colormaps["viridis"](index / len(labels))
@@ -65,17 +69,18 @@ def draw_learning_curves(
                 # A line of one point would be invisible.
                 style = STYLES["eval" if len(points) == 1 else split]
                 axis.plot(steps, values, color=colour, label=f"{label} {which}".strip(), **style)
-    axes[0].set_yscale("log")
+    if len(metrics) > 1:
+        axes[0].set_yscale("log")
     for axis, metric in zip(axes, metrics, strict=True):
         axis.set(xlabel="step", ylabel=LABELS.get(metric, metric.replace("_", " ")))
         axis.grid(alpha=0.3)
     figure.suptitle("\n".join(title_lines(configs, splits)), fontsize=9)
     if len(labels) <= 2:
-        axes[1].legend()
+        axes[-1].legend()
     else:  # beside the curves, not over them
-        handles, texts = axes[1].get_legend_handles_labels()
+        handles, texts = axes[-1].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside right upper", fontsize=8)
-        figure.set_size_inches(14, max(4, 0.5 + 0.18 * len(texts)))
+        figure.set_size_inches(4 + 5 * len(metrics), max(4, 0.5 + 0.18 * len(texts)))
     save(figure, out)
 
 
