@@ -159,3 +159,7 @@ def manage(options: Options) -> None:
     said = getattr(backend_of(options, job), options.verb)()
     if said:
         print(said)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

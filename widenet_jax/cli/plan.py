@@ -113,3 +113,7 @@ def plan(options: Options) -> list[dict[str, Any]]:
         if options.dump_hlo:
             options.dump_hlo.write_text(planned.hlo)
     return reports
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

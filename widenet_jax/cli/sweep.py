@@ -31,7 +31,7 @@ from widenet_jax.tools.sweep.trials import (
 
 # A search multiplies its seed by 100,003, and NumPy's seeds end at 2^32.
 MOST_SEARCH_SEED = 40_000
-LAUNCHER = Path(__file__).parents[2] / "scripts" / "launch_tpu.py"
+LAUNCHER = "widenet_jax.cli.launch_tpu"  # scripts/launch_tpu.py, which no wheel has
 
 
 def main(argv: Argv = None) -> int:
@@ -171,7 +171,7 @@ def handing_over(flags: str) -> MakeCommand:
 
     def command(trial: Trial, workdir: str) -> list[str]:
         name = f"--name=sweep-{trial.name.rpartition('-')[2]}"
-        return [sys.executable, str(LAUNCHER), name, *words, *trial.arguments(workdir)]
+        return [sys.executable, "-m", LAUNCHER, name, *words, *trial.arguments(workdir)]
 
     return command
 

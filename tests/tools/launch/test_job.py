@@ -1,5 +1,8 @@
 """TPU types, and the names of jobs."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from widenet_jax.errors import BadInputError
@@ -58,6 +61,14 @@ def test_the_default_name_comes_from_the_config(config: str, name: str):
 def test_names_that_google_refuses(name: str):
     with pytest.raises(BadInputError, match="--name="):
         check_name(name)
+
+
+def test_an_installation_without_a_checkout_cannot_launch(tmp_path: Path):
+    """Whether or not it lies inside another project's checkout."""
+    for _ in range(2):
+        with pytest.raises(BadInputError, match=r"is not a git checkout .*clone the project"):
+            check_config("configs/digits.py", root=tmp_path)
+        subprocess.run(["git", "init", "-q", tmp_path], check=True)
 
 
 def test_a_config_is_found_from_another_directory(tmp_path, monkeypatch):

@@ -24,5 +24,5 @@ def test_a_run_without_a_plan_or_too_large_is_refused():
 def test_the_reason_for_no_plan_is_one_line():
     said = plan_of("configs/no_such_file.py", "v3-8", [])
     assert isinstance(said, str)
-    assert "\n" not in said
+    assert "no_such_file.py" in said and "\n" not in said
     assert plan_of("configs/digits.py", "v3-8", [], timeout=0.01) == "plan.py took more than 0.01 s"

@@ -86,7 +86,8 @@ def test_the_papers_scale_is_listed_with_core_days_and_their_sum(as_json, monkey
 
     class Planned:
         def __init__(self, command: list[str]):
-            asked.append((command[2].removeprefix("--config="), command[3]))
+            assert command[1:3] == ["-m", "widenet_jax.cli.plan"]
+            asked.append((command[3].removeprefix("--config="), command[4]))
             found = plans.get(asked[-1][0])
             self.stdout, self.stderr = json.dumps(found) if found else "", "no compiler"
 
@@ -243,7 +244,7 @@ def test_each_stage_is_launched_on_its_slice():
         assert [[w for w in line if w.startswith("--tpu")] for line in words] == [
             [s] for s in slices
         ]
-        assert all("scripts/launch_tpu.py" in line[1] for line in words)
+        assert all("widenet_jax.cli.launch_tpu" in line for line in words)
 
 
 def test_norms_of_finished_runs(digits_run, tmp_path: Path, capsys):

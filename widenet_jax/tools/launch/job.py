@@ -175,9 +175,12 @@ def tracked_files(root: Path = ROOT) -> list[str]:
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
+        listed = ""
+    if not listed:  # as well where an installation lies inside another project's checkout
         raise BadInputError(
-            f"{root} is not a git checkout; the launcher copies what git tracks to the TPU"
-        ) from None
+            f"{root} is not a git checkout of this project, and the launcher copies what git "
+            "tracks to the TPU; clone the project and install it by `pip install -e .`"
+        )
     return [name for name in listed.split("\0") if name and (root / name).is_file()]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.launch.job import ROOT
 
 TIMEOUT_SECONDS = 1800  # compiling for a large TPU takes minutes
 
@@ -21,7 +20,7 @@ def plan_of(
 
     Callers read `fits` (bool), `hours` and `core_days` (numbers; None if the run does not fit).
     """
-    command = [sys.executable, str(ROOT / "scripts" / "plan.py"), f"--config={config}"]
+    command = [sys.executable, "-m", "widenet_jax.cli.plan", f"--config={config}"]
     command += [f"--topology={tpu}", "--json", *flags]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
