@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "tasks": {"data", "sharding"},  # of data: the contract
     "step": {"tasks"},  # the contract
     "checkpoint": {"optim", "step", "tasks"},  # of optim: the average of the parameters
-    "weights": {"checkpoint", "config", "data", "experiment", "models", "sharding", "tasks"},
+    "weights": {
+        *("checkpoint", "config", "data", "experiment", "models", "run", "sharding", "tasks"),
+    },
     "experiment": {"config", "data", "models", "optim", "sharding", "step", "tasks"},
     "evaluation": {"data", "experiment", "run", "sharding", "tasks"},
     "run": {
@@ -49,6 +51,7 @@ ONLY = {
     ("run", "tasks"): {"widenet_jax.tasks.contract"},
     ("run", "tools"): {"widenet_jax.tools.analysis.figures"},  # the learning curve
     ("weights", "data"): {"widenet_jax.data.contract", "widenet_jax.data.text.tokenizer"},
+    ("weights", "run"): {"widenet_jax.run.metrics"},  # the records of a run
     ("weights", "tasks"): {"widenet_jax.tasks", "widenet_jax.tasks.contract"},
     ("main", "weights"): {"widenet_jax.weights.stored"},
     ("main", "tools"): {"widenet_jax.tools.markdown"},

@@ -20,8 +20,9 @@ import flax.linen as nn
 import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
+from PIL import Image
 
-from widenet_jax.errors import BadInputError, check_fields, check_range
+from widenet_jax.errors import BadInputError, check_fields
 from widenet_jax.models import build, language_sizes, sizes, text_sizes
 from widenet_jax.tools.analysis.class_prediction import Rows, best, classifier, feature_reader
 from widenet_jax.tools.analysis.image_prediction import Picture, picture_of
@@ -112,7 +113,7 @@ class Model:
     """A trained model. Each example is routed alone: no other changes its result.
 
     Attributes:
-      place: the directory it was read from.
+      place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
       task: what it was trained for: "classification" (of images), "text_classification",
         "masked_lm", "span" or "language_modeling".
       class_names: label k is class_names[k]; empty for a task without classes.
@@ -239,8 +240,9 @@ class Model:
         return feature_reader(self._trained)
 
     def _require(self, method: str, top: int = 1) -> None:
-        """Raises BadInputError unless models of this task have the method, and top is 1 or more."""
-        check_range("top", top, 1, np.inf)
+        """Raises BadInputError unless models of this task have the method, and top is 1, 2, ..."""
+        if not isinstance(top, int | np.integer) or top < 1:
+            raise BadInputError(f"top={top} must be a whole number of at least 1")
         offered = METHODS[self.task]
         if method not in [name.partition("(")[0] for name in offered]:
             raise BadInputError(
@@ -269,6 +271,10 @@ def check_list(inputs: object) -> None:
     """Raises BadInputError where one input stands for a list of them."""
     if isinstance(inputs, str | os.PathLike):
         raise BadInputError(f"{inputs!r} is one input: give a list, as in [{inputs!r}]")
+    shape = getattr(inputs, "shape", ())
+    if isinstance(inputs, Image.Image) or (len(shape) == 3 and shape[2] in (1, 3)):
+        size = "x".join(map(str, shape or inputs.size))
+        raise BadInputError(f"what was given ({size}) is one image: give a list, as in [image]")
 
 
 def in_batches(

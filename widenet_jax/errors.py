@@ -15,6 +15,24 @@ class BadInputError(ValueError):
     """A mistake in the user's input. The message names it, its place and the fix. Exit code 2."""
 
 
+class BadArgumentError(BadInputError):
+    """A wrong argument of a function; a command names its flag instead (`of_flag`).
+
+    Args:
+      name: of the argument.
+      value: what was given.
+      problem: what is wrong with it, and the fix.
+    """
+
+    def __init__(self, name: str, value: object, problem: str):
+        super().__init__(f"{name}={value!r} {problem}")
+        self.name, self.value, self.problem = name, value, problem
+
+    def of_flag(self, name: str) -> BadInputError:
+        """Returns the same mistake as one in the flag of that name."""
+        return BadInputError(f"--{name}={self.value!r} {self.problem}")
+
+
 class BadExampleError(BadInputError):
     """An example that cannot be read; `data.on_bad_example=skip` continues without it."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, require
 
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
@@ -33,12 +33,17 @@ def user_cache(name: str) -> Path:
 def split_checkpoint(place: str) -> tuple[str, str]:
     """Splits `WORKDIR@CHECKPOINT`; the second part is "last", "best", a step, or "" without one.
 
-    A directory whose own name ends like this is taken as it is.
+    A directory that exists, and whose own name ends like this, is taken as it is.
+
+    Raises:
+      BadInputError: the place is on gs://, and gcsfs is not installed.
     """
     match = re.fullmatch(r"(.+)@(last|best|\d+)", place)
-    if match is None or (not is_remote(place) and absolute(place).exists()):
+    if match is None:
         return place, ""
-    return match[1], match[2]
+    if place.startswith("gs://"):
+        require("gcsfs", extra="gcs", what=place)
+    return (place, "") if absolute(place).exists() else (match[1], match[2])
 
 
 def write_bytes(path: epath.PathLike, data: bytes) -> None:

@@ -108,9 +108,11 @@ def test_mistakes_are_one_line(folder: Path, capsys, tmp_path: Path):
     also = (*model, "--file", empty, "--config.data.eval_split=test")
     assert "eval_split=test and --file both say what to read" in refused(evaluate, capsys, *also)
     assert "empty.txt: 0 tokens, too few" in refused(evaluate, capsys, *model, "--file", empty)
-    assert "the text to continue is empty" in refused(predict, capsys, *model, "--continue=")
+    assert "--continue='' is empty: give" in refused(predict, capsys, *model, "--continue=")
     message = refused(predict, capsys, *model, "--continue=A", "--temperature=-1")
-    assert "error: temperature=-1.0 must be 0 or more" in message
+    assert "error: --temperature=-1.0 must be 0 or more" in message
+    message = refused(predict, capsys, *model, "--continue=A", "--top_p=2")
+    assert "error: --top_p=2.0 must be above 0 and at most 1" in message
     for flag in ("--top_k=3", "--seed=0"):
         message = refused(predict, capsys, *model, "--text=A", flag)
         assert f"{flag[:-2]} goes with --continue" in message

@@ -191,18 +191,18 @@ def test_a_model_of_single_texts_takes_no_pair(classifier: Path, capsys):
 def test_an_empty_text(classifier: Path, folder: Path, capsys):
     """Nothing but spaces has no tokens, and an empty flag is not a missing one."""
     there = f"--workdir={classifier}"
-    assert "error: text='' is empty: give a text to classify" in refused(capsys, there, "--text=")
-    assert "error: text='  ' is empty" in refused(capsys, there, "--text=the day", "--text=  ")
+    assert "error: --text='' is empty: give a text to classify" in refused(capsys, there, "--text=")
+    assert "error: --text='  ' is empty" in refused(capsys, there, "--text=the day", "--text=  ")
     facts = {"class_names": ["no", "yes"], "pairs": True}
     place = untrained(glue.get_config("own,model=albert_tiny"), folder, "pairs", **facts)
-    assert "error: pair=' ' is empty" in refused(
+    assert "error: --pair=' ' is empty" in refused(
         capsys, f"--workdir={place}", "--text=a", "--pair= "
     )
     there = f"--workdir={answerer(folder, 'span')}"
-    assert "error: the question is empty: give" in refused(
+    assert "error: --question='' is empty: give" in refused(
         capsys, there, "--question=", "--context=a day"
     )
-    assert "error: the context is empty: the answer" in refused(
+    assert "error: --context='' is empty: the answer" in refused(
         capsys, there, "--question=a", "--context="
     )
 

@@ -3,14 +3,18 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import cv2
 import jax
 import numpy as np
 import pytest
+from etils.epath.testing import mock_epath
 from small_runs import metrics_of, small_config
 
+import widenet_jax as wj
 from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import evaluate, export, predict
@@ -88,6 +92,13 @@ def test_what_names_no_checkpoint(run: Path, which: str, capsys):
     assert f"{which!r} must be last, best or a step" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("which", ["bset", "step_20", "", "-1", -1, 20.0, True])
+def test_in_python_what_names_no_checkpoint(run: Path, which: object):
+    message = f"checkpoint={str(which)!r} must be last, best or a step"
+    with pytest.raises(BadInputError, match=message):
+        wj.load(run, checkpoint=which)
+
+
 def test_only_a_run_has_checkpoints(run: Path, tmp_path: Path, capsys):
     assert export.main([f"--workdir={run}", f"--out={tmp_path / 'e'}"]) == 0
     capsys.readouterr()
@@ -104,12 +115,31 @@ def test_no_other_takes_the_place_of_a_damaged_one(run: Path, tmp_path: Path, wh
         read_model(f"{place}@{which}")
 
 
+def test_an_older_one_is_not_the_best(run: Path, tmp_path: Path):
+    """A killed run may leave two; where the newer one is damaged, the older one is not taken."""
+    best = Path(shutil.copytree(run / "best", tmp_path / "run" / "best"))
+    shutil.copytree(run / "checkpoints" / "20", best / "20")
+    assert read_model(f"{tmp_path}/run@best").step == 20
+    (best / "20" / "manifest.json").write_text("{}")
+    with pytest.raises(RunFailedError, match=r"best is not intact \(20: "):
+        read_model(f"{tmp_path}/run@best")
+
+
 def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path):
     assert split_checkpoint("runs/mine@best") == ("runs/mine", "best")
-    assert split_checkpoint("gs://b/mine@120") == ("gs://b/mine", "120")
     assert split_checkpoint("me@home/mine") == ("me@home/mine", "")
     os.mkdir(tmp_path / "mine@best")
     assert split_checkpoint(f"{tmp_path}/mine@best") == (f"{tmp_path}/mine@best", "")
+
+
+def test_a_remote_directory_may_end_like_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(BadInputError, match="gs://b/mine@120 needs the gcsfs package"):
+        split_checkpoint("gs://b/mine@120")
+    monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
+    with mock_epath(exists=lambda _, path: path == "gs://b/export@120"):
+        assert split_checkpoint("gs://b/export@120") == ("gs://b/export@120", "")
+        assert split_checkpoint("gs://b/mine@120") == ("gs://b/mine", "120")
 
 
 @pytest.mark.slow

@@ -109,6 +109,14 @@ def test_the_command_line_of_a_run(tmp_path):
     assert parse_flags(flags)[1].to_dict() == made.to_dict()
 
 
+def test_a_new_workdir_that_ends_like_a_checkpoint(tmp_path):
+    """It is a run of its own: another's section is not taken in place of that of init_from."""
+    other, start = run(tmp_path / "run", ALBERT), run(tmp_path / "first", WIDENET)
+    made = config()
+    set_fields(made, [f"--config.init_from={start}@best"], workdir=f"{other}@100")
+    assert made.model.to_dict() == WIDENET
+
+
 def test_no_place():
     with pytest.raises(BadInputError, match=r"^config.model.name=stored needs the model to start"):
         set_fields(config(), [])

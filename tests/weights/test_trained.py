@@ -62,3 +62,11 @@ def test_the_result_of_an_earlier_step_has_its_own_evaluation(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     assert result_at(tmp_path, 10) == {"steps": 10, "unit": "images", "test_accuracy": 0.6}
     assert result_at(tmp_path, 15) == {}
+
+
+def test_a_line_that_was_written_in_part(tmp_path):
+    """As a killed run leaves it: the lines before it count."""
+    (tmp_path / "result.json").write_text('{"steps": 20, "test_accuracy": 0.5}')
+    whole = '{"step": 10, "split": "eval", "accuracy": 0.6}\n'
+    (tmp_path / "metrics.jsonl").write_text(whole + '{"step": 20, "split": "eval", "accu')
+    assert result_at(tmp_path, 10) == {"steps": 10, "test_accuracy": 0.6}

@@ -174,8 +174,11 @@ def load_checkpoint(workdir: epath.Path, params: PyTree, which: str = "last") ->
       params: shapes with shardings of a known model; or one sharding, for any model.
       which: "last", the newest intact one; "best", by the headline metric; or a step, "1000".
 
-    Raises: as `Series.newest`; BadInputError also where the run has others, and not this one.
+    Raises: as `Series.newest`; BadInputError also where `which` names no checkpoint, and where the
+      run has others, and not this one.
     """
+    if which not in ("last", "best") and not which.isdecimal():
+        raise BadInputError(f"checkpoint={which!r} must be last, best or a step")
     model = None if isinstance(params, jax.sharding.Sharding) else fingerprint(params)
     with (
         closing(Series(workdir / LAST, keep=1)) as last,
@@ -186,6 +189,8 @@ def load_checkpoint(workdir: epath.Path, params: PyTree, which: str = "last") ->
         series = best if which == "best" or (only in kept_best and only not in kept) else last
         if not (kept or kept_best):
             return None
+        if which == "best" and kept_best:
+            only = kept_best[-1]  # an older one was not the best
         if not series.steps() or only not in (None, *series.steps()):
             there = [*map(str, kept), *(f"best (step {step})" for step in kept_best)]
             raise BadInputError(

@@ -28,7 +28,7 @@ from widenet_jax.cli.parser import (
     show,
 )
 from widenet_jax.cli.predict_images import predict_images, shares
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadArgumentError, BadInputError
 
 if TYPE_CHECKING:
     from widenet_jax.weights.trained import Trained
@@ -104,7 +104,11 @@ def predict(options: Options) -> None:
         )
     if kind == "images":
         return predict_images(options, trained)
-    key, found = PREDICT[kind](options, trained)
+    try:
+        key, found = PREDICT[kind](options, trained)
+    except BadArgumentError as error:
+        flag = "continue" if (kind, error.name) == ("continue", "text") else error.name
+        raise error.of_flag(flag) from None
     facts = {"workdir": options.workdir, "step": trained.step, key: [row for row, _ in found]}
     show(options, facts, "\n".join(line for _, lines in found for line in lines))
 

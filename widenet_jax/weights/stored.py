@@ -56,7 +56,7 @@ def stored_section(place: str) -> dict[str, Any]:
             "config.model.name=stored needs the model to start from: add --config.init_from=DIR of "
             "a run, an export or a Hugging Face model, or name a model in --config=FILE:VARIANT"
         )
-    file = config_file(place)
+    file = config_file(split_checkpoint(place)[0])
     if not file.exists():
         raise BadInputError(
             f"config.init_from={place}: no config.json there; give the workdir of a training run, "
@@ -78,7 +78,7 @@ def config_file(place: str) -> epath.Path:
     """Returns the path of the config.json in a directory, or beside a file of weights."""
     if place.startswith("gs://"):
         require("gcsfs", extra="gcs", what=place)
-    path = absolute(split_checkpoint(place)[0])
+    path = absolute(place)
     return (path if path.is_dir() else path.parent) / "config.json"
 
 

@@ -1,6 +1,5 @@
 """Trained models: a run's workdir or an exported directory, read and opened for use."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from widenet_jax.files import absolute, read_json, split_checkpoint
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.param_names import named_leaves
+from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
 from widenet_jax.tasks import TASKS
 from widenet_jax.tasks.contract import ArraySpecs, Task
@@ -139,18 +139,18 @@ def read_model(
     Raises: as `open_trained`.
     """
     directory, named = split_checkpoint(place)
-    path, which = absolute(directory), checkpoint or named
+    path, which = absolute(directory), named or "last" if checkpoint is None else checkpoint
     if checkpoint and named:
         raise BadInputError(f"{flag}={place} and --checkpoint={checkpoint} both name a checkpoint")
     if is_exported(path):
-        if which:
+        if checkpoint or named:
             raise BadInputError(
                 f"{flag}={directory} is an export, and only a run has checkpoints to choose from; "
                 f"leave the choice of {which} out"
             )
         return read_exported(path)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    found = load_checkpoint(path, sharding, which or "last") if path.is_dir() else None
+    found = load_checkpoint(path, sharding, which) if path.is_dir() else None
     if found is None:
         raise BadInputError(
             f"{flag}={place}: no finished checkpoint there; give the workdir of a training run, "
@@ -173,13 +173,12 @@ def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
 
     {} where the run has no result, or did not evaluate after this step.
     """
-    path, metrics = workdir / "result.json", workdir / "metrics.jsonl"
+    path = workdir / "result.json"
     result = read_json(path) if path.exists() else {}
     if result.get("steps") == step or not result:
         return result
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    records = [json.loads(line) for line in lines if '"eval"' in line]
-    evaluated = [r for r in records if (r["step"], r["split"]) == (step, "eval")]
+    records = JsonLines(workdir / "metrics.jsonl").read()
+    evaluated = [r for r in records if (r["step"], r.get("split")) == (step, "eval")]
     if not evaluated:
         return {}
     measured = {f"test_{name}": value for name, value in evaluated[-1].items()}

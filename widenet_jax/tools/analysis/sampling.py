@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.data.text.token_text import text_of
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadArgumentError
 from widenet_jax.experiment import make_forward
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
@@ -32,11 +32,11 @@ class Sampling:
     top_p: float = 1.0
 
     def check(self) -> None:
-        """Raises BadInputError where a number is out of range."""
+        """Raises BadArgumentError where a number is out of range."""
         if not 0 <= self.temperature < np.inf:
-            raise BadInputError(f"temperature={self.temperature} must be 0 or more")
+            raise BadArgumentError("temperature", self.temperature, "must be 0 or more")
         if not 0 < self.top_p <= 1:
-            raise BadInputError(f"top_p={self.top_p} must be above 0 and at most 1")
+            raise BadArgumentError("top_p", self.top_p, "must be above 0 and at most 1")
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Returns the probability of each token to be drawn: float64 [V].
@@ -123,7 +123,7 @@ def continue_text(
     """Returns a text with its continuation by `length` tokens, safe to print.
 
     Raises:
-      BadInputError: the text is empty, or a number is out of range.
+      BadArgumentError: the text is empty, or a number is out of range.
     """
     sampling.check()
     tokenizer = trained.tokenizer
@@ -132,6 +132,6 @@ def continue_text(
     else:  # the bytes that the user gave, even where they are no UTF-8
         prompt = np.frombuffer(os.fsencode(text), np.uint8).astype(np.int32)
     if not len(prompt):
-        raise BadInputError("the text to continue is empty: give at least one word")
+        raise BadArgumentError("text", text, "is empty: give at least one word")
     found = sample(trained, prompt, sampling, length=length, seed=seed)
     return text_of([*prompt.tolist(), *found], tokenizer)

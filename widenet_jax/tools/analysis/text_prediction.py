@@ -15,7 +15,7 @@ from widenet_jax.data.text.sequences import join, padded
 from widenet_jax.data.text.squad import Squad
 from widenet_jax.data.text.squad_files import Question
 from widenet_jax.data.text.tokenizer import WORD_MARKS, Tokenizer
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadArgumentError, BadInputError
 from widenet_jax.experiment import make_forward
 from widenet_jax.tasks.contract import Apply
 from widenet_jax.tasks.span import NO_SPAN
@@ -29,8 +29,8 @@ NO_RNG = np.random.default_rng(0)  # the transforms of finetuning draw nothing
 def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndarray]]:
     """Returns a function from a text and its pair, or None, to the arrays that the model reads.
 
-    It raises BadInputError for a text without tokens, and where the model was trained on pairs and
-    there is none, or the other way round.
+    It raises BadArgumentError for a text without tokens, and BadInputError where the model was
+    trained on pairs and there is none, or the other way round.
     """
     tokenizer = trained.tokenizer
     _, transform = TRANSFORMS[trained.config.task.name](trained.config, trained.info)
@@ -44,7 +44,7 @@ def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndar
         texts = {"text": text} | ({"pair": pair} if paired else {})
         ids = {name: tokenizer.encode(given) for name, given in texts.items()}
         if empty := [name for name in ids if not len(ids[name])]:
-            raise BadInputError(f"{empty[0]}={texts[empty[0]]!r} is empty: give a text to classify")
+            raise BadArgumentError(empty[0], texts[empty[0]], "is empty: give a text to classify")
         length = trained.config.data.max_length
         joined = join(tokenizer, ids["text"], ids.get("pair"), length)
         row = transform({**joined._asdict(), "label": 0}, NO_RNG)
@@ -73,12 +73,12 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
     """Finds the answer to a question in a context of any length.
 
     Raises:
-      BadInputError: the question or the context is empty.
+      BadArgumentError: the question or the context is empty.
     """
     if not question.strip():
-        raise BadInputError("the question is empty: give one that the context answers")
+        raise BadArgumentError("question", question, "is empty: give one that the context answers")
     if not context.strip():
-        raise BadInputError("the context is empty: the answer is a part of it")
+        raise BadArgumentError("context", context, "is empty: the answer is a part of it")
     asked = Question("question", question, context, ())
     data = trained.config.data
     source = Squad(data, data.eval_split, tokenizer=trained.tokenizer, questions=[asked])
