@@ -155,7 +155,7 @@ def run(
                 for batch in reading:
                     state, step_metrics = train_step(state, place(batch))
                     step += 1
-                    stop.unsaved = True
+                    stop.unsaved, stop.last_step_done = True, step == total_steps
                     session.watchdog.beat(f"step {step}")
                     if unchecked:  # one step late, so that the device always has work
                         session.check_numbers(state, *unchecked)
@@ -175,7 +175,7 @@ def run(
                             metrics = measure(averaged(state.params, state.opt_state))
                             session.record_evaluation(state, step, metrics)
                         evaluation_due = False
-                    last = session.is_over(step)
+                    stop.last_step_done = last = session.is_over(step)
                     if last or save:
                         with session.progress.pause():
                             session.save(state, step, evaluation_due=False)

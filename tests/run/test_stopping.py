@@ -86,6 +86,29 @@ def test_ctrl_c_while_compiling(tmp_path: Path):
     assert last_step(tmp_path / "run") == 0
 
 
+def test_ctrl_c_after_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """The run finishes, and the message does not promise a stop."""
+    write, stop = train.write_result, Stop()
+
+    def interrupted(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # the thread that receives it speaks
+        write(*arguments)
+
+    monkeypatch.setattr(train, "write_result", interrupted)
+    stop.listen()
+    try:
+        train.run(small_config(duration="2 steps"), str(tmp_path), devices=ONE, stop=stop)
+    finally:
+        stop.close()
+    assert (tmp_path / "result.json").exists()
+    told = capsys.readouterr().err
+    assert "Ctrl-C: the last step is done; saving, then ending; another signal" in told
+    assert "then stopping" not in told
+
+
 def test_what_is_said_where_nothing_is_new():
     """Before the workdir was read nothing is known of it; afterwards the message says what is."""
     stop = Stop()

@@ -35,6 +35,7 @@ class Stop:
       reason: None until a stop is requested.
       unsaved: there may be finished steps that no checkpoint holds. While there are none, a request
         ends the process at once.
+      last_step_done: the run ends without a further step, whether or not a stop is requested.
       saved: the step of the newest checkpoint when the run began, 0 if there was none; None until
         this is known, and where nothing is trained.
     """
@@ -42,6 +43,7 @@ class Stop:
     def __init__(self):
         self.reason: str | None = None
         self.unsaved = False
+        self.last_step_done = False
         self.saved: int | None = None
         self._waiting = False
         self._first_signal: float | None = None  # its time
@@ -125,7 +127,10 @@ class Stop:
         if alone and not self.unsaved:
             end_process(f"stopped: {reason}; {self.nothing_new}", self.exit_code)
         later = f"another signal, {SAME_SECONDS:g} s later or more, ends at once"
-        say(f"{reason}: saving after this step, then stopping; {later}")
+        doing = "saving after this step, then stopping"
+        if self.last_step_done:  # the evaluation may stop here, later the run finishes
+            doing = "the last step is done; saving, then ending"
+        say(f"{reason}: {doing}; {later}")
         if not alone:
             self._tell_hosts(signal.SIGTERM)
 
