@@ -8,15 +8,19 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from etils import epath
-from small_runs import ROOT
+from small_runs import ROOT, finish, small_config, start_two
 
+from widenet_jax import train
 from widenet_jax.errors import BadInputError
 from widenet_jax.run.metrics import JsonLines, MetricsWriter, rounded, scalars
+from widenet_jax.run.workdir import check_workdir
 
 NO_TRACKING = {"tensorboard": False, "wandb_project": ""}
 
@@ -217,7 +221,7 @@ from widenet_jax.cli.parser import exit_code_of
 from widenet_jax.run.metrics import MetricsWriter
 
 def write():
-    tracking = {"tensorboard": False, "wandb_project": "widenet"}
+    tracking = {"tensorboard": False, "wandb_project": sys.argv[2]}
     workdir = epath.Path(sys.argv[1])
     out = MetricsWriter(workdir, config={"tracking": tracking}, main_host=True)
     out.write(1, "train", {"loss": 1.5})
@@ -231,13 +235,13 @@ sys.exit(exit_code_of(write))
 needs_wandb = pytest.mark.skipif(not find_spec("wandb"), reason="wandb is not installed")
 
 
-def run_wandb(workdir: Path, **env: str) -> subprocess.CompletedProcess:
+def run_wandb(workdir: Path, project: str = "widenet", **env: str) -> subprocess.CompletedProcess:
     """Writes metrics to W&B in a new process of a user who is not logged in."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     home = workdir / "home"
     home.mkdir()
     return subprocess.run(
-        [sys.executable, "-c", WANDB_RUN, str(workdir)], capture_output=True, text=True,
+        [sys.executable, "-c", WANDB_RUN, str(workdir), project], capture_output=True, text=True,
         cwd=home, env=kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | env,
     )  # fmt: skip
 
@@ -247,8 +251,54 @@ def test_wandb_without_login_is_one_line(tmp_path: Path):
     done = run_wandb(tmp_path)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: config.tracking.wandb_project=widenet: W&B could not log in")
-    assert "WANDB_MODE=offline" in line
+    assert line.startswith("error: config.tracking.wandb_project=widenet: W&B refuses the run: ")
+    assert "`wandb login`" in line and "WANDB_MODE=offline" in line
+
+
+@needs_wandb
+def test_a_name_that_wandb_refuses_is_one_line(tmp_path: Path):
+    """The line quotes W&B and does not claim that the login failed."""
+    done = run_wandb(tmp_path, "wide/net", WANDB_MODE="offline")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    start = "error: config.tracking.wandb_project=wide/net: W&B refuses the run: Invalid project na"
+    assert line.startswith(start)
+
+
+# A module in the place of wandb, which lets no run begin.
+FAILING_WANDB = """
+class errors:
+    class Error(Exception): pass
+    class UsageError(Error): pass
+    class AuthenticationError(Error): pass
+
+def init(**about):
+    raise errors.{error}("no run\\nmore")
+"""
+
+
+def test_a_run_that_wandb_refuses_may_be_corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is trained yet: the workdir accepts every other flag."""
+    module = ModuleType("wandb")
+    exec(FAILING_WANDB.format(error="UsageError"), vars(module))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    changes = {"tracking.wandb_project": "widenet", "tracking.tensorboard": True}
+    with pytest.raises(BadInputError, match=r"W&B refuses the run: no run \("):
+        train.run(small_config(**changes), str(tmp_path / "run"), devices=jax.devices()[:1])
+    check_workdir(epath.Path(tmp_path / "run"), small_config(seed=1), mode="train")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "code"), [("UsageError", 2), ("Error", 3)])
+def test_a_run_that_wandb_refuses_ends_on_all_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, code: int
+):
+    (tmp_path / "wandb.py").write_text(FAILING_WANDB.format(error=error))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    runs = start_two(tmp_path / "run", **{"tracking.wandb_project": "widenet"})
+    lines = [finish(run, code).splitlines()[-1] for run in runs]
+    assert "config.tracking.wandb_project=widenet" in lines[0]
+    assert "process 0 cannot begin; its own message says why" in lines[1]
 
 
 @needs_wandb

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, RunFailedError
 
 T = TypeVar("T")
 
@@ -33,17 +33,19 @@ def on_every_host(begin: Callable[[], T]) -> T:
     Otherwise the other hosts would wait for the one that has ended.
 
     Raises:
-      BadInputError: `begin` raised it here or on another host.
+      BadInputError, RunFailedError: `begin` raised it here or on another host.
     """
+    kinds = (None, BadInputError, RunFailedError)
     try:
         found, error = begin(), None
-    except BadInputError as caught:
+    except kinds[1:] as caught:
         found, error = None, caught
     if jax.process_count() > 1:
-        failed = np.asarray(multihost_utils.process_allgather(np.int32(error is not None)))
-        if error is None and failed.any():
-            odd = ", ".join(map(str, np.flatnonzero(failed)))
-            error = BadInputError(f"process {odd} cannot begin; its own message says why")
+        own = 0 if error is None else 1 + isinstance(error, RunFailedError)  # an index of `kinds`
+        all_kinds = np.asarray(multihost_utils.process_allgather(np.int32(own)))
+        if error is None and all_kinds.any():
+            odd = ", ".join(map(str, np.flatnonzero(all_kinds)))
+            error = kinds[all_kinds.max()](f"process {odd} cannot begin; its own message says why")
     if error:
         raise error
     return found

@@ -157,7 +157,8 @@ class WeightsAndBiases:
     Its local files are in `WORKDIR/wandb`; those of a gs:// workdir where W&B puts them by default.
 
     Raises:
-      BadInputError: wandb is not installed, or W&B has no valid credentials.
+      BadInputError: wandb is not installed, there are no valid credentials, or W&B refuses the
+        project's name.
       RunFailedError: W&B cannot be reached.
     """
 
@@ -173,8 +174,9 @@ class WeightsAndBiases:
                 self.run = wandb.init(**about, id=run_id, resume="allow", dir=place)
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise BadInputError(
-                f"{field}: W&B could not log in ({first_line(error)}); run `wandb login` or set "
-                "WANDB_API_KEY, or set WANDB_MODE=offline to log to the workdir only"
+                f"{field}: W&B refuses the run: {first_line(error)} (correct what this names; to "
+                "log in run `wandb login` or set WANDB_API_KEY, to do without a login set "
+                "WANDB_MODE=offline, which logs to the workdir only)"
             ) from None
         except wandb.errors.Error as error:
             raise RunFailedError(
@@ -235,10 +237,10 @@ class MetricsWriter:
         if not main_host:
             return
         self.files = [JsonLines(workdir / name) for name in ("metrics.jsonl", "timing.jsonl")]
+        if project := config["tracking"]["wandb_project"]:  # first, because W&B may refuse the run
+            self.trackers.append(WeightsAndBiases(project, workdir=workdir, config=config))
         if config["tracking"]["tensorboard"]:
             self.trackers.append(TensorBoard(workdir))
-        if project := config["tracking"]["wandb_project"]:
-            self.trackers.append(WeightsAndBiases(project, workdir=workdir, config=config))
 
     def resume(self, step: int, *, again: Collection[str] = ()) -> None:
         """Continues after `step`; the splits in `again` of that step will be written again."""

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -88,14 +88,18 @@ class Session:
             )
 
     def open(self, state: TrainState, start_step: int, *, evaluation_due: bool) -> None:
-        """Records the start in the workdir, and opens metrics and progress at `start_step`."""
+        """Records the start in the workdir, and opens metrics and progress at `start_step`.
+
+        Raises: as the trackers of `MetricsWriter`, on all hosts.
+        """
         experiment, config = self.experiment, self.experiment.config
         self.skipped = int(state.skipped_updates)
+        about = {"config": workdirs.plain(config), "main_host": self.main_host}
+        # Before config.json: all flags may be corrected until W&B accepts the run.
+        writer = on_every_host(partial(MetricsWriter, self.workdir, **about))
+        self.writer = self.stack.enter_context(closing(writer))
         if self.main_host:
             workdirs.write_run(self.workdir, config, experiment.facts.info)
-        plain = workdirs.plain(config)
-        writer = MetricsWriter(self.workdir, config=plain, main_host=self.main_host)
-        self.writer = self.stack.enter_context(closing(writer))
         self.writer.resume(start_step, again=("eval",) if evaluation_due else ())
         self.progress = Progress(
             total_steps=experiment.total_steps,

@@ -60,7 +60,8 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             raise BadInputError(
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
-        begun = {stored_file.name + UNFINISHED, LOCK}  # all that a start leaves that was cut off
+        # All that a start leaves that was cut off, or that W&B refused.
+        begun = {stored_file.name + UNFINISHED, LOCK, "tensorboard", "wandb"}
         if workdir.exists() and {path.name for path in workdir.iterdir()} - begun:
             raise BadInputError(
                 f"--workdir={workdir} is not empty and holds no run of this program; name another"
