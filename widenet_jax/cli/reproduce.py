@@ -44,8 +44,9 @@ from widenet_jax.tools.sweep.check import check_shared
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import MakeCommand, Outcome, Trial, exit_code
 
-RECORD = "reproduce.json"  # in a workdir, with the SHARED flags of its runs
-SHARED = {"scale": "smoke", "data_dir": "data"}  # and what they are by default
+RECORD = "reproduce.json"  # in a workdir, with the SHARED flags of its runs and the last --launch
+SHARED = {"scale": "smoke", "data_dir": "data", "trial_workdir": ""}  # and what they are by default
+ALL_SIZES = ",".join(PAPER_SIZES)
 
 
 def main(argv: Argv = None) -> int:
@@ -64,7 +65,7 @@ def main(argv: Argv = None) -> int:
     add("--data_dir", metavar="DIR", help=text + "or data)")
     counts = ", ".join(f"{scale.seeds} at {name}" for name, scale in SCALES.items())
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
-    add("--sizes", default=",".join(PAPER_SIZES), help="run only rows of these sizes: b, or b,l")
+    add("--sizes", default=ALL_SIZES, help="run only rows of these sizes: b, or b,l")
     add("--workers", type=positive, default=1, metavar="N", help="runs at a time")
     add("--retry", action="store_true", help="run again what diverged, from its last checkpoint")
     add_launch_flags(parser)
@@ -89,11 +90,11 @@ def run(options: Options) -> int:
         )
     scale = SCALES[options.scale]
     experiments = runnable(scale, chosen(options.experiments, PAPER_SIZES))
-    wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
+    of_sizes = runnable(scale, chosen(options.experiments, options.sizes.split(",")))
+    wanted = runs_of(scale, of_sizes)
     directory = Directory(options.workdir, options.trial_workdir)
     known = directory.known() if options.report else {}
-    ran = 1 + max((one["settings"]["seed"] for one in known.values()), default=scale.seeds - 1)
-    seeds = range(options.seeds or ran)
+    seeds = range(options.seeds or seeds_of(of_sizes, scale, known) or scale.seeds)
     trials = {
         one: [trial_of(one, seed, directory, options.data_dir, options.fields) for seed in seeds]
         for one in runs_of(scale, experiments)
@@ -103,21 +104,25 @@ def run(options: Options) -> int:
     if options.dry_run:
         print_runs(asked, scale, directory, command, as_json=options.json)
         return 0
-    record = check_same(directory, options)
+    record, differing = check_same(directory, options), []
     if options.report and not options.fields:
-        trials, options.fields = with_known_flags(trials, known)
+        trials, options.fields, differing = with_known_flags(trials, known)
     directory.check_flags(trial for of in trials.values() for trial in of)
     measured, stopped = look_at(trials, directory), False
     if not options.report:
         check_data(wanted, options)
         check_runs(asked, directory, options)
         directory.make()
-        write_json(directory.path / RECORD, record)
+        write_json(directory.path / RECORD, record | {"launch": options.launch})
         start = {"workers": options.workers, "command": command, "retry": options.retry}
         new, stopped = carry_out(asked, directory, **start)
         measured |= new
         time_layers(experiments, scale, directory, stopped=stopped)
-    write_all(options, experiments, wanted, measured, directory, seeds=len(seeds))
+    from widenet_jax.tools.reproduce.report import provenance  # imports JAX
+
+    words = words_of_runs(options, len(seeds)) if options.report else options.words
+    made_by = provenance(measured, ["scripts/reproduce.py", *words], differing)
+    write_all(options, experiments, wanted, measured, directory, made_by)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
     return exit_code(outcomes, stopped=stopped)
 
@@ -128,10 +133,9 @@ def write_all(
     wanted: Sequence[Run],
     measured: Measurements,
     directory: Directory,
-    *,
-    seeds: int,
+    made_by: Mapping[str, Any],
 ) -> None:
-    """Writes and prints the tables and figures of what has run."""
+    """Writes and prints the tables and figures of what has run, made as `provenance` says."""
     scale = SCALES[options.scale]
     # Rows that were not asked for are shown where an earlier call ran them.
     shown = [one for one, of in measured.items() if one in wanted or of.ended]
@@ -140,11 +144,9 @@ def write_all(
         rows = tuple(row for row in one.rows if run_of(scale, one, row) in shown)
         if rows or one.layer:
             tables.append(replace(one, rows=rows))
-    from widenet_jax.tools.reproduce.report import provenance, write  # imports JAX
+    from widenet_jax.tools.reproduce.report import write  # imports JAX
     from widenet_jax.tools.reproduce.table_2 import table_2
 
-    words = words_of_runs(options, seeds) if options.report else options.words
-    made_by = provenance(measured, ["scripts/reproduce.py", *words])
     facts = [write(table, scale, measured, made_by, directory.path) for table in tables]
     names = [table.name for table in tables]
     if any(table.text for table in tables):
@@ -152,28 +154,66 @@ def write_all(
         write_text(directory.path / "table2.md", table_2(scale, measured))
     texts = [(directory.path / f"{name}.md").read_text() for name in names]
     outcomes = [outcome for one in shown for outcome in measured[one].outcomes]
-    header = header_of(made_by["command"], outcomes)
+    header = header_of(made_by, outcomes)
     text = "\n".join([header, "", *texts, f"tables and figures  {directory.path}"])
     facts = {"scale": options.scale, "ran": header, "experiments": facts}
     show(options, facts, text)
 
 
 def recall(options: Options) -> None:
-    """Fills in the flags that were not given: of the runs in the workdir, or the defaults."""
+    """Fills in the flags that were not given: of the runs in the workdir, or the defaults.
+
+    Launched runs are found by a report alone. To continue them, repeat --launch.
+    """
     options.workdir = options.workdir or default_workdir(options.scale or SHARED["scale"])
     before = record_in(options.workdir)
+    if options.report and not options.launch:
+        options.launch, options.trial_workdir = (
+            before.get("launch"),
+            before.get("trial_workdir", ""),
+        )
     for name, default in SHARED.items():
         if getattr(options, name) is None:
             setattr(options, name, before.get(name, default))
 
 
-def record_in(workdir: str) -> dict[str, str]:
+def record_in(workdir: str) -> dict[str, Any]:
     """Reads RECORD; {} where there is none."""
     file = Path(workdir) / RECORD
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def with_known_flags(trials: Trials, known: Mapping[str, Mapping]) -> tuple[Trials, list[str]]:
+def seeds_of(experiments: Sequence[Experiment], scale: Scale, known: Mapping[str, Mapping]) -> int:
+    """Counts the seeds with which experiments ran.
+
+    Tables share runs, so that a run may have more seeds than the table asked for. The seeds of a
+    table are those of its run with the fewest. A run finetuned from a backbone does not count, as
+    it is not started where the backbone failed.
+
+    Args:
+      experiments: with the rows that are asked for.
+      scale: of the runs.
+      known: trials by name, as `Directory.known` returns them.
+
+    Returns:
+      The number of seeds of the experiment that has the most; 0 where none ran.
+    """
+    of_config: dict[str, int] = {}
+    for one in known.values():
+        config, settings = one["config"], one["settings"]
+        if "init_from" not in settings:
+            of_config[config] = max(of_config.get(config, 0), 1 + settings["seed"])
+    counts = [0]
+    for experiment in experiments:
+        first = [run for run in runs_of(scale, [experiment]) if run.backbone is None]
+        ran = [of_config.get(f"{run.stage.config}:{run.variant}", 0) for run in first]
+        counts.append(min(filter(None, ran), default=0))
+    return max(counts)
+
+
+def with_known_flags(
+    trials: Trials, known: Mapping[str, Mapping]
+) -> tuple[Trials, list[str], list[str]]:
     """Gives trials the flags that they ran with.
 
     Args:
@@ -181,24 +221,31 @@ def with_known_flags(trials: Trials, known: Mapping[str, Mapping]) -> tuple[Tria
       known: trials by name, as `Directory.known` returns them.
 
     Returns:
-      The trials, and the fields that they were given, each once.
+      The trials, the fields that all of them were given, and, where trials were given different
+      fields, no fields but a text for each set of them.
     """
-    found, fields = {}, {}
+    found, given = {}, {}
     for one, of in trials.items():
         found[one] = []
         for trial in of:
             flags = known.get(trial.name, {}).get("flags", trial.flags)
-            fields |= dict.fromkeys(flags[len(trial.flags) :])  # after those of its stage
+            if trial.name in known:
+                given[tuple(flags[len(trial.flags) :])] = None  # after those of its stage
             found[one].append(replace(trial, flags=tuple(flags)))
-    return found, list(fields)
+    if len(given) > 1:
+        return found, [], [shlex.join(fields) or "none" for fields in given]
+    return found, [field for fields in given for field in fields], []
 
 
 def words_of_runs(options: Options, seeds: int) -> list[str]:
     """Returns the arguments that make the runs of a report."""
-    shared = [f"--{name}={getattr(options, name)}" for name in SHARED]
+    flags = [f"--scale={options.scale}", f"--data_dir={options.data_dir}", f"--seeds={seeds}"]
+    flags += [f"--sizes={options.sizes}"] if options.sizes != ALL_SIZES else []
     elsewhere = options.workdir != default_workdir(options.scale)
-    place = [f"--workdir={options.workdir}"] if elsewhere else []
-    return [*options.experiments, *shared, f"--seeds={seeds}", *place, *options.fields]
+    flags += [f"--workdir={options.workdir}"] if elsewhere else []
+    if options.launch:
+        flags += [f"--launch={options.launch}", f"--trial_workdir={options.trial_workdir}"]
+    return [*options.experiments, *flags, *options.fields]
 
 
 def default_workdir(scale: str) -> str:
@@ -206,10 +253,12 @@ def default_workdir(scale: str) -> str:
     return f"runs/reproduce_{scale}"
 
 
-def header_of(command: str, outcomes: Sequence[Outcome]) -> str:
+def header_of(made_by: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
     """Returns a line on what ran: "scripts/reproduce.py fig3 --scale=smoke: 5 done, 1 failed"."""
     counts = Counter(outcome.status for outcome in outcomes)
-    return f"{command}: {', '.join(f'{count} {status}' for status, count in counts.items())}"
+    of_each = ", ".join(f"{count} {status}" for status, count in counts.items())
+    differing = f" ({made_by['differing']})" if "differing" in made_by else ""
+    return f"{made_by['command']}{differing}: {of_each}"
 
 
 def time_layers(
@@ -247,9 +296,10 @@ def check_same(directory: Directory, options: Options) -> dict[str, str]:
     """
     record = {name: getattr(options, name) for name in SHARED}
     for name, before in record_in(options.workdir).items():
-        if before != record[name] and directory.any_begun():
+        if name in record and before != record[name] and directory.any_begun():
+            given = f"--{name}={before}" if before else f"no --{name}"
             raise BadInputError(
-                f"--workdir={directory.path} holds runs with --{name}={before}; name a new "
+                f"--workdir={directory.path} holds runs with {given}; name a new "
                 "--workdir, or repeat that"
             )
     if options.report and not directory.path.is_dir():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tools import trial_program
 
+from widenet_jax.cli import sweep
 from widenet_jax.cli.reproduce import launching, main, total_text
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.launch import plan_line
@@ -176,6 +177,53 @@ def test_a_report_repeats_no_flags_and_says_what_ran(stand_in, tmp_path: Path, c
     after = (tmp_path / "fig3.md").read_text()
     assert after.partition("Made by")[0] == before.partition("Made by")[0]
     assert f"Made by `{header}`" in after
+
+
+def header_of(capsys, *arguments: str) -> str:
+    """The first line of a report."""
+    capsys.readouterr()
+    assert call(*arguments, "--report") == 0
+    return capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_report_counts_the_seeds_of_its_own_runs(stand_in, tmp_path: Path, capsys):
+    """fig3 has two models here, each with two seeds. table3 has four, one of them fig3's."""
+    workdir = f"--workdir={tmp_path}"
+    for name, seeds in (("fig3", 2), ("table3", 1)):
+        assert call(name, *SMOKE, workdir, "--sizes=b", f"--seeds={seeds}") == 0
+    found = header_of(capsys, "table3", "--sizes=b", workdir)
+    flags = f"--scale=smoke --data_dir=data --seeds=1 --sizes=b {workdir}"
+    assert found == f"scripts/reproduce.py table3 {flags}: 4 done"
+    found = header_of(capsys, "fig3", "--sizes=b", workdir)
+    assert "--seeds=2" in found and found.endswith(": 4 done")
+
+
+def test_a_report_says_where_fields_differ(stand_in, tmp_path: Path, capsys):
+    """No one command makes these runs, so that none of their fields is in it."""
+    workdir, field = f"--workdir={tmp_path}", "--config.data.num_workers="  # may change
+    for size, value in (("b", 0), ("l", 1)):
+        assert call("table1", *SMOKE, workdir, f"--sizes={size}", f"{field}{value}") == 0
+    found = header_of(capsys, "table1", "--sizes=b,l", workdir)
+    told = f"runs with different fields: {field}0; {field}1"
+    flags = f"--scale=smoke --data_dir=data --seeds=1 --sizes=b,l {workdir}"
+    assert found == f"scripts/reproduce.py table1 {flags} ({told}): 6 done"
+    assert told in (tmp_path / "table1.md").read_text()
+
+
+def test_a_report_finds_launched_runs(monkeypatch, tmp_path: Path, capsys):
+    """A module that ends at once stands in for the launcher."""
+    monkeypatch.setattr(sweep, "LAUNCHER", "this")
+    workdir, trials = f"--workdir={tmp_path / 'w'}", tmp_path / "elsewhere"
+    launch = ["--launch=--tpu=v3-8 --zone=z", f"--trial_workdir={trials}"]
+    assert call("table3", "--sizes=b", *SMOKE, workdir, *launch) == 0
+    found = header_of(capsys, "table3", "--sizes=b", workdir)
+    assert shlex.split(found)[-6:-2] == [workdir, *launch[:1], f"{launch[1]}:", "4"]
+    (first, *_) = json.loads((tmp_path / "w" / "sweep.json").read_text())
+    (trials / first).mkdir(parents=True)
+    (trials / first / "result.json").write_text(json.dumps({"test_accuracy": 0.5, "params": 7}))
+    assert "1 done" in header_of(capsys, "table3", "--sizes=b", workdir)
+    assert call("table3", "--sizes=b", *SMOKE, workdir) == 2
+    assert f"holds runs with --trial_workdir={trials}" in capsys.readouterr().err
 
 
 def test_what_is_wrong_for_all_runs_is_said_before_the_first(tmp_path: Path, capsys):

@@ -19,15 +19,23 @@ from widenet_jax.tools.reproduce.scales import Scale
 from widenet_jax.tools.reproduce.tables import markdown, norms_markdown, rows_of
 
 
-def provenance(measured: Measurements, command: Sequence[str]) -> dict[str, Any]:
-    """Returns the command, and the commits and devices that the finished runs recorded."""
+def provenance(
+    measured: Measurements, command: Sequence[str], differing: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the command, and the commits and devices that the finished runs recorded.
+
+    Where runs were given different fields, the command has none, and `differing` lists them.
+    """
     commits, devices = set(), set()
     for workdir in (workdir for of in measured.values() for workdir in of.workdirs):
         file = epath.Path(workdir) / "environment.json"
         for start in json.loads(file.read_text()) if file.exists() else []:
             commits.add((start.get("git") or {}).get("commit", "unknown")[:7])
             devices.add(f"{len(start['devices'])} x {start['devices'][0]}")
-    return {"command": shlex.join(command), "commits": sorted(commits), "devices": sorted(devices)}
+    made_by: dict[str, Any] = {"command": shlex.join(command)}
+    if differing:
+        made_by["differing"] = f"runs with different fields: {'; '.join(differing)}"
+    return made_by | {"commits": sorted(commits), "devices": sorted(devices)}
 
 
 def write(
@@ -80,6 +88,7 @@ def paper_json(value: float | str | None) -> float | str | None:
 def made_by_text(made_by: Mapping[str, Any]) -> str:
     """Returns the provenance as the last line of a Markdown table."""
     parts = [f"`{made_by['command']}`"]
+    parts += [made_by["differing"]] if "differing" in made_by else []
     parts += [f"on {', '.join(made_by['devices'])}"] if made_by["devices"] else []
     parts += [f"at commit {', '.join(made_by['commits'])}"] if made_by["commits"] else []
     return ", ".join(parts)
