@@ -28,7 +28,7 @@ from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.run.batches import read_batches
 from widenet_jax.run.extension import check_length
-from widenet_jax.run.profile import Profile
+from widenet_jax.run.profile import Profile, check_profiler
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
 from widenet_jax.run.stopping import Stop, StopRequestedError
@@ -94,6 +94,8 @@ def run(
 
     # Data
     on_every_host(partial(check_workdir, workdir, config, mode=mode))
+    if profile:
+        on_every_host(check_profiler)
     data = on_every_host(partial(open_data, config, workdir))
     check_agreement({"the data": data.facts})
 
@@ -135,7 +137,8 @@ def run(
         train_step = experiment.train_step
         if profile:
             traced = {"steps": profile, "start_step": step, "workdir": workdir}
-            train_step = Profile(train_step, **traced, note=session.note)
+            told = {"note": session.note, "pause": session.progress.pause}
+            train_step = Profile(train_step, **traced | told)
             stack.enter_context(closing(train_step))
         told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_once}
         measure = partial(evaluate, experiment, data, **told)

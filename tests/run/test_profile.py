@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from small_runs import small_config
 
 from widenet_jax import train
 from widenet_jax.errors import BadInputError
-from widenet_jax.run.profile import Profile, check_libtpu
+from widenet_jax.run import profile as profiles
+from widenet_jax.run.profile import Profile, check_libtpu, check_profiler
 
 
 @jax.jit
@@ -26,7 +29,7 @@ def train_step(state: jax.Array, batch: jax.Array) -> tuple[jax.Array, dict]:
 def profile_calls(workdir: Path, *, steps: int, calls: int) -> list[str]:
     """Calls the step above, as a run does that resumes after step 10; returns what was noted."""
     notes: list[str] = []
-    about = {"workdir": epath.Path(workdir), "note": notes.append}
+    about = {"workdir": epath.Path(workdir), "note": notes.append, "pause": nullcontext}
     profile = Profile(train_step, steps=steps, start_step=10, **about)
     state = jnp.zeros((4, 4))
     for _ in range(calls):
@@ -75,6 +78,37 @@ def test_a_trace_holds_its_steps_and_no_others(
     assert notes == [f"profile of steps 14 to 15: {folder}"]
 
 
+def test_processes_of_one_host_write_their_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for number in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        profile_calls(tmp_path, steps=1, calls=4)
+    files = [file.name for file in (tmp_path / "profile").rglob("*") if file.is_file()]
+    assert len(files) == 4
+    for number in range(2):
+        for end in (".xplane.pb", ".perfetto.json.gz"):
+            assert sum(name.endswith(f"_{number}{end}") for name in files) == 1
+
+
+def test_starting_and_writing_do_not_count_as_steps(tmp_path: Path):
+    """The files appear in the second of two pauses."""
+    written = []
+
+    @contextmanager
+    def pause() -> Iterator[None]:
+        yield
+        written.append((tmp_path / "profile").exists())
+
+    about = {"workdir": epath.Path(tmp_path), "note": print, "pause": pause}
+    profile = Profile(train_step, steps=1, start_step=0, **about)
+    for _ in range(5):
+        profile(jnp.zeros((4, 4)), jnp.ones((4, 4)))
+    profile.close()
+    assert written == [False, True]
+
+
 def test_a_run_too_short_to_trace_says_so(tmp_path: Path):
     notes = profile_calls(tmp_path, steps=2, calls=3)
     assert notes == ["--profile: this start ended before step 14, no step was traced"]
@@ -104,3 +138,36 @@ def test_a_libtpu_in_which_the_profiler_would_crash_is_refused():
         for platforms in (None, "", "tpu,cpu"):
             with pytest.raises(BadInputError, match=f"libtpu {fits}, and {installed}"):
                 check_libtpu(installed, platforms=platforms)
+
+
+def test_a_libtpu_that_cannot_be_compared_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another distribution brings the module, or JAX does not name one version."""
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    check_profiler()
+    check_libtpu(None, platforms=None)
+    for named in (None, [], ["libtpu>=0.0.40"], ["libtpu==0.0.40.*", "libtpu==0.0.41.*"]):
+        monkeypatch.setattr(profiles, "requires", lambda package, named=named: named)
+        check_libtpu("0.0.1", platforms=None)
+
+
+def test_a_libtpu_is_refused_before_the_workdir_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").touch()
+    about = tmp_path / "libtpu-0.0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", "")
+    try:
+        with pytest.raises(BadInputError, match=r"and 0\.0\.1 "):
+            train.run(small_config(), str(tmp_path / "run"), profile=2)
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert not (tmp_path / "run").exists()

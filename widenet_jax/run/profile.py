@@ -4,7 +4,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import requires, version
+from contextlib import AbstractContextManager
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import jax
 from etils import epath
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.run.workdir import version
 from widenet_jax.step import TrainState
 
 SETTLE = 3  # steps of this start before the trace: the first compiles, the next fill the queues
@@ -25,7 +27,8 @@ class Profile:
 
     The trace covers everything between its first and last step on this host and its devices. It is
     written to `WORKDIR/profile/plugins/profile/step_NUMBER/`, where XProf and TensorBoard look for
-    HOST.xplane.pb. HOST.perfetto.json.gz is the same for Perfetto.
+    HOST.xplane.pb. HOST.perfetto.json.gz is the same for Perfetto. Where there are several
+    processes, the process's number follows HOST, since one host may have several.
 
     Args:
       train_step: the step.
@@ -33,9 +36,8 @@ class Profile:
       start_step: the step after which this process starts or resumes.
       workdir: local or gs://.
       note: receives a line that says where the trace is, or why there is none.
-
-    Raises:
-      BadInputError: JAX's profiler would crash in the installed libtpu.
+      pause: a context in which the profiler starts and the trace is written; its time does not
+        count as that of steps.
     """
 
     def __init__(
@@ -46,10 +48,10 @@ class Profile:
         start_step: int,
         workdir: epath.Path,
         note: Callable[[str], None],
+        pause: Callable[[], AbstractContextManager],
     ):
-        if find_spec("libtpu"):
-            check_libtpu(version("libtpu"), platforms=jax.config.jax_platforms)
-        self.train_step, self.workdir, self.note = train_step, workdir, note
+        self.train_step, self.workdir = train_step, workdir
+        self.note, self.pause = note, pause
         self.step = start_step
         self.first = start_step + SETTLE + 1
         self.last = start_step + SETTLE + steps
@@ -61,12 +63,14 @@ class Profile:
         self.step += 1
         if self.step == self.first:
             jax.block_until_ready(state)  # the steps before do not belong to the trace
-            self._start()
+            with self.pause():
+                self._start()
         with jax.profiler.StepTraceAnnotation(STEP, step_num=self.step):
             state, metrics = self.train_step(state, batch)
         if self.step == self.last:
             jax.block_until_ready(state)
-            self._write()
+            with self.pause():
+                self._write()
         return state, metrics
 
     def _start(self) -> None:
@@ -85,8 +89,10 @@ class Profile:
             into.mkdir(parents=True, exist_ok=True)
             (planes,) = Path(made).rglob("*.xplane.pb")
             (events,) = Path(made).rglob("perfetto_trace.json.gz")
-            (into / planes.name).write_bytes(planes.read_bytes())
             host = planes.name.removesuffix(".xplane.pb")
+            if jax.process_count() > 1:
+                host += f"_{jax.process_index()}"
+            (into / f"{host}.xplane.pb").write_bytes(planes.read_bytes())
             (into / f"{host}.perfetto.json.gz").write_bytes(events.read_bytes())
         finally:
             shutil.rmtree(made)
@@ -101,19 +107,28 @@ class Profile:
             self.note(f"--profile: this start ended before step {self.first:,}, no step was traced")
 
 
-def check_libtpu(installed: str, *, platforms: str | None) -> None:
+def check_profiler() -> None:
+    """Raises BadInputError where JAX's profiler would crash in the installed libtpu."""
+    if find_spec("libtpu"):
+        check_libtpu(version("libtpu"), platforms=jax.config.jax_platforms)
+
+
+def check_libtpu(installed: str | None, *, platforms: str | None) -> None:
     """Raises BadInputError where JAX loads another libtpu than the one that it was built for.
 
     JAX trains with many versions of libtpu, but its profiler ends the process in a segmentation
     fault where the profiler's interface in libtpu has another size.
 
     Args:
-      installed: the version of libtpu.
+      installed: the version of libtpu; None where another distribution brings it.
       platforms: the platforms that JAX may use, comma-separated; None: all.
     """
     if "tpu" not in (platforms or "tpu").split(","):
         return
-    (wanted,) = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax")))
+    named = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax") or ()))
+    if installed is None or len(named) != 1:
+        return  # unknown
+    (wanted,) = named
     if not f"{installed}.".startswith(f"{wanted}."):
         raise BadInputError(
             f"--profile: JAX {jax.__version__} profiles with libtpu {wanted}, and {installed} (of "
