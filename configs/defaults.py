@@ -48,7 +48,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
         num_workers=0,  # reading processes on each host; 0: threads
         prefetch=4,  # batches that are read ahead
         on_bad_example="error",  # error; skip: replace examples that cannot be read
-        max_bad_fraction=0.001,  # of a split, at least 10 or 5% of it; more of them fail the run
+        max_bad_fraction=0.001,  # more fail the run; small sets: 10 examples, at most 5%
     )
     config.optimizer = {
         "name": "adamw",  # adamw, lamb, sgd

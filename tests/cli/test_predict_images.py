@@ -35,6 +35,9 @@ def test_folders_and_patterns(photos, capsys):
     for nothing in (f"{photos}/*.bmp", photos / "empty"):
         assert run(nothing) == 2
         assert capsys.readouterr().err == f"error: {nothing}: no image found\n"
+    (photos / "deep" / "IMG_1.HEIC").touch()
+    assert run(photos / "deep") == 0
+    assert capsys.readouterr().err == f"{photos}/deep: 1 file left out (.heic 1)\n"
 
 
 @pytest.mark.parametrize("bad", [1, 2])

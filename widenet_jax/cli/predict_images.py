@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -68,16 +69,21 @@ def predict_images(options: Options, trained: "Trained") -> None:
 def image_paths(given: Sequence[str]) -> Iterator[str]:
     """Yields files: as given, matching a pattern such as '*.jpg', or anywhere under a folder.
 
+    Prints on stderr what is left out of a folder.
+
     Raises:
       BadInputError: a folder or a pattern has no image.
     """
-    from widenet_jax.data.images.folders import kind_left_out
+    from widenet_jax.data.images.folders import kind_left_out, left_out_text
     from widenet_jax.data.prepare.check_images import walk
 
     for path in given:
         if os.path.isdir(path):
-            inside = (file for file in walk(path) if not os.path.isdir(file))
-            found = [file for file in inside if kind_left_out(os.path.basename(file)) is None]
+            inside = [file for file in walk(path) if not os.path.isdir(file)]
+            kinds = {file: kind_left_out(os.path.basename(file)) for file in inside}
+            found = [file for file in inside if kinds[file] is None]
+            if left_out := Counter(kind for kind in kinds.values() if kind is not None):
+                print(f"{path}: {left_out_text(left_out)}", file=sys.stderr)
         elif glob.has_magic(path) and not os.path.exists(path):
             matching = sorted(glob.glob(path, recursive=True))
             found = [file for file in matching if not os.path.isdir(file)]

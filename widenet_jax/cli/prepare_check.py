@@ -21,7 +21,7 @@ def check(options: Options) -> None:
     Raises:
       BadInputError: some images cannot be read.
     """
-    from widenet_jax.data.images.folders import counts_text
+    from widenet_jax.data.images.folders import left_out_text
     from widenet_jax.data.prepare.check_images import check_images
 
     found = check_images(options.folder)
@@ -30,11 +30,12 @@ def check(options: Options) -> None:
     bad = len(found.unreadable)
     text = f"{options.folder}: {found.images:,} images, {bad:,} of them unreadable"
     if found.left_out:
-        text += f"; {len(found.left_out):,} files left out ({counts_text(found.counts)})"
+        text += f"; {left_out_text(found.counts)}"
     facts = {**found._asdict(), "left_out": found.counts}
     show(options, facts, "\n".join([*lines, text]))
     if bad:
         raise BadInputError(
             f"{options.folder}: {bad:,} of {found.images:,} images cannot be read; replace or "
-            "remove them, or train with --config.data.on_bad_example=skip"
+            "remove them, or train with --config.data.on_bad_example=skip and a "
+            f"config.data.max_bad_fraction above {bad / found.images:.2g}"
         )

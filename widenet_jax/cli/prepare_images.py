@@ -11,7 +11,7 @@ import tqdm
 from widenet_jax.cli.parser import Options, show
 from widenet_jax.data import records
 from widenet_jax.data.images import file_checks, files
-from widenet_jax.data.images.folders import Holdout, counts_text
+from widenet_jax.data.images.folders import Holdout, left_out_text
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.prepare import archives, convert, npz
 from widenet_jax.errors import BadExampleError, BadInputError, check_range
@@ -83,7 +83,7 @@ def report(options: Options, place: str, counts: dict[str, int], **more: Any) ->
     facts = {"path": place, "images": counts, **more}
     lines = [f"{place}: {images} images{classes}", *more.get("notes", ())]
     if left_out := more.get("left_out"):
-        lines.append(f"{left_out.total():,} files left out ({counts_text(left_out)})")
+        lines.append(left_out_text(left_out))
     show(options, facts, "\n".join(lines))
 
 

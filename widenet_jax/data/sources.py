@@ -22,7 +22,7 @@ from widenet_jax.data.images.folders import (
     FRACTION_FIELD,
     Holdout,
     ImageFolder,
-    counts_text,
+    left_out_text,
     names_text,
 )
 from widenet_jax.data.images.sources import Chosen, Digits, LabelledImages, Relabelled
@@ -231,8 +231,7 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             left_out.update(source.left_out)
         told.append(text)
     if left_out:
-        files = "file" if left_out.total() == 1 else "files"
-        told.append(f"{left_out.total():,} {files} left out ({counts_text(left_out)})")
+        told.append(left_out_text(left_out))
     return "; ".join(told)
 
 

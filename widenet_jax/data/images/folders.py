@@ -230,6 +230,12 @@ def counts_text(counts: Counter[str]) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in ordered)
 
 
+def left_out_text(counts: Counter[str]) -> str:
+    """Returns how many files are not read, and their kinds: "1 file left out (.heic 1)"."""
+    files = "file" if counts.total() == 1 else "files"
+    return f"{counts.total():,} {files} left out ({counts_text(counts)})"
+
+
 def names_text(names: Sequence[str], most: int = 5) -> str:
     """Returns the first names, and how many more there are: "cat, dog and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
