@@ -60,10 +60,10 @@ def test_evaluate_reports_what_the_run_did(single: Path, capsys: pytest.CaptureF
     assert found["drop_rate"] == pytest.approx(result["drop_rate"])
     np.testing.assert_allclose(found["expert_load"], result["expert_load"], atol=2e-4)
     metrics = {"mlm_loss": found["mlm_loss"]}
-    assert (
-        evaluate.task_report(metrics, found)
-        .splitlines()[0]
-        .endswith(f"{found['mlm_loss']:.4f} (unigram entropy {found['baseline']['value']:.4f})")
+    step, loss = evaluate.task_report(metrics, found).splitlines()[:2]
+    assert step.split() == ["step", str(result["steps"])]
+    assert loss.endswith(
+        f"{found['mlm_loss']:.4f} (unigram entropy {found['baseline']['value']:.4f})"
     )
 
 

@@ -40,7 +40,7 @@ def test_top_5_takes_more_than_5_classes():
     """Of fewer classes it would be 100% whatever the model."""
     for V in (5, 6):
         right = Accuracy(tuple("abcdef"[:V]), 8 * np.eye(V, dtype=int), np.full(V, 6), 0.5)
-        facts = right.as_json("images")
+        facts = {"step": 1, **right.as_json("images")}
         assert facts.get("top_5") == (0.75 if V == 6 else None)
         assert ("top-5" in report(facts, [], "images")) == (V == 6)
 
