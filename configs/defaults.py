@@ -106,7 +106,7 @@ def classification() -> dict:
             "name": "",  # of a TFDS set
             "path": "",  # a directory, local or gs://; "": the directory of TFDS
             "train_split": "train",  # a name, or a slice as in TFDS, such as "train[:90%]"
-            "eval_split": "test",  # the same, such as "train[90%:]"
+            "eval_split": "test",  # as train_split, such as "train[90%:]"
             "eval_fraction": 0.0,  # of an image folder without eval_split, held out by file name
             "image_size": 224,  # pixels a side, after cropping
         },
@@ -124,7 +124,7 @@ def classification() -> dict:
             "eval_crop": "squash",  # squash: the whole image; central: a square from the middle
             "eval_crop_fraction": 1.0,  # of the short side, for eval_crop=central
             "mixup_alpha": 0.0,  # lambda ~ Beta(alpha, alpha) for each example; 0: no mixup
-            "cutmix_alpha": 0.0,  # the same for CutMix; with mixup each example has one of the two
+            "cutmix_alpha": 0.0,  # as mixup_alpha, for CutMix; with both, each example has one
             "mixup_group_size": 16,  # partners come from so many neighbours in the batch
         },
     }
@@ -160,7 +160,7 @@ def text_classification() -> dict:
             "path": "",  # a directory of splits, train.tsv, dev.tsv, ..., or one file
             "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
             "train_split": "train",  # the name of its file, without the ending
-            "eval_split": "dev",  # the same
+            "eval_split": "dev",  # as train_split
             "max_length": 512,  # T, tokens of a sequence
             "text_column": "",  # "": as in GLUE, Hugging Face's and TFDS's sets
             "pair_column": "",  # of second texts; "": as text_column, or none
@@ -185,7 +185,7 @@ def span() -> dict:
             "path": "",  # a directory of splits in the official JSON or as parquet
             "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
             "train_split": "train",  # the name of its file, without the ending
-            "eval_split": "dev",  # the same
+            "eval_split": "dev",  # as train_split
             "max_length": 384,  # T, tokens of a window
             "max_question_length": 64,  # tokens
             "stride": 128,  # tokens between the starts of two windows

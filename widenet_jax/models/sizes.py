@@ -197,7 +197,7 @@ def experts_section(options: dict, *, mlp_dim: int, examples_per_group: int) -> 
         "num_experts": experts,  # E
         "num_selected_experts": selected,  # K, that see each token
         "capacity_factor": options.get("capacity_factor", 1.2),  # slots for each choice of a token
-        "capacity_factor_eval": 2.0,  # the same in evaluation
+        "capacity_factor_eval": 2.0,  # as capacity_factor, in evaluation
         "capacity_rule": "paper",  # paper, literal, authors_code, unlimited: no token is dropped
         # that are routed together, whatever the devices
         "examples_per_group": options.get("examples_per_group", examples_per_group),
@@ -261,7 +261,7 @@ def losses_section(router: str) -> dict:
         "importance": 0.0,  # variation of the experts' gates, Shazeer et al. 2017
         "load": 0.0,  # variation of their smooth counts; routers with learned noise
         "entropy": 0.0,  # negative entropy of the mean choice, Csordás et al. 2023
-        "entropy_of_chosen": 0.0,  # the same as released for softmax_renormalized
+        "entropy_of_chosen": 0.0,  # entropy as released for softmax_renormalized
         "z": 0.0,  # squared logsumexp of the scores, Zoph et al. 2022
         "over": "batch",  # statistics are over: batch, group
     }

@@ -117,8 +117,8 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
     """Writes config.json, a file for each entry of `info`, and environment.json.
 
     config.json comes first, because it marks a workdir. It is that of the first start, but for the
-    duration, which may become longer. environment.json lists every start of the
-    run, each with its versions, devices and commit.
+    duration, which may become longer. environment.json lists every start of the run, each with its
+    versions, devices and commit.
 
     Args:
       workdir: of the run.
