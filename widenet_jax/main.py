@@ -25,7 +25,7 @@ from widenet_jax.cli.parser import Parser, exit_code_of, positive, seconds
 from widenet_jax.config.comments import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.run.stopping import Stop, end_process
+from widenet_jax.run.stopping import Stop, end_process, say
 from widenet_jax.tools.markdown import text_table
 from widenet_jax.weights.stored import set_fields
 
@@ -249,7 +249,7 @@ def end(line: str, code: int) -> int:
     """
     if leave_hosts():
         end_process(line, code)
-    print(line, file=sys.stderr)
+    say(line)
     if jax := sys.modules.get("jax"):
         # Initial parameters or a step may still be computed, since JAX dispatches asynchronously.
         # Python's exit handlers should find idle devices.

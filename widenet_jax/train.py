@@ -4,7 +4,6 @@
 what surrounds the loop: checkpoints, metrics, progress, stop requests.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -31,7 +30,7 @@ from widenet_jax.run.extension import check_length
 from widenet_jax.run.profile import Profile, check_profiler
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
-from widenet_jax.run.stopping import Stop, StopRequestedError
+from widenet_jax.run.stopping import Stop, StopRequestedError, say
 from widenet_jax.run.summary import (
     best_of,
     describe,
@@ -229,7 +228,7 @@ def evaluate_newest(
     if newest is None:
         raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
     check_facts(newest.meta, data.facts.info, workdir=workdir)
-    told = {"stop": stop, "beat": lambda what: None, "note": partial(print, file=sys.stderr)}
+    told = {"stop": stop, "beat": lambda what: None, "note": say}
     metrics = evaluate(experiment, data, newest.items["params"], **told)
     return result_of(experiment, metrics, mode="eval", step=newest.meta["step"])
 

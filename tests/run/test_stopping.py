@@ -109,6 +109,21 @@ def test_ctrl_c_after_the_last_step(
     assert "then stopping" not in told
 
 
+def test_lines_of_two_threads_stay_whole():
+    """A reader of a log finds each line by itself, whichever threads wrote them."""
+    program = """
+import sys, threading
+from widenet_jax.run.stopping import say
+
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=lambda: [say("a line") for _ in range(2000)]) for _ in range(2)]
+for thread in threads:
+    thread.start()
+"""
+    written = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr
+    assert written.splitlines() == ["a line"] * 4000
+
+
 def test_what_is_said_where_nothing_is_new():
     """Before the workdir was read nothing is known of it; afterwards the message says what is."""
     stop = Stop()

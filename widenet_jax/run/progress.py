@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 from tqdm import tqdm
 
+from widenet_jax.run.stopping import say
+
 
 class Progress:
     """Shows the step, the rate, the time left and the loss: a bar on a terminal, lines in a log.
@@ -82,7 +84,7 @@ class Progress:
         if self.bar:
             self.bar.write(text, file=sys.stderr)
         elif not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def close(self) -> None:
         """Leaves the bar as it is and ends its line."""

@@ -204,8 +204,12 @@ class Stop:
 
 
 def say(text: str) -> None:
-    """Prints a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints a line to stderr, in one piece.
+
+    `print` writes the end of a line by itself, and another thread's line may come before it.
+    """
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def end_process(text: str, code: int = STOPPED) -> NoReturn:
