@@ -185,14 +185,14 @@ def with_classes_of(
     names, theirs = train.class_names, evaluation.class_names
     for split, source in ((data["train_split"], train), (data["eval_split"], evaluation)):
         if not len(source):
-            advice = f"; choose another --{FRACTION_FIELD}" if data.get("eval_fraction") else ""
+            advice = source.way_out and f"; {source.way_out}"
             raise BadInputError(f"split {split} has no image{advice}")
     unknown = tuple(name for name in theirs if name not in names)
     if lacking := train.missing or unknown:
         count = f"{len(lacking)} of {len({*names, *theirs})} classes ({names_text(lacking)})"
+        advice = "copy their images again, or remove these classes from every split"
         raise BadInputError(
-            f"split {data['train_split']} has no image of {count}; copy their images again, or "
-            "remove these classes from every split"
+            f"split {data['train_split']} has no image of {count}; {train.way_out or advice}"
         )
     if names == theirs:
         return evaluation
@@ -215,12 +215,12 @@ def class_counts(source: LabelledImages) -> tuple[int, ...]:
 
 
 def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
-    """Returns what splits, each with its name, hold and leave out.
+    """Returns what splits, each with its name, hold, lack and leave out.
 
     Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)" or
     "train: 6,513 sequences of mine.txt; valid: 361 sequences".
     """
-    told, left_out = [], Counter()
+    told, way_out, left_out = [], "", Counter()
     for name, source in splits:
         text = f"{name}: {len(source):,} {unit}"
         if isinstance(source, Stream) and not told:
@@ -229,9 +229,12 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f", {len(source.class_names):,} classes" if not told else ""
             text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
+            way_out = way_out or source.way_out
         told.append(text)
     if left_out:
         told.append(left_out_text(left_out))
+    if way_out:
+        told.append(way_out)
     return "; ".join(told)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -214,6 +215,34 @@ def test_a_flat_folder_is_divided_by_the_names_alone(flat):
     added = {"ant/new.png", "bee/000.png"}
     assert held_out_now - added == {path.split("flat/")[1] for path in held_out}
     assert train_now | held_out_now == {p.split("flat/")[1] for p in train | held_out} | added
+
+
+def test_where_a_small_class_has_no_image_in_a_part_the_way_out_is_told(tmp_path):
+    """The fraction that is told works, and is the least of whole hundredths that does."""
+    for name, count in (("ant", 4), ("bee", 40)):
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            (tmp_path / name / f"{i}.png").write_bytes(png(i))
+    config = config_of(tmp_path, eval_fraction=0.1)
+    data = open_data(config)
+    line = overview((("train", data.train), ("val", data.eval)), "images")
+    found = re.search(
+        r"none of ant; --config.data.eval_fraction=(0\.\d+) has images of every", line
+    )
+    assert line.endswith(f"yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS")
+    for less, missing in ((0.0, ()), (0.01, ("ant",))):  # it is the least hundredth
+        config.data.eval_fraction = round(float(found[1]) - less, 2)
+        data = open_data(config)
+        assert data.eval.missing == missing and len(data.train) + len(data.eval) == 44
+    for i in range(1, 4):  # one photo cannot be in both parts
+        (tmp_path / "ant" / f"{i}.png").unlink()
+    told = open_data(config).eval.way_out
+    assert (
+        told == f"divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
+    )
+    config.data.eval_fraction = 1.0
+    with pytest.raises(BadInputError, match="split train has no image; divide the images yours"):
+        open_data(config)
 
 
 def test_the_form_of_accents_does_not_move_a_file():

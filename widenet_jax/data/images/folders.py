@@ -6,7 +6,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,33 @@ class Holdout:
         It depends on the name alone: the split is the same on every machine, and other files keep
         their part when one is added. Each class therefore has about its share, not exactly.
         """
-        # Systems store accented and Japanese letters as one character (NFC) or as two (NFD).
-        whole = unicodedata.normalize("NFC", name).encode(errors="surrogateescape")
-        number = int.from_bytes(hashlib.sha256(whole).digest()[:8], "big")
-        return number < self.fraction * 2**64
+        return _number(name) < self.fraction * 2**64
+
+    def way_out(self, root: str, classes: Iterable[Sequence[str]]) -> str:
+        """Says how both parts get images of each class.
+
+        No class is given one that its hash does not: that image would change its part when a file
+        with a smaller hash is added.
+
+        Args:
+          root: of the folder.
+          classes: the names of the images of each class.
+        """
+        numbers = [sorted(map(_number, names)) for names in classes]
+        least, most = max(n[0] for n in numbers), min(n[-1] for n in numbers)
+        fraction = (100 * least // 2**64 + 1) / 100  # the least hundredth above
+        parts = " and ".join(f"{root}/{part}/CLASS" for part in (self.train_split, self.eval_split))
+        if fraction * 2**64 > most:
+            return f"divide the images yourself, into {parts}"
+        every = f"--{self.field}={fraction:g} has images of every class in both parts"
+        return f"{every}; or divide them yourself, into {parts}"
+
+
+def _number(name: str) -> int:
+    """Returns a number below 2^64 that depends on the file name "CLASS/FILE" alone."""
+    # Systems store accented and Japanese letters as one character (NFC) or as two (NFD).
+    whole = unicodedata.normalize("NFC", name).encode(errors="surrogateescape")
+    return int.from_bytes(hashlib.sha256(whole).digest()[:8], "big")
 
 
 class ImageFolder(LabelledImages):
@@ -107,6 +130,8 @@ class ImageFolder(LabelledImages):
         chosen = [[file for file in files.images if inside(file)] for files in found.values()]
         self._files = [file for files in chosen for file in files]
         counts = [len(files) for files in chosen]
+        if divided and not all(counts):
+            self.way_out = holdout.way_out(root, (files.images for files in found.values()))
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         others = {k: v for files in found.values() for k, v in files.others.items()}
         others |= _Files(folder, "").beside_folders

@@ -132,21 +132,20 @@ def read_image_folder(
         raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")
     found = {split: folders.ImageFolder(root, split, holdout) for split in names}
     class_names = tuple(sorted({name for source in found.values() for name in source.class_names}))
-    lacking = {}
+    notes = []
     for split, source in found.items():
         present = {*source.class_names} - {*source.missing}
         if missing := tuple(name for name in class_names if name not in present):
-            lacking[split] = missing
-    if trains := lacking.get(holdout.train_split):
-        raise BadInputError(
-            f"{root}: split {holdout.train_split} has no image of {folders.names_text(trains)}; "
-            "copy the images again, or remove these classes from every split"
-        )
+            lacks = f"{split} has no image of {folders.names_text(missing)}"
+            if split == holdout.train_split:
+                advice = "copy the images again, or remove these classes from every split"
+                raise BadInputError(f"{root}: split {lacks}; {source.way_out or advice}")
+            notes.append(lacks + (source.way_out and f"; {source.way_out}"))
     return Converted(
         class_names,
         {split: _from_folder(source, class_names, unreadable) for split, source in found.items()},
         {split: len(source) for split, source in found.items()},
-        notes=[f"{name} has no image of {folders.names_text(k)}" for name, k in lacking.items()],
+        notes=notes,
         left_out=sum((Counter(source.left_out) for source in found.values()), Counter()),
     )
 
