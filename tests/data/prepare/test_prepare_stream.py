@@ -46,7 +46,7 @@ def test_bytes_are_taken_as_they_are(tmp_path: Path):
         "dataset.json", "train.tokens", "valid.tokens", "test.tokens",
     }  # fmt: skip
     entry = manifest(out)["splits"]["train"]
-    assert entry["sha256"] == hashlib.sha256(content[:9000]).hexdigest()
+    assert entry["sha256"] == hashlib.sha256(content[:9000]).hexdigest() == entry["sample_sha256"]
     assert (entry["tokens"], entry["bytes"], entry["file_bytes"]) == (9000, 9000, 9000)
     source = open_stream(str(out), "train", 8)
     assert source.info["vocab_size"] == 256 and source.bytes_per_token == 1.0

@@ -14,6 +14,7 @@ from widenet_jax.config.files import load_config, override
 from widenet_jax.data import pipeline, sampler
 from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.data.text.tiny_text import FOLDER, TEXT
+from widenet_jax.data.text.token_files import sample_sha256
 from widenet_jax.data.text.token_streams import TokenStream, open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
@@ -176,8 +177,31 @@ def test_a_damaged_file_is_named(tmp_path):
     prepared = written(tmp_path, np.full(100, 701, "<u2"))
     with pytest.raises(BadInputError, match=r"train\.tokens: 200 bytes, 202 were written"):
         open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
+    prepared = written(tmp_path, np.ones(100, "<u2"))
+    (tmp_path / "train.tokens").write_bytes(bytes(200))
+    with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sha256"):
+        open_stream(prepared, "train", 9)
     (tmp_path / "train.tokens").unlink()
     with pytest.raises(BadInputError, match=r"train\.tokens: no such file"):
+        open_stream(prepared, "train", 9)
+
+
+def test_a_large_file_is_told_apart_by_parts_of_it(tmp_path):
+    """Of 17 MiB the parts begin 1 1/15 MiB apart, so that the first gap begins at 1 MiB."""
+    content = np.zeros(17 << 20, "u1")
+    prepared, file = written(tmp_path, content, 256), tmp_path / "train.tokens"
+    hashes = [sample_sha256(str(file))]
+    for place in (0, (1 << 20) + 1000, 8 << 20, (17 << 20) - 1):
+        with file.open("r+b") as changed:
+            changed.seek(place)
+            changed.write(b"a")
+        hashes.append(sample_sha256(str(file)))
+    zeros, beginning, gap, *_ = hashes
+    assert beginning == gap and len(set(hashes)) == 4
+    written(tmp_path, content, 256, sample_sha256=zeros)
+    assert open_stream(prepared, "train", 9).num_tokens == 17 << 20
+    file.write_bytes(content[1:].tobytes() + b"a")
+    with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sample"):
         open_stream(prepared, "train", 9)
 
 

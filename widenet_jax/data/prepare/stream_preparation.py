@@ -15,7 +15,7 @@ from widenet_jax.data.prepare.stream_texts import Encoder, WordCount, blocks
 from widenet_jax.data.prepare.text_inputs import Input
 from widenet_jax.data.prepare.text_preparation import have_size, inputs_sha256, units_sha256
 from widenet_jax.data.prepare.text_shards import UNFINISHED
-from widenet_jax.data.text.token_files import id_type
+from widenet_jax.data.text.token_files import id_type, sample_sha256
 from widenet_jax.data.text.token_streams import KIND, token_file_name
 from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError
@@ -217,6 +217,7 @@ class Joined:
             taken = (self._marks[ends[:, 1]] - self._marks[ends[:, 0]]).sum(0)
             counts = {"bytes": int(taken[1]), "words": int(taken[2])}
         stored = {"file_bytes": size * self._dtype.itemsize, "sha256": digest.hexdigest()}
+        stored["sample_sha256"] = sample_sha256(str(path))
         return {"tokens": size, **counts, **stored}
 
     def _read(self, wanted: Range) -> Iterator[np.ndarray]:
