@@ -13,6 +13,9 @@ from widenet_jax.errors import BadInputError, require
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
 
+# What a run saves in its workdir once it has made a step; remote metrics come in parts.
+SAVED = ("checkpoints", "best", "failed", "metrics.jsonl", "metrics.jsonl.parts", "result.json")
+
 
 def is_remote(path: epath.PathLike) -> bool:
     """Returns whether a path is on an object store, such as gs://bucket/run."""
@@ -28,6 +31,11 @@ def user_cache(name: str) -> Path:
     """Returns this user's directory for what can be made again, such as "compiled"."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "widenet_jax" / name
+
+
+def has_saved(workdir: epath.Path) -> bool:
+    """Returns whether a workdir has a checkpoint, even a damaged one, or metrics of a run."""
+    return any((workdir / name).exists() for name in SAVED)
 
 
 def split_checkpoint(place: str) -> tuple[str, str]:

@@ -25,9 +25,10 @@ INFO = {"class_names": ["zero", "one"]}
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> epath.Path:
-    """Makes the workdir of a run of configs/digits.py."""
+    """Makes the workdir of a run of configs/digits.py that has recorded metrics."""
     made = epath.Path(tmp_path / "run")
     write_run(made, digits.get_config(), INFO)
+    (made / "metrics.jsonl").write_text('{"step": 1, "split": "train"}\n')
     return made
 
 
@@ -57,6 +58,7 @@ def test_losses_that_came_later_change_no_run(tmp_path: Path):
         config.model.moe.losses = {"load_balance": 0.01, "over": "group"}
     workdir = epath.Path(tmp_path / "run")
     write_run(workdir, config, INFO)
+    (workdir / "metrics.jsonl").touch()
     check_workdir(workdir, config, mode="train")
     check_workdir(workdir, digits.get_config(), mode="train")
 
@@ -116,6 +118,28 @@ def test_only_training_takes_another_duration(workdir: epath.Path):
     assert after == before | {"duration": "900 epochs"}
 
 
+@pytest.mark.parametrize(
+    "saved",
+    ["checkpoints/20", "checkpoints/20.damaged", "best/20", "failed/3", "metrics.jsonl", ""],
+)
+def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Path, saved: str):
+    """A shorter, other run takes its place; where anything was saved, nothing changes."""
+    (workdir / "metrics.jsonl").unlink()
+    if saved:
+        (workdir / saved).mkdir(parents=True)
+    (workdir / "tensorboard").mkdir()  # opened before the first step
+    other = changed_config(seed=1, duration="3 steps")
+    if saved:
+        with pytest.raises(BadInputError, match="seed: 0 there, 1 here"):
+            check_workdir(workdir, other, mode="train")
+    else:
+        check_workdir(workdir, other, mode="train")
+        with pytest.raises(BadInputError, match="duration: '100 epochs' there, '3 steps' here"):
+            check_workdir(workdir, other, mode="eval")
+    write_run(workdir, other, INFO)
+    assert json.loads((workdir / "config.json").read_text())["seed"] == (0 if saved else 1)
+
+
 def test_a_model_without_experts_is_another(workdir: epath.Path):
     """The message lists the first four differences."""
     with pytest.raises(BadInputError) as caught:
@@ -160,6 +184,7 @@ def test_the_config_of_the_first_start_stays(workdir: epath.Path):
 
 def test_a_start_cut_off_after_its_first_file_goes_on(workdir: epath.Path):
     """The first file written is the one that identifies a workdir."""
+    (workdir / "metrics.jsonl").unlink()
     first = min(workdir.iterdir(), key=lambda path: Path(path).stat().st_mtime_ns)
     for path in workdir.iterdir():
         if path != first:

@@ -63,6 +63,8 @@ class Session:
             keep, size = self.experiment.config.checkpoint.keep, tree_bytes(self.experiment.state)
             check_space(self.workdir, (LAST, BEST), checkpoint_bytes=size, keep=keep)
             self.stack.enter_context(workdirs.locked(self.workdir))
+            # Another start may have trained there since the first check.
+            workdirs.check_workdir(self.workdir, self.experiment.config, mode="train")
 
     def restore(self, start: Callable[[], TrainState]) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state and meta of the newest intact checkpoint, or `start()` and {}.

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError, require
-from widenet_jax.files import LOCK, UNFINISHED, is_remote, write_json
+from widenet_jax.files import LOCK, UNFINISHED, has_saved, is_remote, write_json
 
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
@@ -67,6 +67,8 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
                 f"--workdir={workdir} is not empty and holds no run of this program; name another"
             )
         return
+    if mode == "train" and not has_saved(workdir):
+        return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
     try:
         stored = flatten(upgrade({**json.loads(stored_file.read_text())}))
     except (ValueError, TypeError):
@@ -116,9 +118,9 @@ def check_facts(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: ep
 def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) -> None:
     """Writes config.json, a file for each entry of `info`, and environment.json.
 
-    config.json comes first, because it marks a workdir. It is that of the first start, but for the
-    duration, which may become longer. environment.json lists every start of the run, each with its
-    versions, devices and commit.
+    config.json comes first, because it marks a workdir. It is that of the first start that saved
+    anything, but for the duration, which may become longer. environment.json lists every start of
+    the run, each with its versions, devices and commit.
 
     Args:
       workdir: of the run.
@@ -127,8 +129,9 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
     """
     workdir.mkdir(parents=True, exist_ok=True)
     file = workdir / "config.json"
-    stored = json.loads(file.read_text()) if file.exists() else plain(config)
-    if not file.exists() or stored["duration"] != config.duration:
+    kept = file.exists() and has_saved(workdir)
+    stored = json.loads(file.read_text()) if kept else plain(config)
+    if not kept or stored["duration"] != config.duration:
         write_json(file, stored | {"duration": config.duration})
     for name, value in info.items():
         write_json(workdir / f"{name}.json", value)

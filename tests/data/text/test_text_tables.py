@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from etils import epath
 
 from widenet_jax.data.sources import open_data
 from widenet_jax.data.text.sequences import Joined, join, padded
@@ -284,3 +285,11 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     assert opened.facts.example["tokens"].shape == (6,)
     row = opened.train_transform(opened.train[1], None)
     assert row["tokens"].tolist() == [CLS, 7, 8, 9, SEP, 0] and row["label"] == 1
+    workdir = epath.Path(tmp_path / "run")  # its copy counts once the run has saved anything
+    (workdir / "checkpoints").mkdir(parents=True)
+    (workdir / "tokenizer.json").write_text(json.dumps(tokenizer.json))
+    config.init_from = str(tmp_path / "gone")
+    assert open_data(config, workdir).facts == opened.facts
+    (workdir / "checkpoints").rmdir()
+    with pytest.raises(BadInputError, match="gone"):
+        open_data(config, workdir)
