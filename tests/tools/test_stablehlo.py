@@ -1,13 +1,17 @@
 """Export to StableHLO: a process that has JAX only gets the model's predictions."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 from jax import export
+from messy_photos import EXIF_ORIENTATION, picture
+from PIL import Image
 from sklearn.datasets import load_digits
 from untrained import export_untrained
 
@@ -16,15 +20,13 @@ from configs import glue, text_tiny
 from widenet_jax.cli import export as export_command
 from widenet_jax.data.text.tiny_text import FOLDER
 from widenet_jax.data.text.tokenizer import load_tokenizer
+from widenet_jax.tools.analysis.image_prediction import picture_of
+from widenet_jax.tools.stablehlo import preparation
+from widenet_jax.weights.trained import open_trained
 
 OLD_EXPORT = Path(__file__).parents[1] / "old_artefacts" / "export"  # a WideNet for the digits
 ONLY_JAX = """
 import sys
-import numpy as np
-from jax import export
-
-with open("classifier.stablehlo", "rb") as file:
-    classify = export.deserialize(bytearray(file.read()))
 images = np.load("images.npy")
 found = [classify.call({"image": batch}) for batch in (images, images[:1])]
 np.savez("found.npz", *found)
@@ -39,26 +41,65 @@ def probabilities(model: wj.Model, *inputs: object) -> list[list[float]]:
     return [[top[name] for name in model.class_names] for top in found]
 
 
+def code_in(readme: str) -> str:
+    """Returns the indented lines of a README."""
+    lines = (line for line in readme.splitlines() if line.startswith("    ") or not line)
+    return textwrap.dedent("\n".join(lines))
+
+
 def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
     out = tmp_path / "program"
     flags = [f"--workdir={OLD_EXPORT}", f"--out={out}", "--format=stablehlo"]
     assert export_command.main([*flags, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 30
+    readme = (out / "README.md").read_text()
     images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
     np.save(out / "images.npy", images)
+    Image.fromarray(np.kron(images[0, ..., 0], np.ones((5, 3), np.uint8))).save(out / "photo.jpg")
     done = subprocess.run(
-        [sys.executable, "-c", ONLY_JAX], cwd=out, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code_in(readme) + ONLY_JAX],
+        **{"cwd": out, "capture_output": True, "text": True, "check": True},
     )
-    assert done.stdout == "[]\n"
+    predicted, others = done.stdout.splitlines()
+    assert others == "[]"
     with np.load(out / "found.npz") as found:
         all_three, first = found["arr_0"], found["arr_1"]
     model = wj.load(OLD_EXPORT)
     np.testing.assert_allclose(all_three, probabilities(model, images), atol=1e-6)
     np.testing.assert_allclose(first, all_three[:1], atol=1e-6)
+    [[best]] = model.predict([str(out / "photo.jpg")], top=1)
+    name, probability = predicted.split()
+    assert name == best["class"] and abs(float(probability) - best["probability"]) < 0.01
     assert json.loads((out / "class_names.json").read_text()) == list(model.class_names)
-    assert '"image": uint8 [n, 8, 8, 1]' in (out / "README.md").read_text()
+    assert '"image": uint8 [n, 8, 8, 1]' in readme
     assert export_command.main(flags) == 2
     assert "is not empty; name a new directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("crop", "turn", "channels"), [("central", True, 3), ("squash", False, 3), ("squash", True, 1)]
+)
+def test_the_readme_prepares_photos_as_evaluation_does(
+    tmp_path: Path, crop: str, turn: bool, channels: int
+):
+    """Larger and smaller ones, upright and turned, to one level of 255."""
+    fields = {"eval_crop": crop, "exif_orientation": turn, "eval_crop_fraction": 0.875}
+    fields = [f"--config.augment.{name}={value}" for name, value in fields.items()]
+    trained = open_trained(str(OLD_EXPORT), fields)
+    trained.config.data.image_size = 20
+    task = dataclasses.replace(trained.task, image_shape=(20, 20, channels))
+    trained = dataclasses.replace(trained, task=task)
+    names: dict = {}
+    exec(code_in(preparation(trained)).split("with open")[0], names)
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6
+    for k, size in enumerate([(97, 61), (40, 211), (60, 40), (20, 20), (17, 13)]):
+        photo = picture(k).resize(size, Image.Resampling.BICUBIC)
+        photo.save(tmp_path / f"{k}.png", exif=exif)
+        ours = picture_of(str(tmp_path / f"{k}.png"), trained).astype(int)
+        theirs = names["prepare"](tmp_path / f"{k}.png")
+        assert theirs.shape == ours.shape and theirs.dtype == np.uint8
+        assert np.abs(theirs - ours).max() <= 1
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from etils import epath
 from jax import export
 
+from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.files import write_bytes, write_json, write_text
 from widenet_jax.tools.analysis.class_prediction import LAST_LAYER, each_example, probabilities
 from widenet_jax.weights.exported import make_empty
@@ -30,13 +31,47 @@ It needs jax and flatbuffers alone. Label k is entry k of `class_names.json`.
 
     with open("{file}", "rb") as file:
         classify = export.deserialize(bytearray(file.read()))
-    probabilities = classify.call({{{inputs}}})  # float32 [n, {classes}]
+    # classify.call({{{inputs}}}) gives the probabilities, float32 [n, {classes}]
 
-{meaning}
+{meaning}"""
+# What `preparation` fills in. Pillow's filters weight the pixels at the edges of an area by 0 or 1,
+# so shrinking is written out.
+IMAGES = """Images are {size} x {size} pixels of {colours}, from 0 to 255; the program
+itself scales them to -1..1. The code below reads a file with Pillow and NumPy alone, as evaluation
+does, up to one level of 255 by rounding{but}:
+
+    import json
+
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    def shares(old, new):  # [new, old]: of which old pixels a new one is the mean; rows sum to 1
+        edges, pixels = np.arange(new + 1)[:, None] * old / new, np.arange(old)
+        inside = np.minimum(edges[1:], pixels + 1) - np.maximum(edges[:-1], pixels)
+        return np.maximum(inside, 0) * new / old
+
+    def prepare(path):
+        image = {opened}
+        {scaled}
+        if width <= image.width and height <= image.height:  # averages over areas
+            rows, columns = shares(image.height, height), shares(image.width, width)
+            pixels = np.asarray(image).reshape(image.height, image.width, {channels})
+            pixels = np.einsum("yh,hwc,xw->yxc", rows, pixels, columns, optimize=True)
+        else:
+            pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+            pixels = pixels.reshape(height, width, {channels})
+        top, left = (height - {size}) // 2, (width - {size}) // 2
+        return np.rint(pixels[top : top + {size}, left : left + {size}]).astype(np.uint8)
+
+    with open("class_names.json") as file:
+        names = json.load(file)
+    images = np.stack([prepare(path) for path in ["photo.jpg"]])
+    for row in np.asarray(classify.call({{"image": images}})):
+        print(names[row.argmax()], row.max())
 """
-IMAGES = """Images are cropped and resized as in evaluation. Their values are from 0 to 255."""
 TEXTS = """`tokens` are ids of `tokenizer.json`, [CLS] and [SEP] among them, padded with zeros.
-`segments` are 1 at the tokens of a second text. `length` is the number of tokens."""
+`segments` are 1 at the tokens of a second text. `length` is the number of tokens.
+"""
 
 
 def write_stablehlo(directory: epath.Path, trained: Trained) -> None:
@@ -66,9 +101,33 @@ def write_stablehlo(directory: epath.Path, trained: Trained) -> None:
         version=jax.__version__,
         inputs=", ".join(arrays).replace("'", ""),
         classes=len(trained.class_names),
-        meaning=IMAGES if "image" in of_one else TEXTS,
+        meaning=preparation(trained) if "image" in of_one else TEXTS,
     )
     write_text(directory / "README.md", text)
+
+
+def preparation(trained: Trained) -> str:
+    """Says how an image file becomes an input of the program, with code that does it."""
+    augment, (size, _, channels) = trained.config.augment, trained.task.image_shape
+    opened = "Image.open(path)"
+    if augment.exif_orientation:
+        opened = f"ImageOps.exif_transpose({opened})"
+    scaled, but = f"width = height = {size}", " (and files larger in one direction only)"
+    if augment.eval_crop == "central":
+        _, transform = build_transforms(augment, size)
+        scaled = (
+            f"scale = {transform.resize} / min(image.size)  # the shorter side\n"
+            "        width, height = (round(side * scale) for side in image.size)"
+        )
+        but = ""
+    return IMAGES.format(
+        size=size,
+        colours="red, green and blue" if channels == 3 else "grey",
+        channels=channels,
+        opened=f'{opened}.convert("RGB")' + ('.convert("L")' if channels == 1 else ""),
+        scaled=scaled,
+        but=but,
+    )
 
 
 def example_spec(trained: Trained) -> dict[str, jax.ShapeDtypeStruct]:
