@@ -76,6 +76,11 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
     bits = result["test_bits_per_byte"]
     assert result["test_cross_entropy"] == pytest.approx(np.log(2) * bits)
     assert result["test_sequences"] == 3 and 4 < bits < 9
+    # Of the bytes that the three segments predict.
+    share = np.bincount([*TEXT[1801 : 1801 + 3 * T]]) / (3 * T)
+    entropy = -sum(p * np.log2(p) for p in share if p)
+    assert result["baseline"]["metric"] == "bits_per_byte"
+    assert result["baseline"]["value"] == pytest.approx(entropy)
 
 
 def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
@@ -113,7 +118,8 @@ def test_export_and_start_from_it(unbroken: Path, tmp_path: Path):
     out, result = tmp_path / "export", result_in(unbroken)
     assert export.main([f"--workdir={unbroken}", f"--out={out}"]) == 0
     trained = open_trained(str(out))
-    metrics, *_ = metrics_over_source(trained)
+    metrics, facts, *_ = metrics_over_source(trained)
+    assert facts["baseline"] == result["baseline"]
     assert metrics["bits_per_byte"] == pytest.approx(result["test_bits_per_byte"], rel=1e-6)
     card = (out / "README.md").read_text()
     assert "# Transformer-XL, predicting the next token" in card

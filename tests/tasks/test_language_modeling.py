@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_runs import small_config
 
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataFacts, StreamFacts
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.step import TrainState, make_gradients
 from widenet_jax.tasks.language_modeling import LanguageModeling
@@ -47,7 +47,8 @@ def used(seed: int = 1) -> dict[str, jax.Array]:
 
 def test_loss_is_the_mean_over_tokens_of_the_next_one():
     """Against a loop in float64; the memory of the model's outputs is the next carry."""
-    task = LanguageModeling(5, 3, 3, 12, depth=1, embed_dim=2, dtype="float32")
+    stream = StreamFacts(bytes_per_token=2.0)
+    task = LanguageModeling(5, 3, 3, 12, depth=1, embed_dim=2, dtype="float32", stream=stream)
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 3, 5)).astype(np.float32)
     tokens = rng.integers(0, 5, (2, 4))
@@ -66,6 +67,7 @@ def test_loss_is_the_mean_over_tokens_of_the_next_one():
     loss, metrics = task.loss(apply, batch, {})
     np.testing.assert_allclose(loss, np.mean(each), rtol=1e-6)
     np.testing.assert_allclose(metrics.means["cross_entropy"], np.mean(each), rtol=1e-6)
+    np.testing.assert_allclose(metrics.means["bits_per_byte"], np.mean(each) / np.log(2) / 2, 1e-6)
     assert metrics.carry["memory_length"].tolist() == [4, 2]
     # Of the second row only zeros are left, which are no text.
     found = task.evaluate(apply, batch | {"mask": jnp.array([True, False])})

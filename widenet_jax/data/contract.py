@@ -82,6 +82,18 @@ class ArraySpec(NamedTuple):
     dtype: str
 
 
+class StreamFacts(NamedTuple):
+    """What a task must know of a `Stream` to measure in bits per byte of its text.
+
+    Attributes:
+      bytes_per_token: of the training split.
+      unigram_bits: `unigrams.unigram_bits` of the evaluation split; None where it is unknown.
+    """
+
+    bytes_per_token: float = 1.0
+    unigram_bits: float | None = None
+
+
 class DataFacts(NamedTuple):
     """What a model, a task and a schedule must know of the data, so that the data can be absent.
 
@@ -90,14 +102,14 @@ class DataFacts(NamedTuple):
         whole batches.
       example: what the transforms make of one example.
       info: the training source's `info`, with what `sources.OF_EITHER_SPLIT` adds to it.
-      stream: whether the training split is a `Stream`.
+      stream: of a `Stream`; None where the training split is none.
       class_counts: training examples of each class, where the task weights classes; else ().
     """
 
     num_examples: int
     example: Mapping[str, ArraySpec]
     info: Mapping[str, Any]
-    stream: bool = False
+    stream: StreamFacts | None = None
     class_counts: tuple[int, ...] = ()
 
 

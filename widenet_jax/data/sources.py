@@ -17,6 +17,7 @@ from widenet_jax.data.contract import (
     DataFacts,
     Source,
     Stream,
+    StreamFacts,
 )
 from widenet_jax.data.images.folders import (
     FRACTION_FIELD,
@@ -37,6 +38,7 @@ from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.data.text.tiny_text import TinyText, tiny_bytes, tiny_pieces
 from widenet_jax.data.text.token_streams import open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import FILE
+from widenet_jax.data.text.unigrams import unigram_bits
 from widenet_jax.errors import BadExampleError, BadInputError, choose
 from widenet_jax.files import has_saved, split_checkpoint
 
@@ -170,7 +172,7 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     if config.task.get("class_weights", "none") != "none":
         counts = class_counts(train)
     size = examples_an_epoch(train, config)
-    facts = DataFacts(size, example, info, isinstance(train, Stream), counts)
+    facts = DataFacts(size, example, info, stream_facts(train, evaluation), counts)
     return Data(train, evaluation, train_transform, eval_transform, facts)
 
 
@@ -198,6 +200,13 @@ def with_classes_of(
         return evaluation
     labels = np.array([names.index(name) for name in theirs], np.int32)
     return Relabelled(evaluation, names, labels)
+
+
+def stream_facts(train: Source, evaluation: Source) -> StreamFacts | None:
+    """Returns the facts about both splits of a stream; None of other sources."""
+    if not isinstance(train, Stream):
+        return None
+    return StreamFacts(train.bytes_per_token, unigram_bits(evaluation))
 
 
 def class_counts(source: LabelledImages) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import jax
@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataFacts, Source
+from widenet_jax.data.contract import DataFacts, Source, StreamFacts
 from widenet_jax.errors import check_range
-from widenet_jax.tasks import contract
+from widenet_jax.tasks import contract, texts
 from widenet_jax.tasks.contract import (
     Apply,
     ArraySpecs,
+    Baseline,
     Evaluation,
     Headline,
     Metrics,
@@ -44,6 +45,7 @@ class LanguageModeling(Task):
       memory_length: M in training.
       eval_memory_length: M in evaluation.
       depth, embed_dim, dtype: L, D and dtype of the model, for the memory's shape.
+      stream: facts about the text.
     """
 
     vocab_size: int
@@ -53,6 +55,7 @@ class LanguageModeling(Task):
     depth: int
     embed_dim: int
     dtype: str
+    stream: StreamFacts = field(default_factory=StreamFacts)
 
     headline: ClassVar[Headline] = Headline("bits_per_byte", higher_is_better=False)
     unit: ClassVar[str] = "sequences"
@@ -60,8 +63,8 @@ class LanguageModeling(Task):
     @classmethod
     def build(cls, config: ConfigDict, facts: DataFacts) -> "LanguageModeling":
         task, model, T = config.task, config.model, config.data.max_length
-        for field in ("memory_length", "eval_memory_length"):
-            check_range(f"config.task.{field}", task[field], 0, 1 << 20)
+        for name in ("memory_length", "eval_memory_length"):
+            check_range(f"config.task.{name}", task[name], 0, 1 << 20)
         return cls(
             vocab_size=facts.info["vocab_size"],
             segment_length=T,
@@ -70,11 +73,16 @@ class LanguageModeling(Task):
             depth=model.depth,
             embed_dim=model.embed_dim,
             dtype=model.dtype,
+            stream=facts.stream or StreamFacts(),
         )
 
     @property
     def model_fields(self) -> dict[str, int]:
         return {"vocab_size": self.vocab_size}
+
+    @property
+    def baseline(self) -> Baseline | None:
+        return texts.unigram_baseline("bits_per_byte", self.stream.unigram_bits)
 
     def batch_spec(self, batch_size: int) -> ArraySpecs:
         return {
@@ -109,7 +117,8 @@ class LanguageModeling(Task):
         cross_entropy = each_token.mean()
         of_layers, each = contract.layer_losses(aux)
         loss = cross_entropy + of_layers
-        means = {"cross_entropy": cross_entropy, **each, "loss": loss}
+        bits = cross_entropy / (self.stream.bytes_per_token * math.log(2))
+        means = {"cross_entropy": cross_entropy, "bits_per_byte": bits, **each, "loss": loss}
         return loss, Metrics(means, contract.layer_sums(aux), carry)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:

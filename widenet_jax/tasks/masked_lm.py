@@ -23,10 +23,6 @@ from widenet_jax.tasks.contract import (
 from widenet_jax.tasks.losses import label_cross_entropy
 from widenet_jax.typing import Array
 
-ADVICE = (
-    "the model has learned how frequent words are, not which follow from the context. Train longer "
-    "(config.duration), or with another config.optimizer.learning_rate"
-)
 PREDICTION_WEIGHT, ORDER_WEIGHT = "prediction_weight", "order_weight"
 
 
@@ -63,9 +59,7 @@ class MaskedLm(Task):
 
     @property
     def baseline(self) -> Baseline | None:
-        if self.unigram_entropy is None:
-            return None
-        return Baseline("mlm_loss", self.unigram_entropy, "unigram entropy", ADVICE)
+        return texts.unigram_baseline("mlm_loss", self.unigram_entropy)
 
     def batch_spec(self, batch_size: int) -> ArraySpecs:
         return texts.batch_spec(self.example, batch_size)

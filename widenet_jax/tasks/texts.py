@@ -1,4 +1,4 @@
-"""What the tasks on texts share: arrays of a batch, inputs of the encoder."""
+"""What the tasks on texts share: arrays of a batch, inputs of the encoder, the baseline."""
 
 from collections.abc import Mapping
 
@@ -6,8 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.data.contract import ArraySpec
-from widenet_jax.tasks.contract import ArraySpecs
+from widenet_jax.tasks.contract import ArraySpecs, Baseline
 from widenet_jax.typing import Array
+
+ADVICE = (
+    "the model has learned how frequent tokens are, not which follow from the context. Train "
+    "longer (config.duration), or with another config.optimizer.learning_rate"
+)
 
 
 def batch_spec(example: Mapping[str, ArraySpec], batch_size: int) -> ArraySpecs:
@@ -23,3 +28,8 @@ def encoder_inputs(batch: Mapping[str, Array]) -> dict[str, Array]:
     tokens = batch["tokens"]
     mask = jnp.arange(tokens.shape[1]) < batch["length"][:, None]
     return {"tokens": tokens, "segments": batch["segments"], "mask": mask}
+
+
+def unigram_baseline(metric: str, entropy: float | None) -> Baseline | None:
+    """Returns the baseline of a metric: the entropy of the tokens; None where that is unknown."""
+    return None if entropy is None else Baseline(metric, entropy, "unigram entropy", ADVICE)

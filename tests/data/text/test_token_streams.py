@@ -17,6 +17,7 @@ from widenet_jax.data.text.tiny_text import FOLDER, TEXT
 from widenet_jax.data.text.token_files import sample_sha256
 from widenet_jax.data.text.token_streams import TokenStream, open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import load_tokenizer
+from widenet_jax.data.text.unigrams import unigram_bits
 from widenet_jax.errors import BadInputError
 
 ROOT = Path(__file__).parents[3]
@@ -96,6 +97,16 @@ def test_rows_follow_the_rule_of_the_specification():
             )
             assert found.tolist() == [b * S + step % S for b in range(rows)]
             assert (place == step % S).all() and found.max() * length + length < N
+
+
+def test_the_entropy_is_that_of_the_tokens_that_segments_predict(tmp_path):
+    """Three segments of 3 predict 4 a, 4 b and 1 c; the first token is read only, the last not.
+
+    4/9 of the tokens have log2(9/4) bits twice, 1/9 log2(9). A token is 2 bytes.
+    """
+    prepared = written(tmp_path, np.array([7, 1, 1, 2, 2, 1, 1, 2, 2, 3, 7, 7], "u1"), 8, bytes=24)
+    expected = (8 / 9 * np.log2(9 / 4) + 1 / 9 * np.log2(9)) / 2
+    assert unigram_bits(open_stream(prepared, "train", T)) == pytest.approx(expected)
 
 
 def test_hosts_and_a_later_start_read_the_same(text):

@@ -17,7 +17,7 @@ from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.contract import DataFacts
 from widenet_jax.data.images.sources import Relabelled
 from widenet_jax.data.images.transforms import build_transforms
-from widenet_jax.data.sources import TRANSFORMS, build_source
+from widenet_jax.data.sources import TRANSFORMS, build_source, stream_facts
 from widenet_jax.data.text.squad import Squad
 from widenet_jax.data.text.tables import Table
 from widenet_jax.data.text.tokenizer import Tokenizer
@@ -127,7 +127,8 @@ def metrics_over_source(
 
     totals = totals_over_source(trained, evaluate, source, transform)
     metrics = trained.task.summarize(totals.sums, totals.rows, source)
-    known = DataFacts(0, {}, {**trained.info, **source.info})
+    info, stream = {**trained.info, **source.info}, stream_facts(source, source)
+    known = DataFacts(0, {}, info, stream)
     baseline = build_task(trained.config, known).baseline
     facts = {"baseline": baseline._asdict()} if baseline else {}
     facts |= routing_means(trained.model.summarize(totals.layer_sums))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.data.contract import ArraySpec, DataFacts, StreamFacts
 from widenet_jax.data.text.instances import instance_spec
 from widenet_jax.errors import BadInputError, choose
 
@@ -105,7 +105,7 @@ def stream_facts(config: ConfigDict, **given: Any) -> DataFacts:
     }
     num_examples, vocab_size = sizes(name, known, "vocab_size", given)
     example = {"tokens": ArraySpec((T + 1,), "int32"), "fresh": ArraySpec((), "bool")}
-    return DataFacts(num_examples, example, {"vocab_size": vocab_size}, stream=True)
+    return DataFacts(num_examples, example, {"vocab_size": vocab_size}, stream=StreamFacts())
 
 
 def sequence_spec(config: ConfigDict) -> dict[str, ArraySpec]:
