@@ -27,7 +27,11 @@ def test_percents_are_rounded_as_in_tfds():
     assert range(7)[slice_of(("", "50%"), 7)] == range(4) and parse_slice("val") == ("val", None)
 
 
-@pytest.mark.parametrize("split", ["train[90%]", "train[a:]", "[1:2]", "train[:5%]+test"])
+def test_a_part_of_a_set_that_is_one_file():
+    assert parse_slice("[5:]") == ("", ("5", ""))
+
+
+@pytest.mark.parametrize("split", ["train[90%]", "train[a:]", "train[:5%]+test"])
 def test_other_brackets_are_refused(split):
     with pytest.raises(BadInputError, match="a slice is written as"):
         parse_slice(split)

@@ -91,6 +91,8 @@ SOURCES: dict[str, BuildSource] = {
     "tiny_pieces": _tiny_pieces,
 }
 
+READ_SLICES = ("tfds", "table", "squad")  # take a split with its brackets, joined by "+" as well
+
 # By the name of the task whose batches the transforms make.
 TRANSFORMS: dict[str, BuildTransforms] = {
     "classification": lambda config, info: build_transforms(config.augment, config.data.image_size),
@@ -110,19 +112,20 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
 
     Args:
       data: reads `source` (a key of SOURCES), `path` and `name`, as the source needs them.
-      split: name of the split, such as "train"; of images also a slice, such as "train[90%:]".
+      split: name of the split, such as "train"; of images, tables and SQuAD also a slice, such as
+        "train[90%:]".
 
     Raises:
       BadInputError: unknown source or split, or nothing readable at the path.
     """
     build = choose(SOURCES, data["source"], field="config.data.source")
-    if data["source"] == "tfds":  # TFDS reads slices itself
-        return build(data, split)
     if data["source"] != "image_folder" and data.get("eval_fraction"):
         raise BadInputError(
             f"--{FRACTION_FIELD}=0 is all that source={data['source']} takes; divide it by slices, "
             "as in --config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
         )
+    if data["source"] in READ_SLICES:
+        return build(data, split)
     name, bounds = parse_slice(split)
     if bounds is None:
         return build(data, split)

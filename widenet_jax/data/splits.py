@@ -15,11 +15,13 @@ def check_split(split: str, known: Sequence[str], where: str) -> None:
         raise BadInputError(f"{where}: no split {split!r}; there are {', '.join(known) or 'none'}")
 
 
-_SLICE = re.compile(r"([^\[\]]+)\[(-?\d+%?)?:(-?\d+%?)?\]")
+_SLICE = re.compile(r"([^\[\]]*)\[(-?\d+%?)?:(-?\d+%?)?\]")
 
 
 def parse_slice(split: str) -> tuple[str, tuple[str, str] | None]:
     """Splits "train[90%:]" into its name and the bounds: ("train", ("90%", "")); None for no slice.
+
+    The name is "" in "[90%:]", a part of a set that is one file.
 
     Raises:
       BadInputError: brackets that hold something else.

@@ -86,7 +86,7 @@ def test_splits_are_named_cut_and_joined(tmp_path: Path):
     assert texts("[5:]", tmp_path / "train.tsv") == "fghij"
     for split, said in {
         "test": r"no split 'test'.*there are train, validation_matched",
-        "train[3]": r"write it as NAME, NAME\[:100\]",
+        "train[3]": r"a slice is written as train\[90%:\]",
         "train[9:4]": "has no rows",
     }.items():
         with pytest.raises(BadInputError, match=said):
@@ -279,6 +279,10 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     config = glue.get_config("own,model=albert_tiny")
     config.init_from, config.data.path = str(tmp_path / "model"), str(tmp_path)
     config.data.max_length = 6
+    config.data.update(train_split="train[:2]", eval_split="dev+train[-1:]")
+    cut = open_data(config)
+    assert (len(cut.train), len(cut.eval)) == (2, 3)
+    config.data.update(train_split="train", eval_split="dev")
     opened = open_data(config)
     assert opened.facts.info["vocab_size"] == len(VOCABULARY)
     assert opened.facts.info["class_names"] == ["no", "yes"]

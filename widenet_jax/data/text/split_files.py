@@ -13,11 +13,11 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.splits import parse_slice, slice_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, is_remote
 
 MAX_FILE_BYTES = 8 << 30
-_PART = re.compile(r"(?P<name>[^\[\]]*)(\[(?P<low>-?\d+%?)?:(?P<high>-?\d+%?)?\])?")
 # The evaluation split of Hugging Face's and TFDS's sets has another name than that of GLUE's files.
 _OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
 
@@ -38,23 +38,12 @@ def read_split(
     """
     rows: list[Any] = []
     for text in split.split("+"):
-        part = _PART.fullmatch(text.strip())
-        if not part:
-            raise BadInputError(f"split {text!r}: write it as NAME, NAME[:100] or NAME[90%:]")
-        files = find_files(path, part["name"], suffixes)
-        found = [row for file in files for row in read(file)]
-        low, high = (_number(part[end], len(found)) for end in ("low", "high"))
-        rows += found[low:high]
+        name, bounds = parse_slice(text.strip())
+        found = [row for file in find_files(path, name, suffixes) for row in read(file)]
+        rows += found[slice_of(bounds, len(found))] if bounds else found
     if not rows:
         raise BadInputError(f"config.data.path={path}: split {split!r} has no rows")
     return rows
-
-
-def _number(text: str | None, count: int) -> int | None:
-    """Converts an end of a slice: "-500", or "90%" of `count`."""
-    if text is None:
-        return None
-    return int(text[:-1]) * count // 100 if text.endswith("%") else int(text)
 
 
 def find_files(path: str, name: str, suffixes: Sequence[str]) -> list[epath.Path]:
