@@ -183,8 +183,9 @@ def test_untrained_models():
     assert wj.build_model("albert", vocab_size=21).vocab_size == 21
     assert wj.build_model("wt_s,ffn=moe,depth=2").depth == 2
     for variant, fields, message in (
-        ("widenet_c", {}, "no model is named 'widenet_c'; there are vit_tiny, .*albert, .*wt_s"),
-        ("widenet_b,expert=8", {}, "widenet_b has no option 'expert'"),
+        ("widenet_c", {}, "no model is named 'widenet_c'; .*there are vit_tiny, .*albert, .*wt_s"),
+        ("alberta", {}, "no model is named 'alberta'; did you mean albert. there are vit_tiny"),
+        ("widenet_b,expert=8", {}, "widenet_b has no option 'expert'; did you mean experts. there"),
         ("wt_s", {"num_classes": 10}, "wt_s.num_classes is unknown; wt_s may have vocab_size"),
     ):
         with pytest.raises(BadInputError, match=message):

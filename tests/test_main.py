@@ -82,7 +82,11 @@ EARLY = [
     (("--config=configs", "--workdir=W"), "no Python file 'configs'"),
     (("--config=pyproject.toml", "--workdir=W"), "no Python file 'pyproject.toml'"),
     # The variant and its options.
-    (("--config=configs/imagenet.py:widenet_z", "--workdir=W"), "no model is named 'widenet_z'"),
+    (
+        ("--config=configs/imagenet.py:widnet_b", "--workdir=W"),
+        "no model is named 'widnet_b'; did you mean widenet_b? there are vit_tiny",
+    ),
+    (("--config=configs/imagnet.py", "--workdir=W"), "did you mean configs/imagenet.py? there"),
     (("--config=configs/imagenet.py:vit_b,experts=x", "--workdir=W"), "option experts='x' needs"),
     (("--config=configs/imagenet.py:vit_b,foo=1", "--workdir=W"), "vit_b has no option 'foo'"),
     # The fields: the message names the nearest one.

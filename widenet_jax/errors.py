@@ -60,6 +60,12 @@ def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
     raise BadInputError(f"{field}={name!r} is unknown; choose one of {known} (--{field}={near}?)")
 
 
+def did_you_mean(name: str, known: Collection[str], *, within: str = "") -> str:
+    """Returns "did you mean NEAR? ", of a name that may be misspelt; "" where none is similar."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"did you mean {within}{near[0]}? " if near else ""
+
+
 def check_range(field: str, value: float, low: float, high: float) -> None:
     """Raises BadInputError, naming the field, unless low <= value <= high; NaN always raises."""
     if not low <= value <= high:

@@ -60,7 +60,9 @@ def test_configs_of_this_project_are_found_by_name(tmp_path, monkeypatch):
     (tmp_path / "configs" / "digits.py").write_text(MINE)
     assert load_config("configs/digits.py").batch_size == 7
     for name in ("configs/digit.py", "digits.py", "other/digits.py"):
-        with pytest.raises(BadInputError, match=f"no Python file '{name}'; there are configs/cif"):
+        with pytest.raises(
+            BadInputError, match=f"'{name}'; did you mean configs/digits.py. there are"
+        ):
             load_config(name)
 
 
