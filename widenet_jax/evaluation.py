@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from widenet_jax.data import Data, Source, Transform
-from widenet_jax.data.chunks import bad_allowed
+from widenet_jax.data.chunks import bad_allowed, bad_allowed_text
 from widenet_jax.data.pipeline import eval_batches, reading
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
@@ -48,8 +48,8 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **told: Any) ->
     if metrics["bad_examples"] > bad_allowed(limit, len(source)):
         raise RunFailedError(
             f"{metrics['bad_examples']:,} of {len(source):,} evaluation {task.unit} could not be "
-            f"read, more than config.data.max_bad_fraction={limit:g} allows; mend the data (they "
-            "are named above)"
+            f"read, and no more may be than {bad_allowed_text(limit, len(source))}; mend the data "
+            "(they are named above)"
         )
     return metrics
 

@@ -210,7 +210,7 @@ def test_an_empty_text(classifier: Path, folder: Path, capsys):
 def test_a_model_of_another_task(classifier: Path, filler: Path, capsys):
     said = refused(capsys, f"--workdir={classifier}", "--fill=a [MASK]")
     assert "holds a model of the task text_classification, which takes --text=TEXT; " in said
-    assert said.endswith('--fill="A [MASK] word" needs one of masked_lm\n')
+    assert said.endswith('word" give the --workdir of a model of the task masked_lm\n')
     for flags in (["--text=x"], ["--question=x", "--context=y"], ["x.jpg"]):
         said = refused(capsys, f"--workdir={filler}", *flags)
         assert 'of the task masked_lm, which takes --fill="A [MASK] word"; ' in said

@@ -100,7 +100,7 @@ def predict(options: Options) -> None:
         raise BadInputError(
             f"{options.workdir} holds a model of the task {trained.config.task.name}"
             + (f", which takes {FORMS[takes]}" if takes else "")
-            + f"; {FORMS[kind]} needs one of {TASKS[kind]}"
+            + f"; for {FORMS[kind]} give the --workdir of a model of the task {TASKS[kind]}"
         )
     if kind == "images":
         return predict_images(options, trained)

@@ -21,6 +21,7 @@ def check(options: Options) -> None:
     Raises:
       BadInputError: some images cannot be read.
     """
+    from widenet_jax.data.chunks import FEW_BAD, FEW_BAD_SHARE
     from widenet_jax.data.images.folders import left_out_text
     from widenet_jax.data.prepare.check_images import check_images
 
@@ -36,6 +37,7 @@ def check(options: Options) -> None:
     if bad:
         raise BadInputError(
             f"{options.folder}: {bad:,} of {found.images:,} images cannot be read; replace or "
-            "remove them, or train with --config.data.on_bad_example=skip and a "
+            "remove them, or train with --config.data.on_bad_example=skip, which takes "
+            f"{FEW_BAD} of a split, but no more than {FEW_BAD_SHARE:.0%}; for more, with a "
             f"config.data.max_bad_fraction above {bad / found.images:.2g}"
         )

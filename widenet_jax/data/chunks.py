@@ -261,6 +261,15 @@ def bad_allowed(max_bad_fraction: float, num_examples: int) -> float:
     return max(max_bad_fraction * num_examples, few) if max_bad_fraction else 0.0
 
 
+def bad_allowed_text(max_bad_fraction: float, num_examples: int) -> str:
+    """Says how many examples may be unreadable, and why: "10 of 220 (config. ...)"."""
+    allowed, why = bad_allowed(max_bad_fraction, num_examples), ""
+    if allowed > max_bad_fraction * num_examples:
+        why = f"; of small sets {FEW_BAD}, but no more than {FEW_BAD_SHARE:.0%}"
+    setting = f"config.data.max_bad_fraction={max_bad_fraction:g}"
+    return f"{int(allowed):,} of {num_examples:,} ({setting}{why})"
+
+
 def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
     """Joins the chunks of one step."""
     if len(chunks) == 1:

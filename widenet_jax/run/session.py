@@ -13,7 +13,7 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
 from widenet_jax.checkpoint.series import all_finite
 from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
-from widenet_jax.data.chunks import bad_allowed
+from widenet_jax.data.chunks import bad_allowed, bad_allowed_text
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.run import workdir as workdirs
@@ -211,8 +211,9 @@ class Session:
         if bad > bad_allowed(limit, num_examples) * max(seen / num_examples, 1):
             raise RunFailedError(
                 f"{bad:,} of {seen:,} training {self.experiment.task.unit} could not be read up to "
-                f"step {step:,}, more than config.data.max_bad_fraction={limit:g} allows; mend the "
-                "data (the notes of this start and earlier ones name them) or allow more"
+                f"step {step:,}, and in each pass over the data no more may be than "
+                f"{bad_allowed_text(limit, num_examples)}; mend the data (the notes of this start "
+                "and earlier ones name them) or allow more"
             )
 
 
@@ -226,7 +227,7 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
     except BadExampleError as error:
         raise BadInputError(
             f"{error}, or skip such examples: --config.data.on_bad_example=skip (up to a share of "
-            "config.data.max_bad_fraction)"
+            "config.data.max_bad_fraction; a few of a small set)"
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
