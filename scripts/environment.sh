@@ -30,9 +30,10 @@ install() {
     "$base" -m venv "$VENV" || exit 2
   fi
   if [ ! -e "$stamp" ] || [ requirements.txt -nt "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
-    echo "installing requirements.txt and the package (once; a minute or two)" >&2
-    "$python" -m pip install --quiet --disable-pip-version-check -r requirements.txt -e ".$1" \
-      2> "$VENV/pip.log" || { tail -n 5 "$VENV/pip.log" >&2
+    echo "installing JAX, Flax and the rest of requirements.txt into $VENV (once: a minute or two," \
+      "1.3 GB); to watch it: tail -f $VENV/pip.log" >&2
+    "$python" -m pip install --disable-pip-version-check -r requirements.txt -e ".$1" \
+      > "$VENV/pip.log" 2>&1 || { tail -n 5 "$VENV/pip.log" >&2
       echo "error: installing failed; the whole log is $VENV/pip.log" >&2; exit 2; }
     touch "$stamp"
   fi
