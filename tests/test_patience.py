@@ -1,16 +1,23 @@
 """A run that its patience ends: where, what it leaves, and that resuming changes nothing."""
 
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
 from small_runs import assert_same_end, last_step, metrics_of, small_config
 
 from widenet_jax import train
+from widenet_jax.errors import StoppedError
 from widenet_jax.run.session import Session
+from widenet_jax.run.stopping import Stop
+from widenet_jax.step import TrainState
 
 # Nothing is learned, so no evaluation is better than the first, of step 4.
 STILL = {
@@ -22,9 +29,9 @@ STILL = {
 }
 
 
-def run(workdir: Path, patience: int) -> dict:
+def run(workdir: Path, patience: int, **how: Any) -> dict:
     config = small_config(**STILL, **{"evaluation.patience": patience})
-    return train.run(config, str(workdir), devices=jax.devices()[:1])
+    return train.run(config, str(workdir), devices=jax.devices()[:1], **how)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,31 @@ def test_where_a_run_is_over(patience: int, best: int | None, step: int, over: b
     experiment = SimpleNamespace(config=config, eval_every=4, total_steps=20)
     session = SimpleNamespace(experiment=experiment, checkpoints=kept)
     assert Session.is_over(session, step) == over
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_evaluation_that_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """A stop is announced, and the run stops; the same command then finds that it is over."""
+    record, stop = Session.record_evaluation, Stop()
+
+    def interrupted(session: Session, state: TrainState, step: int, metrics: dict) -> None:
+        record(session, state, step, metrics)
+        if step == 12:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)  # the thread that receives it speaks
+
+    monkeypatch.setattr(Session, "record_evaluation", interrupted)
+    stop.listen()
+    try:
+        with pytest.raises(StoppedError, match="Ctrl-C; saved after step 12"):
+            run(tmp_path, 2, stop=stop)
+    finally:
+        stop.close()
+    assert "Ctrl-C: saving after this step, then stopping" in capsys.readouterr().err
+    assert last_step(tmp_path) == 12 and not (tmp_path / "result.json").exists()
+    assert run(tmp_path, 2)["steps"] == 12
 
 
 @pytest.mark.slow

@@ -177,14 +177,16 @@ def run(
                             metrics = measure(averaged(state.params, state.opt_state))
                             session.record_evaluation(state, step, metrics)
                         evaluation_due = False
-                    stop.last_step_done = last = session.is_over(step)
+                    last = session.is_over(step)
                     if last or save:
                         with session.progress.pause():
                             session.save(state, step, evaluation_due=False)
                     session.checkpoints.check()
+                    if step < total_steps:  # a stop was announced, also where patience ends the run
+                        stop.check()
+                    stop.last_step_done = last
                     if last:
                         break
-                    stop.check()
             session.checkpoints.wait()
         except (StopRequestedError, BadExampleError) as ending:
             requested = isinstance(ending, StopRequestedError)
