@@ -53,6 +53,11 @@ from widenet_jax.step import TrainState
 from widenet_jax.weights.finetune import finetune_params
 from widenet_jax.weights.pretrained import load_pretrained
 
+COMPILING = (
+    "compiling the training step: this can take a minute, a few seconds where this machine has "
+    "compiled it before"
+)
+
 
 def run(
     config: ConfigDict,
@@ -152,6 +157,8 @@ def run(
                 session.record_evaluation(state, step, metrics)
                 evaluation_due = False
             end = step if session.is_over(step) else total_steps
+            if step < end:
+                session.note(COMPILING)
             batches = read_batches(experiment, data, step, end, on_message=session.note)
             with closing(stop.reading(batches)) as reading:
                 for batch in reading:
