@@ -23,7 +23,13 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def absolute(path: str) -> epath.Path:
-    """Returns a local path with ~ and relative parts resolved, a remote one as it is."""
+    """Returns a local path with ~ and relative parts resolved, a remote one as it is.
+
+    Raises:
+      BadInputError: the path is on gs://, and gcsfs is not installed.
+    """
+    if str(path).startswith("gs://"):
+        require("gcsfs", extra="gcs", what=path)
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
 
 
@@ -43,14 +49,11 @@ def split_checkpoint(place: str) -> tuple[str, str]:
 
     A directory that exists, and whose own name ends like this, is taken as it is.
 
-    Raises:
-      BadInputError: the place is on gs://, and gcsfs is not installed.
+    Raises: as `absolute`.
     """
     match = re.fullmatch(r"(.+)@(last|best|\d+)", place)
     if match is None:
         return place, ""
-    if place.startswith("gs://"):
-        require("gcsfs", extra="gcs", what=place)
     return (place, "") if absolute(place).exists() else (match[1], match[2])
 
 

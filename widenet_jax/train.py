@@ -91,7 +91,7 @@ def run(
       RunFailedError: a number is not finite, no checkpoint is intact, or the disk is full.
       StoppedError: a stop was requested, and everything is saved.
     """
-    workdir, stop = absolute(workdir), stop or Stop()
+    workdir, stop = on_every_host(partial(absolute, workdir)), stop or Stop()
 
     # Hosts: all must run the same program.
     check_agreement(same_on_all_hosts(config, workdir, mode) | {"--extend": extend})

@@ -134,12 +134,24 @@ def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path):
 
 def test_a_remote_directory_may_end_like_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(BadInputError, match="gs://b/mine@120 needs the gcsfs package"):
-        split_checkpoint("gs://b/mine@120")
+    for call in (split_checkpoint, wj.load):
+        with pytest.raises(
+            BadInputError, match="gs://b/mine@120 needs the gcsfs package: pip inst"
+        ):
+            call("gs://b/mine@120")
     monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
     with mock_epath(exists=lambda _, path: path == "gs://b/export@120"):
         assert split_checkpoint("gs://b/export@120") == ("gs://b/export@120", "")
         assert split_checkpoint("gs://b/mine@120") == ("gs://b/mine", "120")
+
+    def without_credentials(_: object, path: str) -> bool:
+        raise OSError(f"Anonymous caller does not have storage.objects.list access to {path}.\n...")
+
+    told = (
+        "gs://b/mine cannot be read: Anonymous caller .* to gs://b/mine.; log in with `gcloud auth"
+    )
+    with mock_epath(isdir=without_credentials), pytest.raises(BadInputError, match=told):
+        wj.load("gs://b/mine")
 
 
 @pytest.mark.slow

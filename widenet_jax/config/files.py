@@ -120,8 +120,8 @@ def stored_config(workdir: str) -> ConfigDict:
     Raises:
       BadInputError: there is no run in `workdir`.
     """
+    stored = absolute(workdir) / "config.json"
     try:
-        stored = absolute(workdir) / "config.json"
         return ConfigDict(upgrade(json.loads(stored.read_text())))
     except (OSError, ValueError, TypeError, AttributeError):
         raise BadInputError(

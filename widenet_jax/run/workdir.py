@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from widenet_jax.config.stored_names import upgrade
-from widenet_jax.errors import BadInputError, require
+from widenet_jax.errors import BadInputError
 from widenet_jax.files import LOCK, UNFINISHED, has_saved, is_remote, write_json
 
 # A resumed run may change these fields: they place work or add records, and no number depends on
@@ -50,8 +50,6 @@ def shared_fields(config: ConfigDict) -> dict[str, Any]:
 
 def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None:
     """Raises BadInputError where the workdir holds a run of another config, or none to evaluate."""
-    if str(workdir).startswith("gs://"):
-        require("gcsfs", extra="gcs", what=f"--workdir={workdir}")
     stored_file = workdir / "config.json"
     if workdir.exists() and not workdir.is_dir():
         raise BadInputError(f"--workdir={workdir} is a file; name a directory")

@@ -6,9 +6,9 @@ from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataFacts
 from widenet_jax.data.text.tokenizer import load_tokenizer
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, RunFailedError, first_line
 from widenet_jax.experiment import build_task
-from widenet_jax.files import absolute
+from widenet_jax.files import absolute, is_remote
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.weights.finetune import finetune_params
@@ -27,11 +27,22 @@ def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
     """Opens a run, an export or public weights: `open_trained` or `open_public`.
 
     Raises:
-      BadInputError: as these do, or a checkpoint is chosen of public weights.
+      BadInputError: as these do, or a checkpoint is chosen of public weights, or a bucket cannot be
+        reached.
       RunFailedError: as `open_trained`.
     """
-    if not is_public(place):
-        return open_trained(place, checkpoint=checkpoint)
+    try:
+        if not is_public(place):
+            return open_trained(place, checkpoint=checkpoint)
+    except (BadInputError, RunFailedError):
+        raise
+    except Exception as error:  # gcsfs has many, for credentials and for networks
+        if not is_remote(place):
+            raise
+        raise BadInputError(
+            f"{place} cannot be read: {first_line(error)}; log in with `gcloud auth "
+            "application-default login`, or copy the directory to this machine"
+        ) from error
     if checkpoint:
         raise BadInputError(
             f"--workdir={place} holds public weights, and only a run has checkpoints to choose "

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import override
 from widenet_jax.config.stored_names import upgrade
-from widenet_jax.errors import BadInputError, require
+from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, has_saved, read_json, split_checkpoint
 from widenet_jax.weights.huggingface_config import model_section, text_kind
 
@@ -76,8 +76,6 @@ def stored_section(place: str) -> dict[str, Any]:
 
 def config_file(place: str) -> epath.Path:
     """Returns the path of the config.json in a directory, or beside a file of weights."""
-    if place.startswith("gs://"):
-        require("gcsfs", extra="gcs", what=place)
     path = absolute(place)
     return (path if path.is_dir() else path.parent) / "config.json"
 
