@@ -69,14 +69,13 @@ def _token_stream(data: Mapping[str, Any], split: str) -> Stream:
     return open_stream(_path(data), split, data["max_length"])
 
 
-def _tiny_pieces(data: Mapping[str, Any], split: str) -> Stream:
-    if data.get("path"):
-        raise BadInputError(
-            f"config.data.path={data['path']}: config.data.source=tiny_pieces reads the embedded "
-            "novel, not files; for your text give --config.data.source=token_stream"
-        )
-    return tiny_pieces(split, data["max_length"])
-
+# Sources that come with the project: what they read, and which source reads the user's files.
+_NOVEL = "the embedded novel"
+EMBEDDED = {
+    "digits": ("the digits of scikit-learn", "image_folder for your images"),
+    "tiny_text": (_NOVEL, "text for a set that scripts/prepare_data.py text wrote"),
+    "tiny_pieces": (_NOVEL, "token_stream for your text"),
+}
 
 SOURCES: dict[str, BuildSource] = {
     "digits": lambda data, split: Digits(split),
@@ -87,8 +86,8 @@ SOURCES: dict[str, BuildSource] = {
     "table": Table,
     "squad": Squad,
     "tiny_text": lambda data, split: TinyText(split, data["max_length"]),
+    "tiny_pieces": lambda data, split: tiny_pieces(split, data["max_length"]),
     "token_stream": _token_stream,
-    "tiny_pieces": _tiny_pieces,
 }
 
 READ_SLICES = ("tfds", "table", "squad")  # take a split with its brackets, joined by "+" as well
@@ -116,9 +115,16 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
         "train[90%:]".
 
     Raises:
-      BadInputError: unknown source or split, or nothing readable at the path.
+      BadInputError: unknown source or split, nothing readable at the path, or a path for a source
+        that reads none.
     """
     build = choose(SOURCES, data["source"], field="config.data.source")
+    if data["source"] in EMBEDDED and data.get("path"):
+        told, own = EMBEDDED[data["source"]]
+        raise BadInputError(
+            f"config.data.path={data['path']}: config.data.source={data['source']} reads {told}, "
+            f"not files; give --config.data.path= (nothing), or --config.data.source={own}"
+        )
     if data["source"] != "image_folder" and data.get("eval_fraction"):
         raise BadInputError(
             f"--{FRACTION_FIELD}=0 is all that source={data['source']} takes; divide it by slices, "

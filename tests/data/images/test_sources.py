@@ -18,6 +18,22 @@ def test_a_path_is_needed(name):
     assert refused({"source": name, "path": ""}, "train").endswith("add --config.data.path=DIR")
 
 
+@pytest.mark.parametrize(
+    ("name", "told", "own"),
+    [
+        ("digits", "the digits of scikit-learn", "image_folder"),
+        ("tiny_text", "the embedded novel", "text"),
+        ("tiny_pieces", "the embedded novel", "token_stream"),
+    ],
+)
+def test_embedded_data_has_no_path(name: str, told: str, own: str):
+    message = refused({"source": name, "path": "mine", "max_length": 64}, "train")
+    reads = f"config.data.path=mine: config.data.source={name} reads {told}, not files; give "
+    assert message.startswith(
+        f"{reads}--config.data.path= (nothing), or --config.data.source={own}"
+    )
+
+
 # --- Digits ---------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,11 @@ def unmasked(line: str) -> str:
 
 def test_the_masked_words_are_in_braces(capsys):
     """With the braces' content in place, both epochs show the novel's first page."""
-    source = ("--config.data.source=tiny_text", "--config.data.max_length=1024")
+    source = (
+        "--config.data.source=tiny_text",
+        "--config.data.path=",
+        "--config.data.max_length=1024",
+    )
     lines = printed(capsys, *source).splitlines()
     heads = [line for line in lines if "predicted" in line and "epoch" in line]
     texts = [line for line in lines if "[CLS]" in line]

@@ -262,11 +262,6 @@ def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
     ]
 
 
-def test_word_pieces_of_the_novel_take_no_path():
-    with pytest.raises(BadInputError, match=r"config\.data\.path=my\.txt: .*=token_stream"):
-        build_source({"source": "tiny_pieces", "path": "my.txt", "max_length": 1}, "train")
-
-
 def test_the_embedded_novel_in_word_pieces():
     """The three splits are the whole text, in order."""
     data = {"source": "tiny_pieces", "max_length": 1}
