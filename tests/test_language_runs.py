@@ -129,7 +129,7 @@ def test_export_and_start_from_it(unbroken: Path, tmp_path: Path):
 
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     model = trained.config.model
-    stored, _ = load_pretrained(str(out), device, model=model, info=trained.info)
+    stored, *_ = load_pretrained(str(out), device, model=model, info=trained.info)
     fresh = jax.tree.map(np.zeros_like, stored)
     params, told = finetune_params(fresh, stored, model=model, source="EXPORT")
     assert params_sha256(params) == result["params_sha256"]

@@ -257,6 +257,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     source, info = config.init_from, experiment.facts.info
     stored = load_pretrained(source, replicated, model=config.model, info=info)
     how = {"model": config.model, "source": source, "same_classes": stored.same_classes}
+    how["differing"] = stored.differing
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
     note(taken)
     shardings = jax.tree.map(lambda x: x.sharding, state.params)

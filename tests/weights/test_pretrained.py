@@ -17,10 +17,11 @@ from widenet_jax.models.counting import parameter_shapes
 from widenet_jax.models.sizes import vision_model
 from widenet_jax.weights.exported import write_exported
 from widenet_jax.weights.finetune import finetune_params
-from widenet_jax.weights.pretrained import load_pretrained
+from widenet_jax.weights.pretrained import differing_fields, load_pretrained
 from widenet_jax.weights.trained import read_model
 
 DIGITS_HEADS = {"num_heads": 4}
+HEAD = {"head": {"kernel": np.ones((2, 3))}}
 
 
 def load(place: Path, **fields: object) -> dict:
@@ -104,6 +105,24 @@ def test_a_run_of_another_function_is_refused(exported: bool, digits_run, tmp_pa
         write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
     with pytest.raises(BadInputError, match=r"; add --config\.model\.num_heads=4$"):
         load(tmp_path / "e" if exported else digits_run, num_heads=8)
+
+
+def test_what_is_computed_otherwise_is_told():
+    """A router, K and the values read may be meant, another activation not."""
+    stored = vision_model("widenet", "tiny", {"selected": 4})
+    stored["dropout"], stored["moe"]["losses"]["z"] = 0.5, 1.0  # of training alone
+    here = vision_model("widenet", "tiny", {"selected": 2, "router": "sigmoid"})
+    told = ["moe.num_selected_experts=2 (4 there)", "moe.router.name=sigmoid (top_k there)"]
+    assert differing_fields(stored, here, "runs/a") == told
+    line = finetune_params(HEAD, HEAD, model=here, source="runs/a", differing=told)[1]
+    assert line.endswith(f"new: head; not used: head; here otherwise: {told[0]}, {told[1]}")
+    keys = vision_model("vit", "tiny", {"ffn": "product_key"})
+    fewer = keys | {"product_key": keys["product_key"] | {"knn": 7}}
+    assert differing_fields(keys, fewer, "runs/a") == ["product_key.knn=7 (32 there)"]
+    assert differing_fields(keys, keys, "runs/a") == []
+    here["moe"]["activation"] = "relu"
+    with pytest.raises(BadInputError, match=r"; add --config\.model\.moe\.activation=gelu_tanh$"):
+        differing_fields(stored, here, "runs/a")
 
 
 def test_huggingface_weights_without_their_config(tmp_path):

@@ -44,7 +44,7 @@ def test_to_hugging_face_and_back(pretrained: Path, tmp_path: Path):
     assert section == stored_section(str(pretrained))
     info = {"tokenizer": json.loads((pretrained / "tokenizer.json").read_text())}
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params, _ = load_pretrained(str(tmp_path / "hf"), device, model=section, info=info)
+    params, *_ = load_pretrained(str(tmp_path / "hf"), device, model=section, info=info)
     result = json.loads((pretrained / "result.json").read_text())
     assert params_sha256(params) == result["params_sha256"]
 

@@ -6,7 +6,7 @@ of pretraining are taken where both models have them. Language models: embedding
 are taken where both vocabularies are as large.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -37,7 +37,13 @@ class Rule(NamedTuple):
 
 
 def finetune_params(
-    fresh: PyTree, pretrained: PyTree, *, model: Mapping, source: str, same_classes: bool = False
+    fresh: PyTree,
+    pretrained: PyTree,
+    *,
+    model: Mapping,
+    source: str,
+    same_classes: bool = False,
+    differing: Sequence[str] = (),
 ) -> tuple[PyTree, str]:
     """Returns `fresh` with the backbone of `pretrained`, and a line that says what was taken.
 
@@ -47,6 +53,7 @@ def finetune_params(
       model: `config.model`.
       source: value of `config.init_from`, named in errors.
       same_classes: whether both models have the same classes.
+      differing: fields that let this model compute another function, for the line.
 
     Raises:
       BadInputError: the backbones differ.
@@ -82,7 +89,8 @@ def finetune_params(
             taken |= fitted
     params = flax.traverse_util.unflatten_dict(new | taken, sep="/")
     line = told(taken, new.keys() - taken.keys(), old, source)
-    return params, line + ("; the classes are the same, so the head is kept" if kept else "")
+    line += "; the classes are the same, so the head is kept" if kept else ""
+    return params, "; here otherwise: ".join(filter(None, [line, ", ".join(differing)]))
 
 
 def told(taken: Mapping, fresh: set[str], stored: Mapping, source: str) -> str:

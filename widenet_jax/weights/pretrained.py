@@ -3,11 +3,14 @@
 Public weights are Google's and Hugging Face's ViT, and Hugging Face's BERT and ALBERT.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 from etils import epath
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
 from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
@@ -19,8 +22,16 @@ from widenet_jax.weights.huggingface_config import kind_out, model_section, text
 from widenet_jax.weights.huggingface_text import from_huggingface_text
 from widenet_jax.weights.trained import read_model
 
-# Fields of `config.model` that change what a backbone computes and no shape of its parameters.
-CHECKED = ("num_heads", "norm_epsilon", "activation", "norm_position")
+# Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
+# run must have the stored ones. Others that do, such as a router, a run may choose anew.
+CHECKED = ("num_heads", "norm_epsilon", "activation", "norm_position", "moe.activation")
+# Fields that do not change what a trained model computes, by the last part of their names, and
+# those that the shapes of parameters decide.
+WITHOUT_EFFECT = {
+    *("dtype", "unroll", "remat", "dispatch", "kernel_init", "table_init"),
+    *("dropout", "ffn_dropout", "output_dropout", "expert_dropout", "noise_std"),
+    *("capacity_factor", "representation", "num_positions"),
+}
 # In a directory of Hugging Face's, of which large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
@@ -32,10 +43,13 @@ class Pretrained(NamedTuple):
     Attributes:
       params: host arrays under our names.
       same_classes: whether it was trained on the classes of the new run, so that its head fits.
+      differing: fields of `config.model` in which the new run computes another function with the
+        parameters, each as "moe.num_selected_experts=2 (4 there)".
     """
 
     params: dict
     same_classes: bool
+    differing: list[str]
 
 
 def load_pretrained(
@@ -78,12 +92,12 @@ def load_pretrained(
             f"config.init_from={place} holds a {fields['name']}, and this run's model is "
             f"{model['name']}"
         )
-    check_same_function(fields, model, place)
+    differing = differing_fields(fields, model, place)
     if stored_tokenizer and "tokenizer" in info:
         check_same_tokens(
             stored_tokenizer, Tokenizer(info["tokenizer"]), f"config.init_from={place}"
         )
-    return Pretrained(params, same_classes)
+    return Pretrained(params, same_classes, differing)
 
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
@@ -151,13 +165,31 @@ def check_same_tokens(stored: Tokenizer, here: Tokenizer, place: str) -> None:
             )
 
 
-def check_same_function(stored: Mapping[str, Any], model: Mapping[str, Any], place: str) -> None:
-    """Raises BadInputError, with the flags to add, where `model` computes another function."""
-    differ = [name for name in CHECKED if stored[name] != model[name]]
-    if differ:
-        here = ", ".join(f"{name}={model[name]}" for name in differ)
-        flags = " ".join(f"--config.model.{name}={stored[name]}" for name in differ)
+def differing_fields(stored: Mapping[str, Any], model: Mapping[str, Any], place: str) -> list[str]:
+    """Returns the fields in which `model` computes another function; see `Pretrained`.
+
+    Fields that only one of the two has are not compared: public weights come with few.
+
+    Raises:
+      BadInputError: one of them is in `CHECKED`; the message has the flags to add.
+    """
+    there, here = flat_fields(stored), flat_fields(model)
+    differ = [name for name in here if name in there and there[name] != here[name]]
+    if refused := [name for name in CHECKED if name in differ]:
+        named = ", ".join(f"{name}={here[name]}" for name in refused)
+        flags = " ".join(f"--config.model.{name}={there[name]}" for name in refused)
         raise BadInputError(
-            f"config.init_from={place} was trained with another function than this run's {here}; "
+            f"config.init_from={place} was trained with another function than this run's {named}; "
             f"add {flags}"
         )
+    return [
+        f"{name}={here[name]} ({there[name]} there)"
+        for name in differ
+        if name.rpartition(".")[2] not in WITHOUT_EFFECT and not name.startswith("moe.losses.")
+    ]
+
+
+def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a section `config.model` by their names, as JSON stores the values."""
+    plain = json.loads(json.dumps(ConfigDict(model).to_dict()))
+    return {name: x for name, x in flatten_dict(plain, sep=".").items() if x is not None}
