@@ -27,7 +27,7 @@ from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.run.batches import read_batches
 from widenet_jax.run.extension import check_length
-from widenet_jax.run.profile import Profile, check_profiler
+from widenet_jax.run.profile import check_profiler, profiled
 from widenet_jax.run.replay import replay
 from widenet_jax.run.session import Session, errors_in_one_line
 from widenet_jax.run.stopping import Stop, StopRequestedError, say
@@ -138,12 +138,7 @@ def run(
             session.note(line)
 
         # Loop
-        train_step = experiment.train_step
-        if profile:
-            traced = {"steps": profile, "start_step": step, "workdir": workdir}
-            told = {"note": session.note, "pause": session.progress.pause}
-            train_step = Profile(train_step, **traced | told)
-            stack.enter_context(closing(train_step))
+        train_step = profiled(session, start_step=step, steps=profile)
         told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_once}
         measure = partial(evaluate, experiment, data, **told)
         place = partial(global_batch, mesh=mesh, batch_size=config.batch_size)

@@ -17,32 +17,35 @@ input; 3 a run failed (the others ran); 143 stopped, running ones saved.
 import json
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import write_json, write_text
+from widenet_jax.files import write_json
 from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
 from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
-from widenet_jax.tools.reproduce.runs import Measurements, Trials, carry_out, look_at
+from widenet_jax.tools.reproduce.runs import (
+    Trials,
+    carry_out,
+    look_at,
+    seeds_of,
+    with_known_flags,
+)
 from widenet_jax.tools.reproduce.scales import (
     SCALES,
     Run,
     Scale,
-    run_of,
     runnable,
     runs_of,
     trial_of,
 )
 from widenet_jax.tools.sweep.check import check_shared
 from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.trials import MakeCommand, Outcome, Trial, exit_code
+from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code
 
 RECORD = "reproduce.json"  # in a workdir, with the SHARED flags of its runs and the last --launch
 SHARED = {"scale": "smoke", "data_dir": "data", "trial_workdir": ""}  # and what they are by default
@@ -118,46 +121,15 @@ def run(options: Options) -> int:
         new, stopped = carry_out(asked, directory, **start)
         measured |= new
         time_layers(experiments, scale, directory, stopped=stopped)
-    from widenet_jax.tools.reproduce.report import provenance  # imports JAX
+    from widenet_jax.tools.reproduce.results import provenance, write_all  # imports JAX
 
     words = words_of_runs(options, len(seeds)) if options.report else options.words
     made_by = provenance(measured, ["scripts/reproduce.py", *words], differing)
-    write_all(options, experiments, wanted, measured, directory, made_by)
+    header, texts, facts = write_all(experiments, scale, wanted, measured, made_by, directory.path)
+    text = "\n".join([header, "", *texts, f"tables and figures  {directory.path}"])
+    show(options, {"scale": options.scale, "ran": header, "experiments": facts}, text)
     outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
     return exit_code(outcomes, stopped=stopped)
-
-
-def write_all(
-    options: Options,
-    experiments: Sequence[Experiment],
-    wanted: Sequence[Run],
-    measured: Measurements,
-    directory: Directory,
-    made_by: Mapping[str, Any],
-) -> None:
-    """Writes and prints the tables and figures of what has run, made as `provenance` says."""
-    scale = SCALES[options.scale]
-    # Rows that were not asked for are shown where an earlier call ran them.
-    shown = [one for one, of in measured.items() if one in wanted or of.ended]
-    tables = []
-    for one in experiments:
-        rows = tuple(row for row in one.rows if run_of(scale, one, row) in shown)
-        if rows or one.layer:
-            tables.append(replace(one, rows=rows))
-    from widenet_jax.tools.reproduce.report import write  # imports JAX
-    from widenet_jax.tools.reproduce.table_2 import table_2
-
-    facts = [write(table, scale, measured, made_by, directory.path) for table in tables]
-    names = [table.name for table in tables]
-    if any(table.text for table in tables):
-        names.insert(0, "table2")
-        write_text(directory.path / "table2.md", table_2(scale, measured))
-    texts = [(directory.path / f"{name}.md").read_text() for name in names]
-    outcomes = [outcome for one in shown for outcome in measured[one].outcomes]
-    header = header_of(made_by, outcomes)
-    text = "\n".join([header, "", *texts, f"tables and figures  {directory.path}"])
-    facts = {"scale": options.scale, "ran": header, "experiments": facts}
-    show(options, facts, text)
 
 
 def recall(options: Options) -> None:
@@ -183,60 +155,6 @@ def record_in(workdir: str) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def seeds_of(experiments: Sequence[Experiment], scale: Scale, known: Mapping[str, Mapping]) -> int:
-    """Counts the seeds with which experiments ran.
-
-    Tables share runs, so that a run may have more seeds than the table asked for. The seeds of a
-    table are those of its run with the fewest. A run finetuned from a backbone does not count, as
-    it is not started where the backbone failed.
-
-    Args:
-      experiments: with the rows that are asked for.
-      scale: of the runs.
-      known: trials by name, as `Directory.known` returns them.
-
-    Returns:
-      The number of seeds of the experiment that has the most; 0 where none ran.
-    """
-    of_config: dict[str, int] = {}
-    for one in known.values():
-        config, settings = one["config"], one["settings"]
-        if "init_from" not in settings:
-            of_config[config] = max(of_config.get(config, 0), 1 + settings["seed"])
-    counts = [0]
-    for experiment in experiments:
-        first = [run for run in runs_of(scale, [experiment]) if run.backbone is None]
-        ran = [of_config.get(f"{run.stage.config}:{run.variant}", 0) for run in first]
-        counts.append(min(filter(None, ran), default=0))
-    return max(counts)
-
-
-def with_known_flags(
-    trials: Trials, known: Mapping[str, Mapping]
-) -> tuple[Trials, list[str], list[str]]:
-    """Gives trials the flags that they ran with.
-
-    Args:
-      trials: made without fields of the command line.
-      known: trials by name, as `Directory.known` returns them.
-
-    Returns:
-      The trials, the fields that all of them were given, and, where trials were given different
-      fields, no fields but a text for each set of them.
-    """
-    found, given = {}, {}
-    for one, of in trials.items():
-        found[one] = []
-        for trial in of:
-            flags = known.get(trial.name, {}).get("flags", trial.flags)
-            if trial.name in known:
-                given[tuple(flags[len(trial.flags) :])] = None  # after those of its stage
-            found[one].append(replace(trial, flags=tuple(flags)))
-    if len(given) > 1:
-        return found, [], [shlex.join(fields) or "none" for fields in given]
-    return found, [field for fields in given for field in fields], []
-
-
 def words_of_runs(options: Options, seeds: int) -> list[str]:
     """Returns the arguments that make the runs of a report."""
     flags = [f"--scale={options.scale}", f"--data_dir={options.data_dir}", f"--seeds={seeds}"]
@@ -251,14 +169,6 @@ def words_of_runs(options: Options, seeds: int) -> list[str]:
 def default_workdir(scale: str) -> str:
     """Returns where runs of a scale and their results go without --workdir."""
     return f"runs/reproduce_{scale}"
-
-
-def header_of(made_by: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
-    """Returns a line on what ran: "scripts/reproduce.py fig3 --scale=smoke: 5 done, 1 failed"."""
-    counts = Counter(outcome.status for outcome in outcomes)
-    of_each = ", ".join(f"{count} {status}" for status, count in counts.items())
-    differing = f" ({made_by['differing']})" if "differing" in made_by else ""
-    return f"{made_by['command']}{differing}: {of_each}"
 
 
 def time_layers(

@@ -4,7 +4,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ import jax
 from etils import epath
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.run.session import Session
 from widenet_jax.run.workdir import version
 from widenet_jax.step import TrainState
 
@@ -105,6 +106,22 @@ class Profile:
             self._write()
         elif not self.written:
             self.note(f"--profile: this start ended before step {self.first:,}, no step was traced")
+
+
+def profiled(session: Session, *, start_step: int, steps: int | None) -> TrainStep:
+    """Returns the training step of an opened session, traced under --profile until it closes.
+
+    Args:
+      session: of this start.
+      start_step: the step after which it starts or resumes.
+      steps: number of steps to trace; None traces none.
+    """
+    train_step = session.experiment.train_step
+    if not steps:
+        return train_step
+    traced = {"steps": steps, "start_step": start_step, "workdir": session.workdir}
+    told = {"note": session.note, "pause": session.progress.pause}
+    return session.stack.enter_context(closing(Profile(train_step, **traced | told)))
 
 
 def check_profiler() -> None:

@@ -1,9 +1,7 @@
-"""Writing the paper's tables and figures with our numbers beside them, and their provenance."""
+"""Writing one of the paper's tables or figures with our numbers beside it."""
 
-import json
 import math
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,25 +15,6 @@ from widenet_jax.tools.reproduce.experiment import Experiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale
 from widenet_jax.tools.reproduce.tables import markdown, norms_markdown, rows_of
-
-
-def provenance(
-    measured: Measurements, command: Sequence[str], differing: Sequence[str]
-) -> dict[str, Any]:
-    """Returns the command, and the commits and devices that the finished runs recorded.
-
-    Where runs were given different fields, the command has none, and `differing` lists them.
-    """
-    commits, devices = set(), set()
-    for workdir in (workdir for of in measured.values() for workdir in of.workdirs):
-        file = epath.Path(workdir) / "environment.json"
-        for start in json.loads(file.read_text()) if file.exists() else []:
-            commits.add((start.get("git") or {}).get("commit", "unknown")[:7])
-            devices.add(f"{len(start['devices'])} x {start['devices'][0]}")
-    made_by: dict[str, Any] = {"command": shlex.join(command)}
-    if differing:
-        made_by["differing"] = f"runs with different fields: {'; '.join(differing)}"
-    return made_by | {"commits": sorted(commits), "devices": sorted(devices)}
 
 
 def write(

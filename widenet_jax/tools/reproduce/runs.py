@@ -1,15 +1,16 @@
 """Runs the trials of experiments and collects their measurements."""
 
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from etils import epath
 
 from widenet_jax.run.metrics import JsonLines
-from widenet_jax.tools.reproduce.experiment import Metric
-from widenet_jax.tools.reproduce.scales import Run
+from widenet_jax.tools.reproduce.experiment import Experiment, Metric
+from widenet_jax.tools.reproduce.scales import Run, Scale, runs_of
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.runner import Listed, Runner
 from widenet_jax.tools.sweep.trials import DONE, FAILED, MakeCommand, Outcome, Trial
@@ -191,3 +192,57 @@ def means_by_name(records: Sequence[Mapping]) -> dict[str, float]:
     numbers = [{k for k, v in record.items() if isinstance(v, int | float)} for record in records]
     names = set.intersection(*numbers) if numbers else set()
     return {name: statistics.fmean(record[name] for record in records) for name in sorted(names)}
+
+
+def seeds_of(experiments: Sequence[Experiment], scale: Scale, known: Mapping[str, Mapping]) -> int:
+    """Counts the seeds with which experiments ran.
+
+    Tables share runs, so that a run may have more seeds than the table asked for. The seeds of a
+    table are those of its run with the fewest. A run finetuned from a backbone does not count, as
+    it is not started where the backbone failed.
+
+    Args:
+      experiments: with the rows that are asked for.
+      scale: of the runs.
+      known: trials by name, as `Directory.known` returns them.
+
+    Returns:
+      The number of seeds of the experiment that has the most; 0 where none ran.
+    """
+    of_config: dict[str, int] = {}
+    for one in known.values():
+        config, settings = one["config"], one["settings"]
+        if "init_from" not in settings:
+            of_config[config] = max(of_config.get(config, 0), 1 + settings["seed"])
+    counts = [0]
+    for experiment in experiments:
+        first = [run for run in runs_of(scale, [experiment]) if run.backbone is None]
+        ran = [of_config.get(f"{run.stage.config}:{run.variant}", 0) for run in first]
+        counts.append(min(filter(None, ran), default=0))
+    return max(counts)
+
+
+def with_known_flags(
+    trials: Trials, known: Mapping[str, Mapping]
+) -> tuple[Trials, list[str], list[str]]:
+    """Gives trials the flags that they ran with.
+
+    Args:
+      trials: made without fields of the command line.
+      known: trials by name, as `Directory.known` returns them.
+
+    Returns:
+      The trials, the fields that all of them were given, and, where trials were given different
+      fields, no fields but a text for each set of them.
+    """
+    found, given = {}, {}
+    for one, of in trials.items():
+        found[one] = []
+        for trial in of:
+            flags = known.get(trial.name, {}).get("flags", trial.flags)
+            if trial.name in known:
+                given[tuple(flags[len(trial.flags) :])] = None  # after those of its stage
+            found[one].append(replace(trial, flags=tuple(flags)))
+    if len(given) > 1:
+        return found, [], [shlex.join(fields) or "none" for fields in given]
+    return found, [field for fields in given for field in fields], []
