@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +31,19 @@ class BadArgumentError(BadInputError):
     def of_flag(self, name: str) -> BadInputError:
         """Returns the same mistake as one in the flag of that name."""
         return BadInputError(f"--{name}={self.value!r} {self.problem}")
+
+
+class BadRowsError(BadInputError):
+    """Mistakes in rows of one file; the message is the first and how many there are.
+
+    Args:
+      problems: a line for each, which names its place.
+    """
+
+    def __init__(self, problems: Sequence[str]):
+        count = f"{len(problems):,} such rows; scripts/prepare_data.py check lists them"
+        super().__init__(problems[0] + (f" ({count})" if len(problems) > 1 else ""))
+        self.problems = problems
 
 
 class BadExampleError(BadInputError):

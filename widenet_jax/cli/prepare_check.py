@@ -1,22 +1,103 @@
-"""The subcommand `check` of `prepare_data.py`: names images that cannot be read."""
+"""The subcommand `check` of `prepare_data.py`: names what cannot be read."""
 
+import os
+from itertools import groupby
 from typing import Any
 
 from widenet_jax.cli.parser import Options, show
+from widenet_jax.data.prepare.text_readers import READERS
 from widenet_jax.errors import BadInputError
+
+CHECK = """Reads data to its end and names all that training or a preparation could not read.
+
+PATH is a folder with images; a set that this command has prepared; or a text file or a folder of
+them: text, JSON lines and parquet as the commands text and stream read them, .tsv and .csv tables
+(with --label_column also the others), and SQuAD's JSON. A language model of bytes reads text of
+any encoding."""
+COLUMNS = ("text_column", "pair_column", "label_column")
+SHOWN = 20  # mistakes of a file; --json has all
 
 
 def add_check(commands: Any) -> None:
-    """Adds the subcommand that names unreadable images."""
-    text = "decode every image under a folder and name those that cannot be read"
-    command = commands.add_parser("check", help=text, description=text, takes_fields=False)
+    """Adds the subcommand that names what cannot be read."""
+    what = "name the images, texts and records that cannot be read"
+    command = commands.add_parser("check", help=what, description=CHECK, takes_fields=False)
     command.set_defaults(work=check)
-    command.add_argument("folder", metavar="DIR")
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+    add = command.add_argument
+    add("path", metavar="PATH")
+    add("--format", choices=["auto", *READERS], default="auto", help="of text files")
+    for name in COLUMNS:
+        add(f"--{name}", default="", metavar="NAME", help=f"config.data.{name} of a table")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def check(options: Options) -> None:
-    """Prints a line for each file that training would not read.
+    """Prints a line for each file, line or record that training would not read.
+
+    Raises:
+      BadInputError: some cannot be read, or there is nothing to check.
+    """
+    from widenet_jax.data.prepare.text_inputs import TFDS_INFO
+    from widenet_jax.data.records import MANIFEST
+
+    path = options.path
+    if not os.path.exists(path):
+        raise BadInputError(f"{path}: no such file or directory")
+    if os.path.exists(os.path.join(path, TFDS_INFO)):
+        raise BadInputError(
+            f"{path}: a set of TFDS, which a run checks as it opens it; look at its examples by "
+            "scripts/prepare_data.py preview"
+        )
+    if os.path.exists(os.path.join(path, MANIFEST)):
+        from widenet_jax.data.prepare.check_sets import check_set
+
+        report(options, *check_set(path))
+    elif files := text_files(options):
+        from widenet_jax.data.prepare.check_texts import check_files
+
+        columns = {name: getattr(options, name) for name in COLUMNS}
+        report(options, *check_files(files, columns, options.format))
+    else:
+        check_folder(options)
+
+
+def text_files(options: Options) -> list[str]:
+    """Returns the text files at a path; [] of a folder that holds an image, or no text."""
+    from widenet_jax.data.images.folders import kind_left_out
+    from widenet_jax.data.prepare.check_images import walk
+    from widenet_jax.data.prepare.check_texts import SUFFIXES, suffix_of
+
+    if not os.path.isdir(options.path):
+        return [options.path]
+    files = [path for path in walk(options.path) if not os.path.isdir(path)]
+    if any(kind_left_out(os.path.basename(path)) is None for path in files):
+        return []
+    visible = [path for path in files if not os.path.basename(path).startswith(".")]
+    return [path for path in visible if suffix_of(path) in SUFFIXES]
+
+
+def report(options: Options, what: str, problems: list[str]) -> None:
+    """Prints the mistakes in texts; raises BadInputError where there are some."""
+    lines = []
+    for _, group in groupby(problems, key=place):
+        of_file = list(group)
+        lines += of_file[:SHOWN]
+        if len(of_file) > SHOWN:
+            lines.append(f"{place(of_file[0])}: {len(of_file) - SHOWN:,} more")
+    text = f"{options.path}: {what}; {len(problems):,} problems"
+    facts = {"path": options.path, "read": what, "problems": problems}
+    show(options, facts, "\n".join([*lines, text]))
+    if problems:
+        raise BadInputError(f"{options.path}: {len(problems):,} problems; repair what is named")
+
+
+def place(problem: str) -> str:
+    """Returns the file that a mistake is in: what stands before a line, row or record."""
+    return problem.partition(": ")[0].rsplit(" line ")[0].rsplit(" row ")[0].rsplit(" record ")[0]
+
+
+def check_folder(options: Options) -> None:
+    """Prints a line for each image that cannot be read, and for each file that is no image.
 
     Raises:
       BadInputError: some images cannot be read.
@@ -25,18 +106,18 @@ def check(options: Options) -> None:
     from widenet_jax.data.images.folders import left_out_text
     from widenet_jax.data.prepare.check_images import check_images
 
-    found = check_images(options.folder)
+    found = check_images(options.path)
     lines = [*found.unreadable, *(f"{path}: left out ({kind})" for path, kind in found.left_out)]
     lines += [f"{path}: an empty folder" for path in found.empty]
     bad = len(found.unreadable)
-    text = f"{options.folder}: {found.images:,} images, {bad:,} of them unreadable"
+    text = f"{options.path}: {found.images:,} images, {bad:,} of them unreadable"
     if found.left_out:
         text += f"; {left_out_text(found.counts)}"
     facts = {**found._asdict(), "left_out": found.counts}
     show(options, facts, "\n".join([*lines, text]))
     if bad:
         raise BadInputError(
-            f"{options.folder}: {bad:,} of {found.images:,} images cannot be read; replace or "
+            f"{options.path}: {bad:,} of {found.images:,} images cannot be read; replace or "
             "remove them, or train with --config.data.on_bad_example=skip, which takes "
             f"{FEW_BAD} of a split, but no more than {FEW_BAD_SHARE:.0%}; for more, with a "
             f"config.data.max_bad_fraction above {bad / found.images:.2g}"

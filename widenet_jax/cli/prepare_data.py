@@ -1,6 +1,6 @@
 """Prepares images or text for training, or shows what training will see of them.
 
-  python scripts/prepare_data.py check photos/
+  python scripts/prepare_data.py check photos/                      (or texts, tables, prepared sets)
   python scripts/prepare_data.py image_folder --input photos/ --eval_fraction 0.1 --out packed/
   python scripts/prepare_data.py tar --split train=ILSVRC2012_img_train.tar --out packed/
   python scripts/prepare_data.py parquet --split train=train-*.parquet --split test=test-*.parquet --out packed/

@@ -54,12 +54,12 @@ def shard_name(split: str, shard: int, num_shards: int) -> str:
     return f"{split}-{shard:05d}-of-{num_shards:05d}.array_record"
 
 
-def read_manifest(directory: str, kind: str = "images") -> dict[str, Any]:
+def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]:
     """Reads and checks `dataset.json`.
 
     Args:
       directory: the set's.
-      kind: what the set must hold: a key of SOURCE_OF.
+      kind: what the set must hold: a key of SOURCE_OF; None: anything.
 
     Raises:
       BadInputError: it is missing (the set was never finished), damaged, of a newer format, or of
@@ -80,7 +80,7 @@ def read_manifest(directory: str, kind: str = "images") -> dict[str, Any]:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     check_format(manifest, FORMAT_VERSION, place=path)
     found = manifest.get("kind", "images")
-    if found != kind:
+    if kind and found != kind:
         raise BadInputError(
             f"{directory}: a set of {found}, not of {kind}; read it with "
             f"--config.data.source={SOURCE_OF.get(found, found)}"

@@ -90,15 +90,21 @@ def guarded(path: str, read: Callable[[], Any]) -> Any:
         raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Yields the lines of a text file without their ends and a byte order mark."""
+def raw_lines(path: str) -> RawTexts:
+    """Yields the lines of a text file with their ends, without a byte order mark."""
     with opened(path) as file:
         number = 0
         while line := guarded(path, file.readline):
             number += 1
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
-            yield decoded(line, f"{path} line {number}").rstrip("\r\n")
+            yield line, f"{path} line {number}"
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Yields the lines of a text file without their ends and a byte order mark."""
+    for line, where in raw_lines(path):
+        yield decoded(line, where).rstrip("\r\n")
 
 
 def decoded(line: bytes, where: str) -> str:
@@ -146,23 +152,40 @@ def _read_sentences(path: str, column: str) -> Texts:
 
 def json_lines(path: str, column: str) -> RawTexts:
     """Reads a JSON object a line, with the text in a field."""
-    for number, line in enumerate(_lines(path), 1):
-        where = f"{path} line {number}"
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise BadInputError(f"{where}: not valid JSON ({error})") from None
-        if not isinstance(value, dict) or not isinstance(value.get(column), str):
-            known = f"it has {', '.join(value)}" if isinstance(value, dict) else "it is no object"
-            raise BadInputError(f"{where}: no text {column!r}; {known} (choose with --text_column)")
-        # JSON can escape half of a surrogate pair, which is no character: `decoded` refuses it.
-        yield value[column].encode(errors="surrogatepass"), where
+    for line, where in raw_lines(path):
+        text = decoded(line, where)
+        if text.strip():
+            yield text_of_json(text, where, column), where
+
+
+def text_of_json(line: str, where: str, column: str) -> bytes:
+    """Returns the text of a JSON object; raises BadInputError, naming `where`, if it has none."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise BadInputError(f"{where}: not valid JSON ({error})") from None
+    if not isinstance(value, dict) or not isinstance(value.get(column), str):
+        known = f"it has {', '.join(value)}" if isinstance(value, dict) else "it is no object"
+        raise BadInputError(f"{where}: no text {column!r}; {known} (choose with --text_column)")
+    # JSON can escape half of a surrogate pair, which is no character: `decoded` refuses it.
+    return value[column].encode(errors="surrogatepass")
 
 
 def parquet(path: str, column: str) -> RawTexts:
     """Reads a column of a parquet file."""
+    for value, where in parquet_values(path, column):
+        yield text_of_value(value, where, column), where
+
+
+def text_of_value(value: object, where: str, column: str) -> bytes:
+    """Returns the text of a parquet record; raises BadInputError unless it is one."""
+    if not isinstance(value, str):
+        raise BadInputError(f"{where}: {column!r} holds no text")
+    return value.encode(errors="surrogatepass")
+
+
+def parquet_values(path: str, column: str) -> Iterator[tuple[object, str]]:
+    """Yields the values of a column of a parquet file, each with its place."""
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
@@ -175,9 +198,7 @@ def parquet(path: str, column: str) -> RawTexts:
             row = 0
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
                 for value in batch.column(0).to_pylist():
-                    if not isinstance(value, str):
-                        raise BadInputError(f"{path} record {row}: {column!r} holds no text")
-                    yield value.encode(errors="surrogatepass"), f"{path} record {row}"
+                    yield value, f"{path} record {row}"
                     row += 1
     except (OSError, pa.ArrowException) as error:
         reason = first_line(error)

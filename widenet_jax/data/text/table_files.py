@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.data.text.split_files import read_bytes, read_text, suffix_of
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError, BadRowsError, first_line
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 
@@ -46,12 +46,13 @@ def _by_header(lines: Sequence[Sequence[str]], file: epath.Path) -> Columns:
     header, *rows = lines
     if len(set(header)) < len(header):
         raise BadInputError(f"{file}: two columns have the same name; there are {shown(header)}")
-    for number, row in enumerate(rows):
-        if len(row) != len(header):
-            raise BadInputError(
-                f"{file} line {number + 2}: {len(row)} columns, and the header names {len(header)} "
-                f"({shown(header)})"
-            )
+    if odd := [
+        f"{file} line {number}: {len(row)} columns, and the header names {len(header)} "
+        f"({shown(header)})"
+        for number, row in enumerate(rows, 2)
+        if len(row) != len(header)
+    ]:
+        raise BadRowsError(odd)
     return {name: [row[k] for row in rows] for k, name in enumerate(header)}
 
 

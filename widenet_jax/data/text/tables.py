@@ -18,7 +18,7 @@ from widenet_jax.data.text.sequences import Joined, join, padded
 from widenet_jax.data.text.split_files import read_split
 from widenet_jax.data.text.table_files import READERS, Columns, read_columns, shown
 from widenet_jax.data.text.tokenizer import Tokenizer
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -152,26 +152,33 @@ def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:
     Raises:
       BadInputError: no such split or column, or a text or label is missing.
     """
-
-    def read(file: epath.Path) -> list[Row]:
-        columns, name = read_columns(file), str(file)
-        text, pair, label = layout_of(columns, data, name)
-        count = len(columns[text])
-        texts, labels = columns[text], columns[label]
-        pairs = columns[pair] if pair else [None] * count
-        where = [f"{name} row {number + 1}" for number in range(count)]
-        for column in filter(None, (text, pair)):
-            for place, value in zip(where, columns[column], strict=True):
-                if not isinstance(value, str):
-                    what = f"column {column!r} holds {value!r}, and not a text"
-                    raise BadInputError(f"{place}: {what}")
-        for place, value in zip(where, labels, strict=True):
-            if value is None or str(value).strip() in ("", "-", "-1"):
-                raise BadInputError(f"{place}: column {label!r} holds no label ({value!r})")
-        names = [str(value).strip() for value in labels]
-        return [Row(*row) for row in zip(texts, pairs, names, where, strict=True)]
-
+    read = partial(read_file, data=data)
     return read_split(data["path"], split, read, suffixes=tuple(READERS))
+
+
+def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
+    """Reads the texts and labels of a file; raises as `read_rows`."""
+    columns, name = read_columns(file), str(file)
+    text, pair, label = layout_of(columns, data, name)
+    count = len(columns[text])
+    texts, labels = columns[text], columns[label]
+    pairs = columns[pair] if pair else [None] * count
+    where = [f"{name} row {number + 1}" for number in range(count)]
+    bad = [
+        f"{place}: column {column!r} holds {value!r}, and not a text"
+        for column in filter(None, (text, pair))
+        for place, value in zip(where, columns[column], strict=True)
+        if not isinstance(value, str)
+    ]
+    bad += [
+        f"{place}: column {label!r} holds no label ({value!r})"
+        for place, value in zip(where, labels, strict=True)
+        if value is None or str(value).strip() in ("", "-", "-1")
+    ]
+    if bad:
+        raise BadRowsError(bad)
+    names = [str(value).strip() for value in labels]
+    return [Row(*row) for row in zip(texts, pairs, names, where, strict=True)]
 
 
 def layout_of(columns: Columns, data: Mapping[str, Any], file: str) -> tuple[str, str, str]:

@@ -1,0 +1,106 @@
+"""`prepare_data.py check` of texts, tables and prepared sets: all mistakes at once."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from preparing import error_line, photo, refused, run, write
+
+from widenet_jax.data import records
+from widenet_jax.data.text.tiny_text import FOLDER
+
+
+def check(capsys, *arguments: object) -> list[str]:
+    """Returns the lines that a check of bad data prints, without the last."""
+    assert run("check", *arguments) == 2
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    count = int(last.rsplit("; ")[1].split()[0])
+    assert f"{count} problems; repair what is named" in error_line(err)
+    return lines
+
+
+def test_texts(tmp_path: Path, capsys):
+    bad = b"\xef\xbb\xbfone\ntw\xff\n\nfour\0\nfive\n"
+    write(tmp_path / "a.txt", bad)
+    write(tmp_path / "b.jsonl", '{"text": "a"}\n\n{"body": "b"}\nnot JSON\n{"text": "\\ud800"}\n')
+    write(tmp_path / "c.txt.gz", gzip.compress(b"a line\n" * 999)[:-12])
+    pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "d.parquet")
+    write(tmp_path / "e", b"")
+    write(tmp_path / "f.txt", "\n \n" * 3000)
+    write(tmp_path / "vocabulary.bin", b"\0")  # no text
+    lines = check(capsys, tmp_path)
+    expected = [
+        "a.txt line 2: not UTF-8 text",
+        "a.txt line 4: holds a NUL character",
+        "b.jsonl line 3: no text 'text'; it has body",
+        "b.jsonl line 4: not valid JSON",
+        "b.jsonl line 5: not UTF-8 text",
+        "c.txt.gz: damaged or cut short",
+        "d.parquet record 1: 'text' holds no text",
+        "e: an empty file",
+        "f.txt: no text in it",
+    ]
+    assert len(lines) == len(expected)
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(f"{tmp_path}/{start}")
+    assert run("check", tmp_path / "a.txt", "--json") == 2
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == lines[:2] and found["read"] == "1 files, 4 lines, rows and records"
+    write(tmp_path / "a.txt", b"\xe9\n" * 25)
+    assert check(capsys, tmp_path / "a.txt")[20:] == [f"{tmp_path}/a.txt: 5 more"]
+    assert run("check", FOLDER / "persuasion.txt") == 0
+    assert "; 0 problems\n" in capsys.readouterr().out
+
+
+def test_tables(tmp_path: Path, capsys):
+    """Every row without a column, a text or a label."""
+    write(tmp_path / "train.tsv", "text\tlabel\na\tyes\nb\nc\tno\td\n")
+    write(tmp_path / "dev.csv", "text,label\n ,yes\nb,\nc,no\n")
+    write(tmp_path / "more.csv", "text,label\n ,yes\nc,no\n")
+    assert check(capsys, tmp_path) == [
+        f"{tmp_path}/dev.csv row 2: column 'label' holds no label ('')",
+        f"{tmp_path}/more.csv row 1: the text is empty",
+        f"{tmp_path}/train.tsv line 3: 1 columns, and the header names 2 ('text', 'label')",
+        f"{tmp_path}/train.tsv line 4: 3 columns, and the header names 2 ('text', 'label')",
+    ]
+    own = write(tmp_path / "own.jsonl", '{"review": 5, "stars": 1}\n{"review": "b"}\n')
+    assert check(capsys, own, "--text_column=review", "--label_column=stars") == [
+        f"{own} row 1: column 'review' holds 5, and not a text",
+        f"{own} row 2: column 'stars' holds no label (None)",
+    ]
+
+
+def test_prepared_sets(tmp_path: Path, capsys):
+    text = write(tmp_path / "a.txt", "One day. Two days.\n\n" * 400)
+    stream, chunks = tmp_path / "stream", tmp_path / "chunks"
+    assert run("stream", text, "--out", stream, "--workers=1") == 0
+    options = ("--tokenizer", FOLDER, "--valid", text, "--max_length=32", "--workers=1")
+    assert run("text", text, "--out", chunks, *options) == 0
+    images = {"train": [(0, photo(7)), (1, b"no image"), (0, b"")]}
+    records.write_set(tmp_path / "images", images, class_names=["a", "b"], provenance={})
+    for whole in (stream, chunks):
+        assert run("check", whole) == 0
+        assert "; 0 problems" in capsys.readouterr().out
+    lines = check(capsys, tmp_path / "images")
+    assert [line.partition(" (")[2][:7] for line in lines] == ["image 1", "image 2"]
+    tokens = bytearray((stream / "train.tokens").read_bytes())
+    tokens[1000] ^= 1
+    write(stream / "train.tokens", bytes(tokens))
+    (stream / "valid.tokens").unlink()
+    first, second = check(capsys, stream)
+    assert first.startswith(f"{stream}/train.tokens: not what was written")
+    assert second == f"{stream}/valid.tokens: no such file"
+    (shard, *_) = chunks.glob("train-*")
+    content = bytearray(shard.read_bytes())
+    content[300] ^= 255
+    write(shard, bytes(content))
+    assert all(line.startswith(f"{shard} record ") for line in check(capsys, chunks))
+
+
+def test_what_is_not_checked_is_one_line(tmp_path: Path, capsys):
+    assert "no such file or directory" in refused(capsys, "check", tmp_path / "nowhere")
+    write(tmp_path / "dataset_info.json", "{}")
+    assert "a set of TFDS, which a run checks" in refused(capsys, "check", tmp_path)
