@@ -1,6 +1,7 @@
 """Test settings: eight CPU devices, fast compilation, a shared compilation cache, --slow."""
 
 import atexit
+import fcntl
 import os
 import signal
 import tempfile
@@ -46,14 +47,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trains a small WideNet on the digits; tests must not change its workdir."""
+    """Trains a small WideNet on the digits, `small_config()` on one device.
+
+    All workers use the same run, so tests must not change its workdir.
+    """
     import jax
     from small_runs import small_config
 
     from widenet_jax import train
 
-    workdir = tmp_path_factory.mktemp("digits") / "run"
-    # Evaluation also has so little capacity that tokens are dropped.
-    config = small_config(**{"model.moe.capacity_factor_eval": 1.0})
-    train.run(config, str(workdir), devices=jax.devices()[:1])
+    base = tmp_path_factory.getbasetemp()
+    workdir = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits" / "run"
+    workdir.parent.mkdir(exist_ok=True)
+    with (workdir.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (workdir / "result.json").exists():
+            train.run(small_config(), str(workdir), devices=jax.devices()[:1])
     return workdir

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,8 +21,8 @@ from ml_collections import ConfigDict
 from widenet_jax.config.files import load_config
 
 ROOT = Path(__file__).parents[1]
-# 20 steps of 64 digits. The capacity is so small that tokens are dropped. 16 routing groups of 4
-# images are two groups for each of 8 devices.
+# 20 steps of 64 digits. The capacity is so small that tokens are dropped, in evaluation too. 16
+# routing groups of 4 images are two groups for each of 8 devices.
 OVERRIDES = {
     "duration": "20 steps",
     "log_every_steps": 1,
@@ -29,6 +30,7 @@ OVERRIDES = {
     "model.depth": 2,
     "model.embed_dim": 32,
     "model.moe.capacity_factor": 1.0,
+    "model.moe.capacity_factor_eval": 1.0,
     "model.moe.examples_per_group": 4,
     "augment.mixup_alpha": 0.5,
     "augment.mixup_group_size": 4,
@@ -154,6 +156,19 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen) -> No
 def metrics_of(workdir: Path, split: str = "train") -> list[dict]:
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     return [r for r in map(json.loads, lines) if r["split"] == split]
+
+
+def at_step(workdir: Path, unbroken: Path, step: int) -> Path:
+    """Makes the workdir of a run that was killed just after the checkpoint of `step`."""
+    shutil.copytree(unbroken, workdir)
+    for path in (workdir / "checkpoints").iterdir():
+        if int(path.name) > step:
+            shutil.rmtree(path)
+    lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["step"] <= step + 1]
+    (workdir / "metrics.jsonl").write_text("".join(kept))
+    (workdir / "result.json").unlink()
+    return workdir
 
 
 def last_step(workdir: Path) -> int:

@@ -35,7 +35,7 @@ def test_the_cells_run(digits_run: Path, tmp_path: Path, monkeypatch, capsys):
         exec(compile(code, f"{NOTEBOOK.name}, code cell {number}", "exec"), names)
         if number == 0:
             assert names["config"].duration == "10 epochs"
-            names["config"] = small_config(**{"model.moe.capacity_factor_eval": 1.0})
+            names["config"] = small_config()
     plt.close("all")
     check_printed(capsys.readouterr().out, blocks=2)
 

@@ -20,6 +20,7 @@ from checkpoint.test_series import everything_in, flip
 from small_runs import (
     PATIENCE_SECONDS,
     assert_same_end,
+    at_step,
     command,
     commands_of_two,
     finish,
@@ -34,11 +35,13 @@ from widenet_jax import train
 from widenet_jax.cli.evaluate import main as evaluate_main
 from widenet_jax.errors import BadInputError, RunFailedError
 
-# Save and evaluate as often as a short run can, so that random kills hit these phases.
-OFTEN = {
-    "duration": "30 steps",
+# Other fields of the run, and so its compiled programs, are those of `digits_run`.
+OFTEN = {"checkpoint.every": "4 steps", "evaluation.every": "4 steps"}
+# Save and evaluate as often and as long as a short run can, so that random kills hit these phases.
+LONGER = {
+    "duration": "32 steps",
     "checkpoint.every": "2 steps",
-    "evaluation.every": "5 steps",
+    "evaluation.every": "4 steps",
     "evaluation.batch_size": 32,
 }
 
@@ -49,13 +52,13 @@ def run_here(workdir: Path, mode: str = "train", **changes: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     """Returns a function that trains an unbroken run of a kind; it keeps all checkpoints."""
 
     @cache
-    def trained(run: str) -> Path:
+    def trained(run: str, *, longer: bool) -> Path:
         workdir = tmp_path_factory.mktemp("runs") / f"unbroken_{run}"
-        changes = OFTEN | {"checkpoint.keep": 15}
+        changes = (LONGER if longer else OFTEN) | {"checkpoint.keep": 16}
         # This process has eight devices, and more threads for each of them: XLA splits large sums
         # differently. Those of the digits are too small to be split.
         if run == "digits":
@@ -68,21 +71,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def unbroken(reference: Callable[[str], Path]) -> Path:
-    return reference("digits")
-
-
-def at_step(workdir: Path, unbroken: Path, step: int) -> Path:
-    """Makes the workdir of a run that was killed just after the checkpoint of `step`."""
-    shutil.copytree(unbroken, workdir)
-    for path in (workdir / "checkpoints").iterdir():
-        if int(path.name) > step:
-            shutil.rmtree(path)
-    lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["step"] <= step + 1]
-    (workdir / "metrics.jsonl").write_text("".join(kept))
-    (workdir / "result.json").unlink()
-    return workdir
+def unbroken(reference: Callable) -> Path:
+    return reference("digits", longer=False)
 
 
 def test_every_checkpoint_has_the_accuracy_of_its_evaluation(unbroken: Path, capsys):
@@ -90,7 +80,7 @@ def test_every_checkpoint_has_the_accuracy_of_its_evaluation(unbroken: Path, cap
     logged = {r["step"]: r["accuracy"] for r in metrics_of(unbroken, "eval")}
     best = max(logged, key=lambda step: (logged[step], -step))
     capsys.readouterr()
-    for which, step in {"last": 30, "best": best, "10": 10}.items():
+    for which, step in {"last": 20, "best": best, "8": 8}.items():
         assert evaluate_main([f"--workdir={unbroken}", f"--checkpoint={which}", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["step"] == step
@@ -111,7 +101,7 @@ def is_evaluating(workdir: Path) -> bool:
     """Returns whether the run is evaluating: the last step's evaluation is not written yet."""
     last = (lines_in(workdir) or [""])[-1]
     step = re.match(r'{"step": (\d+), "split": "train"', last)
-    return bool(step) and int(step[1]) % 5 == 0
+    return bool(step) and int(step[1]) % 4 == 0
 
 
 def is_compiling(workdir: Path) -> bool:
@@ -129,9 +119,9 @@ def moment(workdir: Path) -> str:
 DOING = {"saving": is_saving, "evaluating": is_evaluating}
 
 
-def run_and_kill(workdir: Path, when: Callable[[Path], bool], run: str = "digits") -> str | None:
+def run_and_kill(arguments: list[str], workdir: Path, when: Callable[[Path], bool]) -> str | None:
     """Starts a run and kills it once `when` holds; returns the phase, None if it finished."""
-    process = start(command(workdir, run=run, **OFTEN))
+    process = start(arguments)
     while process.poll() is None and not when(workdir):
         time.sleep(0.002)
     process.kill()
@@ -143,28 +133,30 @@ def run_and_kill(workdir: Path, when: Callable[[Path], bool], run: str = "digits
 
 
 @pytest.mark.parametrize(
-    ("run", "when"),
+    ("run", "when", "longer"),
     [
-        ("digits", is_saving),
-        pytest.param("text_tiny", is_saving, marks=pytest.mark.slow),
-        pytest.param("language", is_saving, marks=pytest.mark.slow),
-        pytest.param("digits", is_evaluating, marks=pytest.mark.slow),
+        ("digits", is_saving, False),
+        pytest.param("text_tiny", is_saving, True, marks=pytest.mark.slow),
+        pytest.param("language", is_saving, True, marks=pytest.mark.slow),
+        pytest.param("digits", is_evaluating, True, marks=pytest.mark.slow),
     ],
 )
-def test_killed_at_a_bad_moment(reference: Callable, tmp_path: Path, run: str, when: Callable):
-    hit = run_and_kill(tmp_path / "run", when, run)
-    assert hit is not None
-    finish(start(command(tmp_path / "run", run=run, **OFTEN)))
-    assert_same_end(tmp_path / "run", reference(run))
+def test_killed_at_a_bad_moment(
+    reference: Callable, tmp_path: Path, run: str, when: Callable, longer: bool
+):
+    arguments = command(tmp_path / "run", run=run, **(LONGER if longer else OFTEN))
+    assert run_and_kill(arguments, tmp_path / "run", when) is not None
+    finish(start(arguments))
+    assert_same_end(tmp_path / "run", reference(run, longer=longer))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["compiling", "training", "evaluating", "saving"])
-def test_ctrl_c_in_every_phase(unbroken: Path, tmp_path: Path, phase: str):
+def test_ctrl_c_in_every_phase(reference: Callable, tmp_path: Path, phase: str):
     """The message says what is on disk, and the resumed run ends with the same bytes."""
     workdir = tmp_path / "run"
     begun = {"compiling": is_compiling, "training": lines_in, **DOING}[phase]
-    run = start(command(workdir, **OFTEN))
+    run = start(command(workdir, **LONGER))
     wait_until(lambda: begun(workdir), run)
     run.send_signal(signal.SIGINT)
     line, step = finish(run, 130).splitlines()[-1], last_step(workdir)
@@ -172,8 +164,8 @@ def test_ctrl_c_in_every_phase(unbroken: Path, tmp_path: Path, phase: str):
         assert line.startswith("stopped: Ctrl-C; nothing to save yet. ") and step == 0
     else:
         assert line.startswith(f"stopped: Ctrl-C; saved after step {step}. ") and step > 0
-    finish(start(command(workdir, **OFTEN)))
-    assert_same_end(workdir, unbroken)
+    finish(start(command(workdir, **LONGER)))
+    assert_same_end(workdir, reference("digits", longer=True))
 
 
 @pytest.mark.slow
@@ -187,19 +179,20 @@ def test_runs_killed_at_random_moments(reference: Callable, tmp_path: Path, run:
     aims = [is_saving, is_evaluating, is_compiling]
     for number in range(count):
         workdir, hits = tmp_path / str(number), []
+        arguments = command(workdir, run=run, **LONGER)
         for kill in range(rng.randint(1, 4)):
             deadline = time.monotonic() + rng.uniform(0.5, 14.0)
             late = lambda _, deadline=deadline: time.monotonic() > deadline  # noqa: E731
             aimed = aims[(number + kill) % 3] if rng.random() < 0.3 else late
-            hit = run_and_kill(workdir, aimed, run)
+            hit = run_and_kill(arguments, workdir, aimed)
             if hit is None:
                 break
             hits.append(hit)
         if not hits:  # the run finished before its deadline
             shutil.rmtree(workdir)
-            hits.append(run_and_kill(workdir, is_saving, run))
-        finish(start(command(workdir, run=run, **OFTEN)))
-        assert_same_end(workdir, reference(run))
+            hits.append(run_and_kill(arguments, workdir, is_saving))
+        finish(start(arguments))
+        assert_same_end(workdir, reference(run, longer=True))
         moments.update(" and ".join(hits).split(" and "))
         print(f"run {number}: killed while {', '.join(hits)}", flush=True)
         shutil.rmtree(workdir)
@@ -208,25 +201,26 @@ def test_runs_killed_at_random_moments(reference: Callable, tmp_path: Path, run:
 
 
 @pytest.mark.slow
-def test_other_devices_and_hosts_go_on(unbroken: Path, tmp_path: Path):
+def test_other_devices_and_hosts_go_on(reference: Callable, tmp_path: Path):
     """1 -> 8 -> 1 -> 4 -> 8 devices and 2 processes: the same data, the next loss within 1e-5.
 
     (tests/checkpoint tests that the restored tree is bit-identical on every mesh.)
     """
+    unbroken = reference("digits", longer=True)
     theirs = {r["step"]: r for r in metrics_of(unbroken)}
     workdir = at_step(tmp_path / "run", unbroken, 6)
     for step, devices in ((6, 8), (12, 1), (18, 4), (24, 8)):
         for path in (workdir / "checkpoints").iterdir():
             if int(path.name) > step:
                 shutil.rmtree(path)
-        keep = {"checkpoint.keep": 15}
-        errors = finish(start(command(workdir, **OFTEN, **keep), devices=devices))
+        keep = {"checkpoint.keep": 16}
+        errors = finish(start(command(workdir, **LONGER, **keep), devices=devices))
         assert f"resuming after step {step}:" in errors and f"{devices} cpu devices" in errors
         ours = {r["step"]: r for r in metrics_of(workdir)}
-        assert sorted(ours) == list(range(1, 31))
+        assert sorted(ours) == list(range(1, 33))
         np.testing.assert_allclose(ours[step + 1]["loss"], theirs[step + 1]["loss"], rtol=1e-5)
     workdir = at_step(tmp_path / "two", unbroken, 14)
-    for process in [start(c, devices=2) for c in commands_of_two(workdir, **OFTEN)]:
+    for process in [start(c, devices=2) for c in commands_of_two(workdir, **LONGER)]:
         finish(process)
     ours = {r["step"]: r for r in metrics_of(workdir)}
     np.testing.assert_allclose(ours[15]["loss"], theirs[15]["loss"], rtol=1e-5)
@@ -235,41 +229,41 @@ def test_other_devices_and_hosts_go_on(unbroken: Path, tmp_path: Path):
 
 def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path, capsys):
     """The run restores the previous one and renames the damaged one; its end is the same."""
-    workdir = at_step(tmp_path / "run", unbroken, 20)
-    flip(workdir / "checkpoints" / "20" / "params" / "manifest.ocdbt", 3)
+    workdir = at_step(tmp_path / "run", unbroken, 16)
+    flip(workdir / "checkpoints" / "16" / "params" / "manifest.ocdbt", 3)
     run_here(workdir, **OFTEN)
     errors = capsys.readouterr().err
     assert (
-        f"warning: {workdir}/checkpoints/20 params/manifest.ocdbt has changed bytes; renamed to"
+        f"warning: {workdir}/checkpoints/16 params/manifest.ocdbt has changed bytes; renamed to"
         in errors
     )
-    assert "resuming after step 18:" in errors
-    assert (workdir / "checkpoints" / "20.damaged").is_dir()
+    assert "resuming after step 12:" in errors
+    assert (workdir / "checkpoints" / "16.damaged").is_dir()
     assert_same_end(workdir, unbroken)
 
 
 def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
     """The run fails; nothing is overwritten, in particular not by a new run."""
-    workdir = at_step(tmp_path / "run", unbroken, 4)
-    for step in ("2", "4"):
+    workdir = at_step(tmp_path / "run", unbroken, 8)
+    for step in ("4", "8"):
         (workdir / "checkpoints" / step / "manifest.json").write_text("{")
     before = everything_in(workdir)
     with pytest.raises(RunFailedError) as error:
         run_here(workdir, **OFTEN)
-    told = f"no checkpoint in {workdir}/checkpoints is intact (4: manifest"
+    told = f"no checkpoint in {workdir}/checkpoints is intact (8: manifest"
     assert str(error.value).startswith(told)
     assert everything_in(workdir) == before
 
 
 def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path, capsys):
     """The run starts at step 0 again, and says so."""
-    workdir = at_step(tmp_path / "run", unbroken, 2)
-    (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / "2.orbax-checkpoint-tmp")
+    workdir = at_step(tmp_path / "run", unbroken, 4)
+    (workdir / "checkpoints" / "4").rename(workdir / "checkpoints" / "4.orbax-checkpoint-tmp")
     shutil.rmtree(workdir / "best")
     run_here(workdir, **OFTEN)
     errors = capsys.readouterr().err
-    assert f"note: {workdir}/checkpoints held an unfinished checkpoint (2); it is removed" in errors
-    assert "starting: 30 steps" in errors
+    assert f"note: {workdir}/checkpoints held an unfinished checkpoint (4); it is removed" in errors
+    assert "starting: 20 steps" in errors
     assert_same_end(workdir, unbroken)
 
 
@@ -282,7 +276,7 @@ def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
     before = everything_in(workdir)
     with pytest.raises(RunFailedError) as error:
         run_here(workdir, **OFTEN)
-    told = f"--workdir={workdir} has metrics up to step 30 and no check"
+    told = f"--workdir={workdir} has metrics up to step 20 and no check"
     assert str(error.value).startswith(told)
     assert everything_in(workdir).keys() - before.keys() == {".lock"} - before.keys()
     assert before.items() <= everything_in(workdir).items()
@@ -342,6 +336,12 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+def of(photos: Path) -> dict[str, object]:
+    """Returns the fields of a run on the photos; all runs have the same compiled programs."""
+    data = {"data.source": "image_folder", "data.path": str(photos)}
+    return {"duration": "10 steps", "batch_size": 32, **data}
+
+
 # Runs the program as a user does, and prints a line once Python runs its exit handlers.
 IN_ORDER = (
     "import atexit, runpy; atexit.register(print, 'exit handlers ran'); "
@@ -368,22 +368,20 @@ def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, ca
     good, workdir = bad.read_bytes(), tmp_path / "run"
     bad.write_bytes(good[:100])
     (photos / "train" / "cat" / "07.jpg").write_bytes(good)
-    changes = {"data.source": "image_folder", "data.path": str(photos), "duration": "4 steps"}
-    changes |= {"batch_size": 32, "evaluation.every": "2 steps", "checkpoint.every": "100 steps"}
+    changes = {"evaluation.every": "5 steps", "checkpoint.every": "100 steps"}
     with pytest.raises(BadInputError, match=r"dog/00\.jpg"):
-        run_here(workdir, **changes)
-    assert "saved after step 2" in capsys.readouterr().err
-    assert last_step(workdir) == 2
+        run_here(workdir, **of(photos), **changes)
+    assert "saved after step 5" in capsys.readouterr().err
+    assert last_step(workdir) == 5
     bad.write_bytes(good)
-    run_here(workdir, **changes)
-    assert "resuming after step 2" in capsys.readouterr().err
-    assert [r["step"] for r in metrics_of(workdir, "eval")] == [2, 4]
+    run_here(workdir, **of(photos), **changes)
+    assert "resuming after step 5" in capsys.readouterr().err
+    assert [r["step"] for r in metrics_of(workdir, "eval")] == [5, 10]
 
 
 def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys):
     """It is an error that names the image, or is skipped and counted, up to the allowed share."""
-    data = {"data.source": "image_folder", "data.path": str(photos), "duration": "10 steps"}
-    data |= {"batch_size": 32, "log_every_steps": 1, "checkpoint.every": "4 steps"}
+    data = of(photos) | {"checkpoint.every": "4 steps"}
     with pytest.raises(BadInputError, match=r"cat/07\.jpg.*truncated JPEG"):
         run_here(tmp_path / "error", **data)
 

@@ -43,6 +43,7 @@ def test_step_batch_and_command_are_named(failed: tuple[Path, str]):
     assert f"python -m widenet_jax.main --mode=replay --workdir={workdir}." in message
     assert "\n" not in message
     assert not (workdir / "checkpoints").exists()  # the bad state is not saved as newest
+    assert not (workdir / "result.json").exists()
 
 
 def test_the_batch_again(failed: tuple[Path, str], capsys: pytest.CaptureFixture):

@@ -32,13 +32,6 @@ ONE = jax.devices()[:1]
 SLOW_DATA = "tests/with_slow_data.py"
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
-    train.run(small_config(), str(workdir), devices=ONE)
-    return workdir
-
-
 def stopped(process: subprocess.Popen, code: int = 143) -> str:
     """Returns the last line of a run that was stopped, without a traceback."""
     errors = finish(process, code)
@@ -56,7 +49,7 @@ def lines_in(workdir: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def test_while_training(unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_while_training(digits_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     """Saves at the step of the signal; resumed after Ctrl-C and SIGTERM, ends as if unbroken."""
     workdir, resumed = tmp_path / "run", 0
     never = {"checkpoint.every": "1000 steps"}
@@ -74,7 +67,7 @@ def test_while_training(unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFi
     train.run(small_config(), str(workdir), devices=ONE)
     told = capsys.readouterr().err
     assert f"resuming after step {resumed}:" in told and told.count("compiling the training") == 1
-    assert_same_end(workdir, unbroken)
+    assert_same_end(workdir, digits_run)
 
 
 def test_ctrl_c_while_compiling(tmp_path: Path):
@@ -101,7 +94,7 @@ def test_ctrl_c_after_the_last_step(
     monkeypatch.setattr(train, "write_result", interrupted)
     stop.listen()
     try:
-        train.run(small_config(duration="2 steps"), str(tmp_path), devices=ONE, stop=stop)
+        train.run(small_config(), str(tmp_path), devices=ONE, stop=stop)
     finally:
         stop.close()
     assert (tmp_path / "result.json").exists()
@@ -201,7 +194,8 @@ def test_while_waiting_for_data(number: int, code: int, tmp_path: Path):
 
 def test_one_of_two_processes_is_told(tmp_path: Path):
     """Both save at the same step and exit with 143."""
-    runs = start_two(tmp_path / "run", duration="400 steps", **{"evaluation.every": "400 steps"})
+    changes = {"duration": "400 steps", "evaluation.every": "400 steps", "model.depth": 1}
+    runs = start_two(tmp_path / "run", **changes)
     wait_until(lambda: lines_in(tmp_path / "run") >= 3, runs[0])
     runs[1].send_signal(signal.SIGTERM)
     lines = [stopped(run) for run in runs]
@@ -237,11 +231,11 @@ def test_with_worker_processes_and_the_whole_group(number: int, code: int, tmp_p
     assert f"saved after step {last_step(tmp_path / 'run'):,}." in errors
 
 
-def test_an_evaluation_alone_has_nothing_to_save(unbroken: Path):
+def test_an_evaluation_alone_has_nothing_to_save(digits_run: Path):
     stop = Stop()
     stop.reason = "SIGTERM"
     with pytest.raises(StoppedError, match=f"SIGTERM; nothing new to save. {AGAIN}$"):
-        train.run(small_config(), str(unbroken), mode="eval", stop=stop, devices=ONE)
+        train.run(small_config(), str(digits_run), mode="eval", stop=stop, devices=ONE)
 
 
 @pytest.mark.slow
