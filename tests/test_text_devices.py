@@ -6,7 +6,8 @@ import numpy as np
 from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import DataFacts
 from widenet_jax.data.text.instances import instance_spec
-from widenet_jax.experiment import build_experiment
+from widenet_jax.experiment import Experiment, build_experiment
+from widenet_jax.step import TrainState
 
 B, T, P, V = 16, 16, 3, 64
 
@@ -28,8 +29,7 @@ def batch() -> dict[str, np.ndarray]:
     return {name: x.astype(np.int32) for name, x in arrays.items()} | {"bad": np.zeros(B, bool)}
 
 
-def step(devices: int, fsdp: int) -> tuple[dict, dict]:
-    """Returns the metrics of a step and the parameters after it."""
+def experiment_on(devices: int, fsdp: int) -> Experiment:
     config = load_config("configs/text_pretrain.py:widenet_4_s,depth=1,examples_per_group=2")
     config.update(batch_size=B, duration="4 steps", sharding={"fsdp": fsdp})
     config.optimizer.update(warmup="0 steps")
@@ -39,15 +39,23 @@ def step(devices: int, fsdp: int) -> tuple[dict, dict]:
     config.data.max_length = T
     config.task.max_predictions = P
     facts = DataFacts(100, instance_spec(config), {"vocab_size": V})
-    experiment = build_experiment(config, facts, jax.devices()[:devices])
+    return build_experiment(config, facts, jax.devices()[:devices])
+
+
+def step(experiment: Experiment, state: TrainState) -> tuple[dict, dict]:
+    """Returns the metrics of a step from a state on the host, and the parameters after it."""
+    places = jax.tree.map(lambda x: x.sharding, experiment.state)
     with jax.set_mesh(experiment.mesh):
-        state, metrics = experiment.train_step(experiment.init(), batch())
+        state, metrics = experiment.train_step(jax.device_put(state, places), batch())
         return jax.device_get(metrics), jax.device_get(state.params)
 
 
 def test_devices_and_sharding_change_nothing():
     """The table of tokens is sharded over eight devices, and looked up and multiplied with."""
-    (metrics, params), (of_eight, its_params) = step(1, 1), step(8, -1)
+    one, eight = experiment_on(1, 1), experiment_on(8, -1)
+    with jax.set_mesh(one.mesh):
+        start = jax.device_get(one.init())
+    (metrics, params), (of_eight, its_params) = step(one, start), step(eight, start)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of_eight, metrics)
     # AdamW's first update is the gradient's sign times the rate, 1e-3.
     close = jax.tree.map(lambda a, b: np.mean(np.abs(a - b) < 1e-5), its_params, params)

@@ -3,9 +3,11 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 from ml_collections import ConfigDict
 from small_runs import ROOT, assert_same_end, last_step, metrics_of
@@ -30,21 +32,21 @@ def check_life(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict:
-    """Trains a run twice, unbroken and stopped and resumed; returns the result.
+    """Trains a run twice on one device, unbroken and stopped and resumed; returns the result.
 
     Args:
       get_config: returns the run's config.
       file: a config file with the same `get_config`, for a sweep.
       directory: an empty directory.
-      monkeypatch: used to let the sweep's processes find the tests' modules.
+      monkeypatch: gives the sweep's processes the tests' modules and one device.
     """
-    unbroken, resumed = directory / "unbroken", directory / "resumed"
-    result = train.run(get_config(), str(unbroken))
+    unbroken, resumed, one = directory / "unbroken", directory / "resumed", jax.devices()[:1]
+    result = train.run(get_config(), str(unbroken), devices=one)
     stop = StopAfterOneStep()
     with pytest.raises(StoppedError, match="saved after step 1"):
-        train.run(get_config(), str(resumed), stop=stop)
+        train.run(get_config(), str(resumed), devices=one, stop=stop)
     assert last_step(resumed) == 1
-    train.run(get_config(), str(resumed))
+    train.run(get_config(), str(resumed), devices=one)
     assert_same_end(resumed, unbroken)
 
     name = result["headline"]["name"]
@@ -57,6 +59,7 @@ def check_life(
     assert (unbroken / "learning_curve.png").stat().st_size > 10_000
 
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    monkeypatch.setenv("XLA_FLAGS", re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"]))
     flags = [f"--config={file}", f"--workdir={directory / 'sweep'}", "--sweep=seed=0"]
     assert sweep(flags) == 0
     (row,) = csv.DictReader((directory / "sweep" / "results.csv").open())
