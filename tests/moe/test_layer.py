@@ -17,6 +17,7 @@ from widenet_jax.moe.layer import MoeLayer
 
 D, F, T, GROUPS = 3, 4, 6, 8
 CASES = [(E, K) for E in range(1, 9) for K in range(1, min(4, E) + 1)]  # 26, of 8 groups each
+EVERY = [(1, 1), (4, 2), (8, 4)]
 
 
 def layer(E: int, K: int, **changes) -> MoeLayer:
@@ -101,11 +102,14 @@ def case(E: int, K: int) -> Case:
     return Case(settings, weights, x, mask, cotangent, real_groups, groups)
 
 
-# All cases of `masked`, which has no buffers to get wrong, only with --slow.
+# Every dispatcher has the small, the usual and the large case, and every other case has one of the
+# dispatchers; the rest only with --slow.
 METHODS = [
-    pytest.param(E, K, dispatch, marks=[pytest.mark.slow] * (dispatch == "masked" and E % 4 > 1))
-    for dispatch in DISPATCHERS
-    for E, K in CASES
+    (E, K, dispatch)
+    if (E, K) in EVERY or i % len(DISPATCHERS) == j
+    else pytest.param(E, K, dispatch, marks=pytest.mark.slow)
+    for j, dispatch in enumerate(DISPATCHERS)
+    for i, (E, K) in enumerate(CASES)
 ]
 
 
