@@ -13,8 +13,9 @@ from widenet_jax.errors import BadInputError, require
 UNFINISHED = ".tmp"  # suffix of a file that is being written
 LOCK = ".lock"  # in a workdir, held while a process trains there
 
-# What a run saves in its workdir once it has made a step; remote metrics come in parts.
-SAVED = ("checkpoints", "best", "failed", "metrics.jsonl", "metrics.jsonl.parts", "result.json")
+# All that a start leaves in its workdir, beside JSON files, until it saves anything.
+BEGUN = (LOCK, "tensorboard", "wandb")
+STARTS = "environment.json"  # in a workdir, a record of every start
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -39,9 +40,17 @@ def user_cache(name: str) -> Path:
     return Path(home) / "widenet_jax" / name
 
 
-def has_saved(workdir: epath.Path) -> bool:
-    """Returns whether a workdir has a checkpoint, even a damaged one, or metrics of a run."""
-    return any((workdir / name).exists() for name in SAVED)
+def may_replace(workdir: epath.Path) -> bool:
+    """Returns whether a directory holds a start that saved nothing, and nothing else.
+
+    It holds no checkpoint then, not even a damaged one, no metrics and no file of other programs.
+    False on an object store, which has no locks: another start may be training there, and its
+    metrics come late.
+    """
+    if is_remote(workdir) or not (workdir / STARTS).exists():
+        return False
+    names = {path.name for path in workdir.iterdir()} - {*BEGUN}
+    return "result.json" not in names and all(n.endswith((".json", UNFINISHED)) for n in names)
 
 
 def split_checkpoint(place: str) -> tuple[str, str]:

@@ -1,15 +1,18 @@
 """Refused workdirs, changes allowed between two starts, and the files that a run leaves."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
+from small_runs import ROOT
 
 from configs import digits
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import may_replace
 from widenet_jax.run.workdir import (
     check_facts,
     check_workdir,
@@ -120,11 +123,21 @@ def test_only_training_takes_another_duration(workdir: epath.Path):
 
 @pytest.mark.parametrize(
     "saved",
-    ["checkpoints/20", "checkpoints/20.damaged", "best/20", "failed/3", "metrics.jsonl", ""],
+    [
+        "checkpoints/20",
+        "checkpoints/20.damaged",
+        "best/20",
+        "failed/3",
+        "metrics.jsonl",
+        "params.safetensors",
+        "result.json",
+        "",
+    ],
 )
 def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Path, saved: str):
-    """A shorter, other run takes its place; where anything was saved, nothing changes."""
+    """A shorter, other run takes its place; where anything else lies there, nothing changes."""
     (workdir / "metrics.jsonl").unlink()
+    (workdir / "tokenizer.json").write_text("{}")  # of the start's data
     if saved:
         (workdir / saved).mkdir(parents=True)
     (workdir / "tensorboard").mkdir()  # opened before the first step
@@ -138,6 +151,18 @@ def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Pat
             check_workdir(workdir, other, mode="eval")
     write_run(workdir, other, INFO)
     assert json.loads((workdir / "config.json").read_text())["seed"] == (0 if saved else 1)
+    assert (workdir / "tokenizer.json").exists() == bool(saved)
+    assert len(json.loads((workdir / "environment.json").read_text())) == (2 if saved else 1)
+
+
+def test_what_is_not_a_start_of_a_run_is_not_replaced(tmp_path: Path):
+    """Such as an exported model; and on an object store another start may be training."""
+    export = epath.Path(
+        shutil.copytree(ROOT / "tests" / "old_artefacts" / "export", tmp_path / "e")
+    )
+    with pytest.raises(BadInputError, match="holds a run of another config"):
+        check_workdir(export, digits.get_config(), mode="train")
+    assert not may_replace(epath.Path("gs://bucket/run"))
 
 
 def test_a_model_without_experts_is_another(workdir: epath.Path):

@@ -105,6 +105,7 @@ def test_the_command_line_of_a_run(tmp_path):
     assert made.model.num_positions == 128 and made.model.dropout == 0.5
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(made.to_dict()))
+    (tmp_path / "run" / "environment.json").write_text("[]")
     corrected = [*flags, f"--config.init_from={run(tmp_path / 'other', ALBERT)}"]
     assert parse_flags(corrected)[1].model.moe is None  # nothing has been saved yet
     (tmp_path / "run" / "checkpoints").mkdir()

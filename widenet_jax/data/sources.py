@@ -40,7 +40,7 @@ from widenet_jax.data.text.token_streams import open_stream, segment_transform
 from widenet_jax.data.text.tokenizer import FILE
 from widenet_jax.data.text.unigrams import unigram_bits
 from widenet_jax.errors import BadExampleError, BadInputError, choose
-from widenet_jax.files import has_saved, split_checkpoint
+from widenet_jax.files import may_replace, split_checkpoint
 
 
 def _path(data: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     """
     data = dict(config.data)
     if data.get("tokenizer") == "":  # finetuning: that of the model to start from
-        begun = workdir is not None and has_saved(workdir) and (workdir / FILE).exists()
+        begun = workdir is not None and not may_replace(workdir) and (workdir / FILE).exists()
         data["tokenizer"] = str(workdir / FILE) if begun else split_checkpoint(config.init_from)[0]
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])

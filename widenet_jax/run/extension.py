@@ -14,7 +14,7 @@ from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
-from widenet_jax.files import has_saved, read_json
+from widenet_jax.files import may_replace, read_json
 from widenet_jax.optim.build import build_learning_rate
 
 
@@ -34,7 +34,7 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
         that it has made, and `extend` is False; or there is no run to extend.
     """
     file, config = workdir / "config.json", experiment.config
-    if not (file.exists() and has_saved(workdir)):
+    if not file.exists() or may_replace(workdir):
         if extend:
             raise BadInputError(f"--extend: --workdir={workdir} holds no run yet; leave it out")
         return ""

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import LOCK, UNFINISHED, has_saved, is_remote, write_json
+from widenet_jax.files import BEGUN, LOCK, STARTS, UNFINISHED, is_remote, may_replace, write_json
 
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
@@ -59,13 +59,13 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
         # All that a start leaves that was cut off, or that W&B refused.
-        begun = {stored_file.name + UNFINISHED, LOCK, "tensorboard", "wandb"}
+        begun = {stored_file.name + UNFINISHED, STARTS, *BEGUN}
         if workdir.exists() and {path.name for path in workdir.iterdir()} - begun:
             raise BadInputError(
                 f"--workdir={workdir} is not empty and holds no run of this program; name another"
             )
         return
-    if mode == "train" and not has_saved(workdir):
+    if mode == "train" and may_replace(workdir):
         return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
     try:
         stored = flatten(upgrade({**json.loads(stored_file.read_text())}))
@@ -117,8 +117,8 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
     """Writes config.json, a file for each entry of `info`, and environment.json.
 
     config.json comes first, because it marks a workdir. It is that of the first start that saved
-    anything, but for the duration, which may become longer. environment.json lists every start of
-    the run, each with its versions, devices and commit.
+    anything, but for the duration, which may become longer. environment.json lists every start from
+    that one on, each with its versions, devices and commit.
 
     Args:
       workdir: of the run.
@@ -127,13 +127,20 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
     """
     workdir.mkdir(parents=True, exist_ok=True)
     file = workdir / "config.json"
-    kept = file.exists() and has_saved(workdir)
-    stored = json.loads(file.read_text()) if kept else plain(config)
-    if not kept or stored["duration"] != config.duration:
+    starts = workdir / STARTS
+    if may_replace(workdir):
+        others = [path for path in workdir.glob("*.json") if path not in (file, starts)]
+        for path in (
+            *others,
+            file,
+            starts,
+        ):  # in this order, so that a kill leaves no odd directory
+            path.unlink(missing_ok=True)
+    stored = json.loads(file.read_text()) if file.exists() else plain(config)
+    if not file.exists() or stored["duration"] != config.duration:
         write_json(file, stored | {"duration": config.duration})
     for name, value in info.items():
         write_json(workdir / f"{name}.json", value)
-    starts = workdir / "environment.json"
     write_json(starts, [*earlier_starts(starts), environment()])
 
 

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from widenet_jax.config.files import override
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, has_saved, read_json, split_checkpoint
+from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
 from widenet_jax.weights.huggingface_config import model_section, text_kind
 
 STORED = "stored"
@@ -38,7 +38,7 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
     if config.get("model", {}).get("name") == STORED:
         override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
-        begun = workdir and config_file(workdir).exists() and has_saved(absolute(workdir))
+        begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
         stored = stored_section(workdir if begun else config.init_from)
         with config.unlocked():
             config.model = merged(stored, beside, config.init_from)

@@ -292,6 +292,7 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     workdir = epath.Path(tmp_path / "run")  # its copy counts once the run has saved anything
     (workdir / "checkpoints").mkdir(parents=True)
     (workdir / "tokenizer.json").write_text(json.dumps(tokenizer.json))
+    (workdir / "environment.json").write_text("[]")
     config.init_from = str(tmp_path / "gone")
     assert open_data(config, workdir).facts == opened.facts
     (workdir / "checkpoints").rmdir()
