@@ -140,7 +140,7 @@ def masked_lm() -> dict:
             "max_ngram": 3,  # words masked together; 1: single words
         },
         "data": {
-            "source": "text",  # text; tiny_text: an embedded novel
+            "source": "text",  # text; tiny_text: an embedded novel, with data.path empty
             "path": "",  # a set that scripts/prepare_data.py text wrote, local or gs://
             "train_split": "train",  # its name in the set
             "eval_split": "valid",  # its name in the set

@@ -157,9 +157,12 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
         evaluation split's, as where they name different classes.
     """
     data = dict(config.data)
+    begun = workdir is not None and workdir.exists() and not may_replace(workdir)
     if data.get("tokenizer") == "":  # finetuning: that of the model to start from
-        begun = workdir is not None and not may_replace(workdir) and (workdir / FILE).exists()
-        data["tokenizer"] = str(workdir / FILE) if begun else split_checkpoint(config.init_from)[0]
+        copied = begun and (workdir / FILE).exists()
+        data["tokenizer"] = str(workdir / FILE) if copied else split_checkpoint(config.init_from)[0]
+    if begun and data["source"] in EMBEDDED:
+        data["path"] = ""  # runs used to be started with one, which was not read
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
     if isinstance(train, LabelledImages):

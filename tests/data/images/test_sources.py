@@ -1,10 +1,15 @@
 """Every source returns the stored examples, and names missing files."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from etils import epath
 from image_sources import refused
 
-from widenet_jax.data.sources import build_source
+from configs import digits
+from widenet_jax.data.sources import build_source, open_data
+from widenet_jax.errors import BadInputError
 
 
 def test_unknown_source_gets_a_suggestion():
@@ -32,6 +37,16 @@ def test_embedded_data_has_no_path(name: str, told: str, own: str):
     assert message.startswith(
         f"{reads}--config.data.path= (nothing), or --config.data.source={own}"
     )
+
+
+def test_a_run_that_was_started_with_a_path_for_embedded_data_resumes(tmp_path: Path):
+    """Such a path was not read, and was not refused."""
+    config = digits.get_config()
+    config.data.path = "mine"
+    with pytest.raises(BadInputError, match="reads the digits of scikit-learn, not files"):
+        open_data(config, epath.Path(tmp_path / "new"))
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert len(open_data(config, epath.Path(tmp_path / "run")).train) == 1437
 
 
 # --- Digits ---------------------------------------------------------------------------------------
