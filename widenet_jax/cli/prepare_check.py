@@ -1,19 +1,26 @@
 """The subcommand `check` of `prepare_data.py`: names what cannot be read."""
 
+import mimetypes
 import os
+import re
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
+
+from etils import epath
 
 from widenet_jax.cli.parser import Options, show
 from widenet_jax.data.prepare.text_readers import READERS
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import is_remote
 
 CHECK = """Reads data to its end and names all that training or a preparation could not read.
 
-PATH is a folder with images; a set that this command has prepared; or a text file or a folder of
-them: text, JSON lines and parquet as the commands text and stream read them, .tsv and .csv tables
-(with --label_column also the others), and SQuAD's JSON. A language model of bytes reads text of
-any encoding."""
+PATH is an image or a folder with images; a set that this command has prepared; or a text file or a
+folder of them, all but hidden files: text, JSON lines and parquet as the commands text and stream
+read them, .tsv and .csv tables (with --label_column also the others), and SQuAD's JSON. A table
+that has texts but no label column, as GLUE's test.tsv, is named and passes, unless no table has the
+given --label_column. A language model of bytes reads text of any encoding."""
 COLUMNS = ("text_column", "pair_column", "label_column")
 SHOWN = 20  # mistakes of a file; --json has all
 
@@ -37,10 +44,13 @@ def check(options: Options) -> None:
     Raises:
       BadInputError: some cannot be read, or there is nothing to check.
     """
+    from widenet_jax.data.images.folders import IMAGE_SUFFIXES
     from widenet_jax.data.prepare.text_inputs import TFDS_INFO
     from widenet_jax.data.records import MANIFEST
 
     path = options.path
+    if is_remote(path):
+        raise BadInputError(f"{path}: check reads local files; copy it here and check the copy")
     if not os.path.exists(path):
         raise BadInputError(f"{path}: no such file or directory")
     if os.path.exists(os.path.join(path, TFDS_INFO)):
@@ -52,6 +62,10 @@ def check(options: Options) -> None:
         from widenet_jax.data.prepare.check_sets import check_set
 
         report(options, *check_set(path))
+    elif os.path.isfile(path) and path.lower().endswith(IMAGE_SUFFIXES):
+        from widenet_jax.data.prepare.check_images import problem_of
+
+        report(options, "1 image", list(filter(None, [problem_of(path)])))
     elif files := text_files(options):
         from widenet_jax.data.prepare.check_texts import check_files
 
@@ -62,22 +76,25 @@ def check(options: Options) -> None:
 
 
 def text_files(options: Options) -> list[str]:
-    """Returns the text files at a path; [] of a folder that holds an image, or no text."""
+    """Returns the files that are read as text: all but hidden ones, as the command text reads them.
+
+    Returns [] of a folder that holds an image, only pictures of other formats, or nothing.
+    """
     from widenet_jax.data.images.folders import kind_left_out
     from widenet_jax.data.prepare.check_images import walk
-    from widenet_jax.data.prepare.check_texts import SUFFIXES, suffix_of
+    from widenet_jax.data.prepare.text_inputs import files_below
 
     if not os.path.isdir(options.path):
         return [options.path]
-    files = [path for path in walk(options.path) if not os.path.isdir(path)]
-    if any(kind_left_out(os.path.basename(path)) is None for path in files):
+    if any(kind_left_out(os.path.basename(path)) is None for path in walk(options.path)):
         return []
-    visible = [path for path in files if not os.path.basename(path).startswith(".")]
-    return [path for path in visible if suffix_of(path) in SUFFIXES]
+    files = sorted(files_below(epath.Path(options.path)))
+    kinds = [mimetypes.guess_type(path)[0] or "" for path in files]
+    return [] if all(kind.startswith("image/") for kind in kinds) else files
 
 
-def report(options: Options, what: str, problems: list[str]) -> None:
-    """Prints the mistakes in texts; raises BadInputError where there are some."""
+def report(options: Options, what: str, problems: list[str], notes: Sequence[str] = ()) -> None:
+    """Prints the mistakes in data, and the notes; raises BadInputError where there are mistakes."""
     lines = []
     for _, group in groupby(problems, key=place):
         of_file = list(group)
@@ -85,15 +102,15 @@ def report(options: Options, what: str, problems: list[str]) -> None:
         if len(of_file) > SHOWN:
             lines.append(f"{place(of_file[0])}: {len(of_file) - SHOWN:,} more")
     text = f"{options.path}: {what}; {len(problems):,} problems"
-    facts = {"path": options.path, "read": what, "problems": problems}
-    show(options, facts, "\n".join([*lines, text]))
+    facts = {"path": options.path, "read": what, "problems": problems, "notes": list(notes)}
+    show(options, facts, "\n".join([*lines, *notes, text]))
     if problems:
         raise BadInputError(f"{options.path}: {len(problems):,} problems; repair what is named")
 
 
 def place(problem: str) -> str:
     """Returns the file that a mistake is in: what stands before a line, row or record."""
-    return problem.partition(": ")[0].rsplit(" line ")[0].rsplit(" row ")[0].rsplit(" record ")[0]
+    return re.sub(r" (line|row|record) \d+$", "", problem.partition(": ")[0])
 
 
 def check_folder(options: Options) -> None:

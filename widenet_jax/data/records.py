@@ -79,6 +79,8 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
     except (ValueError, TypeError) as error:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     check_format(manifest, FORMAT_VERSION, place=path)
+    if not isinstance(manifest.get("splits"), dict):
+        raise BadInputError(f"{path}: damaged, it names no splits; prepare the set again")
     found = manifest.get("kind", "images")
     if kind and found != kind:
         raise BadInputError(

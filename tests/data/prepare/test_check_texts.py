@@ -30,7 +30,9 @@ def test_texts(tmp_path: Path, capsys):
     pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "d.parquet")
     write(tmp_path / "e", b"")
     write(tmp_path / "f.txt", "\n \n" * 3000)
-    write(tmp_path / "vocabulary.bin", b"\0")  # no text
+    write(tmp_path / "g.md", b"\xff\n")
+    write(tmp_path / "h.text", b"\0")
+    write(tmp_path / ".hidden", b"\0")
     lines = check(capsys, tmp_path)
     expected = [
         "a.txt line 2: not UTF-8 text",
@@ -42,6 +44,8 @@ def test_texts(tmp_path: Path, capsys):
         "d.parquet record 1: 'text' holds no text",
         "e: an empty file",
         "f.txt: no text in it",
+        "g.md line 1: not UTF-8 text",
+        "h.text line 1: holds a NUL character",
     ]
     assert len(lines) == len(expected)
     for line, start in zip(lines, expected, strict=True):
@@ -73,6 +77,37 @@ def test_tables(tmp_path: Path, capsys):
     ]
 
 
+def test_tables_without_labels(tmp_path: Path, capsys):
+    """GLUE's folders pass; texts in columns of another name, and labels in none, are mistakes."""
+    for name in ("train", "dev"):
+        write(tmp_path / f"{name}.tsv", "sentence\tlabel\na\t0\nb\t1\n")
+    unlabelled = write(tmp_path / "test.tsv", "index\tsentence\n0\ta\n")
+    assert run("check", tmp_path) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{unlabelled}: no label column: not for training",
+        f"{tmp_path}: 3 files, 4 lines, rows and records; 0 problems",
+    ]
+    own = ("--text_column=sentence", "--label_column=stars")
+    lines = check(capsys, tmp_path, *own)
+    assert len(lines) == 3 and lines[0].endswith("(choose with --label_column=NAME)")
+    other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
+    assert check(capsys, other) == [
+        f"{other}: no column 'text'; there are 'review', 'stars' (choose with --text_column=NAME)"
+    ]
+
+
+def test_the_name_of_a_folder_is_no_place(tmp_path: Path, capsys):
+    """Mistakes are counted by file, also where a folder is called "my line 1 data"."""
+    folder = tmp_path / "my line 1 data"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        write(folder / name, b"\xe9\n" * 22)
+    lines = check(capsys, folder)
+    assert [line for line in lines if line.endswith(" more")] == [
+        f"{folder}/a.txt: 2 more", f"{folder}/b.txt: 2 more",
+    ]  # fmt: skip
+
+
 def test_prepared_sets(tmp_path: Path, capsys):
     text = write(tmp_path / "a.txt", "One day. Two days.\n\n" * 400)
     stream, chunks = tmp_path / "stream", tmp_path / "chunks"
@@ -101,6 +136,10 @@ def test_prepared_sets(tmp_path: Path, capsys):
 
 
 def test_what_is_not_checked_is_one_line(tmp_path: Path, capsys):
+    assert "check reads local files" in refused(capsys, "check", "gs://bucket/set")
+    write(tmp_path / "dataset.json", '{"format_version": 1}')
+    assert "dataset.json: damaged, it names no splits" in refused(capsys, "check", tmp_path)
+    (tmp_path / "dataset.json").unlink()
     assert "no such file or directory" in refused(capsys, "check", tmp_path / "nowhere")
     write(tmp_path / "dataset_info.json", "{}")
     assert "a set of TFDS, which a run checks" in refused(capsys, "check", tmp_path)

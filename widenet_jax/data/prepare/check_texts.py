@@ -19,12 +19,10 @@ from widenet_jax.data.prepare.text_readers import (
 )
 from widenet_jax.data.text import table_files
 from widenet_jax.data.text.squad_files import read_questions
-from widenet_jax.data.text.tables import read_file
+from widenet_jax.data.text.tables import MissingColumnError, read_file
 from widenet_jax.errors import BadInputError, BadRowsError
 
 TABLES = (".tsv", ".csv")  # a parquet or JSON file is one where its label column is given
-# Of text in a folder that holds no images. "" is no suffix, as enwik8 has none.
-SUFFIXES = {"", ".txt", ".tokens", ".raw", ".ndjson", *table_files.READERS}
 COMPRESSED = (".gz", ".bz2", ".xz")
 
 Check = Callable[[], object]  # raises BadInputError for a bad line or record
@@ -37,10 +35,12 @@ class Checked(NamedTuple):
     Attributes:
       what: what was read: "3 files, 1,200 lines, rows and records".
       problems: a line for each mistake, which names its place.
+      notes: a line for each table that has texts, but no labels to train on.
     """
 
     what: str
     problems: list[str]
+    notes: Sequence[str] = ()
 
 
 def suffix_of(path: str) -> str:
@@ -52,34 +52,53 @@ def suffix_of(path: str) -> str:
 def check_files(paths: Sequence[str], columns: Mapping[str, str], format: str) -> Checked:
     """Reads text, tables and questions to their ends.
 
+    A table without a label column is no mistake, as GLUE's test sets have none, unless
+    "label_column" is given and no table has it.
+
     Args:
-      paths: the files, local or remote.
+      paths: the files.
       columns: "text_column", "pair_column" and "label_column" as in `config.data`, "" if not given.
       format: of files that are no tables, as in `text_inputs.Reading`.
     """
-    count, problems = 0, []
+    count, problems, unlabelled = 0, [], {}
     for path in tqdm.tqdm(paths, desc="check", unit="file"):
         try:
             read, bad = check_file(path, columns, format)
         except BadRowsError as error:
             read, bad = len(error.problems), error.problems
+        except MissingColumnError as error:
+            message, read, bad = str(error.of_flag(error.field)), 0, []
+            if error.field == "label_column":
+                unlabelled[path] = message
+            else:
+                bad = [message]
         except BadInputError as error:
             read, bad = 0, [str(error)]
         count += read
         problems += bad
-    return Checked(f"{len(paths):,} files, {count:,} lines, rows and records", problems)
+    what = f"{len(paths):,} files, {count:,} lines, rows and records"
+    tables = [path for path in paths if is_table(path, columns)]
+    if columns["label_column"] and len(unlabelled) == len(tables):
+        return Checked(what, [*problems, *unlabelled.values()])
+    return Checked(what, problems, [f"{p}: no label column: not for training" for p in unlabelled])
+
+
+def is_table(path: str, columns: Mapping[str, str]) -> bool:
+    """Returns whether a file is read as a table of labelled texts."""
+    suffix = suffix_of(path)
+    return suffix in TABLES or bool(columns["label_column"] and suffix in table_files.READERS)
 
 
 def check_file(path: str, columns: Mapping[str, str], format: str) -> Found:
     """Reads one file; raises BadInputError for a mistake after which it cannot be read on."""
-    beginning, suffix = first_bytes(path), suffix_of(path)
+    beginning = first_bytes(path)
     if not beginning:
         return 0, [f"{path}: an empty file"]
-    if suffix in TABLES or (columns["label_column"] and suffix in table_files.READERS):
+    if is_table(path, columns):
         rows = read_file(epath.Path(path), columns)
         empty = [row.where for row in rows if not all(map(str.strip, (row.text, row.pair or "-")))]
         return len(rows), [f"{where}: the text is empty" for where in empty]
-    if suffix == ".json" and b'"paragraphs"' in beginning:
+    if suffix_of(path) == ".json" and b'"paragraphs"' in beginning:
         return len(read_questions(epath.Path(path))), []
     format = detect(path) if format == "auto" else format
     found = tried(checks_of(path, format, columns["text_column"] or "text"))

@@ -72,7 +72,7 @@ def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
         if place.is_dir() and (place / TFDS_INFO).exists():
             found += _tfds_inputs(path, reading.tfds_split)
         elif place.is_dir():
-            visible = sorted(_files_below(place))
+            visible = sorted(files_below(place))
             if not visible:
                 raise BadInputError(f"{path}: holds no files")
             files += [(entry, _format_of(entry, reading)) for entry in visible]
@@ -88,13 +88,13 @@ def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
     return [found[first : first + size] for first in range(0, len(found), size)]
 
 
-def _files_below(place: epath.Path) -> Iterator[str]:
+def files_below(place: epath.Path) -> Iterator[str]:
     """Yields the files in a directory and those below it, except hidden ones."""
     for entry in place.iterdir():
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _files_below(entry)
+            yield from files_below(entry)
         else:
             yield str(entry)
 

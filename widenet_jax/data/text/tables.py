@@ -35,6 +35,23 @@ MAX_CLASSES = 1000  # more distinct labels mean that the column holds something 
 LEAST_LENGTH = 5  # tokens of a sequence
 
 
+class MissingColumnError(BadInputError):
+    """A table has no such column; a command names its flag instead (`of_flag`).
+
+    Args:
+      problem: the file, the column, and those that there are.
+      field: of `config.data`, that names the column.
+    """
+
+    def __init__(self, problem: str, field: str):
+        super().__init__(f"{problem} (choose with --config.data.{field}=NAME)")
+        self.problem, self.field = problem, field
+
+    def of_flag(self, name: str) -> BadInputError:
+        """Returns the same mistake, with the flag of that name to mend it."""
+        return BadInputError(f"{self.problem} (choose with --{name}=NAME)")
+
+
 class Row(NamedTuple):
     """One row of a table: its texts (None for no pair), its label as text, and its place."""
 
@@ -185,20 +202,22 @@ def layout_of(columns: Columns, data: Mapping[str, Any], file: str) -> tuple[str
     """Returns the names of the columns of the text, of its pair ("" for none) and of the label.
 
     Raises:
-      BadInputError: the file has no such columns, or none that is known.
+      MissingColumnError: the file has no such columns, or none that is known.
     """
     text, pair, label = data["text_column"], data["pair_column"], data["label_column"]
     if not (text or pair or label):
         for layout in LAYOUTS:
             if all(name in columns for name in layout if name):
                 return layout
+        for layout in LAYOUTS:  # of texts without labels, the label column is what is missing
+            if all(name in columns for name in layout[:2] if name):
+                text, pair = layout[:2]
+                break
     text, label = text or "text", label or "label"
     for field, name in (("text_column", text), ("pair_column", pair), ("label_column", label)):
         if name and name not in columns:
-            raise BadInputError(
-                f"{file}: no column {name!r}; there are {shown(list(columns))} (choose with "
-                f"--config.data.{field}=NAME)"
-            )
+            problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
+            raise MissingColumnError(problem, field)
     return text, pair, label
 
 
