@@ -397,12 +397,12 @@ def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys):
     with pytest.raises(RunFailedError) as error:
         run_here(tmp_path / "many", **data)
     assert "training images could not be read" in str(error.value)
-    assert "no more may be than 0 of 64 (config.data.max_bad_fraction=0); mend" in str(error.value)
+    assert "at most 0 of 64 may be (config.data.max_bad_fraction=0); mend" in str(error.value)
 
     for number in range(16, 24):  # after training: empty some test images, too
         (photos / "test" / "dog" / f"{number - 16:02d}.jpg").write_bytes(b"")
     data |= {"data.max_bad_fraction": 0.001}
-    allowed = r"1 of 32 \(config.data.max_bad_fraction=0.001; of small sets 10, but no more than 5%"
-    told = f"8 of 32 evaluation images could not be read, and no more may be than {allowed}"
+    allowed = r"at most 1 of 32 may be \(config.data.max_bad_fraction=0.001; of small sets 10, but "
+    told = f"8 of 32 evaluation images could not be read; {allowed}no more than 5%"
     with pytest.raises(RunFailedError, match=told):
         run_here(tmp_path / "skip", mode="eval", **data)

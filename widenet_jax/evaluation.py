@@ -48,7 +48,7 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **told: Any) ->
     if metrics["bad_examples"] > bad_allowed(limit, len(source)):
         raise RunFailedError(
             f"{metrics['bad_examples']:,} of {len(source):,} evaluation {task.unit} could not be "
-            f"read, and no more may be than {bad_allowed_text(limit, len(source))}; mend the data "
+            f"read; {bad_allowed_text(limit, len(source))}; mend the data "
             "(they are named above)"
         )
     return metrics

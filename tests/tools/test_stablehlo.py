@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jax import export
-from messy_photos import EXIF_ORIENTATION, picture
+from messy_photos import EXIF_ORIENTATION, picture, wide
 from PIL import Image
 from sklearn.datasets import load_digits
 from untrained import export_untrained
@@ -82,7 +82,7 @@ def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
 def test_the_readme_prepares_photos_as_evaluation_does(
     tmp_path: Path, crop: str, turn: bool, channels: int
 ):
-    """Larger and smaller ones, upright and turned, to one level of 255."""
+    """Larger and smaller ones, upright and turned, and grey of 16 bits, to one level of 255."""
     fields = {"eval_crop": crop, "exif_orientation": turn, "eval_crop_fraction": 0.875}
     fields = [f"--config.augment.{name}={value}" for name, value in fields.items()]
     trained = open_trained(str(OLD_EXPORT), fields)
@@ -96,6 +96,8 @@ def test_the_readme_prepares_photos_as_evaluation_does(
     for k, size in enumerate([(97, 61), (40, 211), (60, 40), (20, 20), (17, 13)]):
         photo = picture(k).resize(size, Image.Resampling.BICUBIC)
         photo.save(tmp_path / f"{k}.png", exif=exif)
+    wide().save(tmp_path / "5.png")
+    for k in range(6):
         ours = picture_of(str(tmp_path / f"{k}.png"), trained).astype(int)
         theirs = names["prepare"](tmp_path / f"{k}.png")
         assert theirs.shape == ours.shape and theirs.dtype == np.uint8

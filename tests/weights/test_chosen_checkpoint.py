@@ -154,6 +154,27 @@ def test_a_remote_directory_may_end_like_a_checkpoint(monkeypatch: pytest.Monkey
         wj.load("gs://b/mine")
 
 
+def test_of_a_bucket_only_errors_of_access_ask_for_a_login(monkeypatch: pytest.MonkeyPatch):
+    """Some come from packages that are not installed here, also once public weights are found."""
+    monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
+    expired = type("RefreshError", (Exception,), {"__module__": "google.auth.exceptions"})
+    login = "gs://b/m.npz cannot be read: Expired; log in with `gcloud"
+    cases = (
+        ("isdir", expired("Expired"), BadInputError, login.replace("m.npz", "mine")),
+        ("open", expired("Expired"), BadInputError, login),
+        ("isdir", type("Expired", (expired,), {"__module__": "x"})(), BadInputError, "; log in"),
+        ("isdir", KeyError("mlm"), KeyError, "^'mlm'$"),
+        ("isdir", RunFailedError("nothing is intact"), RunFailedError, "^nothing is intact$"),
+    )
+    for call, error, kind, told in cases:
+
+        def broken(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        with mock_epath(**{call: broken}), pytest.raises(kind, match=told):
+            wj.load("gs://b/m.npz" if call == "open" else "gs://b/mine")
+
+
 @pytest.mark.slow
 def test_three_accuracies_of_one_run(tmp_path: Path, capsys):
     """The rate grows until it destroys what was learned, so that the best is an early one."""

@@ -262,12 +262,12 @@ def bad_allowed(max_bad_fraction: float, num_examples: int) -> float:
 
 
 def bad_allowed_text(max_bad_fraction: float, num_examples: int) -> str:
-    """Says how many examples may be unreadable, and why: "10 of 220 (config. ...)"."""
+    """Says how many examples may be unreadable: "at most 10 of 220 may be (config. ...)"."""
     allowed, why = bad_allowed(max_bad_fraction, num_examples), ""
     if allowed > max_bad_fraction * num_examples:
         why = f"; of small sets {FEW_BAD}, but no more than {FEW_BAD_SHARE:.0%}"
     setting = f"config.data.max_bad_fraction={max_bad_fraction:g}"
-    return f"{int(allowed):,} of {num_examples:,} ({setting}{why})"
+    return f"at most {int(allowed):,} of {num_examples:,} may be ({setting}{why})"
 
 
 def join_chunks(chunks: Sequence[Chunk]) -> Chunk:

@@ -199,14 +199,14 @@ def with_classes_of(
     names, theirs = train.class_names, evaluation.class_names
     for split, source in ((data["train_split"], train), (data["eval_split"], evaluation)):
         if not len(source):
-            advice = source.way_out and f"; {source.way_out}"
+            advice = source.split_advice and f"; {source.split_advice}"
             raise BadInputError(f"split {split} has no image{advice}")
     unknown = tuple(name for name in theirs if name not in names)
     if lacking := train.missing or unknown:
         count = f"{len(lacking)} of {len({*names, *theirs})} classes ({names_text(lacking)})"
         advice = "copy their images again, or remove these classes from every split"
         raise BadInputError(
-            f"split {data['train_split']} has no image of {count}; {train.way_out or advice}"
+            f"split {data['train_split']} has no image of {count}; {train.split_advice or advice}"
         )
     if names == theirs:
         return evaluation
@@ -241,7 +241,7 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
     Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)" or
     "train: 6,513 sequences of mine.txt; valid: 361 sequences".
     """
-    told, way_out, left_out = [], "", Counter()
+    told, split_advice, left_out = [], "", Counter()
     for name, source in splits:
         text = f"{name}: {len(source):,} {unit}"
         if isinstance(source, Stream) and not told:
@@ -250,12 +250,12 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
             text += f", {len(source.class_names):,} classes" if not told else ""
             text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
-            way_out = way_out or source.way_out
+            split_advice = split_advice or source.split_advice
         told.append(text)
     if left_out:
         told.append(left_out_text(left_out))
-    if way_out:
-        told.append(way_out)
+    if split_advice:
+        told.append(split_advice)
     return "; ".join(told)
 
 

@@ -24,7 +24,7 @@ def parse_slice(split: str) -> tuple[str, tuple[str, str] | None]:
     The name is "" in "[90%:]", a part of a set that is one file.
 
     Raises:
-      BadInputError: brackets that hold something else.
+      BadInputError: brackets that hold something else, or more than 100%.
     """
     if "[" not in split:
         return split, None
@@ -33,14 +33,23 @@ def parse_slice(split: str) -> tuple[str, tuple[str, str] | None]:
         raise BadInputError(
             f"split {split!r}: a slice is written as train[90%:], train[:5000] or train[10%:20%]"
         )
-    return match[1], (match[2] or "", match[3] or "")
+    bounds = (match[2] or "", match[3] or "")
+    if over := [bound for bound in bounds if bound.endswith("%") and abs(int(bound[:-1])) > 100]:
+        raise BadInputError(f"split {split!r}: {over[0]} is out of range; give -100% to 100%")
+    return match[1], bounds
 
 
 def slice_of(bounds: tuple[str, str], num_records: int) -> slice:
-    """Returns the slice between bounds such as "90%", "-100" and "", as TFDS rounds them."""
+    """Returns the slice between bounds such as "90%", "-100" and "", as TFDS rounds them.
 
-    def place(bound: str) -> int | None:
-        share = bound.endswith("%")
-        return round(num_records * int(bound[:-1]) / 100) if share else int(bound)
+    It may select nothing: 99% of 40 records is all of them, and so "99%:" has none.
+    """
+
+    def place(bound: str) -> int:
+        if not bound.endswith("%"):
+            return int(bound)
+        # Counted from the end here: a small share rounds to -0, which would be the first record.
+        end = num_records if bound.startswith("-") else 0
+        return end + round(num_records * int(bound[:-1]) / 100)
 
     return slice(*(place(bound) if bound else None for bound in bounds))

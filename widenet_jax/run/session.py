@@ -211,7 +211,7 @@ class Session:
         if bad > bad_allowed(limit, num_examples) * max(seen / num_examples, 1):
             raise RunFailedError(
                 f"{bad:,} of {seen:,} training {self.experiment.task.unit} could not be read up to "
-                f"step {step:,}, and in each pass over the data no more may be than "
+                f"step {step:,}; in each pass over the data "
                 f"{bad_allowed_text(limit, num_examples)}; mend the data (the notes of this start "
                 "and earlier ones name them) or allow more"
             )

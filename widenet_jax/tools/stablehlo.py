@@ -52,6 +52,9 @@ does, up to one level of 255 by rounding{but}:
 
     def prepare(path):
         image = {opened}
+        if image.mode.startswith("I;16"):  # keep the upper 8 bits; convert would clip at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = image.convert({mode})
         {scaled}
         if width <= image.width and height <= image.height:  # averages over areas
             rows, columns = shares(image.height, height), shares(image.width, width)
@@ -124,7 +127,8 @@ def preparation(trained: Trained) -> str:
         size=size,
         colours="red, green and blue" if channels == 3 else "grey",
         channels=channels,
-        opened=f'{opened}.convert("RGB")' + ('.convert("L")' if channels == 1 else ""),
+        opened=opened,
+        mode='"RGB").convert("L"' if channels == 1 else '"RGB"',
         scaled=scaled,
         but=but,
     )

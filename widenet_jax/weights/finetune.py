@@ -90,7 +90,9 @@ def finetune_params(
     params = flax.traverse_util.unflatten_dict(new | taken, sep="/")
     line = told(taken, new.keys() - taken.keys(), old, source)
     line += "; the classes are the same, so the head is kept" if kept else ""
-    return params, "; here otherwise: ".join(filter(None, [line, ", ".join(differing)]))
+    return params, "; differs from the stored model in: ".join(
+        filter(None, [line, ", ".join(differing)])
+    )
 
 
 def told(taken: Mapping, fresh: set[str], stored: Mapping, source: str) -> str:

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataFacts
 from widenet_jax.data.text.tokenizer import load_tokenizer
-from widenet_jax.errors import BadInputError, RunFailedError, first_line
+from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.experiment import build_task
 from widenet_jax.files import absolute, is_remote
 from widenet_jax.models.build import build_model
@@ -15,6 +15,8 @@ from widenet_jax.weights.finetune import finetune_params
 from widenet_jax.weights.pretrained import read_public, weight_files
 from widenet_jax.weights.trained import Trained, model_inputs, open_trained
 
+# Packages, which may be absent, whose errors tell of credentials and networks.
+REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}
 MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
 
 
@@ -34,21 +36,25 @@ def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
     try:
         if not is_public(place):
             return open_trained(place, checkpoint=checkpoint)
-    except (BadInputError, RunFailedError):
-        raise
-    except Exception as error:  # gcsfs has many, for credentials and for networks
-        if not is_remote(place):
+        if not checkpoint:
+            return open_public(place)
+    except Exception as error:
+        if not is_remote(place) or not _is_of_access(error):
             raise
         raise BadInputError(
             f"{place} cannot be read: {first_line(error)}; log in with `gcloud auth "
             "application-default login`, or copy the directory to this machine"
         ) from error
-    if checkpoint:
-        raise BadInputError(
-            f"--workdir={place} holds public weights, and only a run has checkpoints to choose "
-            f"from; leave the choice of {checkpoint} out"
-        )
-    return open_public(place)
+    raise BadInputError(
+        f"--workdir={place} holds public weights, and only a run has checkpoints to choose "
+        f"from; leave the choice of {checkpoint} out"
+    )
+
+
+def _is_of_access(error: Exception) -> bool:
+    """Returns whether an error comes from a file system, a network or a login."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, OSError) or not packages.isdisjoint(REMOTE_PACKAGES)
 
 
 def open_public(place: str) -> Trained:

@@ -217,9 +217,12 @@ def test_a_flat_folder_is_divided_by_the_names_alone(flat):
     assert train_now | held_out_now == {p.split("flat/")[1] for p in train | held_out} | added
 
 
-def test_where_a_small_class_has_no_image_in_a_part_the_way_out_is_told(tmp_path):
-    """The fraction that is told works, and is the least of whole hundredths that does."""
-    for name, count in (("ant", 4), ("bee", 40)):
+def test_where_a_small_class_has_no_image_in_a_part_advice_is_told(tmp_path):
+    """The fraction that is told works, and is the least of whole hundredths that does.
+
+    Where it would be above 0.3, or one image has to be in both parts, none is told.
+    """
+    for name, count in (("bee", 4), ("cat", 40)):
         (tmp_path / name).mkdir()
         for i in range(count):
             (tmp_path / name / f"{i}.png").write_bytes(png(i))
@@ -227,19 +230,19 @@ def test_where_a_small_class_has_no_image_in_a_part_the_way_out_is_told(tmp_path
     data = open_data(config)
     line = overview((("train", data.train), ("val", data.eval)), "images")
     found = re.search(
-        r"none of ant; --config.data.eval_fraction=(0\.\d+) has images of every", line
+        r"none of bee; --config.data.eval_fraction=(0\.\d+) has images of every", line
     )
     assert line.endswith(f"yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS")
-    for less, missing in ((0.0, ()), (0.01, ("ant",))):  # it is the least hundredth
+    for less, missing in ((0.0, ()), (0.01, ("bee",))):  # it is the least hundredth
         config.data.eval_fraction = round(float(found[1]) - less, 2)
         data = open_data(config)
         assert data.eval.missing == missing and len(data.train) + len(data.eval) == 44
-    for i in range(1, 4):  # one photo cannot be in both parts
-        (tmp_path / "ant" / f"{i}.png").unlink()
-    told = open_data(config).eval.way_out
-    assert (
-        told == f"divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
-    )
+    own = f"divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
+    for kept in ((0,), (1, 2, 3)):  # one photo cannot be in both parts; from 0.5 on the others are
+        for i in range(4):
+            path = tmp_path / "bee" / f"{i}.png"
+            path.write_bytes(png(i)) if i in kept else path.unlink()
+        assert open_data(config).eval.split_advice == own
     config.data.eval_fraction = 1.0
     with pytest.raises(BadInputError, match="split train has no image; divide the images yours"):
         open_data(config)

@@ -19,6 +19,7 @@ from widenet_jax.errors import BadExampleError, BadInputError, check_range
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FRACTION_FIELD = "config.data.eval_fraction"
+MOST_ADVISED = 0.3  # a larger held-out part leaves too little to train on
 # Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
 # skipping the file would not be reproducible.
 FILE_ERRORS = {
@@ -54,7 +55,7 @@ class Holdout:
         """
         return _number(name) < self.fraction * 2**64
 
-    def way_out(self, root: str, classes: Iterable[Sequence[str]]) -> str:
+    def split_advice(self, root: str, classes: Iterable[Sequence[str]]) -> str:
         """Says how both parts get images of each class.
 
         No class is given one that its hash does not: that image would change its part when a file
@@ -68,7 +69,7 @@ class Holdout:
         least, most = max(n[0] for n in numbers), min(n[-1] for n in numbers)
         fraction = (100 * least // 2**64 + 1) / 100  # the least hundredth above
         parts = " and ".join(f"{root}/{part}/CLASS" for part in (self.train_split, self.eval_split))
-        if fraction * 2**64 > most:
+        if fraction > MOST_ADVISED or fraction * 2**64 > most:
             return f"divide the images yourself, into {parts}"
         every = f"--{self.field}={fraction:g} has images of every class in both parts"
         return f"{every}; or divide them yourself, into {parts}"
@@ -131,7 +132,9 @@ class ImageFolder(LabelledImages):
         self._files = [file for files in chosen for file in files]
         counts = [len(files) for files in chosen]
         if divided and not all(counts):
-            self.way_out = holdout.way_out(root, (files.images for files in found.values()))
+            self.split_advice = holdout.split_advice(
+                root, (files.images for files in found.values())
+            )
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         others = {k: v for files in found.values() for k, v in files.others.items()}
         others |= _Files(folder, "").beside_folders

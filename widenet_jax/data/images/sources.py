@@ -25,13 +25,13 @@ class LabelledImages:
       class_names: the name of each label: label k is class_names[k].
       record_labels: the label of each record, int32 [n]; None where only reading would tell.
       left_out: how many files of the split are not read, by suffix.
-      way_out: how the split gets images of the `missing` classes; "" where it cannot be told.
+      split_advice: how the split gets images of the `missing` classes; "" where it cannot be told.
     """
 
     class_names: tuple[str, ...]
     record_labels: np.ndarray | None = None
     left_out: Mapping[str, int] = Counter()
-    way_out: str = ""
+    split_advice: str = ""
 
     @property
     def info(self) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def read_image_folder(
             lacks = f"{split} has no image of {folders.names_text(missing)}"
             if split == holdout.train_split:
                 advice = "copy the images again, or remove these classes from every split"
-                raise BadInputError(f"{root}: split {lacks}; {source.way_out or advice}")
-            notes.append(lacks + (source.way_out and f"; {source.way_out}"))
+                raise BadInputError(f"{root}: split {lacks}; {source.split_advice or advice}")
+            notes.append(lacks + (source.split_advice and f"; {source.split_advice}"))
     return Converted(
         class_names,
         {split: _from_folder(source, class_names, unreadable) for split, source in found.items()},
