@@ -103,7 +103,7 @@ def test_every_name_builds(family: str, size: str):
     [
         ("widenet_x", "there are vit_tiny"),
         ("resnet_b", "there are vit_tiny"),
-        ("widenet_b,exprets=8", "no option 'exprets'; there are"),
+        ("widenet_b,exprets=8", "no option 'exprets'; did you mean experts? there are"),
         ("widenet_b,experts=many", "needs a value of type int"),
         ("widenet_b,share_norms=1", "needs true or false"),
         ("widenet_b,preset=mine", "paper or authors_code"),
