@@ -30,17 +30,18 @@ def unrounded(spec: str, x: jax.Array, dy: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("size", "batch", "side"), [("s", 4, 64), pytest.param("l", 2, 224, marks=pytest.mark.slow)]
+    ("size", "depth", "batch", "side"),
+    [("s", 2, 4, 64), pytest.param("l", 24, 2, 224, marks=pytest.mark.slow)],
 )
 def test_sum_over_blocks_is_that_of_float32(
-    size: str, batch: int, side: int, monkeypatch: pytest.MonkeyPatch
+    size: str, depth: int, batch: int, side: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Rounding each block's product costs little; the slope on the reference gradient is 1.
 
     The same bfloat16 forward and backward pass, once with shared weights and once with a copy of
     them for each block, whose gradients are not rounded and are added up in float64.
     """
-    fields = vision_model("widenet", size, {"examples_per_group": 1})
+    fields = vision_model("widenet", size, {"examples_per_group": 1, "depth": depth})
     fields |= {"dropout": 0.0}
     fields["moe"]["router"]["noise_std"] = 0.0
     shared = build_model(fields, num_classes=1000)

@@ -166,7 +166,7 @@ def test_too_many_bad_ones_in_a_row_end_the_run(tmp_path):
     assert not isinstance(error.value, BadExampleError) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_error_is_the_default_and_names_the_image(folder, num_workers):
     for stream in (train_stream, eval_stream):
         with pytest.raises(BadExampleError, match=r"\d\d\.png \(image \d+\): ") as error:

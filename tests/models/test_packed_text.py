@@ -31,7 +31,7 @@ def batches() -> tuple[dict, dict]:
     return alone, stack([TRANSFORM.row(row) for row in rows])
 
 
-@pytest.mark.parametrize("family", ["albert", "bert"])
+@pytest.mark.parametrize("family", ["albert", pytest.param("bert", marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_unpacked_instances(family: str):
     fields = text_model(family, "tiny", {"depth": 2})
     alone, packed = batches()

@@ -137,7 +137,12 @@ def restated_heads(params: dict, xs: list[np.ndarray]) -> tuple[list[np.ndarray]
 
 @pytest.mark.parametrize(
     ("family", "position"),
-    [("albert", "post"), ("bert", "pre"), ("widenet_4", "post"), ("widenet_4", "pre")],
+    [
+        ("albert", "post"),
+        ("bert", "pre"),
+        ("widenet_4", "post"),
+        pytest.param("widenet_4", "pre", marks=pytest.mark.slow),
+    ],
 )
 def test_equals_the_restatement(family: str, position: str):
     model = small(family, norm_position=position, moe=ROOMY)
@@ -173,7 +178,7 @@ def test_parameters_start_as_berts(family: str):
     map_with_path(check, params)
 
 
-@pytest.mark.parametrize("family", ["bert", "widenet_4"])
+@pytest.mark.parametrize("family", ["widenet_4", pytest.param("bert", marks=pytest.mark.slow)])
 def test_padding_changes_nothing(family: str):
     """Other ids in the padding, or more of it: the same loss, routing counts and gradients."""
     model = small(family, moe={"examples_per_group": 3, "capacity_factor_eval": 1.0})
@@ -206,7 +211,7 @@ def test_padding_changes_nothing(family: str):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), its_grads, grads)
 
 
-@pytest.mark.parametrize("family", ["albert", "bert"])
+@pytest.mark.parametrize("family", ["albert", pytest.param("bert", marks=pytest.mark.slow)])
 def test_packed_rows_are_their_instances(family: str):
     """Two texts in one row: the logits and gradients of the two apart."""
     model = small(family)
@@ -223,15 +228,15 @@ def test_packed_rows_are_their_instances(family: str):
         found = model.apply({"params": params}, inputs, train=False)[0]
         return found["mlm_logits"].reshape(2 * P, V), found["order_logits"].reshape(-1, 2)[:2]
 
-    def loss(params: dict, inputs: dict) -> jax.Array:
+    def loss(params: dict, inputs: dict) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         mlm, order = outputs(params, inputs)
-        return -(jax.nn.log_softmax(mlm)[:, 7].sum() + jax.nn.log_softmax(order)[:, 1].sum())
+        right = jax.nn.log_softmax(mlm)[:, 7].sum() + jax.nn.log_softmax(order)[:, 1].sum()
+        return -right, (mlm, order)
 
-    found = (jax.jit(outputs)(params, inputs) for inputs in (packed, apart))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    gradient = jax.jit(jax.grad(loss))
-    one, other = (gradient(params, inputs) for inputs in (packed, apart))
+    gradient = jax.jit(jax.grad(loss, has_aux=True))
+    (one, found), (other, expected) = (gradient(params, inputs) for inputs in (packed, apart))
+    for logits, their_logits in zip(found, expected, strict=True):
+        np.testing.assert_allclose(logits, their_logits, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), one, other)
 
 

@@ -20,7 +20,7 @@ from widenet_jax.moe.slots import assign_slots
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.typing import Routing
 
-TIGHT = {"capacity_factor": 0.8, "examples_per_group": 2}
+TIGHT = {"capacity_factor": 0.8, "examples_per_group": 2, "depth": 1}
 MESHES = [(1, 1), (4, 1), (1, 4), (2, 2)]  # fsdp, expert; data has the rest of 8
 
 
@@ -260,7 +260,7 @@ def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
     mask = jnp.arange(16)[:, None] + jnp.arange(6) < 18
     params = init(moe, x[:1], seed=1)
     draw = lambda leaf: leaf + jax.random.normal(jax.random.key(2), leaf.shape)  # noqa: E731
-    params = jax.tree.map(draw, params)
+    params = jax.jit(partial(jax.tree.map, draw))(params)
 
     def loss(params: dict, x: jax.Array, mask: jax.Array) -> tuple:
         rngs = {"router": jax.random.key(3)}

@@ -108,8 +108,10 @@ def test_accumulation_divides_by_the_predictions_of_the_whole_batch(packed: bool
 
     params = {"scores": jax.random.normal(jax.random.key(0), (V, V))}
     results = [
-        make_gradients(
-            forward=forward, task=task(), seed=0, accumulation_steps=steps, group_size=1
+        jax.jit(
+            make_gradients(
+                forward=forward, task=task(), seed=0, accumulation_steps=steps, group_size=1
+            )
         )(params, batch, 0)
         for steps in (1, parts)
     ]
