@@ -4,6 +4,7 @@ import importlib
 import itertools
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def config_named(words: list[str]) -> str:
     return found[1] if found else "configs/imagenet.py"
 
 
+@cache
 def fields_of(config: str) -> set[str]:
     """Returns the names of all fields and sections of a config, with dots."""
 

@@ -22,8 +22,17 @@ def precisions(lowered: jax.stages.Lowered) -> set[tuple[str, bool]]:
     return {(dtype, full) for dtype, full in found if not dtype.startswith("i")}
 
 
-@pytest.mark.parametrize("dispatch", ["einsum", "gather", "ragged"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "dispatch"),
+    [
+        ("float32", "einsum"),
+        ("float32", "gather"),
+        ("float32", "ragged"),
+        ("bfloat16", "gather"),
+        pytest.param("bfloat16", "einsum", marks=pytest.mark.slow),
+        pytest.param("bfloat16", "ragged", marks=pytest.mark.slow),
+    ],
+)
 def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
     """In forward, backward and evaluation; with bfloat16, only the router multiplies in float32."""
     config = small_config(**{"model.dtype": dtype, "model.moe.dispatch": dispatch})

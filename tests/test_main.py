@@ -261,14 +261,19 @@ def test_help(capsys: pytest.CaptureFixture, flag: str):
 
 
 def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path):
-    """stdout is one JSON object; progress goes to stderr."""
-    assert main(["main", *SMALL_VIT, f"--workdir={tmp_path}/run", "--json"]) == 0
+    """stdout is one JSON object; progress goes to stderr. Evaluation needs only the workdir."""
+    workdir = f"--workdir={tmp_path / 'run'}"  # with the config, in config.json
+    assert main(["main", *SMALL_VIT, workdir, "--json"]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert out.count("\n") == 1
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["steps"], result["test_images"]) == (2, 360)
     assert "step 2/2 (100%)" in err and "error" not in err
+    assert main(["main", "--mode=eval", workdir, "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert evaluated["test_accuracy"] == result["test_accuracy"]
+    assert "no run there" in refused(capsys, "--mode=eval", f"--workdir={tmp_path}")
 
 
 def test_a_failed_run(capsys: pytest.CaptureFixture, tmp_path: Path):
@@ -333,14 +338,3 @@ def test_the_table_of_a_training_run_without_experts_says_where_things_are():
         "metrics               runs/x/metrics.jsonl",
         "learning curve        runs/x/learning_curve.png",
     ]
-
-
-def test_evaluation_needs_only_the_workdir(capsys: pytest.CaptureFixture, tmp_path: Path):
-    """The config comes from the run's config.json."""
-    workdir = f"--workdir={tmp_path / 'run'}"
-    assert main(["main", *SMALL_VIT, workdir, "--json"]) == 0
-    trained = json.loads(capsys.readouterr().out)
-    assert main(["main", "--mode=eval", workdir, "--json"]) == 0
-    evaluated = json.loads(capsys.readouterr().out)
-    assert evaluated["test_accuracy"] == trained["test_accuracy"]
-    assert "no run there" in refused(capsys, "--mode=eval", f"--workdir={tmp_path}")

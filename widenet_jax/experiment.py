@@ -101,7 +101,8 @@ def build_experiment(
     forward = make_forward(model)
     gradients = build_gradients(config, model, task, forward)
     init = partial(init_state, model=model, task=task, tx=tx, config=config)
-    shapes = jax.eval_shape(init)
+    with jax.set_mesh(mesh):  # as where `init` is called: JAX traces it once for both
+        shapes = jax.eval_shape(init)
     shardings = state_shardings(shapes, mesh)
     replicated, batched = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
     skippable = max_skipped_updates(config)

@@ -18,10 +18,19 @@ SMALL = {"batch_size": B, "data.max_length": T, "model.depth": 1, "model.dropout
 SMALL |= {"evaluation.batch_size": B}
 
 
+def experiment_of(**changes: object) -> Experiment:
+    config = small_config(run="language", **SMALL, **changes)
+    return build_experiment(config, DataFacts(64, {}, {"vocab_size": V}), jax.devices()[:1])
+
+
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
-    config = small_config(run="language", **SMALL)
-    return build_experiment(config, DataFacts(64, {}, {"vocab_size": V}), jax.devices()[:1])
+    return experiment_of()
+
+
+@pytest.fixture(scope="module")
+def skipping() -> Experiment:
+    return experiment_of(on_nonfinite="skip", max_skipped_updates=1)
 
 
 def batch_of(experiment: Experiment, seed: int, *, fresh: bool = False) -> dict[str, np.ndarray]:
@@ -117,18 +126,14 @@ def test_a_fresh_row_has_an_empty_memory(experiment: Experiment):
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_skipped_update_empties_the_memory(before: int):
+def test_a_skipped_update_empties_the_memory(skipping: Experiment, before: int):
     """One may be skipped. The second ends the run, and the memory that it met is kept for a replay.
 
     A parameter that is not finite makes every hidden state NaN: none of them is remembered.
     """
-    config = small_config(run="language", **SMALL, on_nonfinite="skip", max_skipped_updates=1)
-    facts = DataFacts(64, {}, {"vocab_size": V})
-    experiment = build_experiment(config, facts, jax.devices()[:1])
-    with jax.set_mesh(experiment.mesh):
-        params = jax.tree.map(lambda x: x.at[...].set(jnp.nan), experiment.init().params)
+    params = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), skipping.state.params)
     met = {"params": params, "carry": used(), "skipped_updates": jnp.int32(before)}
-    state, metrics = one_step(experiment, batch_of(experiment, 0), **met)
+    state, metrics = one_step(skipping, batch_of(skipping, 0), **met)
     assert np.isnan(metrics["loss"]) and state.skipped_updates == before + 1
     left = dict(used()) if before else jax.tree.map(np.zeros_like, dict(used()))
     jax.tree.map(np.testing.assert_array_equal, state.carry, left)
