@@ -189,8 +189,9 @@ def main():
     train, _ = build_transforms(AUGMENT, 8)
     batches = pipeline.train_batches(
         source, transform=train, seed=0, batch_size=64, positions=np.arange(64), start_step=0,
-        num_steps=10**6, num_workers=2, prefetch=1)
-    next(batches), next(batches)  # one from each worker
+        num_steps=10**6, num_workers=int(sys.argv[1]), prefetch=1)
+    for _ in range(int(sys.argv[1])):  # one from each worker
+        next(batches)
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)
     if "wait" in sys.argv:
         time.sleep(60)
@@ -230,7 +231,7 @@ def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
 def test_workers_leave_when_the_run_is_killed(tmp_path):
-    process, pids = start_orphans(tmp_path, "wait")
+    process, pids = start_orphans(tmp_path, "2", "wait")
     with process:
         assert len(pids) == 2 and all(map(alive, pids))
         process.kill()
@@ -239,7 +240,7 @@ def test_workers_leave_when_the_run_is_killed(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
 def test_a_run_that_forgets_to_close_still_ends(tmp_path):
-    process, pids = start_orphans(tmp_path)
+    process, pids = start_orphans(tmp_path, "1")
     with process:
         assert process.wait(timeout=30) == 0
     assert wait_until_gone(pids, 3.0) == []

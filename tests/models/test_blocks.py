@@ -83,8 +83,10 @@ def test_the_gradient_of_a_shared_part_is_the_sum_over_blocks():
         y, aux = model.apply({"params": params}, X, train=True)
         return (y**2).sum() + aux["loss"].sum()
 
-    value, grads = jax.jit(jax.value_and_grad(partial(loss, shared)))(params)
-    copy_value, copies = jax.jit(jax.value_and_grad(partial(loss, apart)))(unshare(params))
+    def run(model: Blocks, params: dict) -> tuple:
+        return jax.device_get(jax.jit(jax.value_and_grad(partial(loss, model)))(params))
+
+    (value, grads), (copy_value, copies) = run(shared, params), run(apart, unshare(params))
     np.testing.assert_allclose(value, copy_value, rtol=1e-6)
     for part in ("attention", "moe"):
         summed = jax.tree.map(lambda *g: sum(g), *(copies[f"block_0{i}_{part}"] for i in range(3)))

@@ -154,7 +154,13 @@ def test_padding_rows_of_a_ragged_product_have_no_effect(dtype, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, gradients(), clean)
 
 
-@pytest.mark.parametrize("dispatch", DISPATCHERS)
+@pytest.mark.parametrize(
+    "dispatch",
+    [
+        d if d in ("gather", "ragged") else pytest.param(d, marks=pytest.mark.slow)
+        for d in DISPATCHERS
+    ],
+)
 def test_dropout_does_not_depend_on_the_devices(dispatch: str):
     """Eight devices draw the masks of one; equal examples come out with different masks."""
     moe = MoeLayer(

@@ -303,13 +303,13 @@ def test_a_batch_that_is_no_whole_number_of_groups_names_sizes_that_would_do():
     moe = layer(4, 2, examples_per_group=5)
     x = jnp.ones((12, T, D))
     with pytest.raises(BadInputError, match="3 or 4 or 6, or a batch of 15, would do"):
-        moe.init(jax.random.key(0), x, train=True)
+        init(moe, x, train=True)
 
 
 def test_no_more_experts_selected_than_there_are():
     moe = layer(2, 3)
     with pytest.raises(BadInputError, match="num_selected_experts=3 must be between 1 and 2"):
-        moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
+        init(moe, jnp.ones((2, T, D)))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_no_more_experts_selected_than_there_are():
 )
 def test_unknown_names_and_fields(change: dict, message: str):
     with pytest.raises(BadInputError, match=message):
-        layer(2, 1, **change).init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
+        init(layer(2, 1, **change), jnp.ones((2, T, D)))
 
 
 @pytest.mark.parametrize("dispatch", DISPATCHERS)
@@ -353,9 +353,10 @@ def test_experts_without_bias_and_with_another_activation(dispatch: str):
 
 def test_noise_needs_its_random_stream():
     moe = layer(2, 1, router={"name": "top_k", "noise_std": 1.0})
-    params = moe.init(jax.random.key(0), jnp.ones((2, T, D)), train=False)
+    x = jnp.ones((2, T, D))
+    params = init(moe, x)
     with pytest.raises(ValueError, match="stream 'router'"):
-        moe.apply(params, jnp.ones((2, T, D)), train=True)
+        apply(moe, params, x, train=True)
 
 
 def test_dropout_after_the_sum_takes_the_place_of_that_after_each_output():

@@ -1,6 +1,7 @@
 """The classification loss, computed by hand for two classes; evaluation ignores padding."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -95,10 +96,9 @@ def test_mixup_by_hand():
         return jnp.log(jnp.stack([1 - white, white], axis=-1)), {}
 
     batch = {"image": pixels(0, 255, 0, 255), "label": jnp.array([0, 1, 0, 1])}
-    loss, metrics = task(mixup_alpha=0.8).loss(apply, batch, RNGS)
-    images, _ = mixup(
-        RNGS["mixup"], to_unit_range(batch["image"]), jnp.zeros((4, 2)), alpha=0.8, group_size=2
-    )
+    loss, metrics = jax.jit(partial(task(mixup_alpha=0.8).loss, apply))(batch, RNGS)
+    mix = jax.jit(partial(mixup, alpha=0.8, group_size=2))
+    images, _ = mix(RNGS["mixup"], to_unit_range(batch["image"]), jnp.zeros((4, 2)))
     white = (np.asarray(images, np.float64).ravel() + 1) / 2
     assert np.ptp(white) > 0.1  # the images are mixed
     entropy = -(white * np.log(white) + (1 - white) * np.log(1 - white)).mean()

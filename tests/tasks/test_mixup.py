@@ -55,7 +55,8 @@ def test_every_example_has_its_own_lambda(mixed: tuple):
 def lambdas(alpha: float) -> np.ndarray:
     n = 4000
     targets = jnp.tile(jnp.eye(2), (n // 2, 1))  # so that target[i, i % 2] is lambda
-    _, out = mixup(jax.random.key(3), jnp.zeros((n, 1, 1, 1)), targets, alpha=alpha, group_size=2)
+    run = jax.jit(functools.partial(mixup, alpha=alpha, group_size=2))
+    _, out = run(jax.random.key(3), jnp.zeros((n, 1, 1, 1)), targets)
     return np.asarray(out)[np.arange(n), np.arange(n) % 2]
 
 
@@ -150,11 +151,14 @@ def test_cutmix_pastes_a_box_of_the_partner_and_mixes_targets_by_area():
 def test_of_both_each_example_has_one():
     images = jax.random.normal(jax.random.key(1), (400, 8, 8, 1))
     both = {"mixup_alpha": 1.0, "cutmix_alpha": 1.0, "group_size": 2}
-    mixed, targets = mixup_or_cutmix(jax.random.key(0), images, jnp.eye(400), **both)
+    run = lambda mix, **how: jax.jit(functools.partial(mix, **how))(  # noqa: E731
+        jax.random.key(0), images, jnp.eye(400)
+    )
+    mixed, targets = run(mixup_or_cutmix, **both)
     kept = np.asarray(mixed == images).mean((1, 2, 3))  # CutMix leaves pixels, mixup does not
     assert 0.35 < (kept > 0).mean() < 0.6
     np.testing.assert_allclose(np.asarray(targets).sum(-1), 1, atol=1e-6)
     one = {"mixup_alpha": 0.0, "cutmix_alpha": 1.0, "group_size": 2}
-    alone, _ = mixup_or_cutmix(jax.random.key(0), images, jnp.eye(400), **one)
-    expected, _ = cutmix(jax.random.key(0), images, jnp.eye(400), alpha=1.0, group_size=2)
+    alone, _ = run(mixup_or_cutmix, **one)
+    expected, _ = run(cutmix, alpha=1.0, group_size=2)
     np.testing.assert_array_equal(alone, expected)
