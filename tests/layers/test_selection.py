@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.layers.selection import keep_largest, keys_of, last_of_largest
+from widenet_jax.layers.selection import floats_of, keep_largest, keys_of, last_of_largest
 
 
 def test_by_hand():
@@ -42,13 +42,11 @@ def test_keys_keep_the_order_of_floats():
     assert keys_of(jnp.float32(-0.0)) == keys_of(jnp.float32(0.0))
 
 
-def test_negative_numbers_and_any_index():
-    """The index decides among equal ones, wherever they stand."""
-    keys, index = keys_of(jnp.array([[-1.0, -2.0, -1.0, -1.0]])), jnp.array([[9, 0, 3, 6]])
-    run = jax.jit(last_of_largest, static_argnums=2)
-    key, last = run(keys, index, 2)
-    chosen = (keys > key) | ((keys == key) & (index <= last))
-    assert chosen.tolist() == [[False, False, True, True]]
-    # All equal ones are chosen: the index says which is the last.
-    assert run(keys, index, 3) == (keys[0, 0], 9)
-    assert run(keys, index, 4) == (keys[0, 1], 0)
+def test_negative_numbers():
+    """Of the three equal keys the first two are chosen, then all of them."""
+    keys = keys_of(jnp.array([[-1.0, -2.0, -1.0, -1.0]]))
+    run = jax.jit(last_of_largest, static_argnums=1)
+    assert run(keys, 2) == (keys[0, 0], 2)
+    assert run(keys, 3) == (keys[0, 0], 3)
+    assert run(keys, 4) == (keys[0, 1], 1)
+    assert floats_of(keys).tolist() == [[-1, -2, -1, -1]]

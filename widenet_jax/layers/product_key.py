@@ -12,7 +12,7 @@ from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.dense import Dense, linear
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.initializers import KernelInit, uniform_between
-from widenet_jax.layers.selection import keys_of, last_of_largest
+from widenet_jax.layers.selection import floats_of, keys_of, kth_largest
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 SECTION = "config.model.product_key"
@@ -151,24 +151,46 @@ class ProductKey(nn.Module):
 def last_pair(a: Array, b: Array, knn: int) -> tuple[Array, Array] | None:
     """Finds the last of the knn pairs with the largest a_i + b_j; None if there are no more pairs.
 
+    Of pairs with equal sums those with the lower index i n + j come first. The chosen are those
+    with a larger sum than the last, and with an equal one and no larger index.
+
     Args:
       a, b: [..., n] float32.
       knn: at least 1.
 
     Returns:
-      As `selection.last_of_largest`, of which the index of the pair (i, j) is i n + j.
+      The sum's key, as from `selection.keys_of`, and the index, both [..., 1] int32.
     """
     n = a.shape[-1]
     if knn >= n * n:
         return None
     a, b = jax.lax.stop_gradient((a, b))
-    (a, of_a), (b, of_b) = (jax.lax.top_k(x, min(knn, n)) for x in (a, b))
-    # The pair of the i-th and the j-th largest, from 1, follows i j - 1 others: it can be among the
-    # knn largest only where i j <= knn.
-    rank = np.arange(1, a.shape[-1] + 1)
-    i, j = np.nonzero(rank[:, None] * rank <= knn)
-    sums, index = a[..., i] + b[..., j], of_a[..., i] * n + of_b[..., j]
-    return last_of_largest(keys_of(sums), index, knn)
+    key = kth_largest_sum(a, b, knn)
+    # How many pairs with this sum may be chosen, and in which row and column the last of them is.
+    sums = keys_of(a[..., :, None] + b[..., None, :])
+    rest = knn - count(sums > key[..., None], (-2, -1))
+    up_to = jnp.cumsum(count(sums == key[..., None], -1), axis=-1)  # [..., n], the row included
+    i = count(up_to < rest[..., None], -1)[..., None]
+    rest -= jnp.where(up_to < rest[..., None], up_to, 0).max(-1)
+    row = keys_of(jnp.take_along_axis(a, i, axis=-1) + b) == key
+    j = count(jnp.cumsum(row, axis=-1, dtype=jnp.int32) < rest[..., None], -1)[..., None]
+    return key, i * n + j
+
+
+def kth_largest_sum(a: Array, b: Array, k: int) -> Array:
+    """Returns the key of the k-th largest a_i + b_j; a and b [..., n], the key [..., 1]."""
+    # Sorted first, for which integers alone are what XLA does fastest on a CPU. The pair of the
+    # i-th and the j-th largest, from 1, follows i j - 1 others: it is among the k only if i j <= k.
+    n = a.shape[-1]
+    rank = np.arange(1, min(k, n) + 1)
+    i, j = np.nonzero(rank[:, None] * rank <= k)
+    a, b = (floats_of(jax.lax.sort(keys_of(x), is_stable=False))[..., ::-1] for x in (a, b))
+    return kth_largest(keys_of(a[..., i] + b[..., j]), k)
+
+
+def count(chosen: Array, axis: int | tuple[int, ...]) -> Array:
+    """Returns how many are true along an axis."""
+    return chosen.sum(axis, dtype=jnp.int32)
 
 
 # The backward pass recomputes what has n^2 numbers per head, which would fill the memory.
