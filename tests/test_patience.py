@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from small_runs import assert_same_end, last_step, metrics_of, small_config
 
 from widenet_jax import train
+from widenet_jax.config.durations import Interval
 from widenet_jax.errors import StoppedError
 from widenet_jax.run.session import Session
 from widenet_jax.run.stopping import Stop
@@ -52,7 +54,7 @@ def test_where_a_run_is_over(patience: int, best: int | None, step: int, over: b
     """It has 20 steps and evaluates after every fourth."""
     config = small_config(**{"evaluation.patience": patience})
     kept = SimpleNamespace(best_value=best and 0.5, best=SimpleNamespace(step=best))
-    experiment = SimpleNamespace(config=config, eval_every=4, total_steps=20)
+    experiment = SimpleNamespace(config=config, eval_every=Interval(Fraction(4)), total_steps=20)
     session = SimpleNamespace(experiment=experiment, checkpoints=kept)
     assert Session.is_over(session, step) == over
 

@@ -368,15 +368,17 @@ def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, ca
     good, workdir = bad.read_bytes(), tmp_path / "run"
     bad.write_bytes(good[:100])
     (photos / "train" / "cat" / "07.jpg").write_bytes(good)
-    changes = {"evaluation.every": "5 steps", "checkpoint.every": "100 steps"}
+    # 5.2 epochs are 10.4 steps, and a quarter of them 2.6: evaluated after steps 3, 5, 8 and 10.
+    changes = of(photos) | {"duration": "5.2 epochs", "evaluation.every": "1.3 epochs"}
+    changes["checkpoint.every"] = "100 steps"
     with pytest.raises(BadInputError, match=r"dog/00\.jpg"):
-        run_here(workdir, **of(photos), **changes)
-    assert "saved after step 5" in capsys.readouterr().err
-    assert last_step(workdir) == 5
+        run_here(workdir, **changes)
+    assert "saved after step 3" in capsys.readouterr().err
+    assert last_step(workdir) == 3
     bad.write_bytes(good)
-    run_here(workdir, **of(photos), **changes)
-    assert "resuming after step 5" in capsys.readouterr().err
-    assert [r["step"] for r in metrics_of(workdir, "eval")] == [5, 10]
+    run_here(workdir, **changes)
+    assert "resuming after step 3" in capsys.readouterr().err
+    assert [r["step"] for r in metrics_of(workdir, "eval")] == [3, 5, 8, 10]
 
 
 def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys):

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from widenet_jax.config.durations import to_steps
+from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.models.build import build_model
@@ -48,8 +48,8 @@ class Experiment:
       task: what a batch means.
       gradients: (params, batch, step) -> (gradients, metrics).
       total_steps: length of the run.
-      eval_every: steps between evaluations.
-      save_every: steps between checkpoints.
+      eval_every: between evaluations.
+      save_every: between checkpoints.
       state: shapes of the training state, with shardings.
       init: () -> the first training state, initialised on the devices where it will live.
       train_step: (state, batch) -> (state, metrics); donates `state`.
@@ -63,8 +63,8 @@ class Experiment:
     task: Task
     gradients: Gradients
     total_steps: int
-    eval_every: int
-    save_every: int
+    eval_every: Interval
+    save_every: Interval
     state: TrainState
     init: Callable[[], TrainState]
     train_step: Callable[[TrainState, Mapping[str, Array]], tuple[TrainState, dict[str, Any]]]
@@ -137,12 +137,14 @@ def build_experiment(
     )
 
 
-def lengths(config: ConfigDict, facts: DataFacts) -> tuple[int, int, int]:
-    """Returns steps: of the run, between evaluations and between checkpoints."""
-    every = (config.duration, config.evaluation.every, config.checkpoint.every)
-    fields = ("config.duration", "config.evaluation.every", "config.checkpoint.every")
+def lengths(config: ConfigDict, facts: DataFacts) -> tuple[int, Interval, Interval]:
+    """Returns the steps of the run, and the intervals of evaluations and of checkpoints."""
     sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
-    return tuple(to_steps(t, field=name, **sizes) for t, name in zip(every, fields, strict=True))
+    return (
+        to_steps(config.duration, field="config.duration", **sizes),
+        to_interval(config.evaluation.every, field="config.evaluation.every", **sizes),
+        to_interval(config.checkpoint.every, field="config.checkpoint.every", **sizes),
+    )
 
 
 def check_config(config: ConfigDict, facts: DataFacts) -> None:

@@ -168,8 +168,8 @@ def run(
 
                     last = step == total_steps
                     log = last or step % config.log_every_steps == 0
-                    evaluation_due = last or step % experiment.eval_every == 0
-                    save = last or step % experiment.save_every == 0
+                    evaluation_due = last or experiment.eval_every.ends_at(step)
+                    save = last or experiment.save_every.ends_at(step)
                     if log or evaluation_due or save:
                         session.check_numbers(state, step, step_metrics)
                     if log:

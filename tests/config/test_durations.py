@@ -1,8 +1,10 @@
 """Durations in steps, examples and epochs."""
 
+from decimal import Decimal
+
 import pytest
 
-from widenet_jax.config.durations import to_steps
+from widenet_jax.config.durations import to_interval, to_steps
 from widenet_jax.errors import BadInputError
 
 SIZES = {"field": "config.duration", "batch_size": 4096, "num_examples": 1_281_167}
@@ -77,3 +79,37 @@ def test_longer_than_the_run():
     assert to_steps("30 epochs", **SIZES, total_steps=9384) == 9384
     with pytest.raises(BadInputError, match="9384 steps, longer than the run of 9383"):
         to_steps("30 epochs", **SIZES, total_steps=9383)
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [
+        ("4 steps", [4, 8, 12, 16, 20]),
+        ("0.5 epochs", [3, 5, 8, 10, 13, 15, 18, 20]),  # 2.5 steps; half rounds up
+        ("0.7 epochs", [4, 7, 11, 14, 18]),  # 3.5, 7, 10.5, 14, 17.5 steps
+        ("13 examples", [1, 3, 4, 5, 7, 8, 9, 10, 12, 13, 14, 16, 17, 18, 20]),  # 1.3 steps each
+        ("6 examples", list(range(1, 21))),  # 0.6 steps: after every step, once
+    ],
+)
+def test_events_follow_the_nearest_steps(every: str, steps: list[int]):
+    """Of twenty steps of 10 examples; an epoch has 50."""
+    interval = to_interval(every, field="config.it", batch_size=10, num_examples=50)
+    assert [step for step in range(1, 21) if interval.ends_at(step)] == steps
+    counts = [sum(s <= step for s in steps) for step in range(21)]
+    assert [interval.count(step) for step in range(21)] == counts
+
+
+@pytest.mark.parametrize("every", ["1", "0.1", "0.29", "2.5"])
+@pytest.mark.parametrize("batch_size", [32, 64, 100])
+def test_whole_multiples_of_an_interval_end_with_an_event(every: str, batch_size: int):
+    """A run of k intervals has an event after its last step, and none in the steps before it."""
+    sizes = {"field": "config.it", "batch_size": batch_size, "num_examples": 1437}
+    interval = to_interval(f"{every} epochs", **sizes)
+    for k in range(1, 60):
+        last = to_steps(f"{Decimal(every) * k} epochs", **sizes)
+        assert interval.ends_at(last) and interval.count(last) == k
+
+
+def test_an_interval_is_a_duration():
+    with pytest.raises(BadInputError, match=r"config\.duration='0 steps' must be longer than 0"):
+        to_interval("0 steps", **SIZES)

@@ -2,6 +2,8 @@
 
 import math
 import re
+from dataclasses import dataclass
+from fractions import Fraction
 
 from widenet_jax.errors import BadInputError
 
@@ -44,8 +46,8 @@ def to_steps(
     if unit == "%":
         steps = math.floor(number * total_steps / 100 + 0.5)
     else:
-        examples_a_unit = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
-        steps = math.floor(number * examples_a_unit / batch_size + 0.5)
+        examples = examples_in(unit, batch_size=batch_size, num_examples=num_examples)
+        steps = math.floor(number * examples / batch_size + 0.5)
     steps = max(1, steps) if number else 0
     if total_steps is not None and steps > total_steps:
         raise BadInputError(
@@ -53,6 +55,44 @@ def to_steps(
             f"for instance --{field}=10%"
         )
     return steps
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Steps between events such as evaluations; perhaps no whole number of them.
+
+    The k-th event follows the step nearest to k intervals (half up). So events that are "1 epoch"
+    of 44.9 steps apart follow the steps 45, 90, 135, ..., 404 and 449, the last of "10 epochs". If
+    the interval itself were rounded, they would follow 405 and 450, beyond the end of the run.
+
+    Attributes:
+      steps: at least 1.
+    """
+
+    steps: Fraction
+
+    def count(self, step: int) -> int:
+        """Returns the number of events up to a step, the one that follows it included."""
+        # The k-th has happened if floor(k * steps + 1/2) <= step, or k * steps + 1/2 < step + 1.
+        return math.ceil((step + Fraction(1, 2)) / self.steps) - 1
+
+    def ends_at(self, step: int) -> bool:
+        """Returns whether an event follows a step."""
+        return self.count(step) > self.count(step - 1)
+
+
+def to_interval(text: str, *, field: str, batch_size: int, num_examples: int) -> Interval:
+    """Converts a duration to an interval. Arguments and errors as in `to_steps`."""
+    sizes = {"batch_size": batch_size, "num_examples": num_examples}
+    to_steps(text, field=field, **sizes)  # raises where `text` is no duration of a step or more
+    number, unit = parse(text, field)
+    steps = Fraction(str(number)) * examples_in(unit, **sizes) / batch_size  # exact decimals
+    return Interval(max(steps, Fraction(1)))
+
+
+def examples_in(unit: str, *, batch_size: int, num_examples: int) -> int:
+    """Returns how many examples a step, an example or an epoch has."""
+    return {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
 
 
 def parse(text: str, field: str) -> tuple[float, str]:

@@ -82,7 +82,7 @@ class Session:
         records = JsonLines(self.workdir / "metrics.jsonl").read()
         last = max((record["step"] for record in records), default=0)
         # The second save begins only once the first is on disk.
-        if last > 2 * self.experiment.save_every or (self.workdir / "result.json").exists():
+        if last > 2 * self.experiment.save_every.steps or (self.workdir / "result.json").exists():
             raise RunFailedError(
                 f"--workdir={self.workdir} has metrics up to step {last:,} and no checkpoint; "
                 f"nothing was changed. Restore {LAST}/ from a copy, or start again in a new "
@@ -156,7 +156,7 @@ class Session:
         patience, every = self.experiment.config.evaluation.patience, self.experiment.eval_every
         if not patience or self.checkpoints.best_value is None:
             return step == self.experiment.total_steps
-        waited = step // every - self.checkpoints.best.step // every
+        waited = every.count(step) - every.count(self.checkpoints.best.step)
         return waited >= patience or step == self.experiment.total_steps
 
     def save(self, state: TrainState, step: int, *, evaluation_due: bool) -> None:

@@ -30,8 +30,9 @@ experiment needs. `--print_config` prints the fields of one config, or of a run:
     python -m widenet_jax.main --workdir=runs/digits --print_config
 
 A duration is text, a number and a unit: `"300 epochs"`, `"500 steps"`, `"1e6 examples"`. A warm-up
-may also be a share of the run, `"5%"`. Whole numbers are at least 1 and others at least 0, unless
-the meaning names another value.
+may also be a share of the run, `"5%"`. An epoch may end inside a batch: a run ends after the
+nearest step, and so does each interval of `evaluation.every` and `checkpoint.every`. Whole numbers
+are at least 1 and others at least 0, unless the meaning names another value.
 
 `python -m widenet_jax.tools.config_page > docs/CONFIG.md` makes this page from the comments in
 `configs/defaults.py` and `models/*sizes.py`, and a test compares them. To change the page, change a
