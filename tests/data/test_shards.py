@@ -212,12 +212,18 @@ def test_tfds_reads_without_tensorflow(tfds_dir):
         assert source[3] == {"image": png(3), "label": 1}
     part = build_source({"source": "tfds", "name": "", "path": path}, "train[2:4]")
     assert [part[i]["image"] for i in range(len(part))] == [png(2), png(3)]
+    joined = build_source({"source": "tfds", "name": "", "path": path}, "train + train[:1]")
+    assert [joined[i]["image"] for i in range(len(joined))] == [*map(png, range(5)), png(0)]
     assert ("tensorflow" in sys.modules) == loaded_before
 
 
 def test_tfds_mistakes_name_the_remedy(tfds_dir):
     data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
     assert "no split 'test'; there are train" in refused(data, "test")
+    assert "no split 'val'; there are train" in refused(data, "train[:2]+val")
+    told = "split 'train[:1%]', a part of 'train[2:]+train[:1%]', has no rows: leave it out"
+    assert told in refused(data, "train[2:]+train[:1%]")
+    assert "split 'train[:1%]' has no rows: name another" in refused(data, "train[:1%]")
     advice = "python scripts/prepare_data.py tfds cifar10"
     assert advice in refused({**data, "name": "cifar10"}, "train")
     described = tfds_dir / "tiny" / "1.0.0" / "dataset_info.json"

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from widenet_jax.data import records
 from widenet_jax.data.images.sources import LabelledImages
 from widenet_jax.data.input_files import open_regular
-from widenet_jax.data.splits import check_split
+from widenet_jax.data.splits import check_part, check_split, parts_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 
 # Raised by ArrayRecord for a record or a shard that it cannot read.
@@ -196,7 +196,8 @@ class Tfds(Packed, LabelledImages):
                 f"config.data.name={label}: has no image and label features; choose a TFDS image "
                 "classification set"
             )
-        check_split(split.split("[")[0], tuple(builder.info.splits), f"TFDS {label}")
+        for part in parts_of(split):
+            _check_tfds_part(builder, part, split, label)
         encoded = {"image": tfds.decode.SkipDecoding()}
         try:
             self._records = builder.as_data_source(split, decoders=encoded)
@@ -242,6 +243,17 @@ def _tfds_builder(name: str, path: str) -> Any:
     if not builder.info.splits:
         raise BadInputError(_tfds_advice(name or path, f"not prepared in {builder.data_dir}"))
     return builder
+
+
+def _check_tfds_part(builder: Any, part: str, split: str, label: str) -> None:
+    """Raises BadInputError where a part of a split is not there, or selects nothing."""
+    where = f"TFDS {label}"
+    check_split(part.split("[")[0], tuple(builder.info.splits), where)
+    try:
+        size = builder.info.splits[part].num_examples
+    except (ValueError, AssertionError) as error:
+        raise BadInputError(_tfds_advice(label, first_line(error))) from None
+    check_part(part, split, size, where=where)
 
 
 def _tfds_advice(name: str, reason: str) -> str:

@@ -15,6 +15,28 @@ def check_split(split: str, known: Sequence[str], where: str) -> None:
         raise BadInputError(f"{where}: no split {split!r}; there are {', '.join(known) or 'none'}")
 
 
+def parts_of(split: str) -> list[str]:
+    """Returns the parts of a split that "+" joins: ["dev", "train[:5%]"] of "dev+train[:5%]"."""
+    return [part.strip() for part in split.split("+")]
+
+
+def check_part(part: str, split: str, size: int, *, where: str) -> None:
+    """Raises BadInputError where a part of a split selects nothing.
+
+    Args:
+      part: one of `parts_of(split)`.
+      split: the whole.
+      size: how many examples the part has.
+      where: names the set, for the message.
+    """
+    if size:
+        return
+    advice = " has no rows: name another, or take a longer slice"
+    if part != split:
+        advice = f", a part of {split!r}, has no rows: leave it out, or take a longer slice"
+    raise BadInputError(f"{where}: split {part!r}{advice}")
+
+
 _SLICE = re.compile(r"([^\[\]]*)\[(-?\d+%?)?:(-?\d+%?)?\]")
 
 

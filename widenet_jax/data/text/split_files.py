@@ -1,7 +1,8 @@
 """Splits of a text set that lies in files: found by name, joined and cut.
 
 A split is the name of a file without its suffix ("train" for train.tsv), a part of it
-("train[:90%]", "train[-5000:]"), or several joined by "+" ("dev+train[-5000:]"), as in TFDS.
+("train[:90%]", "train[-5000:]"), or several joined by "+" ("dev+train[-5000:]"), as in TFDS. Each
+must have rows.
 """
 
 import gzip
@@ -13,7 +14,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.splits import parse_slice, slice_of
+from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, is_remote
 
@@ -34,15 +35,15 @@ def read_split(
       suffixes: of the files that `read` can read; ".gz" may follow.
 
     Raises:
-      BadInputError: no such split, or one without rows.
+      BadInputError: no such split, or one of which a part has no rows.
     """
     rows: list[Any] = []
-    for text in split.split("+"):
-        name, bounds = parse_slice(text.strip())
+    for part in parts_of(split):
+        name, bounds = parse_slice(part)
         found = [row for file in find_files(path, name, suffixes) for row in read(file)]
-        rows += found[slice_of(bounds, len(found))] if bounds else found
-    if not rows:
-        raise BadInputError(f"config.data.path={path}: split {split!r} has no rows")
+        chosen = found[slice_of(bounds, len(found))] if bounds else found
+        check_part(part, split, len(chosen), where=f"config.data.path={path}")
+        rows += chosen
     return rows
 
 
