@@ -138,7 +138,7 @@ def test_a_table_with_everything_that_can_happen():
     assert cells["without MoE"][2:4] == ["NaN", "41.00 (1 seed); NaN in 1 of 2"]
     assert cells["without sharing"][1:4] == ["", "77.9", "2 failed"]
     # Welch's t of 51 and 54, s = 1.41 each: 3 / 1.41 = 2.12 at 2 degrees of freedom, p = 0.17.
-    assert "Of 1 pairs of rows that the paper orders: 1 too close to tell." in text
+    assert "Pairs of rows that the paper orders: 1, of which 1 too close to tell." in text
     assert "Too close to tell: WideNet-B 51.00 against with shared LayerNorm 54.00." in text
     assert "without MoE diverged in 1 of 2 seeds here, as in the paper." in text
     assert "Welch" in text and "single seed" not in text
@@ -152,7 +152,7 @@ def test_a_row_that_diverged_in_the_paper_only():
     assert "A single seed has no error bar: there only the sign counts." in lines
     # The paper has 76.3 < 77.5 < 77.9; ours agrees with the first only: 49 < 50, 47 is lowest.
     assert lines[1] == (
-        "Of 3 pairs of rows that the paper orders: 1 as in the paper, 2 the other way round."
+        "Pairs of rows that the paper orders: 3, of which 1 as in the paper, 2 the other way round."
     )
     assert (
         "The other way round: WideNet-B 50.00 against without sharing 47.00 (paper: 77.5, 77.9)."
@@ -166,7 +166,7 @@ def test_equal_runs_are_named_once_and_compared_once():
     assert [row["same_as"] for row in rows] == [None, None, None, "G = 3 of 12 blocks"]
     text = markdown(FIGURE_3, SMALL, rows)
     assert "as G = 3 of 12 blocks" in text
-    assert "Of 2 pairs of rows that the paper orders: 2 as in the paper." in text
+    assert "Pairs of rows that the paper orders: 2, of which 2 as in the paper." in text
 
 
 def test_table_4_has_the_papers_core_days():
@@ -224,7 +224,7 @@ def test_rows_are_compared_with_one_of_them():
         "The other way round: top-K activation 2.100 against dense 2.000 (paper: 1.07, 1.08)."
         in text
     )
-    assert "Of 2 pairs of rows that the paper orders: 2 the other way round." in text
+    assert "Pairs of rows that the paper orders: 2, of which 2 the other way round." in text
 
 
 def test_norms_in_numbers():

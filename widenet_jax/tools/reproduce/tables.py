@@ -72,8 +72,9 @@ def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, A
         "parameters": lambda row: known(row["params"], ","),
         f"paper, {experiment.paper_label or metric}": lambda row: number(row["paper"], decimals),
         f"ours, {metric}": lambda row: ours(row, decimals),
-        f"ours, {rows[0]['unit']}/s": lambda row: known(row["rate"], ",.0f"),
     }
+    if units := [row["unit"] for row in rows if row["rate"] is not None]:
+        columns[f"ours, {units[0]}/s"] = lambda row: known(row["rate"], ",.0f")
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
     if any("paper_core_days" in row for row in rows):
@@ -176,7 +177,7 @@ def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> lis
     total = sum(map(len, pairs.values()))
     if total:
         counts = ", ".join(f"{len(of)} {verdict}" for verdict, of in pairs.items() if of)
-        lines.append(f"Of {total} pairs of rows that the paper orders: {counts}.")
+        lines.append(f"Pairs of rows that the paper orders: {total}, of which {counts}.")
     for one, other in pairs[OTHER]:
         printed = " (paper: {}, {})".format(*(number(of["paper"], decimals) for of in (one, other)))
         lines.append(
