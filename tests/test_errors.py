@@ -2,7 +2,7 @@
 
 import pytest
 
-from widenet_jax.errors import BadInputError, check_group, choose
+from widenet_jax.errors import BadInputError, check_group, choose, known_names
 
 TABLE = {"lamb": 1, "sgd": 2, "adamw": 3}
 
@@ -25,6 +25,16 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str):
 def test_even_a_name_like_no_other_is_answered(name: object):
     with pytest.raises(BadInputError, match="choose one of lamb, sgd, adamw"):
         choose(TABLE, name, field="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("vit_moe", "vit_moe_b"), ("moe_b", "vit_moe_b"), ("VIT-B", "vit_b"), ("gpt2", None)],
+)
+def test_a_slip_or_half_a_name_is_answered_with_the_whole_one(name: str, near: str | None):
+    meant = f"did you mean a/{near}? " if near else ""
+    told = f"{meant}there are a/vit_b, a/vit_moe_b"
+    assert known_names(name, ("vit_b", "vit_moe_b"), within="a/") == told
 
 
 @pytest.mark.parametrize(

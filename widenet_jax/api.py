@@ -22,7 +22,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from PIL import Image
 
-from widenet_jax.errors import BadInputError, check_fields, did_you_mean
+from widenet_jax.errors import BadInputError, check_fields, known_names
 from widenet_jax.models import build, language_sizes, sizes, text_sizes
 from widenet_jax.tools.analysis.class_prediction import Rows, best, classifier, feature_reader
 from widenet_jax.tools.analysis.image_prediction import Picture, picture_of
@@ -106,8 +106,7 @@ def build_model(variant: str, **decided: int | str) -> nn.Module:
             check_fields(usual, decided, section=name)
             return build.build_model(section(variant), **(usual | decided))
     known = [name for names, _, _ in KINDS for name in names]
-    near = did_you_mean(name, known)
-    raise BadInputError(f"no model is named {name!r}; {near}there are {', '.join(known)}")
+    raise BadInputError(f"no model is named {name!r}; {known_names(name, known)}")
 
 
 class Model:

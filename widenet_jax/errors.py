@@ -8,6 +8,9 @@ from types import ModuleType
 from typing import Any
 
 STOPPED = 143  # exit code after SIGTERM or --max_seconds: what shells report after SIGTERM
+# How similar a name must be to be suggested, by difflib: 1 is equal. Slips are above 0.8, half a
+# name is about 0.6 ("moe_b" of "vit_moe_b"); names below that share little but letters.
+SIMILAR = 0.6
 INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
 
 
@@ -68,15 +71,32 @@ def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
     """
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(str(name), table, n=1, cutoff=0.0)[0]
-    known = ", ".join(table)
+    known, near = ", ".join(table), nearest(str(name), table)
     raise BadInputError(f"{field}={name!r} is unknown; choose one of {known} (--{field}={near}?)")
 
 
-def did_you_mean(name: str, known: Collection[str], *, within: str = "") -> str:
-    """Returns "did you mean NEAR? ", of a name that may be misspelt; "" where none is similar."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    return f"did you mean {within}{near[0]}? " if near else ""
+def nearest(name: str, known: Collection[str]) -> str:
+    """Returns the known name that is most similar: an example of a valid one, at worst."""
+    return difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+
+
+def similar(name: str, known: Collection[str]) -> str | None:
+    """Returns the known name that a misspelt one may mean; None where none is similar."""
+    found = difflib.get_close_matches(name.lower(), known, n=1, cutoff=SIMILAR)
+    return found[0] if found else None
+
+
+def known_names(name: str, known: Collection[str], *, within: str = "") -> str:
+    """Returns what to tell of an unknown name: "did you mean NEAR? there are A, B, C".
+
+    Args:
+      name: the user's.
+      known: the valid ones.
+      within: what stands before each of these, such as a folder.
+    """
+    near = similar(name, known)
+    meant = f"did you mean {within}{near}? " if near else ""
+    return f"{meant}there are {', '.join(within + one for one in known)}"
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:

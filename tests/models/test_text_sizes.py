@@ -49,7 +49,7 @@ def test_names_and_options():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("roberta", "no text model is named 'roberta'; there are albert, bert, widenet_4"),
+        ("roberta", "named 'roberta'; did you mean bert. there are albert, bert, widenet_4"),
         ("albert_xl", "albert_s"),
         ("albert,heads=4", "albert has no option 'heads'"),
         ("bert,selected=1", "bert has no experts, so option selected has no effect"),

@@ -6,7 +6,6 @@ mistake is answered at once.
 """
 
 import argparse
-import difflib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from absl import logging
 from widenet_jax.cli.platforms import skip_absent_tpu
 from widenet_jax.config.comments import field_names
 from widenet_jax.config.names import same_name
-from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError
+from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
 
 FIELD = "--config."
 Options = argparse.Namespace
@@ -92,8 +91,8 @@ class Parser(argparse.ArgumentParser):
         takes_fields = self.get_default("takes_fields") and not self._subparsers
         if takes_fields and (field := same_name(name, field_names())):
             return f"did you mean {FIELD}{field}?"
-        near = difflib.get_close_matches(name, known, n=1)
-        return f"did you mean --{near[0]}?" if near else "--help lists the flags"
+        near = similar(name, known)
+        return f"did you mean --{near}?" if near else "--help lists the flags"
 
     def _flag_names(self) -> Iterator[str]:
         """Yields the names of all flags, including those of subcommands."""

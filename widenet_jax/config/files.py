@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.names import nearest_name
 from widenet_jax.config.stored_names import upgrade
-from widenet_jax.errors import BadInputError, did_you_mean
+from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.files import absolute
 
 PACKAGE = Path(__file__).parents[1]
@@ -87,11 +87,8 @@ def load_config(text: str) -> ConfigDict:
     if not (path.endswith(".py") and Path(path).is_file()):
         files = {file.name for folder in (Path("configs"), CONFIGS) for file in folder.glob("*.py")}
         there = sorted(files - {"defaults.py"})
-        near = did_you_mean(Path(name).name, there, within="configs/")
-        raise BadInputError(
-            f"--config={text}: there is no Python file {name!r}; {near}there are "
-            + ", ".join(f"configs/{file}" for file in there)
-        )
+        known = known_names(Path(name).name, there, within="configs/")
+        raise BadInputError(f"--config={text}: there is no Python file {name!r}; {known}")
     try:
         config = import_file(path).get_config(*([argument] if colon else []))
     except BadInputError as error:

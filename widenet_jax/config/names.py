@@ -1,7 +1,8 @@
 """The field that a user means: of a misspelt name, or of one from another library."""
 
-import difflib
 from collections.abc import Collection
+
+from widenet_jax.errors import nearest, similar
 
 # Fields, where it helps with an example of a value, and their names in other libraries.
 ELSEWHERE = {
@@ -89,8 +90,6 @@ ELSEWHERE = {
     "tracking.tensorboard": "tb use_tensorboard",
 }
 OURS = {name: ours for ours, names in ELSEWHERE.items() for name in names.split()}
-# Similarity of two names, by difflib: of the names alone, of names with their sections.
-SIMILAR, VERY_SIMILAR = 0.6, 0.85
 
 
 def same_name(asked: str, fields: Collection[str]) -> str | None:
@@ -106,29 +105,31 @@ def same_name(asked: str, fields: Collection[str]) -> str | None:
     last = last_of(asked)
     fields = sorted(fields)  # of equally similar fields, the same is found in every process
     if here := [field for field in fields if last_of(field) == last]:
-        return difflib.get_close_matches(asked, here, n=1, cutoff=0.0)[0]
+        return nearest(asked, here)
     foreign = elsewhere(fields)
     return foreign.get(last, foreign.get(asked.replace(".", "_")))
 
 
 def nearest_name(asked: str, fields: Collection[str]) -> str | None:
-    """Returns a field of a similar name in the section asked for, `same_name`, or a similar one.
+    """Returns the field that the user may mean; None where no name is similar.
 
-    None where no name is similar. Arguments as in `same_name`.
+    In this order: a field that was taken for a section, one of a similar name in the section asked
+    for, `same_name`, and one of a similar name in any section. Arguments as in `same_name`.
     """
     fields = sorted(fields)  # as in `same_name`
     section, _, last = asked.rpartition(".")
+    if section in fields:
+        return section
     inside = {last_of(field): field for field in fields if field.rpartition(".")[0] == section}
-    if section and (near := difflib.get_close_matches(last, inside, n=1, cutoff=SIMILAR)):
-        return inside[near[0]]
+    if section and (near := similar(last, inside)):
+        return inside[near]
     if found := same_name(asked, fields):
         return found
     shortest_last = sorted(fields, key=len, reverse=True)
     known = elsewhere(fields) | {last_of(field): field for field in shortest_last}
     known |= {field: field for field in fields}
-    near = difflib.get_close_matches(last_of(asked), known, n=1, cutoff=SIMILAR)
-    near = near or difflib.get_close_matches(asked, known, n=1, cutoff=VERY_SIMILAR)
-    return known[near[0]] if near else None
+    near = similar(last_of(asked), known)
+    return known[near] if near else None
 
 
 def elsewhere(fields: Collection[str]) -> dict[str, str]:

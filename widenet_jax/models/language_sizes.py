@@ -6,7 +6,7 @@ JAX, so that a mistyped variant is reported at once.
 
 from collections.abc import Mapping
 
-from widenet_jax.errors import BadInputError, choose, did_you_mean
+from widenet_jax.errors import BadInputError, choose, known_names
 from widenet_jax.models.feed_forward_sizes import FFNS, product_key_section, top_k_section
 from widenet_jax.models.matching import (
     experts_parameters,
@@ -125,8 +125,7 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
     """
     name, *pairs = [part.strip() for part in text.split(",")]
     if name not in SIZES:
-        near, names = did_you_mean(name, SIZES), ", ".join(SIZES)
-        raise BadInputError(f"no language model is named {name!r}; {near}there are {names}")
+        raise BadInputError(f"no language model is named {name!r}; {known_names(name, SIZES)}")
     given = parse_options(name, pairs, OPTIONS)
     asked = given.pop("preset", "")
     preset = choose(PRESETS, asked, field="preset") if asked else {"ffn": "dense"}

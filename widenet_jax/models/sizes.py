@@ -5,7 +5,7 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 
 from collections.abc import Mapping, Sequence
 
-from widenet_jax.errors import BadInputError, did_you_mean
+from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.models import feed_forward_sizes
 from widenet_jax.models.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
 
@@ -78,8 +78,7 @@ def parse_variant(text: str) -> tuple[str, str, dict]:
     name, *pairs = [part.strip() for part in text.split(",")]
     family, _, size = name.rpartition("_")
     if family not in FAMILIES or size not in SIZES:
-        near, names = did_you_mean(name, NAMES), ", ".join(NAMES)
-        raise BadInputError(f"no model is named {name!r}; {near}there are {names}")
+        raise BadInputError(f"no model is named {name!r}; {known_names(name, NAMES)}")
     options = parse_options(name, pairs, OPTIONS)
     if "moe" in options and "ffn" in options:
         raise BadInputError(f"{name}: give option moe or ffn, not both")
@@ -102,8 +101,7 @@ def parse_options(name: str, pairs: Sequence[str], known: Mapping[str, type]) ->
         key, _, value = pair.partition("=")
         if key not in known:
             raise BadInputError(
-                f"{name} has no option {key!r}; {did_you_mean(key, known)}there are "
-                f"{', '.join(known)} (as key=value)"
+                f"{name} has no option {key!r}; {known_names(key, known)} (as key=value)"
             )
         options[key] = parse_value(key, value, known[key])
     if options.get("router", "top_k") not in ROUTERS:

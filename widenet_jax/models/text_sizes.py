@@ -5,7 +5,7 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 
 from collections.abc import Mapping
 
-from widenet_jax.errors import BadInputError, did_you_mean
+from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.models import feed_forward_sizes
 from widenet_jax.models.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
 from widenet_jax.models.sizes import (
@@ -61,8 +61,7 @@ def parse_text_variant(text: str) -> tuple[str, str, dict]:
     if family not in FAMILIES:
         family, _, size = name.rpartition("_")
     if family not in FAMILIES or size not in SIZES:
-        near, names = did_you_mean(name, NAMES), ", ".join(NAMES)
-        raise BadInputError(f"no text model is named {name!r}; {near}there are {names}")
+        raise BadInputError(f"no text model is named {name!r}; {known_names(name, NAMES)}")
     options = parse_options(name, pairs, OPTIONS)
     choose_ffn(name, options, usual=usual_ffn(family), of_experts=MOE_OPTIONS)
     if options.get("ffn") == "moe" and not FAMILIES[family]["experts"]:
@@ -134,7 +133,7 @@ def parse_finetuning(text: str, sets: Mapping[str, object]) -> tuple[str, str, s
     if name not in sets or (comma and not rest.startswith("model=")):
         examples = f"{name if name in sets else next(iter(sets))},model=albert_s"
         raise BadInputError(
-            f"no variant is named {text!r}; {did_you_mean(name, sets)}there are {', '.join(sets)}, "
+            f"no variant is named {text!r}; {known_names(name, sets)}, "
             f"with a model to train from scratch such as {examples}"
         )
     return name, *(parse_text_variant(rest.removeprefix("model=")) if comma else ("", "", {}))

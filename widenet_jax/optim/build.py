@@ -1,6 +1,5 @@
 """Building of the optax transformation and the learning rate from `config.optimizer`."""
 
-import difflib
 import math
 import numbers
 import signal
@@ -13,7 +12,7 @@ import optax
 
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
-from widenet_jax.errors import BadInputError, check_fields, check_range, choose
+from widenet_jax.errors import BadInputError, check_fields, check_range, choose, nearest
 from widenet_jax.optim.average import with_average
 from widenet_jax.optim.lamb import decay_mask, lamb
 from widenet_jax.optim.parts import scale_layers, without_frozen
@@ -178,10 +177,9 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     ):
         excluded = frozenset(filter(chosen, paths))
     if regex and not excluded:
-        near = difflib.get_close_matches(regex, paths, n=1, cutoff=0.0)
         raise BadInputError(
             f"{WHERE}.decay_exclude={regex!r} matches no parameter path in full; "
-            f"the nearest is {near[0] if near else 'none'}"
+            f"the nearest is {nearest(regex, paths)}"
         )
     return Exclusions(lambda path: small(path) or path in excluded, small)
 
