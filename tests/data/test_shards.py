@@ -1,6 +1,8 @@
 """Packed sets and TFDS sets: records read back unchanged, and damaged files are named."""
 
+import functools
 import json
+import operator
 import os
 import pickle
 import subprocess
@@ -138,6 +140,31 @@ def test_a_shard_damaged_since_the_start_is_no_bad_example(packed, damage, found
         source[3]
     assert type(error.value) is BadInputError
     assert source[2]["label"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("splits", "train", "shards"), None),
+        (("splits", "train", "shards"), 3),
+        (("splits", "train", "shards", 2, "bytes"), None),
+        (("splits", "train"), []),
+        (("class_names",), None),
+    ],
+)
+def test_a_manifest_that_lacks_a_field_is_refused(packed, path: tuple, value: object):
+    manifest = packed / "dataset.json"
+    content = json.loads(manifest.read_text())
+    holder = functools.reduce(operator.getitem, path[:-1], content)
+    if value is None:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    manifest.write_text(json.dumps(content))
+    told = refused({"source": "array_record", "path": str(packed)}, "test")
+    place = ".".join(part for part in path if isinstance(part, str))
+    assert f"{manifest}: damaged, it has no {place}" in told
+    assert told.endswith("; prepare the set again")
 
 
 def test_an_unfinished_or_newer_set_is_refused(packed):

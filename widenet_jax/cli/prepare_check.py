@@ -2,9 +2,8 @@
 
 import mimetypes
 import os
-import re
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from etils import epath
@@ -22,7 +21,7 @@ read them, .tsv and .csv tables (with --label_column also the others), and SQuAD
 that has texts but no label column, as GLUE's test.tsv, is named and passes, unless no table has the
 given --label_column. A language model of bytes reads text of any encoding."""
 COLUMNS = ("text_column", "pair_column", "label_column")
-SHOWN = 20  # mistakes of a file; --json has all
+SHOWN = 20  # mistakes of a file or split; --json has all
 
 
 def add_check(commands: Any) -> None:
@@ -65,7 +64,7 @@ def check(options: Options) -> None:
     elif os.path.isfile(path) and path.lower().endswith(IMAGE_SUFFIXES):
         from widenet_jax.data.prepare.check_images import problem_of
 
-        report(options, "1 image", list(filter(None, [problem_of(path)])))
+        report(options, "1 image", {path: list(filter(None, [problem_of(path)]))})
     elif files := text_files(options):
         from widenet_jax.data.prepare.check_texts import check_files
 
@@ -93,24 +92,21 @@ def text_files(options: Options) -> list[str]:
     return [] if all(kind.startswith("image/") for kind in kinds) else files
 
 
-def report(options: Options, what: str, problems: list[str], notes: Sequence[str] = ()) -> None:
+def report(
+    options: Options, what: str, problems: Mapping[str, list[str]], notes: Sequence[str] = ()
+) -> None:
     """Prints the mistakes in data, and the notes; raises BadInputError where there are mistakes."""
     lines = []
-    for _, group in groupby(problems, key=place):
-        of_file = list(group)
-        lines += of_file[:SHOWN]
-        if len(of_file) > SHOWN:
-            lines.append(f"{place(of_file[0])}: {len(of_file) - SHOWN:,} more")
-    text = f"{options.path}: {what}; {len(problems):,} problems"
-    facts = {"path": options.path, "read": what, "problems": problems, "notes": list(notes)}
+    for place, found in problems.items():
+        lines += found[:SHOWN]
+        if len(found) > SHOWN:
+            lines.append(f"{place}: {len(found) - SHOWN:,} more")
+    every = list(chain.from_iterable(problems.values()))
+    text = f"{options.path}: {what}; {len(every):,} problems"
+    facts = {"path": options.path, "read": what, "problems": every, "notes": list(notes)}
     show(options, facts, "\n".join([*lines, *notes, text]))
-    if problems:
-        raise BadInputError(f"{options.path}: {len(problems):,} problems; repair what is named")
-
-
-def place(problem: str) -> str:
-    """Returns the file that a mistake is in: what stands before a line, row or record."""
-    return re.sub(r" (line|row|record) \d+$", "", problem.partition(": ")[0])
+    if every:
+        raise BadInputError(f"{options.path}: {len(every):,} problems; repair what is named")
 
 
 def check_folder(options: Options) -> None:

@@ -32,6 +32,12 @@ FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
 # The kinds of sets, and the source that reads each. A set without a kind holds images.
 SOURCE_OF = {"images": "array_record", "text": "text", "stream": "token_stream"}
+# What dataset.json must have, by kind: of the set, and of each split.
+NEEDED = {
+    "images": (("class_names",), ("shards",)),
+    "text": (("tokenizer_sha256", "unigram_entropy", "rule"), ("shards",)),
+    "stream": (("vocab_size",), ("file_bytes", "tokens", "bytes", "words", "sha256")),
+}
 _UNFINISHED = ".writing-"  # prefix of a shard that is being written
 _LABEL = struct.Struct("<I")
 # A reader keeps every shard open, so a set must have fewer shards than the files that a process may
@@ -87,7 +93,25 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
             f"{directory}: a set of {found}, not of {kind}; read it with "
             f"--config.data.source={SOURCE_OF.get(found, found)}"
         )
+    if lacking := _lacking(manifest, str(found)):
+        raise BadInputError(f"{path}: damaged, it has no {lacking}; prepare the set again")
     return manifest
+
+
+def _lacking(manifest: Mapping[str, Any], kind: str) -> str | None:
+    """Returns the first field that a set of this kind needs and has not: "splits.train.shards"."""
+    of_set, of_split = NEEDED.get(kind, ((), ()))
+    places = [("", manifest, of_set)]
+    for name, split in manifest["splits"].items():
+        places.append((f"splits.{name}.", split, of_split))
+        shards = split.get("shards", []) if isinstance(split, dict) else []
+        for shard in shards if isinstance(shards, list) else [shards]:
+            places.append((f"splits.{name}.shards.", shard, ("records", "bytes")))
+    for where, holder, fields in places:
+        for field in fields:
+            if not isinstance(holder, dict) or field not in holder:
+                return where + field
+    return None
 
 
 def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:

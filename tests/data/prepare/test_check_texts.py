@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from preparing import error_line, photo, refused, run, write
 
 from widenet_jax.data import records
@@ -96,9 +97,30 @@ def test_tables_without_labels(tmp_path: Path, capsys):
     ]
 
 
-def test_the_name_of_a_folder_is_no_place(tmp_path: Path, capsys):
-    """Mistakes are counted by file, also where a folder is called "my line 1 data"."""
-    folder = tmp_path / "my line 1 data"
+def test_questions(tmp_path: Path, capsys):
+    """Every question of another layout and every answer that is not in its context."""
+    qas = [{"id": str(n), "question": "who", "answers": []} for n in range(30)]
+    qas[1]["answers"] = [{"text": "a", "answer_start": n} for n in (0, 1)]
+    del qas[2]["answers"]
+    for asked in qas[4:]:
+        asked["question"] = None
+    content = {"data": [{"paragraphs": [{"context": "a b", "qas": qas}]}, {"paragraphs": 3}]}
+    file = write(tmp_path / "dev-v2.0.json", json.dumps(content))
+    first, second, third, *_, twentieth, more = check(capsys, file)
+    assert first == f"{file}: question 1: its context has ' ' at 1, and not the answer 'a'"
+    assert second.endswith("(question 3, KeyError: 'answers')")
+    assert third.endswith("(question 5, TypeError: question '4': a text is missing or is no text)")
+    assert twentieth.endswith("question '21': a text is missing or is no text)")
+    assert more == f"{file}: 9 more"  # 29 mistakes: the last is the second article's
+    assert run("check", file, "--json") == 2
+    found = json.loads(capsys.readouterr().out)["problems"]
+    assert len(found) == 29 and found[-1].endswith("(TypeError: 'int' object is not iterable)")
+
+
+@pytest.mark.parametrize("name", ["my line 1 data", "notes: new"])
+def test_the_name_of_a_folder_is_no_place(tmp_path: Path, capsys, name: str):
+    """Mistakes are counted by file, whatever the folder is called."""
+    folder = tmp_path / name
     folder.mkdir()
     for name in ("a.txt", "b.txt"):
         write(folder / name, b"\xe9\n" * 22)

@@ -30,20 +30,21 @@ def check_set(directory: str) -> Checked:
     kind = manifest.get("kind", "images")
     field = f"{directory}/{records.MANIFEST}: kind"
     checks_of, unit = choose(KINDS, kind, field=field)
-    count, problems = 0, []
+    count, problems = 0, {}
     with futures.ThreadPoolExecutor() as pool, tqdm.tqdm(desc="check", unit="record") as bar:
         for split in manifest["splits"]:
+            told: dict[str, None] = {}  # all records of a damaged shard have the same line
             try:
                 checks = checks_of(directory, split)
                 while some := list(itertools.islice(checks, AT_ONCE)):
                     found = list(pool.map(problem_of, some))
-                    problems += filter(None, found)
+                    told |= dict.fromkeys(filter(None, found))
                     count += len(found)
                     bar.update(len(found))
             except BadInputError as error:  # the split cannot be opened
-                problems.append(str(error))
-    # All records of a damaged shard have the same line.
-    return Checked(f"{count:,} {unit}", list(dict.fromkeys(problems)))
+                told[str(error)] = None
+            problems[f"{directory}, split {split}"] = list(told)
+    return Checked(f"{count:,} {unit}", problems)
 
 
 def image_checks(directory: str, split: str) -> Iterator[Check]:

@@ -34,12 +34,12 @@ class Checked(NamedTuple):
 
     Attributes:
       what: what was read: "3 files, 1,200 lines, rows and records".
-      problems: a line for each mistake, which names its place.
+      problems: a line for each mistake, which names its place, by file or split.
       notes: a line for each table that has texts, but no labels to train on.
     """
 
     what: str
-    problems: list[str]
+    problems: Mapping[str, list[str]]
     notes: Sequence[str] = ()
 
 
@@ -60,7 +60,7 @@ def check_files(paths: Sequence[str], columns: Mapping[str, str], format: str) -
       columns: "text_column", "pair_column" and "label_column" as in `config.data`, "" if not given.
       format: of files that are no tables, as in `text_inputs.Reading`.
     """
-    count, problems, unlabelled = 0, [], {}
+    count, problems, unlabelled = 0, {}, {}
     for path in tqdm.tqdm(paths, desc="check", unit="file"):
         try:
             read, bad = check_file(path, columns, format)
@@ -75,11 +75,11 @@ def check_files(paths: Sequence[str], columns: Mapping[str, str], format: str) -
         except BadInputError as error:
             read, bad = 0, [str(error)]
         count += read
-        problems += bad
+        problems[path] = bad
     what = f"{len(paths):,} files, {count:,} lines, rows and records"
     tables = [path for path in paths if is_table(path, columns)]
     if columns["label_column"] and len(unlabelled) == len(tables):
-        return Checked(what, [*problems, *unlabelled.values()])
+        return Checked(what, problems | {path: [line] for path, line in unlabelled.items()})
     return Checked(what, problems, [f"{p}: no label column: not for training" for p in unlabelled])
 
 
