@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ def absolute(path: str) -> epath.Path:
     if str(path).startswith("gs://"):
         require("gcsfs", extra="gcs", what=path)
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
+
+
+def readable(path: str) -> epath.Path:
+    """Returns the path of data to read as it is.
+
+    Raises:
+      BadInputError: the path is on gs://, and neither gcsfs nor TensorFlow is installed, through
+        which etils reads there.
+    """
+    if str(path).startswith("gs://") and not find_spec("tensorflow"):
+        require("gcsfs", extra="gcs", what=path)
+    return epath.Path(path)
 
 
 def user_cache(name: str) -> Path:

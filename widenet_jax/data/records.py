@@ -26,7 +26,7 @@ from etils import epath
 
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.errors import BadInputError, check_format
-from widenet_jax.files import is_remote, write_json
+from widenet_jax.files import is_remote, readable, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -69,9 +69,9 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
 
     Raises:
       BadInputError: it is missing (the set was never finished), damaged, of a newer format, or of
-        another kind.
+        another kind; or as `files.readable`.
     """
-    path = epath.Path(directory) / MANIFEST
+    path = readable(directory) / MANIFEST
     try:
         content = path.read_bytes() if is_remote(path) else read_regular(path)
         manifest = dict(json.loads(content))

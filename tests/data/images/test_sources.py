@@ -1,6 +1,9 @@
 """Every source returns the stored examples, and names missing files."""
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -9,13 +12,42 @@ from image_sources import refused
 
 from configs import digits
 from widenet_jax.data.sources import build_source, open_data
+from widenet_jax.data.text.tiny_text import FOLDER
+from widenet_jax.data.text.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import readable
 
 
 def test_unknown_source_gets_a_suggestion():
     message = refused({"source": "image_folders"}, "train")
     assert "digits, image_folder, array_record, tfds" in message
     assert "--config.data.source=image_folder?" in message
+
+
+@pytest.mark.parametrize("source", ["token_stream", "text", "array_record", "table"])
+def test_a_bucket_needs_gcsfs(source: str, monkeypatch: pytest.MonkeyPatch):
+    """Where TensorFlow is installed etils reads through that."""
+    for package in ("gcsfs", "tensorflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    data = {"source": source, "path": "gs://bucket/set", "max_length": 8, "tokenizer": str(FOLDER)}
+    data |= {"text_column": "", "pair_column": "", "label_column": "", "train_split": "train"}
+    told = "gs://bucket/set needs the gcsfs package: pip install -e '.[gcs]'"
+    assert refused(data | {"label_names": ""}, "train") == told
+
+
+def test_tensorflow_reads_a_bucket_without_gcsfs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    tensorflow = ModuleType("tensorflow")
+    tensorflow.__spec__ = ModuleSpec("tensorflow", None)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    assert str(readable("gs://bucket/set")) == "gs://bucket/set"
+
+
+def test_a_tokenizer_in_a_bucket_needs_gcsfs(monkeypatch: pytest.MonkeyPatch):
+    for package in ("gcsfs", "tensorflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(BadInputError, match=r"gs://b/vocab\.txt needs the gcsfs package"):
+        load_tokenizer("gs://b/vocab.txt")
 
 
 @pytest.mark.parametrize("name", ["image_folder", "array_record"])

@@ -34,6 +34,7 @@ from widenet_jax.data.text.token_files import (
 )
 from widenet_jax.data.text.tokenizer import FILE, load_tokenizer
 from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.files import readable
 
 KIND = "stream"
 WHOLE = "all"  # a plain file's further split: everything
@@ -121,7 +122,7 @@ def open_stream(path: str, split: str, max_length: int) -> TokenStream:
     Raises:
       BadInputError: nothing readable there, or the split is shorter than a segment.
     """
-    place = epath.Path(path)
+    place = readable(path)
     if not place.exists():
         raise BadInputError(f"config.data.path={path}: there is no such file or directory")
     return TokenStream((_open_set if place.is_dir() else open_plain)(path, split), max_length)

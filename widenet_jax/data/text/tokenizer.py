@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
-from etils import epath
 
 from widenet_jax.data.text import tokenizer_files
 from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.files import readable
 
 # The library's own threads do not survive a fork, and our workers are processes.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -181,7 +181,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     Raises:
       BadInputError: nothing there, or not a tokenizer.
     """
-    place = epath.Path(path).expanduser()
+    place = readable(path).expanduser()
     if place.suffix in WEIGHTS:
         place = place.parent
     if place.is_dir():
