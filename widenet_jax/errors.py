@@ -8,10 +8,10 @@ from types import ModuleType
 from typing import Any
 
 STOPPED = 143  # exit code after SIGTERM or --max_seconds: what shells report after SIGTERM
+INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
 # How similar a name must be to be suggested, by difflib: 1 is equal. Slips are above 0.8, half a
 # name is about 0.6 ("moe_b" of "vit_moe_b"); names below that share little but letters.
 SIMILAR = 0.6
-INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
 
 
 class BadInputError(ValueError):
