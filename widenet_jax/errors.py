@@ -10,8 +10,8 @@ from typing import Any
 STOPPED = 143  # exit code after SIGTERM or --max_seconds: what shells report after SIGTERM
 INTERRUPTED = 130  # exit code after Ctrl-C: what shells report after SIGINT
 # How similar a name must be to be suggested, by difflib: 1 is equal. Slips are above 0.8, half a
-# name is about 0.6 ("moe_b" of "vit_moe_b"); names below that share little but letters.
-SIMILAR = 0.6
+# name about 0.7 ("moe_b" of "vit_moe_b"); names below that share little but letters.
+SIMILAR = 0.65
 
 
 class BadInputError(ValueError):
@@ -44,7 +44,7 @@ class BadRowsError(BadInputError):
     """
 
     def __init__(self, problems: Sequence[str]):
-        count = f"{len(problems):,} such rows; scripts/prepare_data.py check lists them"
+        count = f"{len(problems):,} mistakes in it; scripts/prepare_data.py check lists them"
         super().__init__(problems[0] + (f" ({count})" if len(problems) > 1 else ""))
         self.problems = problems
 
@@ -76,14 +76,22 @@ def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Returns the known name that is most similar: an example of a valid one, at worst."""
-    return difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+    """Returns the known name that is most similar: an example of a valid one, at worst.
+
+    Capitals count as small letters. "none" where no name is known.
+    """
+    return _most_similar(name, known, 0.0) or "none"
 
 
 def similar(name: str, known: Collection[str]) -> str | None:
     """Returns the known name that a misspelt one may mean; None where none is similar."""
-    found = difflib.get_close_matches(name.lower(), known, n=1, cutoff=SIMILAR)
-    return found[0] if found else None
+    return _most_similar(name, known, SIMILAR)
+
+
+def _most_similar(name: str, known: Collection[str], cutoff: float) -> str | None:
+    small = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), small, n=1, cutoff=cutoff)
+    return small[found[0]] if found else None
 
 
 def known_names(name: str, known: Collection[str], *, within: str = "") -> str:

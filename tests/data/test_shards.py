@@ -143,16 +143,20 @@ def test_a_shard_damaged_since_the_start_is_no_bad_example(packed, damage, found
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("path", "value", "told"),
     [
-        (("splits", "train", "shards"), None),
-        (("splits", "train", "shards"), 3),
-        (("splits", "train", "shards", 2, "bytes"), None),
-        (("splits", "train"), []),
-        (("class_names",), None),
+        (("splits", "train", "shards"), None, "damaged, it has no splits.train.shards"),
+        (("splits", "train", "shards"), 3, "no splits.train.shards with records and bytes"),
+        (("splits", "train", "shards"), [3], "no splits.train.shards with records and bytes"),
+        (("splits", "train", "shards", 2, "bytes"), None, "shards with records and bytes"),
+        (("splits", "train", "shards", 2, "records"), "x", "shards with records and bytes"),
+        (("splits", "test", "shards"), [], "split test has no shards"),
+        (("splits", "train"), [], "damaged, it has no splits.train.shards"),
+        (("class_names",), None, "damaged, it has no class_names"),
+        (("kind",), ["images"], "damaged, its kind is ['images']"),
     ],
 )
-def test_a_manifest_that_lacks_a_field_is_refused(packed, path: tuple, value: object):
+def test_a_damaged_manifest_is_refused(packed, path: tuple, value: object, told: str):
     manifest = packed / "dataset.json"
     content = json.loads(manifest.read_text())
     holder = functools.reduce(operator.getitem, path[:-1], content)
@@ -161,10 +165,9 @@ def test_a_manifest_that_lacks_a_field_is_refused(packed, path: tuple, value: ob
     else:
         holder[path[-1]] = value
     manifest.write_text(json.dumps(content))
-    told = refused({"source": "array_record", "path": str(packed)}, "test")
-    place = ".".join(part for part in path if isinstance(part, str))
-    assert f"{manifest}: damaged, it has no {place}" in told
-    assert told.endswith("; prepare the set again")
+    message = refused({"source": "array_record", "path": str(packed)}, "test")
+    assert str(packed) in message and told in message
+    assert message.endswith("; prepare the set again")
 
 
 def test_an_unfinished_or_newer_set_is_refused(packed):

@@ -7,6 +7,8 @@ from fractions import Fraction
 
 from widenet_jax.errors import BadInputError
 
+MOST = 10**12  # steps
+
 
 def to_steps(
     text: str,
@@ -32,8 +34,8 @@ def to_steps(
       may_be_zero: whether 0 (never, none) is allowed.
 
     Raises:
-      BadInputError: `text` is not a duration, is 0, is longer than `total_steps`, or is a share
-        where there are no `total_steps`.
+      BadInputError: `text` is not a duration, is 0, is longer than `total_steps` or `MOST`, or is a
+        share where there are no `total_steps`.
     """
     number, unit = parse(text, field)
     if number == 0 and not may_be_zero:
@@ -44,11 +46,12 @@ def to_steps(
             f"steps, examples or epochs, as in --{field}='10 epochs'"
         )
     if unit == "%":
-        steps = math.floor(number * total_steps / 100 + 0.5)
+        exact = number * total_steps / 100
     else:
-        examples = examples_in(unit, batch_size=batch_size, num_examples=num_examples)
-        steps = math.floor(number * examples / batch_size + 0.5)
-    steps = max(1, steps) if number else 0
+        exact = number * examples_in(unit, batch_size, num_examples) / batch_size
+    steps = max(1, math.floor(exact + Fraction(1, 2))) if number else 0
+    if steps > MOST:
+        raise BadInputError(f"{field}={text!r} is longer than {MOST:,} steps; give a shorter one")
     if total_steps is not None and steps > total_steps:
         raise BadInputError(
             f"{field}={text!r} is {steps} steps, longer than the run of {total_steps}; shorten it, "
@@ -86,17 +89,16 @@ def to_interval(text: str, *, field: str, batch_size: int, num_examples: int) ->
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     to_steps(text, field=field, **sizes)  # raises where `text` is no duration of a step or more
     number, unit = parse(text, field)
-    steps = Fraction(str(number)) * examples_in(unit, **sizes) / batch_size  # exact decimals
-    return Interval(max(steps, Fraction(1)))
+    return Interval(max(number * examples_in(unit, **sizes) / batch_size, Fraction(1)))
 
 
-def examples_in(unit: str, *, batch_size: int, num_examples: int) -> int:
+def examples_in(unit: str, batch_size: int, num_examples: int) -> int:
     """Returns how many examples a step, an example or an epoch has."""
     return {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
 
 
-def parse(text: str, field: str) -> tuple[float, str]:
-    """Splits "300 epochs" into (300.0, "epochs"), and "5%" into (5.0, "%").
+def parse(text: str, field: str) -> tuple[Fraction, str]:
+    """Splits "300 epochs" into (300, "epochs"), and "0.5%" into (1/2, "%"), without rounding.
 
     Raises:
       BadInputError: `text` is not a number of at least 0 followed by a unit.
@@ -108,7 +110,7 @@ def parse(text: str, field: str) -> tuple[float, str]:
         except ValueError:
             number = math.nan
         if math.isfinite(number) and number >= 0:
-            return number, f"{match[2]}s" if match[2] else "%"
+            return Fraction(str(number)), f"{match[2]}s" if match[2] else "%"
     raise BadInputError(
         f"{field}={text!r} is not a duration; write a number and steps, examples or epochs, "
         f"as in --{field}='10 epochs'"

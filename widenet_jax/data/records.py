@@ -88,12 +88,14 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
     if not isinstance(manifest.get("splits"), dict):
         raise BadInputError(f"{path}: damaged, it names no splits; prepare the set again")
     found = manifest.get("kind", "images")
+    if not isinstance(found, str):
+        raise BadInputError(f"{path}: damaged, its kind is {found!r}; prepare the set again")
     if kind and found != kind:
         raise BadInputError(
             f"{directory}: a set of {found}, not of {kind}; read it with "
             f"--config.data.source={SOURCE_OF.get(found, found)}"
         )
-    if lacking := _lacking(manifest, str(found)):
+    if lacking := _lacking(manifest, found):
         raise BadInputError(f"{path}: damaged, it has no {lacking}; prepare the set again")
     return manifest
 
@@ -104,22 +106,31 @@ def _lacking(manifest: Mapping[str, Any], kind: str) -> str | None:
     places = [("", manifest, of_set)]
     for name, split in manifest["splits"].items():
         places.append((f"splits.{name}.", split, of_split))
-        shards = split.get("shards", []) if isinstance(split, dict) else []
-        for shard in shards if isinstance(shards, list) else [shards]:
-            places.append((f"splits.{name}.shards.", shard, ("records", "bytes")))
     for where, holder, fields in places:
         for field in fields:
             if not isinstance(holder, dict) or field not in holder:
                 return where + field
+            if field == "shards" and not _are_shards(holder[field]):
+                return f"{where}shards with records and bytes"
     return None
+
+
+def _are_shards(shards: object) -> bool:
+    return isinstance(shards, list) and all(
+        isinstance(shard, dict)
+        and all(isinstance(shard.get(field), int) for field in ("records", "bytes"))
+        for shard in shards
+    )
 
 
 def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:
     """Returns the paths of a split's shards, each with the size that was written.
 
     Raises:
-      BadInputError: a shard is missing, empty or cut.
+      BadInputError: there is no shard, or one is missing, empty or cut.
     """
+    if not shards:
+        raise BadInputError(f"{directory}: split {split} has no shards; prepare the set again")
     paths = []
     for index, shard in enumerate(shards):
         path = epath.Path(directory) / shard_name(split, index, len(shards))

@@ -165,11 +165,12 @@ def last_pair(a: Array, b: Array, knn: int) -> tuple[Array, Array] | None:
     if knn >= n * n:
         return None
     a, b = jax.lax.stop_gradient((a, b))
-    key = kth_largest_sum(a, b, knn)
+    key, above = kth_largest_sum(a, b, knn)
     # How many pairs with this sum may be chosen, and in which row and column the last of them is.
-    sums = keys_of(a[..., :, None] + b[..., None, :])
-    rest = knn - count(sums > key[..., None], (-2, -1))
-    up_to = jnp.cumsum(count(sums == key[..., None], -1), axis=-1)  # [..., n], the row included
+    # One count of all n^2 is fused with the sums, which two would keep in memory.
+    rest = knn - above
+    equal = keys_of(a[..., :, None] + b[..., None, :]) == key[..., None]
+    up_to = jnp.cumsum(count(equal, -1), axis=-1)  # [..., n], the row included
     i = count(up_to < rest[..., None], -1)[..., None]
     rest -= jnp.where(up_to < rest[..., None], up_to, 0).max(-1)
     row = keys_of(jnp.take_along_axis(a, i, axis=-1) + b) == key
@@ -177,15 +178,17 @@ def last_pair(a: Array, b: Array, knn: int) -> tuple[Array, Array] | None:
     return key, i * n + j
 
 
-def kth_largest_sum(a: Array, b: Array, k: int) -> Array:
-    """Returns the key of the k-th largest a_i + b_j; a and b [..., n], the key [..., 1]."""
+def kth_largest_sum(a: Array, b: Array, k: int) -> tuple[Array, Array]:
+    """Returns the key [..., 1] of the k-th largest a_i + b_j, and how many are larger [...]."""
     # Sorted first, for which integers alone are what XLA does fastest on a CPU. The pair of the
     # i-th and the j-th largest, from 1, follows i j - 1 others: it is among the k only if i j <= k.
     n = a.shape[-1]
     rank = np.arange(1, min(k, n) + 1)
     i, j = np.nonzero(rank[:, None] * rank <= k)
     a, b = (floats_of(jax.lax.sort(keys_of(x), is_stable=False))[..., ::-1] for x in (a, b))
-    return kth_largest(keys_of(a[..., i] + b[..., j]), k)
+    keys = keys_of(a[..., i] + b[..., j])
+    key = kth_largest(keys, k)
+    return key, count(keys > key, -1)
 
 
 def count(chosen: Array, axis: int | tuple[int, ...]) -> Array:

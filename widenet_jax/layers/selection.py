@@ -8,7 +8,8 @@ from widenet_jax.typing import Array
 
 def keys_of(x: Array) -> Array:
     """Returns int32 numbers in the order of the floats x, which lose nothing in float32."""
-    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.int32)  # -0 becomes 0
+    x = x.astype(jnp.float32)
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0, x), jnp.int32)  # -0 becomes 0
     return bits ^ (jax.lax.shift_right_arithmetic(bits, 31) & jnp.int32(2**31 - 1))
 
 

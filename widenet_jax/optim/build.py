@@ -4,6 +4,7 @@ import math
 import numbers
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -188,16 +189,21 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
 def time_limit(message: str) -> Iterator[None]:
     """Raises BadInputError with `message` if the body computes for longer than MATCH_SECONDS.
 
-    Processor time is counted, so that waiting for a busy machine raises nothing. Only a signal can
-    interrupt Python's regex matcher, and only the main thread receives signals. In other threads
-    there is no limit.
+    The processor time of the body is counted, so that a busy machine refuses nothing. Only a signal
+    can interrupt Python's regex matcher, and only the main thread receives signals. In other
+    threads there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    begun = time.thread_time()
+
     def interrupt(*_: object) -> None:
-        raise BadInputError(message)
+        left = MATCH_SECONDS - (time.thread_time() - begun)
+        if left <= 0:
+            raise BadInputError(message)
+        signal.setitimer(signal.ITIMER_VIRTUAL, left)  # it counts all threads; others computed
 
     before = signal.signal(signal.SIGVTALRM, interrupt)
     signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_SECONDS)

@@ -82,7 +82,8 @@ class Session:
         records = JsonLines(self.workdir / "metrics.jsonl").read()
         last = max((record["step"] for record in records), default=0)
         # The second save begins only once the first is on disk.
-        if last > 2 * self.experiment.save_every.steps or (self.workdir / "result.json").exists():
+        saved_twice = self.experiment.save_every.count(last - 1) >= 2
+        if saved_twice or (self.workdir / "result.json").exists():
             raise RunFailedError(
                 f"--workdir={self.workdir} has metrics up to step {last:,} and no checkpoint; "
                 f"nothing was changed. Restore {LAST}/ from a copy, or start again in a new "

@@ -114,7 +114,9 @@ def test_questions(tmp_path: Path, capsys):
     assert more == f"{file}: 9 more"  # 29 mistakes: the last is the second article's
     assert run("check", file, "--json") == 2
     found = json.loads(capsys.readouterr().out)["problems"]
-    assert len(found) == 29 and found[-1].endswith("(TypeError: 'int' object is not iterable)")
+    assert len(found) == 29 and found[-1].endswith(
+        "(TypeError: 'int' object is not iterable); nothing after it was read"
+    )
 
 
 @pytest.mark.parametrize("name", ["my line 1 data", "notes: new"])

@@ -52,7 +52,10 @@ def read_questions(file: epath.Path) -> list[Question]:
     except BadInputError:
         raise
     except LAYOUT_ERRORS as error:  # nothing after it can be found
-        bad.append(_other_layout(file, error))
+        told = _other_layout(file, error)
+        if not questions and not bad:
+            raise BadInputError(told) from None
+        bad.append(f"{told}; nothing after it was read")
     if bad:
         raise BadRowsError(bad)
     return questions

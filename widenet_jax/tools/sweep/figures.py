@@ -74,7 +74,8 @@ def axis_of(field: str, settings: Sequence[Settings], space: Space) -> Axis:
 def amount_of(value: Any) -> tuple[float, str]:
     """Returns the number and the unit of a duration; (0, "") of any other value."""
     try:
-        return parse(text_of(value), "")
+        number, unit = parse(text_of(value), "")
+        return float(number), unit
     except BadInputError:
         return 0.0, ""
 
