@@ -7,7 +7,7 @@ import pytest
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.optim.build import build_optimizer
-from widenet_jax.optim.parts import check_freeze, layer_factors, stop_frozen
+from widenet_jax.optim.parts import check_freeze, count_frozen, layer_factors, stop_frozen
 
 PARAMS = {
     "embed": {"kernel": jnp.ones(3)},
@@ -61,6 +61,8 @@ def test_a_frozen_backbone_has_neither_updates_nor_moments():
              if x.any()]  # fmt: skip
     assert moved == ["['head']['kernel']"]
     assert max(x.size for x in jax.tree.leaves(state)) == 2
+    every = sum(x.size for x in jax.tree.leaves(PARAMS))
+    assert count_frozen(PARAMS, "backbone") == every - 2 and count_frozen(PARAMS, "none") == 0
 
 
 def test_frozen_parameters_have_no_gradient():

@@ -11,6 +11,7 @@ from widenet_jax.param_names import (
     ENCODER,
     NORM_OUT,
     map_with_path,
+    named_leaves,
     path_names,
     split_block_part,
 )
@@ -39,6 +40,11 @@ def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -
         )
     if all(is_frozen(path, freeze) for path in path_names(params)):
         raise BadInputError(f"config.optimizer.freeze={freeze} leaves no parameter to train")
+
+
+def count_frozen(params: PyTree, freeze: str) -> int:
+    """Returns the number of parameters that `config.optimizer.freeze` keeps as they are."""
+    return sum(leaf.size for path, leaf in named_leaves(params) if is_frozen(path, freeze))
 
 
 def stop_frozen(params: PyTree, freeze: str) -> PyTree:

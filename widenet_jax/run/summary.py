@@ -15,6 +15,7 @@ from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.experiment import Experiment, input_spec
 from widenet_jax.files import write_json
 from widenet_jax.moe.layer import dispatch_methods, dispatch_text
+from widenet_jax.optim.parts import count_frozen
 from widenet_jax.sharding import platform
 from widenet_jax.tasks.contract import Baseline, Task
 from widenet_jax.typing import PyTree
@@ -39,6 +40,8 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
         f"{mesh.size} {mesh.devices.flat[0].device_kind} devices ({axes}), "
         f"{jax.process_count()} hosts",
     ]
+    if frozen := count_frozen(params, config.optimizer.get("freeze", "none")):
+        lines.append(f"frozen: {frozen:,}; trained: {counts['params'] - frozen:,} parameters")
     if experiment.model.ffn == "moe":
         tokens = experiment.model.num_tokens(input_spec(experiment.task))
         methods = dispatch_methods(config.model, tokens, platform=platform())
