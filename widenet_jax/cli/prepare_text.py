@@ -129,7 +129,7 @@ def make_tokenizer(options: Options) -> None:
         made = Tokenizer(content, "the trained tokenizer")
     absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, json.dumps(made.json, ensure_ascii=False, indent=0) + "\n")
-    print(f"{options.out}: {made.vocab_size:,} tokens, {made.json['model']['type']}")
+    print(f"{options.out}: {made.vocab_size:,} tokens, {made.kind}")
 
 
 def prepare_text(options: Options) -> None:

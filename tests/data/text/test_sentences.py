@@ -41,3 +41,10 @@ def test_line_breaks_count_as_spaces_where_blank_lines_separate_paragraphs():
     assert paragraphs_of("a\nb\n\n c\td \r\n\r\ne") == ["a b", "c d", "e"]
     assert paragraphs_of("a\nb\n") == ["a", "b"]
     assert paragraphs_of(" \n ") == []
+
+
+def test_long_runs_of_stops_take_no_time():
+    # Each of n marks would start a search through the rest: 5e9 steps.
+    paragraph = "Name" + "." * 100_000 + "x. Next!" + "!" * 100_000 + " End"
+    first, second, third = split_sentences(paragraph)
+    assert first.endswith("x.") and second.startswith("Next!") and third == "End"

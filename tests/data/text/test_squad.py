@@ -13,8 +13,9 @@ import pytest
 
 from configs import squad as config_file
 from widenet_jax.data.sources import open_data
+from widenet_jax.data.text.split_files import find_files
 from widenet_jax.data.text.squad import Squad, Window, cut, seen, tokens_of
-from widenet_jax.data.text.squad_files import Answer, read_questions
+from widenet_jax.data.text.squad_files import SUFFIXES, Answer, read_questions
 from widenet_jax.data.text.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
 
@@ -176,6 +177,16 @@ def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):
     assert [len(question.answers) for question in first] == [2, 0]
 
 
+def test_the_configs_splits_are_those_of_hugging_face(tmp_path: Path):
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}-00000-of-00001.parquet").touch()
+    for version in ("v1", "v2"):
+        data = config_file.get_config(version).data
+        for split, name in ((data.train_split, "train"), (data.eval_split, "validation")):
+            (found,) = find_files(str(tmp_path), split, SUFFIXES)
+            assert found.name == f"{name}-00000-of-00001.parquet"
+
+
 def damaged(change: str) -> str:
     content = json.loads(official(asked("a", "who", "Rollo")))
     paragraph = content["data"][0]["paragraphs"][0]
@@ -185,6 +196,8 @@ def damaged(change: str) -> str:
             del paragraph["context"]
         case "null question":
             question["question"] = None
+        case "half a character":
+            question["question"] = "wh\ud83d"
         case "moved answer":
             question["answers"][0]["answer_start"] = 3
         case "negative answer":
@@ -203,6 +216,7 @@ def damaged(change: str) -> str:
     [
         (damaged("no context"), "not SQuAD's layout.*'context'"),
         (damaged("null question"), "not SQuAD's layout.*question 'a': a text is missing"),
+        (damaged("half a character"), "not SQuAD's layout.*question 'a': a text is missing"),
         (damaged("moved answer"), "question a: its context has 'lo, a' at 3, and not the answer"),
         (damaged("negative answer"), "question a: its context has .* at -5"),
         (damaged("text as start"), "answer_start is no whole number"),

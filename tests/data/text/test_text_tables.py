@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from etils import epath
 
+from widenet_jax.data.prepare.text_readers import parquet_values
 from widenet_jax.data.sources import open_data
 from widenet_jax.data.text.sequences import Joined, join, padded
 from widenet_jax.data.text.tables import (
@@ -218,6 +219,11 @@ def test_padding():
         ("train.json", b"[]", "holds no list of objects"),
         ("train.json", b"[" * 100_000, "neither a JSON list"),
         ("train.json", b'[{"text": 7, "label": 1}]', "row 1: column 'text' holds 7, and not a"),
+        (
+            "train.json",
+            b'[{"text": "a\\ud83d", "label": 1}]',
+            r"row 1: .* holds 'a\\ud83d', and not a",
+        ),
         ("train.json", b'[{"text": null, "label": 1}]', "row 1: column 'text' holds None"),
         ("train.json", b'[{"text": "a", "label": 1}, {"text": "b"}]', "row 2: column 'label'"),
         ("train.parquet", b"PAR1 and no more", "damaged, or not a parquet file"),
@@ -231,6 +237,32 @@ def test_hostile_files_are_one_line(tmp_path: Path, name: str, content: bytes, s
     with pytest.raises(BadInputError, match=said) as raised:
         rows(tmp_path)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+def test_a_single_file_of_another_kind(tmp_path: Path):
+    (tmp_path / "reviews.txt").write_text("a\tb\n")
+    with pytest.raises(BadInputError, match=r"reviews.txt: no table by its suffix; .*\.tsv, \.csv"):
+        rows(tmp_path / "reviews.txt", "[1:]")
+
+
+def test_a_cell_longer_than_the_usual_limit_of_csv(tmp_path: Path):
+    (tmp_path / "train.csv").write_text(f"text,label\n{'a' * 140_000},1\n")
+    assert rows(tmp_path) == [("a" * 140_000, None, "1")]
+
+
+def latin1_parquet(path: Path, column: str) -> None:
+    """Writes a column of strings of which the second is Latin-1: "a", "\xe4"."""
+    buffers = [None, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xe4")]
+    strings = pa.Array.from_buffers(pa.string(), 2, buffers)
+    pq.write_table(pa.table({column: strings, "label": ["x", "y"]}), path)
+
+
+def test_parquet_of_another_encoding(tmp_path: Path):
+    latin1_parquet(tmp_path / "train.parquet", "text")
+    with pytest.raises(BadInputError, match=r"train\.parquet: holds a text that is not UTF-8"):
+        rows(tmp_path)
+    with pytest.raises(BadInputError, match=r"train\.parquet record 1: not UTF-8 text"):
+        list(parquet_values(str(tmp_path / "train.parquet"), "text"))
 
 
 def test_a_cut_parquet_file(tmp_path: Path):

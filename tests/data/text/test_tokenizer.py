@@ -43,6 +43,20 @@ def test_word_piece_from_a_vocabulary(word_piece: Tokenizer):
     assert word_piece.vocab_size == len(VOCABULARY)
 
 
+def test_old_files_do_not_name_their_model(word_piece: Tokenizer, unigram: Tokenizer):
+    for known in (word_piece, unigram):
+        model = {key: value for key, value in known.json["model"].items() if key != "type"}
+        old = Tokenizer({**known.json, "model": model})
+        assert old.kind == known.kind
+        np.testing.assert_array_equal(old.starts_word, known.starts_word)
+
+
+def test_half_a_character_is_one_line(word_piece: Tokenizer):
+    for encode in (word_piece.encode, word_piece.encode_with_offsets):
+        with pytest.raises(BadInputError, match="half a character"):
+            encode("un\ud83d")
+
+
 def test_a_vocabulary_with_capitals_keeps_case(tmp_path: Path):
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join([*VOCABULARY, "Able"]))

@@ -197,12 +197,21 @@ def parquet_values(path: str, column: str) -> Iterator[tuple[object, str]]:
                 raise BadInputError(f"{path}: no column {column!r}; {known}")
             row = 0
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield value, f"{path} record {row}"
+                for cell in batch.column(0):
+                    where = f"{path} record {row}"
+                    yield _value_of(cell, where), where
                     row += 1
     except (OSError, pa.ArrowException) as error:
         reason = first_line(error)
         raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
+
+
+def _value_of(cell: Any, where: str) -> object:
+    """Returns the value of a cell of pyarrow, which does not look at a string before."""
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{where}: not UTF-8 text ({error}); write it again as UTF-8") from None
 
 
 def _paragraphs(read: Callable[[str, str], RawTexts]) -> Callable[[str, str], Texts]:

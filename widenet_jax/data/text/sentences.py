@@ -14,9 +14,9 @@ e.g i.e b.c a.d a.m p.m jan feb mar apr jun jul aug sept sep oct nov dec
 """
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 # A stop, any closing quotes or brackets, then either space before a capital, digit or opening mark,
-# or (in scripts without spaces) nothing.
+# or (in scripts without spaces) nothing. A search from each mark of a long run would be quadratic.
 _BOUNDARY = re.compile(
-    r"""(?P<stop>[.!?…]+)[\"'”’»)\]]*(?P<space>\s+)(?=[\"'“‘«(\[¿¡]*[^\W_a-zß-öø-ÿ])"""
+    r"""(?<![.!?…])(?P<stop>[.!?…]+)[\"'”’»)\]]*(?P<space>\s+)(?=[\"'“‘«(\[¿¡]*[^\W_a-zß-öø-ÿ])"""
     r"|[。！？]+[」』”）]*"
 )
 _LAST_WORD = re.compile(r"[\w.]*\w$")

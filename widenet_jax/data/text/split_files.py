@@ -21,6 +21,7 @@ from widenet_jax.files import absolute, is_remote
 MAX_FILE_BYTES = 8 << 30
 # The evaluation split of Hugging Face's and TFDS's sets has another name than that of GLUE's files.
 _OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
+_VERSION = re.compile(r"-v\d\.\d$")  # of SQuAD's files, which Hugging Face's lack
 
 
 def read_split(
@@ -68,6 +69,7 @@ def find_files(path: str, name: str, suffixes: Sequence[str]) -> list[epath.Path
     if (place / "data").is_dir() and not files:  # Hugging Face's layout
         files = sorted(file for file in (place / "data").iterdir() if _stem(file.name, suffixes))
     names = [name, *(new + name[len(old) :] for old, new in _OTHER_NAMES if name.startswith(old))]
+    names += [_VERSION.sub("", one) for one in names]
     for one in names:
         if found := [file for file in files if one in (file.name, _stem(file.name, suffixes))]:
             if len({_stem(file.name, suffixes) + file.suffix for file in found}) > 1:
@@ -111,6 +113,14 @@ def read_bytes(file: epath.Path) -> bytes:
         raise BadInputError(f"{file}: {error.strerror or 'not a gzip file'}") from None
     except (EOFError, zlib.error):
         raise BadInputError(f"{file}: damaged, it ends too soon; copy it again") from None
+
+
+def is_text(value: object) -> bool:
+    """Returns whether a value is a str of whole characters; JSON can escape half of one."""
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
 
 
 def read_text(file: epath.Path) -> str:

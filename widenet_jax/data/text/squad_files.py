@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from widenet_jax.data.text.split_files import read_text, suffix_of
+from widenet_jax.data.text.split_files import is_text, read_text, suffix_of
 from widenet_jax.data.text.table_files import read_columns
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 
@@ -111,7 +111,7 @@ def _parquet_question(ident: Any, text: Any, context: Any, answers: Mapping[str,
 def _question(ident: Any, text: Any, context: Any, answers: tuple[Answer, ...]) -> Question:
     """Returns a question; raises TypeError where a field is of the wrong type."""
     texts = (ident, text, context, *(answer.text for answer in answers))
-    if not all(isinstance(one, str) for one in texts):
+    if not all(map(is_text, texts)):
         raise TypeError(f"question {ident!r}: a text is missing or is no text")
     if not all(type(answer.start) is int for answer in answers):
         raise TypeError(f"question {ident!r}: answer_start is no whole number")

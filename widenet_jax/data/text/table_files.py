@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.data.text.split_files import read_bytes, read_text, suffix_of
+from widenet_jax.data.text.split_files import MAX_FILE_BYTES, read_bytes, read_text, suffix_of
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 
 Columns = dict[str, list[Any]]  # of equal length, by name
@@ -18,9 +18,12 @@ def read_columns(file: epath.Path) -> Columns:
     """Reads a table.
 
     Raises:
-      BadInputError: it is damaged, or of another format than its suffix says.
+      BadInputError: it is damaged, of another format than its suffix says, or of none of `READERS`.
     """
-    return READERS[suffix_of(file)](file)
+    if (suffix := suffix_of(file)) not in READERS:
+        known = ", ".join(READERS)
+        raise BadInputError(f"{file}: no table by its suffix; there are {known}, also with .gz")
+    return READERS[suffix](file)
 
 
 def _from_tsv(file: epath.Path) -> Columns:
@@ -33,6 +36,7 @@ def _from_tsv(file: epath.Path) -> Columns:
 
 def _from_csv(file: epath.Path) -> Columns:
     """Reads comma-separated values under a header, quoted where needed."""
+    csv.field_size_limit(MAX_FILE_BYTES)  # by default 128 KiB, and documents may be longer
     try:
         lines = list(csv.reader(io.StringIO(read_text(file), newline=""), strict=True))
     except csv.Error as error:
@@ -86,6 +90,8 @@ def _from_parquet(file: epath.Path) -> Columns:
     except (OSError, pa.ArrowException) as error:
         reason = first_line(error)
         raise BadInputError(f"{file}: damaged, or not a parquet file ({reason})") from None
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{file}: holds a text that is not UTF-8 ({error})") from None
     for name, values in columns.items():
         if known := _class_names(table.schema.metadata, name):
             inside = range(len(known))

@@ -5,6 +5,7 @@ number a file gives it.
 """
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from etils import epath
 from widenet_jax.data.contract import Example
 from widenet_jax.data.text.finetuning import encode_all, facts_of, tokenizer_of
 from widenet_jax.data.text.sequences import Joined, join, padded
-from widenet_jax.data.text.split_files import read_split
+from widenet_jax.data.text.split_files import is_text, read_split
 from widenet_jax.data.text.table_files import READERS, Columns, read_columns, shown
 from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
@@ -182,10 +183,10 @@ def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
     pairs = columns[pair] if pair else [None] * count
     where = [f"{name} row {number + 1}" for number in range(count)]
     bad = [
-        f"{place}: column {column!r} holds {value!r}, and not a text"
+        f"{place}: column {column!r} holds {reprlib.repr(value)}, and not a text"
         for column in filter(None, (text, pair))
         for place, value in zip(where, columns[column], strict=True)
-        if not isinstance(value, str)
+        if not is_text(value)
     ]
     bad += [
         f"{place}: column {label!r} holds no label ({value!r})"

@@ -5,11 +5,12 @@ A marker such as "[SEP]" inside a text is encoded as ordinary characters: only t
 instances can add special tokens.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,13 +100,19 @@ class Tokenizer:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text; faster than one call for each."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Returns the ids of each text; faster than one call for each.
+
+        Raises:
+          BadInputError: one is no str of whole characters.
+        """
+        with _texts_alone():
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ordinary(encoding.ids) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> Encoded:
-        """Returns the ids of a text with the characters that each stands for."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        """Returns the ids of a text with the characters that each stands for; raises likewise."""
+        with _texts_alone():
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
         offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         for span in offsets:
             while span[0] < span[1] and text[span[0]].isspace():
@@ -133,6 +140,11 @@ class Tokenizer:
         """Returns the id of a piece or a special token; None if there is none."""
         return self._tokenizer.token_to_id(token)
 
+    @property
+    def kind(self) -> str:
+        """Name of the model, such as "WordPiece"; old files leave it out, and the library knows."""
+        return type(self._tokenizer.model).__name__
+
     @functools.cached_property
     def special(self) -> np.ndarray:
         """Whether an id is a special token, and so never masked nor a random replacement: [V]."""
@@ -151,9 +163,8 @@ class Tokenizer:
         or holds a character that is neither a letter a-z nor punctuation.
         """
         pieces = [self.token(index) for index in range(self.vocab_size)]
-        model = self.json["model"]
-        if model["type"] == "WordPiece":
-            prefix = model.get("continuing_subword_prefix", "##")
+        if self.kind == "WordPiece":
+            prefix = self.json["model"].get("continuing_subword_prefix", "##")
             return np.array([not piece.startswith(prefix) for piece in pieces])
         return np.array([_starts_word(piece) for piece in pieces]) | self.special
 
@@ -162,6 +173,16 @@ class Tokenizer:
         """Hash of the content, which does not depend on the file's layout."""
         content = json.dumps(self.json, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _texts_alone() -> Iterator[None]:
+    """Turns the library's error for anything but texts into one line."""
+    try:
+        yield
+    except TypeError:
+        what = "not a text, or one with half a character (a surrogate without the other)"
+        raise BadInputError(f"cannot be cut into tokens: {what}") from None
 
 
 def _starts_word(piece: str) -> bool:
