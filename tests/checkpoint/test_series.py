@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from orbax.checkpoint._src.path import atomicity_defaults
+from orbax.checkpoint._src.path.atomicity import CommitFileTemporaryPath
 
 from widenet_jax.checkpoint.manifest import LEFT_OUT, write_manifest
 from widenet_jax.checkpoint.series import FORMAT_VERSION, Series
@@ -157,6 +159,26 @@ def test_what_a_killed_save_leaves_is_no_checkpoint(directory: Path):
     with closing(Series(epath.Path(directory), keep=2)) as series:
         assert series.remove_unfinished() == ["15"]
         assert series.steps() == [5]
+
+
+def test_a_save_cut_off_in_place_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Orbax is told that the disk is an object store: it cannot rename, and commits with a file."""
+    chosen = "get_default_temporary_path_class"
+    monkeypatch.setattr(atomicity_defaults, chosen, lambda *_, **__: CommitFileTemporaryPath)
+    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
+        series.save(5, arrays(5), META | {"step": 5})
+        series.wait()
+        shutil.copytree(tmp_path / "5", tmp_path / "10")
+        (tmp_path / "10" / "commit_success.txt").unlink()
+        assert series.steps() == [5]
+        series.save(10, arrays(10), META | {"step": 10})
+        series.wait()
+        with pytest.raises(RunFailedError, match=r"5 could not be written to .* already exists"):
+            series.save(5, arrays(10), META | {"step": 5})
+        assert series.steps() == [5, 10]
+    assert_read(tmp_path, 10)
+    shutil.rmtree(tmp_path / "10")
+    assert_read(tmp_path, 5)
 
 
 def test_nothing_saved_yet(tmp_path: Path):

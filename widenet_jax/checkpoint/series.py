@@ -2,8 +2,9 @@
 
 A checkpoint is a directory named by its step. It holds items of arrays, `meta` (JSON) and a
 manifest of checksums. Orbax writes all of them to a temporary directory and commits them with one
-rename. Restoring takes the newest intact checkpoint. Older checkpoints are deleted only after a
-newer one has been read back and verified.
+rename; on object stores it writes in place and commits with a marker. Restoring takes the newest
+intact checkpoint. Older checkpoints are deleted only after a newer one has been read back and
+verified.
 """
 
 import hashlib
@@ -76,11 +77,22 @@ class Series:
         args = ocp.args.Composite(meta=ocp.args.JsonSave(dict(meta)), **args)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._remove_uncommitted(step)
             self.checkpointer.save(self.directory / str(step), args=args)
         except Exception as error:
             raise self._cannot_write(error, size) from error
         self.writing = threading.Thread(target=self._finish, args=(size,), name="checkpoint")
         self.writing.start()
+
+    def _remove_uncommitted(self, step: int) -> None:
+        """Deletes what a save of this step left on an object store when it was cut off.
+
+        Orbax refuses to write to a place that exists. Its option `force` would delete a committed
+        checkpoint as well. The other hosts wait for the first one when they begin to save.
+        """
+        place = self.directory / str(step)
+        if jax.process_index() == 0 and place.exists() and step not in self.steps():
+            place.rmtree()
 
     def _before_commit(self) -> None:
         """Writes the manifest; Orbax calls this on the first host just before the commit."""
