@@ -64,9 +64,10 @@ Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run
 |   values of fan n^2       | product_key_init,combine_heads=before    | 12.75 | 9.96  | 1.11 |
 
 `byte_s` has 0.7M parameters and reads bytes, for comparisons on a CPU; `tiny` is for a first run on
-the embedded novel. Their dense widths and all numbers of product keys are solved for the parameters
-of the experts; parameter_matched=true does so for the other dense models, whose printed widths are
-within 0.5% of it. models/language_sizes.py has every option.
+the embedded novel. Both train without dropout: standard_dropout and switch_no_dropout need
+dropout=0.1. Their dense widths and all numbers of product keys are solved for the parameters of the
+experts; parameter_matched=true does so for the other dense models, whose printed widths are within
+0.5% of it. models/language_sizes.py has every option.
 """
 
 from ml_collections import ConfigDict

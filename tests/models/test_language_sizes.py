@@ -124,6 +124,7 @@ def test_rows_of_the_tables():
     assert not unregularized["losses"]["entropy"]
     assert not unregularized["router"]["expert_dropout"]
     assert moe("wt_b,preset=standard_dropout")["dropout"] == 0.2
+    assert moe("byte_s,preset=standard_dropout,dropout=0.1")["dropout"] == 0.1
     assert moe("wt_b,preset=standard_init")["kernel_init"] == "pre_norm_each_expert"
     assert moe("wt_b,preset=s_base_released")["router"]["name"] == "sinkhorn_released"
     of_chosen = moe("e8,preset=softmax_renormalized_released")
@@ -137,7 +138,7 @@ def test_rows_of_the_tables():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_row_builds(preset: str):
-    build_model(section(f"tiny,preset={preset}"), vocab_size=10)
+    build_model(section(f"tiny,preset={preset},dropout=0.1"), vocab_size=10)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,11 @@ def test_every_row_builds(preset: str):
         ("wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no effect"),
         ("wt_s,preset=switch,entropy_of=chosen", "option entropy_of has no effect"),
         ("wt_s,ffn=moe,entropy_of=some", "entropy_of='some'"),
+        (
+            "byte_s,preset=switch_no_dropout",
+            "option hidden_dropout of preset=switch_no_dropout has",
+        ),
+        ("wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),
         ("wt_s,preset=sigma_moe,ffn=dense", "preset=sigma_moe has ffn=moe; remove it"),
         ("wt_s,ffn=moe,mlp_dim=0", "option mlp_dim=0 must be 1 or more"),
         ("wt_s,ffn=moe,router=hierarchical,experts=0", "option experts=0 must be 1 or more"),

@@ -144,6 +144,12 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
     router = options.get("router", "sigmoid")
     if odd := [key for key in without_effect(router) if key in given]:
         raise BadInputError(f"option {odd[0]} has no effect on router={router}; remove it")
+    if "hidden_dropout" in options and not options.get("dropout", SIZES[name]["dropout"]):
+        of_preset = "" if "hidden_dropout" in given else f" of preset={asked}"
+        raise BadInputError(
+            f"option hidden_dropout{of_preset} has no effect on {name} without dropout; give "
+            "dropout=0.1"
+        )
     fixed = [key for key in ("mlp_dim", "num_keys") if key in given]
     if ffn != "moe" and fixed and options.get("parameter_matched"):
         raise BadInputError(f"{fixed[0]} is what parameter_matched=true solves; remove one of both")

@@ -6,6 +6,7 @@ import pytest
 
 from widenet_jax import paper
 from widenet_jax.config.files import load_config, override
+from widenet_jax.models.language_sizes import language_model, parse_language_variant
 from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
 from widenet_jax.tools.reproduce.experiments import (
     EXPERIMENTS,
@@ -92,7 +93,7 @@ def test_the_entropy_loss_of_table_4():
     """A tenth of Table 3's for the small model, where a row has it and at the paper's scale."""
 
     def weights(name: str, scale: str = "paper") -> dict[str, float]:
-        (one,) = [one for one in EXPERIMENTS.values() if one.name == name]
+        (one,) = runnable(SCALES[scale], [EXPERIMENTS[name]])
         runs = {row.label.strip(): run_of(SCALES[scale], one, row) for row in one.rows}
         configs = {
             row: load_config(f"{LANGUAGE_CONFIG}:{run.variant}") for row, run in runs.items()
@@ -122,9 +123,25 @@ def test_models_of_bytes_are_compared_by_bits():
     assert {one.metric.name for one in small} == {"bits_per_byte"}
     assert [one.paper_label for one in small] == ["perplexity", "bits a byte"]
     first = runs_of(SCALES["small"], small[:1])
-    assert first == runs_of(SCALES["small"], small) and len(first) == 22
+    assert first == runs_of(SCALES["small"], small) and len(first) == 19
     assert SCALES["paper"].topology_of("configs/language_model.py:e8", finetuned=False) == "v3-8"
     assert SCALES["paper"].topology_of("configs/imagenet.py:vit_b", finetuned=False) == "v3-256"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_equal_language_models_are_one_run(scale: str):
+    """Rows about dropout are left out without dropout; wt_s has no expert dropout to remove."""
+    group = runnable(SCALES[scale], [one for one in EXPERIMENTS.values() if one.language])
+    runs = runs_of(SCALES[scale], group)
+    models = [language_model(*parse_language_variant(run.variant)) for run in runs]
+    of_each = {(run.stage.variant, repr(of)) for run, of in zip(runs, models, strict=True)}
+    assert len(of_each) == len(runs)
+    labels = {one.name: {row.label.strip(): row for row in one.rows} for one in group}
+    assert ("standard dropout" in labels["sigma_table4_e8"]) == (scale == "paper")
+    (parts,) = [one for one in group if one.name == "sigma_parts_wt_s"]
+    found = {label: run_of(SCALES[scale], parts, row) for label, row in labels[parts.name].items()}
+    same = found["no expert dropout"] == found["sigma-MoE"]
+    assert same == (scale == "paper") and found["no entropy loss"] != found["sigma-MoE"]
 
 
 def test_runs_are_shared_and_backbones_come_first():

@@ -4,12 +4,14 @@ At every scale L is deeper than B and H is deeper than L; where the paper halves
 doubles a width, so does the scale. `Scale.about` states the differences from the paper.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.language_sizes import SIZES as LANGUAGE_SIZES
+from widenet_jax.models.language_sizes import language_model, parse_language_variant
 from widenet_jax.models.sizes import SIZES, parse_variant
 from widenet_jax.paper import PrintedLanguageModel
 from widenet_jax.tools.reproduce import approximations
@@ -153,7 +155,8 @@ SCALES = {
         about_text="Wikipedia; 4 blocks of width 128 without dropout, 128 tokens, pretrained for "
         "7,300 steps of 32 sequences unless the command says otherwise",
         about_language="bytes of your text; 3 blocks of width 128, memory of 128 bytes, 2,000 "
-        "steps of 16 x 128 bytes unless the command says otherwise; G = 32 stands for 128",
+        "steps of 16 x 128 bytes unless the command says otherwise; G = 32 stands for 128; no "
+        "dropout but of experts, so no rows about dropout within them",
     ),
     "smoke": Scale(
         {"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
@@ -166,7 +169,7 @@ SCALES = {
         about_text="the embedded novel, a few minutes a model: shows that the command works, and "
         "tests none of the paper's claims",
         about_language="bytes of the embedded novel, seconds a model: shows that the command "
-        "works, and tests none of the paper's claims",
+        "works, and tests none of the paper's claims; no rows about dropout within experts",
     ),
 }
 
@@ -214,7 +217,8 @@ def run_of(scale: Scale, experiment: Experiment, row: Row) -> Run:
     """Returns the run behind a row."""
     if experiment.language:
         stage = scale.language[experiment.language]
-        return Run(stage, language_variant(stage.variant, row.language))
+        variant = language_variant(stage.variant, row.language)
+        return Run(stage, first_names(stage.variant)[variant])
     if experiment.text:
         pretrained = Run(scale.text["pretraining"], row.variant + scale.text_size)
         stage = scale.text[experiment.text]
@@ -247,14 +251,22 @@ def runnable(scale: Scale, experiments: Iterable[Experiment]) -> list[Experiment
 
 
 def of_scale(scale: Scale, experiment: Experiment) -> Experiment:
-    """Returns the experiment with the metric that the scale's runs have.
+    """Returns the experiment with the rows and the metric that the scale's runs have.
 
     Models of bytes are compared by bits a byte, whatever the paper prints.
     """
     size = experiment.language
     if not size or scale.language[size].variant == size:
         return experiment
-    return replace(experiment, metric=BITS, paper_label=experiment.metric.label)
+    own = scale.language[size].variant
+    rows = tuple(row for row in experiment.rows if is_at_size(own, row.language))
+    return replace(experiment, rows=rows, metric=BITS, paper_label=experiment.metric.label)
+
+
+def is_at_size(size: str, model: PrintedLanguageModel) -> bool:
+    """Tells whether a size has a row's model: rows about dropout within experts need dropout."""
+    _, options = parse_language_variant(f"wt_s,{model.options}")
+    return bool(LANGUAGE_SIZES[size]["dropout"]) or "hidden_dropout" not in options
 
 
 def language_variant(size: str, model: PrintedLanguageModel) -> str:
@@ -268,6 +280,17 @@ def language_variant(size: str, model: PrintedLanguageModel) -> str:
     options = [f"{name}={max(1, round(x * own))}" for name, x, own in shares if x is not None]
     further = [model.further[size]] if size in model.further else []
     return ",".join([size, model.options, *options, *further])
+
+
+@functools.cache
+def first_names(size: str) -> dict[str, str]:
+    """Maps each row's name at a size to the first one that is the same model, as their run."""
+    experiments = [one for group in approximations.APPROXIMATIONS.values() for one in group]
+    rows = [row.language for one in experiments for row in one.rows]
+    names = [language_variant(size, row) for row in rows if is_at_size(size, row)]
+    models = [repr(language_model(*parse_language_variant(name))) for name in names]
+    first = dict(zip(reversed(models), reversed(names), strict=True))
+    return {name: first[model] for name, model in zip(names, models, strict=True)}
 
 
 def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:
