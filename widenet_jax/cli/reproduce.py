@@ -1,6 +1,6 @@
 """Reproduces two papers' tables and figures: runs the models and shows both sets of numbers.
 
-  python scripts/reproduce.py all --scale=smoke                       minutes on a laptop, on digits
+  python scripts/reproduce.py all --scale=smoke                       on a laptop: digits, a novel
   python scripts/reproduce.py table3 fig3 --scale=small --workers=2   CIFAR-10, small models
   python scripts/reproduce.py all --scale=paper --dry_run             every run, and what it costs
   python scripts/reproduce.py sigma_table4 --scale=smoke --workers=2  feed-forwards, on a novel
