@@ -31,7 +31,7 @@ def absolute(path: str) -> epath.Path:
       BadInputError: the path is on gs://, and gcsfs is not installed.
     """
     if str(path).startswith("gs://"):
-        require("gcsfs", extra="gcs", what=path)
+        require_gcsfs(path)
     return epath.Path(path if is_remote(path) else os.path.abspath(os.path.expanduser(path)))
 
 
@@ -43,8 +43,20 @@ def readable(path: str) -> epath.Path:
         which etils reads there.
     """
     if str(path).startswith("gs://") and not find_spec("tensorflow"):
-        require("gcsfs", extra="gcs", what=path)
+        require_gcsfs(path)
     return epath.Path(path)
+
+
+def require_gcsfs(what: str) -> None:
+    """Raises BadInputError unless gcsfs, which `what` needs, is there; turns its cache off.
+
+    With its cache it would answer from the first listing of a directory until the process ends, and
+    miss what other hosts, TensorStore and launched runs write and rename there.
+    """
+    require("gcsfs", extra="gcs", what=what)
+    from fsspec import config  # comes with etils.epath
+
+    config.conf.setdefault("gcs", {})["use_listings_cache"] = False
 
 
 def user_cache(name: str) -> Path:

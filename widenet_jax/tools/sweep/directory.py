@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError, require
-from widenet_jax.files import LOCK, is_remote, write_json
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import LOCK, is_remote, require_gcsfs, write_json
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.tools.sweep.trials import DONE, HANDED_OVER, WAITING, Outcome, Trial
 
@@ -40,7 +40,7 @@ class Directory:
             )
         self.trials = trials.rstrip("/") or str(self.path)
         if is_remote(trials):
-            require("gcsfs", extra="gcs", what=f"--trial_workdir={trials}")
+            require_gcsfs(f"--trial_workdir={trials}")
         self.logs = self.path / "logs"
 
     def make(self) -> None:
