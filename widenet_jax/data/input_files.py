@@ -1,4 +1,4 @@
-"""Opens input files: regular files only, of a size that has been checked.
+"""Opens local input files: regular files only, of a size that has been checked.
 
 A fifo or a device in place of a file would make `open` or `read` wait for ever, and a sparse file
 can claim terabytes.
@@ -8,6 +8,10 @@ import errno
 import os
 import stat
 from typing import BinaryIO
+
+from etils import epath
+
+from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
 # What compressed files begin with.
@@ -52,3 +56,11 @@ def read_regular(path: str | os.PathLike, *, max_bytes: int = MAX_IMAGE_BYTES) -
     """Returns the content of a regular file. Raises as `open_regular` does."""
     with open_regular(path, max_bytes=max_bytes, buffering=0) as file:
         return file.read()
+
+
+def bytes_in(path: str) -> int:
+    """Returns the size of a regular file, or of one on an object store; raises OSError."""
+    if is_remote(path):
+        return epath.Path(path).stat().length
+    with open_regular(path) as file:
+        return file.seek(0, os.SEEK_END)

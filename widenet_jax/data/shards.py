@@ -17,9 +17,10 @@ from google.protobuf.message import DecodeError
 
 from widenet_jax.data import records
 from widenet_jax.data.images.sources import LabelledImages
-from widenet_jax.data.input_files import open_regular
+from widenet_jax.data.input_files import bytes_in
 from widenet_jax.data.splits import check_part, check_split, parts_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
+from widenet_jax.files import is_remote
 
 # Raised by ArrayRecord for a record or a shard that it cannot read.
 READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError)
@@ -82,19 +83,19 @@ class Shards:
 
 def _shard_problem(path: str, size: int) -> str | None:
     try:
-        with open_regular(path) as file:
-            empty = not file.read(1)
+        if not bytes_in(path):
+            return "empty (0 bytes)"
     except FileNotFoundError:
         return "missing"
     except OSError as error:
-        return f"unreadable ({error.strerror})"
-    if empty:
-        return "empty (0 bytes)"
+        return f"unreadable ({error.strerror or first_line(error)})"
     try:
         reader = array_record_module.ArrayRecordReader(path)
         found = reader.num_records()
         reader.close()  # raises the errors of the calls before
-    except RuntimeError:
+    except RuntimeError as error:
+        if is_remote(path):  # the connection may have failed
+            return f"unreadable ({first_line(error)})"
         found = 0
     # The index is at the end of a shard, so no record is found in one that is cut short.
     return None if found == size else f"cut short or damaged ({found} of {size} records found)"

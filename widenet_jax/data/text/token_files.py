@@ -1,14 +1,13 @@
 """Token ids in files, one unsigned integer a token, and in memory."""
 
 import hashlib
-import os
 from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
 from numpy.lib.stride_tricks import sliding_window_view
 
-from widenet_jax.data.input_files import open_regular
+from widenet_jax.data.input_files import bytes_in
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote
 
@@ -101,10 +100,7 @@ class TokenFile:
 def file_size(path: str) -> int:
     """Returns the size of a file in bytes; raises BadInputError unless it can be read."""
     try:
-        if is_remote(path):
-            return epath.Path(path).stat().length
-        with open_regular(path) as file:
-            return file.seek(0, os.SEEK_END)
+        return bytes_in(path)
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file") from None
     except OSError as error:
