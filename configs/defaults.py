@@ -41,6 +41,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
     config.max_skipped_updates = 10  # with on_nonfinite=skip; after more of them the run stops
 
     config.model = model  # models/*sizes.py have the fields
+    follow_model(config.model)
 
     for section, fields in SECTIONS[task]().items():
         config[section] = fields
@@ -91,6 +92,17 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
         "wandb_project": "",  # of Weights & Biases; "": none
     }
     return config.lock()
+
+
+def follow_model(model: ConfigDict) -> None:
+    """Lets fields of the feed-forward's section follow the model's of that name, if they are equal.
+
+    A flag for the model's field then sets both, and one for the section's field that one alone.
+    """
+    section = model.get(model.get("ffn", "")) or {}
+    for name in ("activation", "kernel_init"):
+        if name in section and section[name] == model[name]:
+            section[name] = model.get_oneway_ref(name)
 
 
 def classification() -> dict:

@@ -73,7 +73,11 @@ experts; parameter_matched=true does so for the other dense models, whose printe
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.models.language_sizes import language_model, parse_language_variant
+from widenet_jax.models.language_sizes import (
+    hidden_dropout,
+    language_model,
+    parse_language_variant,
+)
 
 # config.optimizer.grad_clip_norm is 0.25 but for the feed-forwards in `clip`.
 SMALL = {"batch_size": 64, "max_length": 256, "clip": {"mlp": 0.1, "top_k_mlp": 0.1}}
@@ -94,6 +98,9 @@ def get_config(variant: str = "wt_s") -> ConfigDict:
     size, options = parse_language_variant(variant)
     model = language_model(size, options)
     config = defaults.get_config(model, task="language_modeling")
+    if config.model.moe:  # its rates follow the model's, too
+        for name in ("output_dropout", *(["dropout"] if hidden_dropout(options) else [])):
+            config.model.moe[name] = config.model.get_oneway_ref("dropout")
     # Adam: AdamW without decay.
     config.optimizer.update(schedule="cosine", eps=1e-8, grad_clip_norm=0.25)
     if size in ("byte_s", "tiny"):

@@ -9,6 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
+from widenet_jax.config.files import override
 from widenet_jax.experiment import build_task, check_batch, input_spec
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import parameter_shapes
@@ -60,6 +61,30 @@ def test_small_models_cut_photos_into_few_tokens(variant: str, tokens: int):
 
 def test_every_config_is_here():
     assert {path.stem for path in (ROOT / "configs").glob("*.py")} == {*CONFIGS, *TEXT, "defaults"}
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "rates"),
+    [
+        ("imagenet", "widenet_b", (None, 0.0)),  # the layer takes the model's rate
+        ("text_pretrain", "widenet_4", (None, 0.0)),
+        # After the experts' sum; after their hidden layer where the variant asks for it.
+        ("language_model", "byte_s,preset=sigma_moe", (0.0, 0.3)),
+        ("language_model", "byte_s,preset=switch", (0.3, 0.3)),
+        ("language_model", "wt_s,preset=standard_dropout", (0.3, 0.3)),
+    ],
+)
+def test_fields_of_the_model_reach_the_experts(name: str, variant: str, rates: tuple):
+    config = get_config(name, variant)
+    fields = {"activation": "gelu", "dropout": 0.3, "kernel_init": "truncated_normal"}
+    flags = [f"--config.model.{field}={value}" for field, value in fields.items()]
+    model = override(config, flags).model
+    assert (model.moe.get("dropout"), model.moe.output_dropout) == rates
+    assert model.moe.activation == "gelu"
+    own = "switch" if "switch" in variant else "truncated_normal"
+    assert model.moe.get("kernel_init", model.kernel_init) == own
+    override(config, ["--config.model.moe.activation=relu"])
+    assert (model.activation, model.moe.activation) == ("gelu", "relu")
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)

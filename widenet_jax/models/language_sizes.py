@@ -255,15 +255,20 @@ def moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
     if section["losses"]["entropy"]:
         loss = ENTROPY_OF[options.get("entropy_of", "all")]
         section["losses"] |= {"entropy": 0.0, loss: options.get("entropy", base["entropy"])}
-    hidden_dropout = options.get("hidden_dropout", switch)
+    within = dropout if hidden_dropout(options) else 0.0
     return section | {
         "capacity_rule": "unlimited",
         "activation": "relu",
         "use_bias": False,
-        "dropout": dropout if hidden_dropout else 0.0,  # after the hidden layer of an expert
+        "dropout": within,  # after the hidden layer of an expert
         "output_dropout": dropout,
         "kernel_init": options.get("kernel_init", "switch" if switch else "pre_norm"),
     }
+
+
+def hidden_dropout(options: Mapping) -> bool:
+    """Returns whether dropout acts within the experts, too: by default in Switch alone."""
+    return options.get("hidden_dropout", options.get("router") == "switch")
 
 
 def keys_section(base: Mapping, options: Mapping) -> dict:

@@ -47,7 +47,9 @@ TASKS = {
 }
 MODELS = """\
 The values are those of `widenet_b` for images, `widenet_4` for texts and `wt_s` for language
-models. Where a cell is empty, such models do not have the field.
+models. Where a cell is empty, such models do not have the field. `model.activation`,
+`model.kernel_init` and a language model's `model.dropout` also set what the section of a
+feed-forward has of them, unless the variant gives that another value, or a flag sets it.
 """
 # The section of a feed-forward -> the title of its table.
 FEED_FORWARDS = {
