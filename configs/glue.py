@@ -11,7 +11,8 @@ tokenizer of --config.data.tokenizer.
   MNLI             | 10,000 steps, 1,000 warm-up, batch 128, 3e-5 | the same
   SST-2            | 20,935 steps, 1,256, batch 32, 1e-5 | 5,234 steps, 314, batch 128, 4e-5
   both             | length 512, dropout 0, before the classifier 0.1 | the same
-  experts          | -                    | capacity factor 1.2, lambda 0.01 (WideNet); each
+  experts          | -                    | capacity factor 1.2, lambda 0.01 (WideNet; other
+                   |                      | routers than top_k keep their losses); each
                    |                      | sequence routed alone (not stated)
   own              | -                    | 3 epochs, batch 32, 3e-5, length 128 (BERT's)
 

@@ -9,7 +9,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from weights import reference_bert as reference
 
-from configs import defaults
+from configs import defaults, glue
 from widenet_jax.errors import BadInputError
 from widenet_jax.main import parse_flags
 from widenet_jax.models.text_sizes import parse_text_variant, text_model
@@ -54,6 +54,18 @@ def test_fields_beside_the_name_and_flags_override_it(tmp_path):
     expected["moe"]["capacity_factor"] = 1.5
     expected["moe"]["losses"]["load_balance"] = 0.0
     assert made.model.to_dict() == expected and made.seed == 3
+
+
+@pytest.mark.parametrize("router", ["top_k", "noisy_top_k", "sigmoid"])
+def test_a_stored_router_has_the_losses_that_it_has_from_scratch(router: str, tmp_path):
+    variant = f"widenet_4_s,router={router}"
+    place = run(tmp_path / "run", text_model(*parse_text_variant(variant)))
+    stored = set_fields(glue.get_config("mnli"), [f"--config.init_from={place}"])
+    scratch = glue.get_config(f"mnli,model={variant}")
+    assert stored.model.to_dict() == scratch.model.to_dict()
+    weights = {name for name, weight in stored.model.moe.losses.items() if weight}
+    own = {"top_k": {"load_balance"}, "noisy_top_k": {"importance", "load"}}
+    assert weights == own.get(router, {"entropy"}) | {"over"}
 
 
 def test_a_section_that_the_stored_model_lacks_has_no_effect(tmp_path):

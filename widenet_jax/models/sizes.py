@@ -234,6 +234,14 @@ ROUTER_LOSSES = {
 }
 
 
+def has_balance_loss(router: str) -> bool:
+    """Returns whether a router goes with WideNet's balance loss, which recipes of finetuning set.
+
+    Other routers keep the losses of their papers.
+    """
+    return "load_balance" in ROUTER_LOSSES.get(router, {})
+
+
 def router_section(name: str, *, experts: int, selected: int) -> dict:
     """Returns the section `config.model.moe.router`.
 

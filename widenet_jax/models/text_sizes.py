@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from widenet_jax.errors import BadInputError, known_names
 from widenet_jax.models import feed_forward_sizes
 from widenet_jax.models.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
-from widenet_jax.models.sizes import (
-    experts_section,
-    parse_options,
-)
+from widenet_jax.models.sizes import experts_section, has_balance_loss, parse_options
 
 # "": ALBERT base (Lan et al. 2020) and the paper's. "s" is meant for experiments on a CPU, "tiny"
 # for a first run of minutes.
@@ -148,7 +145,8 @@ def finetuned_model(
       family, size, options: of a model to train from scratch; an empty family stands for the model
         of `config.init_from`, whose fields are those of this section and the stored ones.
       dropout: of the encoder. The head's own is not a field.
-      capacity_factor, balance: of experts, the latter the weight of the load-balance loss.
+      capacity_factor, balance: of experts, the latter the weight of the load-balance loss, for
+        routers that go with it. `weights.stored` leaves it out for others of stored models.
     """
     experts = {
         "capacity_factor": options.get("capacity_factor", capacity_factor),
@@ -159,8 +157,6 @@ def finetuned_model(
         return {"name": "stored", "dropout": dropout, "moe": experts}
     model = text_model(family, size, options) | {"dropout": dropout}
     if model["moe"]:
-        losses = model["moe"]["losses"]
-        # Routers with losses of their own papers keep these.
-        of_model = losses | experts["losses"] if losses["load_balance"] else losses
-        model["moe"].update(experts, losses=of_model)
+        given = experts["losses"] if has_balance_loss(model["moe"]["router"]["name"]) else {}
+        model["moe"].update(experts, losses=model["moe"]["losses"] | given)
     return model

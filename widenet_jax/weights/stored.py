@@ -13,6 +13,7 @@ from widenet_jax.config.files import override
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
+from widenet_jax.models.sizes import has_balance_loss
 from widenet_jax.weights.huggingface_config import model_section, text_kind
 
 STORED = "stored"
@@ -23,8 +24,8 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
     """Sets fields as `config.files.override` does, after a stored model has been looked up.
 
     Where config.model.name is "stored", config.model becomes the whole section of the model that
-    config.init_from names. The fields that stand beside the name override the stored ones, and
-    flags override both.
+    config.init_from names. The fields that stand beside the name override the stored ones (but for
+    the losses of a router that does not go with WideNet's), and flags override both.
 
     Args:
       config: as its file made it.
@@ -40,6 +41,8 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
         begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
         stored = stored_section(workdir if begun else config.init_from)
+        if stored.get("moe") and not has_balance_loss(stored["moe"]["router"]["name"]):
+            beside.get("moe", {}).pop("losses", None)
         with config.unlocked():
             config.model = merged(stored, beside, config.init_from)
     return override(config, flags)
