@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoint.test_series import everything_in, flip
+from jax._src import distributed
 from small_runs import (
     PATIENCE_SECONDS,
     assert_same_end,
@@ -381,7 +382,7 @@ def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, ca
     assert [r["step"] for r in metrics_of(workdir, "eval")] == [3, 5, 8, 10]
 
 
-def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys):
+def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys, monkeypatch):
     """It is an error that names the image, or is skipped and counted, up to the allowed share."""
     data = of(photos) | {"checkpoint.every": "4 steps"}
     with pytest.raises(BadInputError, match=r"cat/07\.jpg.*truncated JPEG"):
@@ -396,8 +397,12 @@ def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys):
     assert {r["bad_examples"] for r in metrics_of(tmp_path / "skip", "eval")} == {0}
 
     data |= {"data.max_bad_fraction": 0.0}
+    capsys.readouterr()
+    monkeypatch.setattr(distributed.global_state, "process_id", 1)  # another one is followed
     with pytest.raises(RunFailedError) as error:
         run_here(tmp_path / "many", **data)
+    assert capsys.readouterr().err == ""
+    assert metrics_of(tmp_path / "many")[0]["step"] == 1  # this first host writes the files
     assert "training images could not be read" in str(error.value)
     assert "at most 0 of 64 may be (config.data.max_bad_fraction=0); mend" in str(error.value)
 

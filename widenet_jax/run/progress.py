@@ -19,7 +19,7 @@ class Progress:
       start_step: the step after which this process starts or resumes.
       batch_size: units per step.
       unit: what the task counts, in the plural, as `Task.unit` names it.
-      quiet: print nothing (hosts other than the first).
+      quiet: print nothing (hosts whose output is not followed).
     """
 
     LINE_EVERY_SECONDS = 10.0

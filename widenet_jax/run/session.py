@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jax._src import distributed  # nothing public says as which process this one has joined
 
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
 from widenet_jax.checkpoint.series import all_finite
@@ -41,7 +42,7 @@ class Session:
 
     Attributes:
       watchdog, checkpoints, progress: see their classes.
-      note: prints a line for people; `note_once` omits repeated lines.
+      note: prints a line for people, where they follow; `note_once` omits repeated lines.
 
     Raises:
       BadInputError: the disk is too small, or another process trains in the workdir.
@@ -109,7 +110,7 @@ class Session:
             start_step=start_step,
             batch_size=config.batch_size,
             unit=experiment.task.unit,
-            quiet=not self.main_host,
+            quiet=not is_followed(),
         )
         self.stack.enter_context(closing(self.progress))
         self.note = self.progress.note
@@ -216,6 +217,15 @@ class Session:
                 f"{bad_allowed_text(limit, num_examples)}; mend the data (the notes of this start "
                 "and earlier ones name them) or allow more"
             )
+
+
+def is_followed() -> bool:
+    """Returns whether this process joined as process 0, whose output people follow.
+
+    On a TPU this is worker 0, whose log launchers show. The first host, which writes the files, may
+    be another worker: libtpu numbers `jax.process_index()` by the place in the slice.
+    """
+    return distributed.global_state.process_id == 0
 
 
 @contextmanager

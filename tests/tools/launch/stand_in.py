@@ -81,7 +81,7 @@ with (home / "argv.jsonl").open("a") as file:
 codes = Path(os.environ["STAND_IN"]) / f"exit_codes_{home.name}.json"
 left = json.loads(codes.read_text())
 codes.write_text(json.dumps(left[1:]))
-print("step 1 of 1", flush=True)
+print(f"{home.name}: step 1 of 1", flush=True)
 sys.exit(left[0])
 """
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import time
 from pathlib import Path
+from socket import gethostname
 from threading import Thread
 
 import pytest
@@ -34,7 +35,7 @@ def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
         "gcloud", "compute", "tpus", "tpu-vm", "create", "mine", "--zone=us-west4-a",
         "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite",
     ]  # fmt: skip
-    assert "step 1 of 1" in done.stdout  # worker 0's log
+    assert done.stdout == "worker_0: step 1 of 1\n"
     assert "launch_tpu.py delete mine --zone=us-west4-a" in done.stderr
     for call in cloud.calls():
         assert f"$ {shlex.join(call)}" in done.stderr
@@ -112,6 +113,8 @@ def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path)
     done = cloud.launch(*ARGUMENTS, "--delete_when_done")
     assert done.returncode == 3
     assert "delete" not in cloud.steps()
+    ends = [f"{gethostname()}: worker_{worker}: step 1 of 1" for worker in (0, 1)]
+    assert done.stdout.splitlines() == ["worker_0: step 1 of 1", *ends]
 
 
 def test_connecting_is_retried_while_workers_start(tmp_path: Path):
@@ -388,7 +391,7 @@ def test_status_logs_stop_delete(tmp_path: Path):
     assert cloud.launch(*ARGUMENTS).returncode == 0
     where = ("mine", "--zone=us-west4-a")
     status = cloud.launch("status", *where)
-    assert status.stdout.splitlines() == ["mine: READY", "ended, exit code 0", "step 1 of 1"]
+    assert status.stdout == "mine: READY\nended, exit code 0\nworker_0: step 1 of 1\n"
     home = cloud.directory / "worker_0" / "widenet_run"
     with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
         for worker, process in ((0, one), (1, two)):

@@ -24,6 +24,7 @@ GONE = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "SUSPENDIN
 # the preemption later: a single check would take a preempted run for a failed one.
 CHECKS_AFTER_FAILURE = 4
 CONNECTION_ATTEMPTS = 5
+LOG = f"{REMOTE}/run.log"
 ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
 
 
@@ -173,7 +174,7 @@ class CloudTpu:
         return True
 
     def follow(self) -> int | None:
-        """Prints worker 0's log until the run ends.
+        """Prints worker 0's log until the run ends; if it failed, the end of every worker's log.
 
         Returns:
           The run's exit code; None if the TPU is gone.
@@ -189,8 +190,15 @@ class CloudTpu:
                     return None
                 time.sleep(self.poll_seconds)
             if code:
+                self.show_ends()
                 return int(code)
             lines = "10"  # the run is alive, only the connection broke
+
+    def show_ends(self) -> None:
+        """Prints the last lines of every worker's log, since any worker may have failed first."""
+        if self.job.tpu.several_hosts:
+            ends = f'tail -n 10 {LOG} | sed "s/^/$(hostname): /"'
+            self.tools.stream(self.ssh_command(ends, "all"))
 
     def managing(self, verb: str) -> str:
         """Returns the launcher's own command for this TPU, such as `stop`."""
@@ -212,7 +220,7 @@ class CloudTpu:
             return text
         asked = (
             f"if {ALIVE}; then echo running; else echo ended, exit code $(cat {REMOTE}/run.exit); "
-            f"fi; tail -n 1 {REMOTE}/run.log"
+            f"fi; tail -n 1 {LOG}"
         )
         return f"{text}\n{self.on_first(asked) or 'worker 0 cannot be reached'}"
 
@@ -222,7 +230,7 @@ class CloudTpu:
 
 def follow_script(lines: str) -> str:
     """Returns a command that prints the log from `lines` on until the run ends."""
-    return f"tail -n {lines} -s 0.2 -F --pid=$(cat {REMOTE}/run.pid) {REMOTE}/run.log"
+    return f"tail -n {lines} -s 0.2 -F --pid=$(cat {REMOTE}/run.pid) {LOG}"
 
 
 def show_scripts(files: Sequence[Path]) -> None:
