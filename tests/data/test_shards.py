@@ -75,6 +75,29 @@ def test_packed_set_reads_back_in_any_order(packed):
     assert len(names) == 1 + 4 + 1
 
 
+@pytest.mark.parametrize(
+    ("labels", "refused_slice"),
+    [
+        ([0] * 5 + [2] * 3 + [1] * 2, True),  # as tar stores folders: in no order of the names
+        ([0, 1, 2], True),
+        ([2, 0, 1], False),
+        ([0, 0, 1, 0, 2], False),
+        ([1, 1, 1, 1], False),
+    ],
+)
+def test_a_slice_of_a_set_that_lies_class_by_class_is_refused(tmp_path, labels, refused_slice):
+    examples = [(label, png(label)) for label in labels]
+    out = tmp_path / "set"
+    records.write_set(out, {"train": examples}, class_names="abc", provenance={})
+    data = {"source": "array_record", "path": str(out)}
+    if not refused_slice:
+        assert len(build_source(data, "train[:2]")) == 2
+        return
+    told = "split 'train[:2]': the images of train lie class by class"
+    assert told in refused(data, "train[:2]")
+    assert len(build_source(data, "train[:]")) == len(labels)
+
+
 def test_packed_set_survives_pickling_and_forking(packed):
     source = open_packed(packed)
     assert source[1]["label"] == 1  # its shard is open now

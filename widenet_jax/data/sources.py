@@ -26,7 +26,13 @@ from widenet_jax.data.images.folders import (
     left_out_text,
     names_text,
 )
-from widenet_jax.data.images.sources import Chosen, Digits, LabelledImages, Relabelled
+from widenet_jax.data.images.sources import (
+    Chosen,
+    Digits,
+    LabelledImages,
+    Relabelled,
+    by_class,
+)
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
 from widenet_jax.data.splits import parse_slice
@@ -115,8 +121,9 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
         "train[90%:]".
 
     Raises:
-      BadInputError: unknown source or split, nothing readable at the path, or a path for a source
-        that reads none.
+      BadInputError: unknown source or split, nothing readable at the path, a path for a source
+        that reads none, or a slice of a set that lies class by class (TFDS shuffles its sets as it
+        prepares them, and a slice of a folder takes its share of each class).
     """
     build = choose(SOURCES, data["source"], field="config.data.source")
     if data["source"] in EMBEDDED and data.get("path"):
@@ -127,8 +134,10 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
         )
     if data["source"] != "image_folder" and data.get("eval_fraction"):
         raise BadInputError(
-            f"--{FRACTION_FIELD}=0 is all that source={data['source']} takes; divide it by slices, "
-            "as in --config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
+            f"--{FRACTION_FIELD}=0 is all that source={data['source']} takes: its own splits "
+            "divide it (config.data.train_split, config.data.eval_split); if it has one only, take "
+            "slices, as in --config.data.train_split='train[:90%]' "
+            "--config.data.eval_split='train[90%:]'"
         )
     if data["source"] in READ_SLICES:
         return build(data, split)
@@ -141,6 +150,12 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
     records = source.part(bounds)
     if not len(records):
         raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
+    if len(records) < len(source) and not isinstance(source, ImageFolder) and by_class(source):
+        raise BadInputError(
+            f"split {split!r}: the images of {name} lie class by class, and a slice of them lacks "
+            "classes; name whole splits (config.data.train_split, config.data.eval_split), or pack "
+            "the folders again: scripts/prepare_data.py image_folder --eval_fraction=0.1"
+        )
     return Chosen(source, records)
 
 

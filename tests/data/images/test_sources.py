@@ -116,7 +116,5 @@ def test_a_slice_has_these_digits_of_the_split():
     assert build_source({"source": "digits"}, "train[:3]").missing  # three digits, ten classes
     assert "no image in this slice" in refused({"source": "digits"}, "train[9000:]")
     message = refused({"source": "digits", "eval_fraction": 0.1}, "train")
-    assert (
-        "source=digits takes; divide it by slices, as in --config.data.train_split='train[:90%]'"
-        in message
-    )
+    assert "source=digits takes: its own splits divide it (config.data.train_split, " in message
+    assert "take slices, as in --config.data.train_split='train[:90%]'" in message

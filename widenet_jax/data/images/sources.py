@@ -1,5 +1,6 @@
 """What sources of labelled images have in common; parts of them; the embedded digits."""
 
+import contextlib
 import dataclasses
 import gzip
 from collections import Counter
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.splits import check_split, slice_of
+from widenet_jax.errors import BadExampleError
 
 # Every run has the same test set of digits, whatever its seed.
 DIGITS_SPLIT_SEED = 0
 DIGITS_TEST_SHARE = 0.2
+ORDER_PROBES = 256  # records that are read to see the order of a set
 
 
 class LabelledImages:
@@ -48,6 +51,25 @@ class LabelledImages:
     def part(self, bounds: tuple[str, str]) -> np.ndarray:
         """Returns the records between bounds such as ("90%", ""): int64 [n]."""
         return np.arange(len(self))[slice_of(bounds, len(self))]
+
+
+def by_class(source: LabelledImages) -> bool:
+    """Returns whether images lie class by class, as a packed folder does; reads at most 256.
+
+    Classes may come in any order. Where most of the images read are the only one of their class,
+    their labels must rise, because in an order without repeats each class has one place.
+    """
+    probes = np.linspace(0, len(source) - 1, min(ORDER_PROBES, len(source))).astype(int)
+    if source.record_labels is None:
+        labels = []
+        for record in probes.tolist():
+            with contextlib.suppress(BadExampleError):
+                labels.append(source[record]["label"])
+    else:
+        labels = source.record_labels[probes]
+    changes, classes = np.diff(labels), len(np.unique(labels))
+    one_place_each = np.count_nonzero(changes) == classes - 1
+    return classes > 1 and one_place_each and bool(2 * classes <= len(labels) or changes.min() >= 0)
 
 
 @dataclasses.dataclass(frozen=True)
