@@ -139,7 +139,7 @@ def run(
 
         # Loop
         train_step = profiled(session, start_step=step, steps=profile)
-        told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_once}
+        told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_own_once}
         measure = partial(evaluate, experiment, data, **told)
         place = partial(global_batch, mesh=mesh, batch_size=config.batch_size)
         session.watchdog.beat("compiling the first step")
@@ -154,7 +154,7 @@ def run(
             end = step if session.is_over(step) else total_steps
             if step < end:
                 session.note(COMPILING)
-            batches = read_batches(experiment, data, step, end, on_message=session.note)
+            batches = read_batches(experiment, data, step, end, on_message=session.note_own)
             with closing(stop.reading(batches)) as reading:
                 for batch in reading:
                     state, step_metrics = train_step(state, place(batch))

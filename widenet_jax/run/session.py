@@ -22,7 +22,7 @@ from widenet_jax.run.agreement import on_every_host
 from widenet_jax.run.batches import records_of_step
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.run.progress import Progress
-from widenet_jax.run.stopping import Stop, StopRequestedError
+from widenet_jax.run.stopping import Stop, StopRequestedError, say
 from widenet_jax.run.watchdog import Watchdog
 from widenet_jax.step import TrainState
 
@@ -42,7 +42,9 @@ class Session:
 
     Attributes:
       watchdog, checkpoints, progress: see their classes.
-      note: prints a line for people, where they follow; `note_once` omits repeated lines.
+      note: prints a line for people, where they follow.
+      note_own: the same of what this host alone knows, such as its unreadable examples: on all
+        hosts, each to its own stderr; `note_own_once` omits repeated lines.
 
     Raises:
       BadInputError: the disk is too small, or another process trains in the workdir.
@@ -114,7 +116,8 @@ class Session:
         )
         self.stack.enter_context(closing(self.progress))
         self.note = self.progress.note
-        self.note_once = cache(self.note)  # every evaluation meets the same unreadable examples
+        self.note_own = say if self.progress.quiet else self.note
+        self.note_own_once = cache(self.note_own)  # every evaluation meets the same examples
 
     def log(self, step: int, metrics: Mapping) -> None:
         """Writes the step's metrics; waits for the device."""
@@ -215,7 +218,7 @@ class Session:
                 f"{bad:,} of {seen:,} training {self.experiment.task.unit} could not be read up to "
                 f"step {step:,}; in each pass over the data "
                 f"{bad_allowed_text(limit, num_examples)}; mend the data (the notes of this start "
-                "and earlier ones name them) or allow more"
+                "and earlier ones name them, on several hosts each its own) or allow more"
             )
 
 
