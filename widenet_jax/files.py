@@ -1,11 +1,15 @@
 """Local and remote paths, and files that are written whole or not at all."""
 
+import errno
+import fcntl
 import json
 import os
 import re
+import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from etils import epath
 
@@ -17,6 +21,8 @@ LOCK = ".lock"  # in a workdir, held while a process trains there
 # All that a start leaves in its workdir, beside JSON files, until it saves anything.
 BEGUN = (LOCK, "tensorboard", "wandb")
 STARTS = "environment.json"  # in a workdir, a record of every start
+# What flock answers on a file system without locks: Lustre without -o flock, NFS without lockd.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -76,6 +82,34 @@ def may_replace(workdir: epath.Path) -> bool:
         return False
     names = {path.name for path in workdir.iterdir()} - {*BEGUN}
     return "result.json" not in names and all(n.endswith((".json", UNFINISHED)) for n in names)
+
+
+def lock(file: IO, how: int) -> bool:
+    """Locks a file until it is closed; returns False where another process holds the lock.
+
+    On a file system without locks it returns True, after a warning.
+
+    Args:
+      file: open for writing; for a shared lock, for reading.
+      how: as for `fcntl.flock`; with LOCK_NB it does not wait for the other process.
+    """
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        warn_without_locks(error.strerror)
+    return True
+
+
+@cache  # one line for a sweep of many trials
+def warn_without_locks(reason: str) -> None:
+    """Prints that locks have no effect."""
+    why = f"the file system of --workdir has no locks ({reason})"
+    effect = "nothing keeps a second process from writing there; start one at a time"
+    print(f"warning: {why}: {effect}", file=sys.stderr)
 
 
 def split_checkpoint(place: str) -> tuple[str, str]:

@@ -1,6 +1,9 @@
 """Refused workdirs, changes allowed between two starts, and the files that a run leaves."""
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +15,7 @@ from small_runs import ROOT
 
 from configs import digits
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import may_replace
+from widenet_jax.files import may_replace, warn_without_locks
 from widenet_jax.run.workdir import (
     check_facts,
     check_workdir,
@@ -22,6 +25,8 @@ from widenet_jax.run.workdir import (
     locked,
     write_run,
 )
+from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.trials import expand
 
 INFO = {"class_names": ["zero", "one"]}
 
@@ -269,6 +274,39 @@ def test_one_start_at_a_time(tmp_path: Path):
         with locked(epath.Path(tmp_path / "other")):
             pass
     with locked(epath.Path(tmp_path / "run")):
+        pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_warns_once(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Such as Lustre without -o flock. A run and the trials of a sweep start all the same."""
+
+    def flock(*_) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    warn_without_locks.cache_clear()
+    (tmp_path / "logs").mkdir()
+    (trial,) = expand("configs/digits.py", [{"seed": 0}])
+    for _ in range(2):
+        with locked(epath.Path(tmp_path)), Directory(tmp_path).lock(trial):
+            assert not Directory(tmp_path).begun(trial)
+    assert capsys.readouterr().err == (
+        f"warning: the file system of --workdir has no locks ({os.strerror(code)}): nothing keeps "
+        "a second process from writing there; start one at a time\n"
+    )
+
+
+def test_another_failure_of_a_lock_is_no_lack_of_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def flock(*_) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Input/output error"), locked(epath.Path(tmp_path)):
         pass
 
 

@@ -20,7 +20,16 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import BEGUN, LOCK, STARTS, UNFINISHED, is_remote, may_replace, write_json
+from widenet_jax.files import (
+    BEGUN,
+    LOCK,
+    STARTS,
+    UNFINISHED,
+    is_remote,
+    lock,
+    may_replace,
+    write_json,
+)
 
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
@@ -169,13 +178,11 @@ def locked(workdir: epath.Path) -> Iterator[None]:
         return
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
             raise BadInputError(
                 f"--workdir={workdir}: another process is training there; wait for it, stop it, or "
                 "name a new --workdir"
-            ) from None
+            )
         yield
 
 

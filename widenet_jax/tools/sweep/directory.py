@@ -15,7 +15,7 @@ from typing import IO, Any
 from etils import epath
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import LOCK, is_remote, require_gcsfs, write_json
+from widenet_jax.files import LOCK, is_remote, lock, require_gcsfs, write_json
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.tools.sweep.trials import DONE, HANDED_OVER, WAITING, Outcome, Trial
 
@@ -119,12 +119,10 @@ class Directory:
           trial running. Such a trial is waited for and not started twice.
         """
         file = (self.logs / f"{trial.name}.lock").open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+        if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return file
+        file.close()
+        return None
 
     def remember(self, trials: Iterable[Trial]) -> None:
         """Adds the trials to sweep.json; those that have not begun replace earlier ones.
@@ -161,17 +159,14 @@ class Directory:
         return json.loads(file.read_text()) if file.exists() else {}
 
 
-def held(lock: Path) -> bool:
+def held(path: Path) -> bool:
     """Tells whether a process holds the lock of this file."""
     try:
-        with lock.open() as file:
+        with path.open() as file:
             # Shared, so that two sweeps that ask at the same time do not see each other.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return not lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def as_json(trial: Trial) -> dict[str, Any]:
