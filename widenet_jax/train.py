@@ -254,7 +254,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     how = {"model": config.model, "source": source, "same_classes": stored.same_classes}
     how["differing"] = stored.differing
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
-    note(taken)
+    note("; ".join(filter(None, (taken, stored.folded))))
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
     placed = jax.device_put(params, shardings)
     return state.replace(params=placed, opt_state=restarted(state.opt_state, placed))

@@ -13,7 +13,7 @@ from weights.ours import our_logits
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.weights.arrays import read_arrays
-from widenet_jax.weights.huggingface import from_huggingface, model_fields
+from widenet_jax.weights.huggingface import fold_pixels, from_huggingface, model_fields
 
 LAYOUTS = ("files", "modules")
 # Their name of an activation, ours, and the function.
@@ -141,6 +141,57 @@ def test_a_part_without_a_place_is_named(name: str):
     arrays = reference.huggingface_names(reference.random_vit()) | {name: np.ones(1)}
     with pytest.raises(BadInputError, match=f"hf: {name} has no place in a ViT"):
         from_huggingface(arrays, source="hf")
+
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet; ViT-MAE's
+
+
+def first_layer(rng: np.random.Generator) -> dict:
+    projection = {"kernel": rng.normal(size=(4, 4, 3, 5)), "bias": rng.normal(size=5)}
+    return {"embed": {"projection": projection}, "head": {"bias": np.ones(2)}}
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "theirs"),
+    [
+        ({"image_mean": MEAN, "image_std": STD}, lambda p: (p / 255 - MEAN) / STD),
+        ({"do_normalize": False, "image_mean": MEAN}, lambda p: p / 255),
+        ({"do_rescale": False, "image_mean": 120, "image_std": 60}, lambda p: (p - 120) / 60),
+        ({"rescale_factor": 1 / 127.5, "image_mean": [1], "image_std": [1]}, None),
+        ({"image_mean": [0.5] * 3, "do_rescale": None}, None),
+        ({}, None),
+    ],
+)
+def test_their_pixels_through_their_layer_are_ours_through_ours(preprocessor: dict, theirs):
+    """In float64; None: theirs are ours, and the arrays stay as they are."""
+    rng = np.random.default_rng(0)
+    params, pixels = first_layer(rng), rng.integers(0, 256, (2, 4, 4, 3))
+    folded, told = fold_pixels(params, preprocessor, source="hf")
+
+    def outputs(params: dict, pixels: np.ndarray) -> np.ndarray:
+        projection = params["embed"]["projection"]
+        return np.einsum("bhwc,hwcd->bd", pixels, projection["kernel"]) + projection["bias"]
+
+    if theirs is None:
+        assert folded is params and told == ""
+        return
+    ours = outputs(folded, pixels / 127.5 - 1)
+    np.testing.assert_allclose(ours, outputs(params, theirs(pixels)), atol=1e-9)
+    assert folded["head"] is params["head"] and told.endswith("folded into embed")
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "told"),
+    [
+        ({"image_std": [0.2, 0.2]}, "could not be broadcast"),
+        ({"image_std": 0}, "image_std is not above 0"),
+        ({"image_mean": "grey"}, "could not convert string to float"),
+        ([1], "has no attribute 'items'"),
+    ],
+)
+def test_a_damaged_preprocessor_is_named(preprocessor: object, told: str):
+    with pytest.raises(BadInputError, match=f"^hf: .*{told}.*; download it again$"):
+        fold_pixels(first_layer(np.random.default_rng(0)), preprocessor, source="hf")
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of torch and transformers

@@ -84,6 +84,18 @@ def test_google_and_huggingface_are_the_same(tmp_path):
     assert params_sha256(google) == params_sha256(hugging_face)
 
 
+def test_the_normalisation_of_pixels_beside_the_weights_is_folded_in(tmp_path):
+    """mean 0 and std 0.5: z = 2 u = x + 1, so that the bias grows by the sum of the kernel."""
+    vit = reference.random_vit()
+    write_huggingface(tmp_path / "hf", vit)
+    told = {"do_normalize": True, "image_mean": [0.0] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(told))
+    projection = load(tmp_path / "hf")["embed"]["projection"]
+    kernel, bias = vit.outside["patch_kernel"], vit.outside["patch_bias"]
+    np.testing.assert_allclose(projection["kernel"], kernel)
+    np.testing.assert_allclose(projection["bias"], bias + kernel.sum((0, 1, 2)), atol=1e-5)
+
+
 def test_another_function_is_refused_with_the_flags_to_add(tmp_path):
     """The shapes are the same, so nothing else would notice."""
     write_huggingface(

@@ -7,8 +7,10 @@ modules of version 5.
 
 PyTorch stores a linear layer as [out, in] and a convolution as [out, in, height, width]; ours are
 [in, out] and [height, width, in, out]. The pooler of `ViTModel` is our representation layer.
-`config.json` beside the weights says which function they belong to: see `model_fields`.
-Sources: modeling_vit.py, configuration_vit.py and activations.py of transformers.
+`config.json` beside the weights says which function they belong to: see `model_fields`, and
+`preprocessor_config.json` which pixels they read: see `fold_pixels`.
+Sources: modeling_vit.py, configuration_vit.py, activations.py and image_processing_vit.py of
+transformers.
 """
 
 import re
@@ -129,3 +131,43 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         }
     except (TypeError, ValueError) as error:
         raise BadInputError(f"{source}: {error}; download it again") from None
+
+
+def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -> tuple[dict, str]:
+    """Returns parameters that read pixels of [-1, 1], and what was changed for it ("": nothing).
+
+    Theirs read z = (r p - mean) / std of pixels p in 0..255, ours x = p / 127.5 - 1, so that
+    z = a x + b with a = 127.5 r / std and b = (127.5 r - mean) / std for each channel. The kernel
+    of the patches takes a, and their bias the sum of b over the kernel: the outputs are the same.
+
+    Args:
+      params: our tree, of `from_huggingface`.
+      preprocessor: the contents of `preprocessor_config.json`. Absent fields have the defaults of
+        `ViTImageProcessor`, which make z equal x.
+      source: the file, named in errors.
+
+    Raises:
+      BadInputError: no numbers for each channel, or a std that is not above 0.
+    """
+    projection = params["embed"]["projection"]
+    kernel = projection["kernel"].astype(np.float64)  # [P, P, C, D]
+    mean, std, r = np.zeros(1), np.ones(1), 1.0
+    try:
+        given = {name: value for name, value in preprocessor.items() if value is not None}
+        if given.get("do_rescale", True):
+            r = float(given.get("rescale_factor", 1 / 255))
+        if given.get("do_normalize", True):
+            mean, std = (np.array(given.get(f"image_{x}", 0.5), float) for x in ("mean", "std"))
+        if not (std > 0).all():
+            raise ValueError("image_std is not above 0")
+        a, b = (np.broadcast_to(x / std, kernel.shape[2]) for x in (127.5 * r, 127.5 * r - mean))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadInputError(f"{source}: {error}; download it again") from None
+    if np.allclose(a, 1) and np.allclose(b, 0, atol=1e-6):
+        return params, ""
+    bias = projection.get("bias", 0) + (kernel * b[:, None]).sum((0, 1, 2))
+    folded = {"kernel": kernel * a[:, None], "bias": bias}
+    folded = {name: x.astype(projection["kernel"].dtype) for name, x in folded.items()}
+    numbers = f"rescale_factor {r:.4g}, mean {mean.tolist()}, std {std.tolist()}"
+    told = f"its normalisation of pixels ({numbers}) is folded into embed"
+    return {**params, "embed": {**params["embed"], "projection": folded}}, told

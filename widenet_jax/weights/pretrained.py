@@ -34,6 +34,7 @@ WITHOUT_EFFECT = {
 }
 # In a directory of Hugging Face's, of which large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+PREPROCESSOR = "preprocessor_config.json"
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
 
 
@@ -45,11 +46,13 @@ class Pretrained(NamedTuple):
       same_classes: whether it was trained on the classes of the new run, so that its head fits.
       differing: fields of `config.model` in which the new run computes another function with the
         parameters, each as "moe.num_selected_experts=2 (4 there)".
+      folded: what `huggingface.fold_pixels` changed; "" for nothing.
     """
 
     params: dict
     same_classes: bool
     differing: list[str]
+    folded: str = ""
 
 
 def load_pretrained(
@@ -77,8 +80,9 @@ def load_pretrained(
             f"config.init_from={place}: this run's model is {model['name']}, and only "
             f"{', '.join(RULES)} start from stored weights"
         )
+    folded = ""
     if files := weight_files(absolute(place)):
-        params, fields = read_public(files, source=f"config.init_from={place}")
+        params, fields, folded = read_public(files, source=f"config.init_from={place}")
         stored_tokenizer, same_classes = tokenizer_beside(files[0].parent), False
     else:
         found = read_model(place, sharding, flag="--config.init_from")
@@ -97,7 +101,7 @@ def load_pretrained(
         check_same_tokens(
             stored_tokenizer, Tokenizer(info["tokenizer"]), f"config.init_from={place}"
         )
-    return Pretrained(params, same_classes, differing)
+    return Pretrained(params, same_classes, differing, folded)
 
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
@@ -108,8 +112,9 @@ def weight_files(path: epath.Path) -> list[epath.Path]:
     return next(filter(None, found), [])
 
 
-def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str, Any]]:
-    """Reads public weights: our parameter tree, and the fields of `config.model` they require.
+def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str, Any], str]:
+    """Reads public weights: our parameter tree, the fields of `config.model` they require, and what
+    `huggingface.fold_pixels` changed.
 
     Args:
       files: of one model, as `weight_files` lists them.
@@ -122,15 +127,15 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
     for file in files:
         arrays |= read_arrays(file)
     if google.is_google(arrays):
-        fields = google.model_fields(arrays, source=source)
-        return google.from_google(arrays, source=source), {"name": "vision_transformer"} | fields
+        fields = {"name": "vision_transformer"} | google.model_fields(arrays, source=source)
+        return google.from_google(arrays, source=source), fields, ""
     is_vit, beside = huggingface.is_huggingface(arrays), files[0].parent / "config.json"
     config = read_json(beside) if beside.exists() else {}
     if not is_vit and text_kind(config):
         fields = model_section(config, source=str(beside))
         kind, shared = kind_out(fields)
         layout = {"kind": kind, "depth": fields["depth"], "shared": shared}
-        return from_huggingface_text(arrays, **layout, source=source), fields
+        return from_huggingface_text(arrays, **layout, source=source), fields, ""
     if not config and any("layernorm" in name.lower() for name in arrays):
         raise BadInputError(
             f"{source}: {beside.name} is missing beside the weights; download it "
@@ -143,7 +148,11 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
             "scripts/export.py wrote"
         )
     fields = {"name": "vision_transformer"} | huggingface.model_fields(config, source=str(beside))
-    return huggingface.from_huggingface(arrays, source=source), fields
+    params = huggingface.from_huggingface(arrays, source=source)
+    file = beside.parent / PREPROCESSOR
+    preprocessor = read_json(file) if file.exists() else {}
+    params, folded = huggingface.fold_pixels(params, preprocessor, source=str(file))
+    return params, fields, folded
 
 
 def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:

@@ -69,7 +69,7 @@ def open_public(place: str) -> Trained:
     Raises:
       BadInputError: a file is missing or damaged, or the model has no head for masked words.
     """
-    stored, fields = read_public(weight_files(absolute(place)), source=f"--workdir={place}")
+    stored, fields, _ = read_public(weight_files(absolute(place)), source=f"--workdir={place}")
     if stored.get("mlm", {}).keys() != MLM_HEAD:
         raise BadInputError(
             f"--workdir={place} holds public weights without a head for masked words, the only one "
