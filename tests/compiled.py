@@ -1,4 +1,4 @@
-"""`init` and `apply` of Flax modules as one compiled program each.
+"""`init` and `apply` of Flax modules as one compiled program each, and what a program consists of.
 
 Without `jax.jit` every operation of the module is compiled as a program: five times the work.
 """
@@ -37,3 +37,15 @@ def program(module: nn.Module, method: str, train: bool, run: Callable) -> Calla
     """
     key = (type(module), repr(module), method, train)
     return PROGRAMS.setdefault(key, jax.jit(run))
+
+
+def equations_in(jaxpr: jax.extend.core.Jaxpr) -> list[jax.extend.core.JaxprEqn]:
+    """Lists the operations of a program and of those in it, in order."""
+    found = []
+    for eqn in jaxpr.eqns:
+        found.append(eqn)
+        for inner in jax.tree.leaves(list(eqn.params.values())):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                found += equations_in(inner)
+    return found

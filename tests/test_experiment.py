@@ -9,17 +9,28 @@ from small_runs import small_config
 
 from widenet_jax.data import ArraySpec, DataFacts
 from widenet_jax.experiment import build_experiment, make_forward, train_batch_shapes
+from widenet_jax.run.batches import records_of_step
 
 IMAGE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
 FACTS = DataFacts(1000, IMAGE, {"class_names": list("0123456789")})
 
 
-def precisions(lowered: jax.stages.Lowered) -> set[tuple[str, bool]]:
-    """Returns (operands' dtype, whether in full precision) of every product, ragged or not."""
-    lines = [line for line in lowered.as_text().splitlines() if "= stablehlo.dot_general" in line]
-    dtypes = [re.search(r": \(tensor<(?:\d+x)*(\w+)>", line)[1] for line in lines]
-    found = {(dtype, "HIGHEST" in line) for dtype, line in zip(dtypes, lines, strict=True)}
-    return {(dtype, full) for dtype, full in found if not dtype.startswith("i")}
+Product = tuple[str, bool, frozenset[int]]  # operands' dtype, whether in full precision, lengths
+
+
+def products_of(lowered: jax.stages.Lowered) -> set[Product]:
+    """Returns every product of floats, ragged or not, with the lengths of all axes of it."""
+    found = set()
+    for line in lowered.as_text().splitlines():
+        if "= stablehlo.dot_general" in line:
+            shapes, dtype = (
+                line.partition(" : ")[2],
+                re.search(r": \(tensor<(?:\d+x)*(\w+)>", line)[1],
+            )
+            found.add(
+                (dtype, "HIGHEST" in line, frozenset(map(int, re.findall(r"\d+(?=x)", shapes))))
+            )
+    return {product for product in found if not product[0].startswith("i")}
 
 
 @pytest.mark.parametrize(
@@ -34,8 +45,10 @@ def precisions(lowered: jax.stages.Lowered) -> set[tuple[str, bool]]:
     ],
 )
 def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
-    """In forward, backward and evaluation; with bfloat16, only the router multiplies in float32."""
-    config = small_config(**{"model.dtype": dtype, "model.moe.dispatch": dispatch})
+    """In forward, backward and evaluation; with bfloat16, router and head alone are in float32."""
+    E, V, F = 5, 10, 48  # lengths of these axes and of no others
+    changes = {"model.moe.num_experts": E, "model.moe.mlp_dim": F, "model.moe.dispatch": dispatch}
+    config = small_config(**changes, **{"model.dtype": dtype})
     experiment = build_experiment(config, FACTS, jax.devices()[:1])
     batch = train_batch_shapes(experiment)
     with jax.set_mesh(experiment.mesh):
@@ -44,8 +57,32 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
     forward = jax.jit(make_forward(experiment.model), static_argnums=2)
     evaluate = forward.lower(experiment.state.params, inputs, None)
     for lowered in (train, evaluate):
-        found = precisions(lowered)
+        found = products_of(lowered)
+        assert any(F in lengths for *_, lengths in found)
         if dtype == "float32":
-            assert found == {("f32", True)}
-        else:
-            assert ("bf16", False) in found and ("bf16", True) not in found
+            assert {product[:2] for product in found} == {("f32", True)}
+            continue
+        assert {product[:2] for product in found} == {
+            ("bf16", False),
+            ("f32", True),
+            ("f32", False),
+        }
+        for name, _, lengths in found:
+            assert name == "bf16" or (lengths & {E, V} and F not in lengths), lengths
+
+
+def test_the_seed_reaches_parameters_noise_and_order():
+    runs = [
+        build_experiment(small_config(**{"seed": seed, "model.depth": 1}), FACTS, jax.devices()[:1])
+        for seed in (0, 1)
+    ]
+    programs, kernels = [], []
+    for run in runs:
+        batch = train_batch_shapes(run)
+        with jax.set_mesh(run.mesh):
+            # The noise of a step is made in its program, from the seed and the step's number.
+            programs.append(run.train_step.lower(run.state, batch).as_text())
+            kernels.append(run.init().params["head"]["kernel"])
+    assert programs[0] != programs[1]
+    assert (kernels[0] != kernels[1]).any()
+    assert records_of_step(runs[0], 0) != records_of_step(runs[1], 0)

@@ -1,12 +1,15 @@
 """Attention agrees with its definition."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import apply, init
+from compiled import apply, equations_in, init
 
 from widenet_jax.layers.attention import MultiHeadAttention, attend
+from widenet_jax.layers.relative_attention import relative_attend
 
 B, T, D, N = 2, 5, 8, 2
 
@@ -49,11 +52,9 @@ def test_dropout_acts_on_the_output_alone():
     np.testing.assert_allclose(kept.mean(), 0.5, atol=0.06)
 
 
-def plain_attend(query, key, value, mask=None, segments=None, bias=None) -> jax.Array:
+def plain_attend(query, key, value, mask=None, segments=None) -> jax.Array:
     """Computes attention by its formula, which JAX differentiates."""
     scores = jnp.einsum("bqnh,bknh->bnqk", query, key)
-    if bias is not None:
-        scores = scores + bias
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     if segments is not None:
@@ -65,44 +66,57 @@ def plain_attend(query, key, value, mask=None, segments=None, bias=None) -> jax.
 MASK = jnp.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]], bool)
 OF_KEYS = jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1]])
 OF_QUERIES = jnp.array([[0, 1, 1, 2, 2], [0, 0, 0, 0, 1]])
-CAUSAL = jnp.where(jnp.arange(7) <= jnp.arange(5)[:, None] + 2, 0.0, -jnp.inf)[None, None]
-RELATIVE = jax.random.normal(jax.random.key(9), (B, N, T, 7))
 OPTIONS = {
     "nothing": {},
     "mask": {"mask": MASK},
     "segments": {"segments": (OF_QUERIES, OF_KEYS)},
-    "causal": {"bias": CAUSAL},
-    "a bias for each head": {"bias": RELATIVE[:1]},
-    "a bias for each example": {"bias": RELATIVE[:, :1]},
-    "mask and bias": {"mask": MASK, "bias": RELATIVE},
-    "segments and one bias": {"segments": (OF_QUERIES, OF_KEYS), "bias": RELATIVE[:1, :1]},
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradient_written_out_is_that_of_the_formula(options: dict):
-    """Five queries, seven keys; output and gradients of queries, keys, values and bias."""
+    """Five queries, seven keys; output and gradients of queries, keys and values."""
     keys = jax.random.split(jax.random.key(0), 4)
     query, d_out = (jax.random.normal(k, (B, T, N, 4)) for k in keys[:2])
     key, value = (jax.random.normal(k, (B, 7, N, 4)) for k in keys[2:])
-    bias = options.get("bias")
-    others = {name: value for name, value in options.items() if name != "bias"}
 
     def run(function) -> tuple:
-        def of_arrays(q, k, v, bias):
-            return function(q, k, v, bias=bias, **others)
-
         @jax.jit
         def out_and_gradients(*arrays):
-            out, pull = jax.vjp(of_arrays, *arrays)
+            out, pull = jax.vjp(partial(function, **options), *arrays)
             return out, pull(d_out)
 
-        return out_and_gradients(query, key, value, bias)
+        return out_and_gradients(query, key, value)
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
         run(attend),
         run(plain_attend),
+    )
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_bfloat16_scores_have_a_float32_softmax(relative: bool):
+    """Exponentials, and all sums of the forward and the backward pass."""
+    x = jnp.ones((2, 4, N, 4), jnp.bfloat16)
+    function, arrays = attend, (x, x, x)
+    if relative:
+        function = partial(relative_attend, memory_length=jnp.zeros(2, jnp.int32))
+        arrays = (x[:, :3], x, x, jnp.ones((D, N, 4)), jnp.ones((N, 4)), jnp.ones((N, 4)))
+
+    def both(*arrays):
+        out, pull = jax.vjp(function, *arrays)
+        return pull(out)
+
+    assert [d.dtype for d in both(*arrays)] == [x.dtype for x in arrays]
+    equations = equations_in(jax.make_jaxpr(both)(*arrays).jaxpr)
+    found = [e for e in equations if e.primitive.name in ("exp", "reduce_sum", "div")]
+    assert {e.primitive.name for e in found} == {"exp", "reduce_sum", "div"}
+    assert {str(e.invars[0].aval.dtype) for e in found} == {"float32"}
+    # With relative positions, the product with the values has the sum as one more column.
+    sums = [e for e in equations if relative and e.outvars[0].aval.shape[-1:] == (5,)]
+    assert {str(e.outvars[0].aval.dtype) for e in sums if e.primitive.name == "dot_general"} == (
+        {"float32"} if relative else set()
     )
 
 

@@ -5,7 +5,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import apply, init
+from compiled import apply, equations_in, init
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.initializers import KernelInit
@@ -131,23 +131,12 @@ def test_scores_are_full_float32():
     x = jnp.ones((2, T, D), jnp.bfloat16)
     params = init(layer, x, train=False)
     trace = jax.make_jaxpr(lambda p: layer.apply({"params": p}, x, train=False).y)(params)
-    *scores, weighted = products_in(trace.jaxpr)
+    products = [e for e in equations_in(trace.jaxpr) if e.primitive.name == "dot_general"]
+    *scores, weighted = products
     assert len(scores) == 3 and {str(v.aval.dtype) for v in weighted.invars} == {"bfloat16"}
     for product in scores:
         assert {str(v.aval.dtype) for v in product.invars} == {"float32"}
         assert product.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2
-
-
-def products_in(jaxpr: jax.extend.core.Jaxpr) -> list[jax.extend.core.JaxprEqn]:
-    """Lists the products of a program and of those in it, in order."""
-    found = []
-    for eqn in jaxpr.eqns:
-        found += [eqn] if eqn.primitive.name == "dot_general" else []
-        for inner in jax.tree.leaves(list(eqn.params.values())):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                found += products_in(inner)
-    return found
 
 
 def test_tables_are_initialised_as_the_papers_say():

@@ -42,7 +42,7 @@ def test_a_run_from_a_stored_model_averages_from_there():
     assert restarted((), PARAMS) == ()
 
 
-def test_a_decay_of_1_or_more_is_refused():
+def test_a_decay_above_1_is_refused():
     from widenet_jax.errors import BadInputError
     from widenet_jax.optim.build import build_optimizer
 

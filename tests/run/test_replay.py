@@ -14,6 +14,7 @@ from widenet_jax.main import main, report_replay
 from widenet_jax.run.workdir import write_run
 
 WILD = {
+    "seed": 3,
     "optimizer.learning_rate": 1e30,
     "optimizer.name": "sgd",
     "optimizer.warmup": "0 steps",

@@ -19,7 +19,6 @@ def attend(
     *,
     mask: Array | None = None,
     segments: Segments | None = None,
-    bias: Array | None = None,
 ) -> Array:
     """Computes softmax(query key^T + bias) value for each head.
 
@@ -36,8 +35,6 @@ def attend(
       query: queries; key, value: keys and values.
       mask: [B, Tk] bool, True for keys that may be attended to; None: all.
       segments: ([B, Tq], [B, Tk]) int32: a query attends to the keys with its own number only.
-      bias: [B or 1, N or 1, Tq, Tk] float, added to the scores before they are rounded: relative
-        positions, or -inf for keys that a causal model must not see.
 
     Returns:
       [B, Tq, N, H]. A query without any key to attend to gets a finite vector without meaning.
@@ -47,7 +44,7 @@ def attend(
     """
     if mask is not None and segments is not None:
         raise ValueError("give mask or segments; a masked key is one with a segment of its own")
-    return _attend(query, key, value, mask, segments, bias)
+    return _attend(query, key, value, mask, segments)
 
 
 @jax.custom_vjp
@@ -57,9 +54,8 @@ def _attend(
     value: Array,
     mask: Array | None,
     segments: Segments | None,
-    bias: Array | None,
 ) -> Array:
-    return _attend_forward(query, key, value, mask, segments, bias)[0]
+    return _attend_forward(query, key, value, mask, segments)[0]
 
 
 def _attend_forward(
@@ -68,15 +64,11 @@ def _attend_forward(
     value: Array,
     mask: Array | None,
     segments: Segments | None,
-    bias: Array | None,
 ) -> tuple[Array, tuple]:
     # Scores lie as [B, N, Tk, Tq]: summing over the last but one axis is cheap on a TPU.
     scores = jnp.einsum("bknh,bqnh->bnkq", key, query)
     # Finite, so that a softmax over no key at all (an example that is all padding) is not NaN.
     lowest = jnp.finfo(scores.dtype).min
-    if bias is not None:
-        biased = scores.astype(jnp.float32) + bias.swapaxes(2, 3)
-        scores = jnp.maximum(biased.astype(scores.dtype), lowest)
     if mask is not None:
         scores = jnp.where(mask[:, None, :, None], scores, lowest)
     if segments is not None:
@@ -87,35 +79,27 @@ def _attend_forward(
     total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
     softmax = (scores, largest, 1 / total)
     out = jnp.einsum("bnkq,bknh->bqnh", _weights(*softmax).astype(value.dtype), value)
-    return out, (query, key, value, bias, softmax, out)
+    return out, (query, key, value, softmax, out)
 
 
 def _attend_backward(saved: tuple, d_out: Array) -> tuple:
-    query, key, value, bias, softmax, out = saved
+    query, key, value, softmax, out = saved
     weights = _weights(*softmax)  # [B, N, Tk, Tq] float32
     d_value = jnp.einsum("bnkq,bqnh->bknh", weights.astype(value.dtype), d_out)
     d_weights = jnp.einsum("bknh,bqnh->bnkq", value, d_out)
     # sum_k weights * d_weights, without a pass over the scores.
     along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, Tq, N]
-    exact = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
-    d_scores = exact.astype(query.dtype)
+    d_scores = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
+    d_scores = d_scores.astype(query.dtype)
     d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, centred(key, axis=1))
     d_key = jnp.einsum("bnkq,bqnh->bknh", d_scores, query)
-    return d_query, d_key, d_value, None, None, _bias_gradient(exact, bias)
+    return d_query, d_key, d_value, None, None
 
 
 def centred(keys: Array, *, axis: int) -> Array:
     """Subtracts the mean over `axis`, in float32, see `attend`."""
     exact = keys.astype(jnp.float32)
     return (exact - exact.mean(axis, keepdims=True)).astype(keys.dtype)
-
-
-def _bias_gradient(d_scores: Array, bias: Array | None) -> Array | None:
-    """Sums [B, N, Tk, Tq] over the axes along which a bias [B or 1, N or 1, Tq, Tk] is spread."""
-    if bias is None:
-        return None
-    spread = [axis for axis in (0, 1) if bias.shape[axis] == 1]
-    return d_scores.sum(spread, keepdims=True).swapaxes(2, 3).astype(bias.dtype)
 
 
 def _weights(scores: Array, largest: Array, scale: Array) -> Array:

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from worker_processes import assert_no_worker_left
 
+from configs import text_tiny
 from widenet_jax.data import pipeline
-from widenet_jax.data.text.instances import InstanceTransform, instance_spec
+from widenet_jax.data.text.instances import InstanceTransform, instance_spec, instance_transforms
 from widenet_jax.data.text.masking import MaskingRules
+from widenet_jax.data.text.tiny_text import TinyText
 
 CLS, SEP, MASK, PAD, V, T, P = 2, 3, 4, 0, 300, 32, 5
 
@@ -54,6 +56,15 @@ def assert_same(ours: list[dict], theirs: list[dict]) -> None:
     for a, b in zip(ours, theirs, strict=True):
         assert a.keys() == b.keys()
         assert all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_the_config_sets_the_rules():
+    config = text_tiny.get_config()
+    config.task.update(mask_fraction=0.3, max_ngram=2, max_predictions=7)
+    train, evaluation = instance_transforms(config, TinyText("valid", 64).info)
+    assert train is evaluation and train.max_length == config.data.max_length
+    rules = train.rules
+    assert (rules.mask_fraction, rules.max_ngram, rules.max_predictions) == (0.3, 2, 7)
 
 
 @pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
