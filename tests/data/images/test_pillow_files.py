@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from messy_photos import as_pillow_reads, readable, turned
+from messy_photos import as_pillow_reads, readable, saved, turned
+from PIL import Image
 
 from widenet_jax.data.images import files, pillow_files
+from widenet_jax.errors import BadExampleError
 
 READABLE = readable()
 
@@ -36,3 +38,14 @@ def test_damaged_exif_leaves_a_photo_as_it_is():
     broken = data[:at] + b"\xff" * 20 + data[at + 20 :]
     assert pillow_files.orientation_of(broken) == pillow_files.UPRIGHT
     assert files.decode(broken, "x", exif_orientation=True).shape == (36, 48, 3)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_pixels_without_a_known_range_are_refused(dtype):
+    """Pillow would clip them: 0.5 to black, 70,000 to white."""
+    data = saved(
+        Image.fromarray(np.full((4, 5), 0.5 if dtype == "float32" else 70_000, dtype)), "TIFF"
+    )
+    told = r"^x\.tif: pixels of 32 bits, .* have no known range: save it with 8 or 16 bits \("
+    with pytest.raises(BadExampleError, match=told):
+        files.decode(data, "x.tif")

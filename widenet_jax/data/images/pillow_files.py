@@ -23,6 +23,8 @@ STARTS = {
 ORIENTATION_MARKS = (b"Exif\0", b"eXIf", b"EXIF", b"Raw profile type", b"tiff:Orientation")
 ORIENTATION = 0x0112  # EXIF's tag
 UPRIGHT = 1
+# Pillow's modes whose values have no known range; `convert("RGB")` clips them to 0..255.
+NO_RANGE = ("I", "F")
 # Orientation -> what turns the stored pixels upright, as Pillow's `exif_transpose` does.
 TURNS = {
     2: lambda image: image[:, ::-1],
@@ -43,30 +45,48 @@ def kind_of(data: bytes) -> str | None:
     return None
 
 
-def size_of(data: bytes, kind: str) -> tuple[int, int]:
-    """Returns (height, width) of a file's first frame without decoding it; (0, 0) if unreadable.
+def header_of(data: bytes, kind: str) -> tuple[str | None, int, int]:
+    """Returns a problem, or None, with height and width of a file's first frame; decodes nothing.
 
-    A TIFF's are those of the picture turned upright.
+    A TIFF's size is that of the picture turned upright.
     """
     try:
         with _open(data, kind) as image:
-            return image.height, image.width
+            return problem_of(image), image.height, image.width
     except Exception:  # Pillow raises many kinds at damaged headers
-        return 0, 0
+        return f"truncated, damaged or too large {kind}", 0, 0
+
+
+def problem_of(image: Any) -> str | None:
+    """Says why the pixels of a Pillow image cannot be read; None where they can."""
+    if image.mode in NO_RANGE:
+        return (
+            f"pixels of 32 bits, or of signed 16 (Pillow's mode {image.mode}), have no known "
+            "range: save it with 8 or 16 bits"
+        )
+    return None
+
+
+def pixels_of(image: Any) -> np.ndarray:
+    """Returns a Pillow image without a problem as uint8 [H, W, 3].
+
+    The pixels are Pillow's `convert("RGB")`; of 16 bits the upper 8 remain, which Pillow clips
+    instead.
+    """
+    if image.mode.startswith("I;16"):
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
+    return np.array(image.convert("RGB"))
 
 
 def decode(data: bytes, kind: str) -> np.ndarray | None:
-    """Decodes a file's first frame to uint8 [H, W, 3]; None if it is damaged or cut short.
+    """Decodes a file's first frame with `pixels_of`; None if it is damaged or cut short.
 
-    The pixels are Pillow's `convert("RGB")`; of 16 bits the upper 8 remain, which Pillow clips
-    instead. A TIFF comes turned upright.
+    A TIFF comes turned upright. `header_of` finds a file whose pixels cannot be read.
     """
     try:
         with _open(data, kind) as image:
-            if image.mode.startswith("I;16"):
-                grey = (np.asarray(image) >> 8).astype(np.uint8)
-                return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
-            return np.array(image.convert("RGB"))
+            return pixels_of(image)
     except MemoryError:  # says nothing about the file
         raise
     except Exception:  # Pillow raises many kinds at damaged files

@@ -6,10 +6,11 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
+from widenet_jax.data.images import pillow_files
 from widenet_jax.data.images.files import decode
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.weights.trained import Trained
 
 # A file, an image of Pillow, or uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W].
@@ -20,14 +21,14 @@ def picture_of(image: Picture, trained: Trained) -> np.ndarray:
     """Returns an image cropped and resized as in evaluation: uint8 [h, w, C].
 
     Raises:
-      BadExampleError: the file cannot be read or decoded.
+      BadExampleError: the file or Pillow's image cannot be read or decoded.
       BadInputError: an array of another type or shape.
     """
     turn = trained.config.augment.exif_orientation
     if isinstance(image, str | os.PathLike):
         pixels = read_file(os.fspath(image), turn)
     elif isinstance(image, Image.Image):
-        pixels = np.asarray((ImageOps.exif_transpose(image) if turn else image).convert("RGB"))
+        pixels = read_pillow(image, turn)
     else:
         pixels = rgb(image)
     if trained.task.image_shape[2] == 1:
@@ -42,6 +43,19 @@ def read_file(path: str, turn: bool) -> np.ndarray:
         return decode(read_regular(path), path, exif_orientation=turn)
     except OSError as error:
         raise BadExampleError(f"{path}: {error.strerror}") from None
+
+
+def read_pillow(image: Image.Image, turn: bool) -> np.ndarray:
+    """Returns an image of Pillow as `read_file` does its file."""
+    where = getattr(image, "filename", "") or "an image of Pillow"
+    if problem := pillow_files.problem_of(image):
+        raise BadExampleError(f"{where}: {problem}")
+    try:
+        return pillow_files.pixels_of(ImageOps.exif_transpose(image) if turn else image)
+    except MemoryError:  # says nothing about the image
+        raise
+    except Exception as error:  # Pillow raises many kinds at damaged files
+        raise BadExampleError(f"{where}: cannot be decoded ({first_line(error)})") from None
 
 
 def rgb(image: np.ndarray) -> np.ndarray:
