@@ -24,6 +24,7 @@ from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
 from widenet_jax.optim.average import averaged, restarted
+from widenet_jax.optim.parts import is_frozen
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
 from widenet_jax.run.batches import read_batches
 from widenet_jax.run.extension import check_length
@@ -253,6 +254,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     stored = load_pretrained(source, replicated, model=config.model, info=info)
     how = {"model": config.model, "source": source, "same_classes": stored.same_classes}
     how["differing"] = stored.differing
+    how["frozen"] = partial(is_frozen, freeze=config.optimizer.get("freeze", "none"))
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
     note("; ".join(filter(None, (taken, stored.folded))))
     shardings = jax.tree.map(lambda x: x.sharding, state.params)

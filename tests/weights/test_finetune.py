@@ -1,11 +1,13 @@
 """Finetuning: the backbone is copied, the head is not; resized positions by hand."""
 
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.optim.parts import is_frozen
 from widenet_jax.weights.finetune import finetune_params, resize_positions
 
 
@@ -176,6 +178,13 @@ def test_what_the_stored_text_model_lacks_is_new():
     new, told = finetune_params(fresh, stored, **TO_TEXT)
     assert told == "taken from runs/text: embeddings, encoder, mlm; new: order, pooler"
     assert new["mlm"]["bias"].all() and not new["pooler"]["kernel"].any()
+    backbone = partial(is_frozen, freeze="backbone")
+    with pytest.raises(
+        BadInputError, match=r"freeze would keep pooler random, because config.init"
+    ):
+        finetune_params(fresh, stored, **TO_TEXT, frozen=backbone)
+    stored["pooler"] = dict(POOLER)
+    assert finetune_params(fresh, stored, **TO_TEXT, frozen=backbone)[0]["pooler"]["kernel"].all()
 
 
 def test_shorter_inputs_take_the_first_positions():

@@ -28,7 +28,10 @@ def is_frozen(path: str, freeze: str) -> bool:
 
 
 def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -> None:
-    """Raises BadInputError where the frozen part would be random, or nothing would learn."""
+    """Raises BadInputError where there is no trained model to freeze, or nothing would learn.
+
+    `weights.finetune` raises it where that model lacks a parameter to freeze.
+    """
     freeze = optimizer.get("freeze", "none")
     choose(FREEZES, freeze, field="config.optimizer.freeze")
     if freeze == "none":

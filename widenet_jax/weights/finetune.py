@@ -44,6 +44,7 @@ def finetune_params(
     source: str,
     same_classes: bool = False,
     differing: Sequence[str] = (),
+    frozen: Callable[[str], bool] = lambda path: False,
 ) -> tuple[PyTree, str]:
     """Returns `fresh` with the backbone of `pretrained`, and a line that says what was taken.
 
@@ -54,30 +55,15 @@ def finetune_params(
       source: value of `config.init_from`, named in errors.
       same_classes: whether both models have the same classes.
       differing: fields that let this model compute another function, for the line.
+      frozen: whether a parameter, by its path, is never trained.
 
     Raises:
-      BadInputError: the backbones differ.
+      BadInputError: the backbones differ, or a frozen parameter would be random.
     """
     rule = RULES[model["name"]]
     new = flax.traverse_util.flatten_dict(fresh, sep="/")
     old = flax.traverse_util.flatten_dict(pretrained, sep="/")
-    apart = rule.new + rule.of_classes + rule.optional
-    backbones = [{k for k in tree if part(k) not in apart} for tree in (new, old)]
-    if odd := sorted(backbones[0] ^ backbones[1]):
-        raise BadInputError(
-            f"config.init_from={source} holds another model: {odd[0]} is in only one of the two; "
-            "finetune with the config.model it was trained with"
-        )
-    taken = {}
-    for name in sorted(backbones[0]):
-        value = rule.fit(name, old[name], new[name].shape, model)
-        if value.shape != new[name].shape:
-            raise BadInputError(
-                f"config.init_from={source} holds another model: {name} is "
-                f"{list(value.shape)} there and {list(new[name].shape)} here; finetune with the "
-                "config.model it was trained with"
-            )
-        taken[name] = value
+    taken = backbone(rule, new, old, model, source)
     heads = [{k: tree[k] for k in tree if part(k) in rule.of_classes} for tree in (new, old)]
     shapes = [{k: leaf.shape for k, leaf in head.items()} for head in heads]
     kept = heads[1] if same_classes and shapes[0] == shapes[1] else {}
@@ -87,12 +73,46 @@ def finetune_params(
         fitted = {k: rule.fit(k, old[k], new[k].shape, model) for k in names & old.keys()}
         if all(k in fitted and fitted[k].shape == new[k].shape for k in names):
             taken |= fitted
+    if random := sorted(path for path in new.keys() - taken.keys() if frozen(path)):
+        raise BadInputError(
+            f"config.optimizer.freeze would keep {part(random[0])} random, because "
+            f"config.init_from={source} has none that fits; train it, too, with "
+            "--config.optimizer.freeze=none, or start from a model that has it"
+        )
     params = flax.traverse_util.unflatten_dict(new | taken, sep="/")
     line = told(taken, new.keys() - taken.keys(), old, source)
     line += "; the classes are the same, so the head is kept" if kept else ""
     return params, "; differs from the stored model in: ".join(
         filter(None, [line, ", ".join(differing)])
     )
+
+
+def backbone(
+    rule: Rule, new: Mapping, old: Mapping, model: Mapping, source: str
+) -> dict[str, np.ndarray]:
+    """Returns the stored parameters of the backbone, by path, fitted to the shapes of `new`.
+
+    Raises:
+      BadInputError: the backbones differ.
+    """
+    apart = rule.new + rule.of_classes + rule.optional
+    here, there = ({k for k in tree if part(k) not in apart} for tree in (new, old))
+    if odd := sorted(here ^ there):
+        raise BadInputError(
+            f"config.init_from={source} holds another model: {odd[0]} is in only one of the two; "
+            "finetune with the config.model it was trained with"
+        )
+    taken = {}
+    for name in sorted(here):
+        value = rule.fit(name, old[name], new[name].shape, model)
+        if value.shape != new[name].shape:
+            raise BadInputError(
+                f"config.init_from={source} holds another model: {name} is "
+                f"{list(value.shape)} there and {list(new[name].shape)} here; finetune with the "
+                "config.model it was trained with"
+            )
+        taken[name] = value
+    return taken
 
 
 def told(taken: Mapping, fresh: set[str], stored: Mapping, source: str) -> str:
