@@ -191,7 +191,7 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
         ) from None
     finally:
         timer.cancel()
-    stop.share(hosts=jax.process_count())
+    stop.keep_jax_handler()
 
 
 def check_details(coordinator: str, num_processes: int, process_id: int) -> None:
@@ -224,8 +224,11 @@ def main(argv: Sequence[str]) -> int:
         if not (own.distributed or own.coordinator):  # of several hosts only the first one writes
             keep_compiled(os.environ)
         join_hosts(own, stop)
-        from widenet_jax import train  # imports JAX, which takes seconds
+        import jax  # takes seconds
 
+        from widenet_jax import train
+
+        stop.share(hosts=jax.process_count())  # opens the devices
         how = {"mode": own.mode, "extend": own.extend, "profile": own.profile}
         result = train.run(config, own.workdir, stop=stop, **how)
     except BadInputError as error:

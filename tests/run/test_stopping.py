@@ -311,6 +311,35 @@ def test_the_first_signal_saves_and_the_second_ends_at_once(number: int, name: s
     run.communicate()
 
 
+# In place of JAX and libtpu, which install handlers in C that Python does not see.
+REPLACED = """
+import ctypes, os, signal, sys, time
+from widenet_jax.run.stopping import Stop
+
+libc = ctypes.CDLL(None)
+told = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: print("JAX is told", flush=True))
+stop = Stop()
+stop.listen()
+stop.unsaved = True
+if sys.argv[1] == "2":
+    libc.signal(signal.SIGTERM, told)
+    stop.keep_jax_handler()
+libc.signal(signal.SIGTERM, None)  # the default: ends the process
+stop.share(hosts=int(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.5)
+stop.close()
+print(stop.reason)
+"""
+
+
+@pytest.mark.parametrize(("hosts", "told"), [("1", ""), ("2", "JAX is told\n")])
+def test_a_handler_that_comes_with_the_devices_is_replaced(hosts: str, told: str):
+    program = [sys.executable, "-c", REPLACED, hosts]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{told}SIGTERM\n"), done.stderr
+
+
 def test_a_background_job_goes_on_ignoring_ctrl_c():
     """Shells start background jobs with SIGINT ignored."""
     program = "from widenet_jax.run.stopping import Stop; stop = Stop(); stop.listen(); "

@@ -48,6 +48,7 @@ class Stop:
         self._waiting = False
         self._first_signal: float | None = None  # its time
         self._own_signals = 0
+        self._jax_handler: int | None = None  # its address
         self._tell_hosts: Callable[[int], Any] | None = None
         self._ticks = 0
         self._pipe: int | None = None
@@ -89,21 +90,27 @@ class Stop:
         self._timer.daemon = True
         self._timer.start()
 
+    def keep_jax_handler(self) -> None:
+        """Keeps the SIGTERM handler in C that `jax.distributed.initialize` has just installed.
+
+        It makes all hosts agree on a step. It stays installed until `share` is called.
+        """
+        libc = ctypes.CDLL(None)
+        libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+        self._jax_handler = libc.signal(signal.SIGTERM, None)
+        libc.signal(signal.SIGTERM, self._jax_handler)
+
     def share(self, hosts: int) -> None:
         """Forwards a signal received by one host to all hosts.
 
-        Called after `jax.distributed.initialize`, which replaces the SIGTERM handler by one in C
-        that makes all hosts agree on a step. That handler would swallow a second signal. So this
-        class installs its handler again and passes the first request on to the one in C.
+        Called once the devices are open: libtpu may install a SIGTERM handler when it opens them,
+        which would end the process. So this class installs its handlers again, also on one host.
+        JAX's would swallow a second signal. So the first request is passed on to it, and no other.
         """
-        if hosts == 1:
-            signal.signal(signal.SIGTERM, self._in_main_thread)
-            return
-        libc = ctypes.CDLL(None)
-        libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
-        handler = libc.signal(signal.SIGTERM, None)
-        signal.signal(signal.SIGTERM, self._in_main_thread)
-        self._tell_hosts = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
+        for number in self._handlers_before:
+            signal.signal(number, self._in_main_thread)
+        if hosts > 1 and self._jax_handler:
+            self._tell_hosts = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._jax_handler)
 
     def _watch(self, pipe: int) -> None:
         """Receives one byte for every signal, whatever the main thread does."""
