@@ -65,7 +65,7 @@ def _tfds(data: Mapping[str, Any], split: str) -> Source:
 
 def _image_folder(data: Mapping[str, Any], split: str) -> Source:
     fraction = data.get("eval_fraction", 0.0)
-    names = [data.get(f"{part}_split", part) for part in ("train", "eval")]
+    names = [parse_slice(data.get(f"{part}_split", part))[0] for part in ("train", "eval")]
     return ImageFolder(_path(data), split, Holdout(fraction, *names))
 
 

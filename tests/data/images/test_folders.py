@@ -248,6 +248,24 @@ def test_where_a_small_class_has_no_image_in_a_part_advice_is_told(tmp_path):
         open_data(config)
 
 
+def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
+    """Of the first half of each class, whose other images are in neither part."""
+    whole = parts(flat)
+    sliced = {"train_split": "train[:50%]", "eval_split": "val"}
+    data = config_of(flat, eval_fraction=0.1, **sliced).data
+    train, held_out = (build_source(data, split) for split in sliced.values())
+    found = {train.describe(i).split(" (")[0] for i in range(len(train))}
+    assert found < whole[0] and abs(2 * len(found) - len(whole[0])) <= 2 and train.missing == ()
+    assert {held_out.describe(i).split(" (")[0] for i in range(len(held_out))} == whole[1]
+    twice = {"train_split": "train[:90%]", "eval_split": "train[90%:]"}
+    data = config_of(flat, eval_fraction=0.1, **twice).data
+    told = "in two, and the splits for training and evaluation are both 'train'; name two"
+    assert told in refused(data, "train[:90%]")
+    flat.rename(flat.with_name("train"))
+    data.path = str(flat.parent)
+    assert [len(build_source(data, split)) for split in twice.values()] == [360, 40]
+
+
 def test_the_form_of_accents_does_not_move_a_file():
     names = [f"がぎ/写真{i}é.jpg" for i in range(50)]
     forms = [[unicodedata.normalize(form, name) for name in names] for form in ("NFC", "NFD")]

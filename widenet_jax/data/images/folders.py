@@ -231,6 +231,12 @@ def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]
             )
         check_split(split, splits, f"config.data.path={root}")
         return root / split, False
+    if holdout.train_split == holdout.eval_split:
+        raise BadInputError(
+            f"config.data.path={root}: --{holdout.field}={holdout.fraction:g} divides the images "
+            f"in two, and the splits for training and evaluation are both {split!r}; name two (a "
+            f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS"
+        )
     train = root / holdout.train_split
     return (train if _has_classes(train) else root), True
 
