@@ -16,8 +16,14 @@ STEPS = 9
 
 
 def command(trial, workdir: str) -> list[str]:
-    """Takes the place of `Trial.command`."""
-    return [sys.executable, "-S", __file__, *trial.arguments(workdir)]
+    """Takes the place of `Trial.command`; hands over the config, as the program has no packages."""
+    from widenet_jax.config.files import load_config
+    from widenet_jax.weights.stored import set_fields
+
+    arguments = trial.arguments(workdir)
+    config = set_fields(load_config(trial.config), arguments[2:], workdir=workdir)
+    stored = f"--stored={json.dumps(config.to_dict())}"
+    return [sys.executable, "-S", __file__, stored, *arguments]
 
 
 def main() -> None:
@@ -25,7 +31,7 @@ def main() -> None:
     workdir = Path(values["workdir"])
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "starts").open("a").write("x")
-    (workdir / "config.json").write_text("{}")
+    (workdir / "config.json").write_text(values["stored"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if values.get("seed") == "13":
         sys.exit("starting\nfailed: unlucky")

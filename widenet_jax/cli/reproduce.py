@@ -43,7 +43,7 @@ from widenet_jax.tools.reproduce.scales import (
     runs_of,
     trial_of,
 )
-from widenet_jax.tools.sweep.check import check_shared
+from widenet_jax.tools.sweep.check import check_finished, check_shared
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code
 
@@ -110,7 +110,9 @@ def run(options: Options) -> int:
     record, differing = check_same(directory, options), []
     if options.report and not options.fields:
         trials, options.fields, differing = with_known_flags(trials, known)
-    directory.check_flags(trial for of in trials.values() for trial in of)
+    every = [trial for of in trials.values() for trial in of]
+    directory.check_flags(every)
+    check_finished(every, directory)
     measured, stopped = look_at(trials, directory), False
     if not options.report:
         check_data(wanted, options)

@@ -17,7 +17,7 @@ from pathlib import Path
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.tools.sweep import axes
-from widenet_jax.tools.sweep.check import check_shared
+from widenet_jax.tools.sweep.check import check_finished, check_shared
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.runner import Listed, Runner
 from widenet_jax.tools.sweep.trials import (
@@ -95,11 +95,13 @@ def run(options: Options) -> int:
             ends = [make(options.config, end, options.fields) for end in axes.ends_of(space)]
             check_unless_launched(options, ends)
         source = Search(options.config, space, options.fields, directory, options.trials, **how)
+        check_finished([outcome.trial for outcome in source.outcomes()], directory)
     else:
         trials = listed_trials(options)
         if options.dry_run:
             show_plan(options, trials, directory, command)
             return 0
+        check_finished(trials, directory)
         left = trials if options.index is None else [trials[options.index]]
         check_unless_launched(options, [one for one in left if not directory.result(one)])
         source = Listed(trials, directory, only=options.index)

@@ -76,6 +76,25 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
         return
     if mode == "train" and may_replace(workdir):
         return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
+    changed = changed_fields(stored_file, config)
+    if mode == "train":
+        changed.pop("duration", None)  # see `run.extension`
+    if changed:
+        advice = "name a new --workdir, or repeat that run's config to resume it"
+        if mode != "train":
+            advice = "leave the config out, and to evaluate on other data use scripts/evaluate.py"
+        holds = f"--workdir={workdir} holds a run of another config"
+        raise BadInputError(f"{holds} ({list_changes(changed)}); {advice}")
+
+
+def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str]:
+    """Returns how a run's config.json differs from a config: {"seed": "0 there, 1 here"}.
+
+    Leaves out the fields that may change. Fields of earlier versions count by today's names.
+
+    Raises:
+      BadInputError: the file is no JSON object.
+    """
     try:
         stored = flatten(upgrade({**json.loads(stored_file.read_text())}))
     except (ValueError, TypeError):
@@ -84,20 +103,17 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             "copy (every checkpoint's meta/metadata has one), or name a new --workdir"
         ) from None
     ours = flatten(upgrade(plain(config)))
-    changed = [
-        f"{key}: {stored.get(key)!r} there, {ours.get(key)!r} here"
+    return {
+        key: f"{stored.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(stored.keys() | ours.keys())
-        if stored.get(key) != ours.get(key)
-        and not key.startswith(MAY_CHANGE)
-        and not (key == "duration" and mode == "train")  # see `run.extension`
-    ]
-    if changed:
-        fields = "; ".join(changed[:4] + ["and more"] * (len(changed) > 4))
-        advice = "name a new --workdir, or repeat that run's config to resume it"
-        if mode != "train":
-            advice = "leave the config out, and to evaluate on other data use scripts/evaluate.py"
-        holds = f"--workdir={workdir} holds a run of another config"
-        raise BadInputError(f"{holds} ({fields}); {advice}")
+        if stored.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
+    }
+
+
+def list_changes(changed: Mapping[str, str]) -> str:
+    """Returns the first of `changed_fields` in one line."""
+    texts = [f"{key}: {change}" for key, change in changed.items()]
+    return "; ".join(texts[:4] + ["and more"] * (len(texts) > 4))
 
 
 def check_facts(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path) -> None:

@@ -254,7 +254,7 @@ def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):
 
 
 def test_one_workdir_holds_one_experiment(stand_in, tmp_path: Path, capsys):
-    """Other fields, image sets or scales are refused, for a report as well."""
+    """Other fields, image sets, scales or config files are refused, for a report as well."""
     made = ("fig3", *SMOKE, f"--workdir={tmp_path}", "--config.optimizer.learning_rate=0.25")
     assert call(*made) == 0
     before = (tmp_path / "fig3.md").read_text()
@@ -267,6 +267,11 @@ def test_one_workdir_holds_one_experiment(stand_in, tmp_path: Path, capsys):
     ):
         assert call(*other) == 2
         assert capsys.readouterr().err.count("\n") == 1
+    stored = next(tmp_path.glob("*/config.json"))
+    stored.write_text(stored.read_text().replace('"batch_size": ', '"batch_size": 1'))
+    for mode in ([], ["--report"]):
+        assert call(*made, *mode) == 2
+        assert f"{stored.parent.name} is finished" in capsys.readouterr().err
     assert (tmp_path / "fig3.md").read_text() == before
     assert "25.00 (1 seed)" in before and "--config.optimizer.learning_rate=0.25" in before
 
@@ -301,7 +306,11 @@ def test_norms_of_finished_runs(digits_run, tmp_path: Path, capsys):
     """The same WideNet stands for both models here, so that one mean is 1.00 times the other."""
     directory = Directory(tmp_path)
     for run in runs_of(SCALES["smoke"], [FIGURE_4]):
-        Path(directory.workdir(trial_of(run, 0, directory, ""))).symlink_to(digits_run)
+        workdir = Path(directory.workdir(trial_of(run, 0, directory, "")))
+        workdir.mkdir()
+        for path in digits_run.iterdir():
+            if path.name != "config.json":  # it is smaller than these models
+                (workdir / path.name).symlink_to(path)
     assert call("fig4", *SMOKE, f"--workdir={tmp_path}", "--report") == 0
     alone = norm_divergence(open_trained(str(digits_run)).params)["gamma"].block
     facts = json.loads((tmp_path / "fig4.json").read_text())

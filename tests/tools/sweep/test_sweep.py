@@ -156,6 +156,58 @@ def test_corrected_flags_are_accepted_where_no_trial_has_run(tmp_path: Path, mon
     assert call(DIGITS, *wrong) == 2  # now they have run
 
 
+MINE = """from configs import digits
+
+def get_config():
+    config = digits.get_config()
+    config.FIELD = VALUE
+    return config
+"""
+
+
+def config_with(path: Path, field: str, value: object) -> str:
+    path.write_text(MINE.replace("FIELD", field).replace("VALUE", repr(value)))
+    return f"--config={path}"
+
+
+def test_results_of_an_edited_config_file_are_not_mixed(tmp_path: Path, monkeypatch, capsys):
+    """An edit of what no number depends on is none."""
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+    (tmp_path / "v2").mkdir()
+    mine, other, workdir = tmp_path / "my.py", tmp_path / "v2" / "my.py", tmp_path / "sweep"
+    first = config_with(mine, "batch_size", 32)
+    assert call(first, f"--workdir={workdir}", "--sweep=seed=0") == 0
+    known, longer = (
+        (workdir / "sweep.json").read_text(),
+        (f"--workdir={workdir}", "--sweep=seed=0,1"),
+    )
+    for path, field, value, told in (
+        (mine, "batch_size", 64, "batch_size: 32 there, 64 here"),
+        (other, "duration", "3 epochs", "duration: '100 epochs' there, '3 epochs' here"),
+    ):
+        capsys.readouterr()
+        assert call(config_with(path, field, value), *longer) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line and "seed_0" in line
+        assert (workdir / "sweep.json").read_text() == known
+    config_with(mine, "batch_size", 32)
+    mine.write_text(
+        mine.read_text().replace("    return", "    config.checkpoint.keep = 7\n    return")
+    )
+    assert call(first, *longer) == 0
+    assert [row["status"] for row in rows_of(workdir)] == ["done", "done"]
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="pip install -e '.[sweep]'")
+def test_nor_are_those_of_a_search(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+    search = ("--search=random", "--space=seed=0,1", f"--workdir={tmp_path / 'search'}")
+    mine = tmp_path / "my.py"
+    assert call(config_with(mine, "batch_size", 32), *search, "--trials=1") == 0
+    assert call(config_with(mine, "batch_size", 64), *search, "--trials=2") == 2
+    assert "batch_size: 32 there, 64 here" in capsys.readouterr().err
+
+
 def test_the_dry_run_lists_the_commands(tmp_path: Path, capsys):
     flags = ("--sweep=seed=0,1", "--zip=model.depth=1,2", "--zip=optimizer.weight_decay=0.1,0.2")
     assert (

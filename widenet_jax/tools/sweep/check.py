@@ -1,9 +1,11 @@
 """Checks before a sweep: what is wrong for all its trials is said once, before the first starts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import absolute, is_remote
+from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import Trial
 from widenet_jax.weights.stored import set_fields
 
@@ -21,6 +23,35 @@ def check_shared(trials: Sequence[Trial]) -> None:
             return
     if mistakes:
         raise BadInputError(mistakes.pop())
+
+
+def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
+    """Raises BadInputError where a finished trial ran with another config than it would now.
+
+    As after a change in the config file: its result would stand beside those of the new config. A
+    trial that is not finished refuses to resume. Trials on an object store are not looked at, as
+    each would be a request.
+    """
+    if is_remote(directory.trials):
+        return
+    for trial in trials:
+        workdir = directory.workdir(trial)
+        stored = absolute(workdir) / "config.json"
+        if directory.result(trial) is None or not stored.exists():
+            continue
+        from widenet_jax.run.workdir import changed_fields, list_changes  # imports JAX
+
+        flags = trial.arguments(workdir)[2:]
+        config = set_fields(load_config(trial.config), flags, workdir=workdir)
+        changed = changed_fields(stored, config)
+        # What is swept is part of the trial's name, but for the directory of a backbone.
+        changed = {key: text for key, text in changed.items() if key not in trial.settings}
+        if changed:
+            raise BadInputError(
+                f"--workdir={directory.path}: {trial.name} is finished, and ran with another "
+                f"config ({list_changes(changed)}); name a new --workdir, or undo that change to "
+                "see its result"
+            )
 
 
 def mistake_of(trial: Trial) -> str:
