@@ -77,6 +77,9 @@ RUNS = {
     "squad": ("configs/squad.py:v2,model=widenet_4_tiny", SQUAD_OVERRIDES),
     "digits": ("configs/digits.py", OVERRIDES),
     "language": ("configs/language_model.py:tiny", LANGUAGE_OVERRIDES),
+    # With experts, some of which are hidden from each token, or balanced over the batch.
+    "sigma_moe": ("configs/language_model.py:tiny,preset=sigma_moe", LANGUAGE_OVERRIDES),
+    "s_base": ("configs/language_model.py:tiny,preset=s_base", LANGUAGE_OVERRIDES),
     "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
 }
 PATIENCE_SECONDS = 240

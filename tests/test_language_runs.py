@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from compiled import apply
 from extensions.life_of_a_run import StopAfterOneStep
-from small_runs import assert_same_end, finish, metrics_of, small_config, start_two
+from small_runs import assert_same_end, at_step, finish, metrics_of, small_config, start_two
 
 from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
@@ -41,8 +41,16 @@ def changes_of(text: Path, **changes: object) -> dict[str, object]:
     return fields | changes
 
 
-def run(workdir: Path, text: Path, *, stop: Stop | None = None, mode: str = "train", **changes):
-    config = small_config(run="language", **changes_of(text, **changes))
+def run(
+    workdir: Path,
+    text: Path,
+    *,
+    kind: str = "sigma_moe",
+    stop: Stop | None = None,
+    mode: str = "train",
+    **changes,
+):
+    config = small_config(run=kind, **changes_of(text, **changes))
     return train.run(config, str(workdir), stop=stop, mode=mode, devices=jax.devices()[:1])
 
 
@@ -63,7 +71,10 @@ def result_in(workdir: Path) -> dict:
 
 
 def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_path: Path):
-    """Parameters and memory end with the same bytes; the run crosses the end of an epoch."""
+    """Parameters and memory end with the same bytes; the run crosses the end of an epoch.
+
+    In training some experts are hidden from each token.
+    """
     with pytest.raises(StoppedError, match="saved after step 1"):
         run(tmp_path / "run", text, stop=StopAfterOneStep())
     carry = carry_in(tmp_path / "run" / "checkpoints" / "1")
@@ -81,6 +92,17 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
     entropy = -sum(p * np.log2(p) for p in share if p)
     assert result["baseline"]["metric"] == "bits_per_byte"
     assert result["baseline"]["value"] == pytest.approx(entropy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["language", "s_base"])
+def test_dense_and_balanced_runs_resume_with_the_same_bytes(text: Path, tmp_path: Path, kind: str):
+    fields = {"checkpoint.every": "2 steps", "duration": "3 steps", "evaluation.every": "3 steps"}
+    whole = tmp_path / "whole"
+    run(whole, text, kind=kind, **fields)
+    broken = at_step(tmp_path / "broken", whole, 2)
+    run(broken, text, kind=kind, **fields)
+    assert_same_end(broken, whole)
 
 
 def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
@@ -168,19 +190,20 @@ class StopAfter(Stop):
 
 
 @pytest.mark.slow
-def test_other_devices_and_hosts(text: Path, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["language", "sigma_moe", "s_base"])
+def test_other_devices_and_hosts(text: Path, tmp_path: Path, kind: str):
     """8 -> 1 -> 4 devices, and two processes: the losses of one device, within 1e-5."""
     fields = {"duration": "12 steps", "evaluation.every": "12 steps"}
     fields |= {"evaluation.batch_size": ROWS, "checkpoint.every": "4 steps"}
-    run(tmp_path / "one", text, **fields)
-    config = small_config(run="language", **changes_of(text, **fields))
+    run(tmp_path / "one", text, kind=kind, **fields)
+    config = small_config(run=kind, **changes_of(text, **fields))
     for devices in (8, 1):
         with pytest.raises(StoppedError):
             place = str(tmp_path / "moved")
             train.run(config, place, devices=jax.devices()[:devices], stop=StopAfter(4))
     train.run(config, place, devices=jax.devices()[:4])
     fields = changes_of(text, **fields)
-    for process in start_two(tmp_path / "two", run="language", **fields):
+    for process in start_two(tmp_path / "two", run=kind, **fields):
         finish(process)
     losses = {p.name: [r["loss"] for r in metrics_of(p)] for p in tmp_path.iterdir()}
     for name in ("moved", "two"):
