@@ -224,9 +224,10 @@ def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
     )
 
 
-def test_every_block_of_a_loop_drops_and_routes_by_its_own_random_numbers():
+@pytest.mark.parametrize("unroll", [True, False], ids=["unrolled", "loop"])
+def test_every_block_drops_by_its_own_random_numbers(unroll: bool):
     """Two blocks of equal weights, attention and norms idle: their dropout masks differ."""
-    model = encoder(depth=2, share_ffn=True, share_norms=True, dropout=0.5, unroll=False)
+    model = encoder(depth=2, share_ffn=True, share_norms=True, dropout=0.5, unroll=unroll)
     rngs = {"dropout": jax.random.key(3)}
     params = jax.tree.map(jnp.zeros_like, init(model))
     params["mlp"]["wo"]["bias"] = jnp.ones(D)
@@ -234,6 +235,23 @@ def test_every_block_of_a_loop_drops_and_routes_by_its_own_random_numbers():
     y, _ = apply(model.clone(last_norm=False), params, 0 * X, train=True, rngs=rngs)
     # Each block adds 0 or 2: equal masks would never add up to 2.
     assert set(np.unique(y)) == {0, 2, 4}
+
+
+@pytest.mark.parametrize(
+    "unroll", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["unrolled", "loop"]
+)
+def test_every_block_routes_by_its_own_random_numbers(unroll: bool):
+    """Two blocks that share a router without weights: noise alone decides, a new one in each."""
+    noisy = MOE | {"router": {"name": "top_k", "noise_std": 1.0}}
+    fields = {"feed_forwards": {"mlp": {"mlp_dim": 12}, "moe": noisy}, "unroll": unroll}
+    model = encoder(depth=2, ffn="moe", share_ffn=True, share_norms=True, **fields)
+    rngs = {"router": jax.random.key(3)}
+    params = jax.tree.map(jnp.zeros_like, init(model))
+    _, aux = apply(model, params, 0 * X, train=True, rngs=rngs)
+    first, second = aux["sums"]["load"]
+    assert first.sum() == second.sum() == X.shape[0] * T * 2
+    assert (first != second).any()
+    assert aux["sums"]["entropy"][0] != aux["sums"]["entropy"][1]
 
 
 def test_unknown_remat():
