@@ -148,6 +148,12 @@ def test_a_config_without_a_model():
     assert upgrade({"learning_rate": 0.1}) == {"learning_rate": 0.1}
 
 
+def test_routing_groups_of_a_model_without_experts_had_no_effect():
+    models = [{"ffn": ffn, "moe": None, "routing_groups": 3} for ffn in ("mlp", "moe", "mine")]
+    upgraded = [upgrade({"model": model})["model"]["routing_groups"] for model in models]
+    assert upgraded == [0, 3, 3]
+
+
 def test_losses_of_later_versions_have_weight_zero():
     """A section with the names of today and the losses of another version, or of one's own."""
     moe = {"router": {"name": "top_k"}, "losses": {"mine": 0.5, "over": "batch"}}

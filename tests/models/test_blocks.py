@@ -254,6 +254,12 @@ def test_every_block_routes_by_its_own_random_numbers(unroll: bool):
     assert aux["sums"]["entropy"][0] != aux["sums"]["entropy"][1]
 
 
+def test_routing_groups_need_a_router():
+    with pytest.raises(BadInputError, match=r"routing_groups=3 has no effect on .*=mlp,"):
+        encoder(routing_groups=3).check()
+    encoder(**WIDENET, routing_groups=3).check()
+
+
 def test_unknown_remat():
     with pytest.raises(BadInputError, match="none"):
         init(encoder(remat="all"))

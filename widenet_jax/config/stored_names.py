@@ -23,6 +23,8 @@ NEW_IN_MOE = {"activation": "gelu_tanh", "use_bias": True, "output_dropout": 0.0
 NEW_LOSSES = dict.fromkeys(
     ("switch", "importance", "load", "entropy", "entropy_of_chosen", "z"), 0.0
 )
+# Feed-forwards with which `routing_groups` had no effect; now it is refused.
+WITHOUT_ROUTING = ("mlp", "top_k_mlp", "product_key")
 
 
 def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +50,8 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
         model = upgrade_model(model)
     if isinstance(model.get("moe"), Mapping):
         model = {**model, "moe": upgrade_moe(model["moe"])}
+    if model.get("ffn") in WITHOUT_ROUTING and model.get("routing_groups"):
+        model = {**model, "routing_groups": 0}
     return config | {"model": model}
 
 

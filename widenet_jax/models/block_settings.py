@@ -112,11 +112,17 @@ class BlockSettings(nn.Module):
         """Returns how many consecutive blocks share one routing.
 
         Raises:
-          BadInputError: routing groups that do not divide the depth or lack feed-forwards.
+          BadInputError: routing groups that do not divide the depth or lack feed-forwards that
+            route.
         """
         groups, depth = self.routing_groups, self.depth
         if not groups:
             return 1
+        if not getattr(FEED_FORWARDS[self.ffn], "routes", False):
+            raise BadInputError(
+                f"config.model.routing_groups={groups} has no effect on config.model.ffn="
+                f"{self.ffn}, which routes nothing; give 0, or choose a model with experts"
+            )
         if groups < 0 or depth % groups or set(self.ffn_names()) != {self.ffn}:
             fits = [g for g in range(1, depth + 1) if depth % g == 0]
             raise BadInputError(

@@ -22,7 +22,8 @@ and has a static method
       sums     aux["sums"] of a set of batches added up, each [operations, ...]; metrics by name
 
 The field `examples_per_group`, where a feed-forward has it, says how many consecutive examples of
-a batch it works on together.
+a batch it works on together. A feed-forward that returns a routing for later blocks to follow has
+the class attribute `routes = True`.
 
 To add a feed-forward: one file, and one entry below.
 """

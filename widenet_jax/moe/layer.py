@@ -68,6 +68,7 @@ class MoeLayer(nn.Module):
     kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
+    routes = True  # blocks of a routing group follow one routing
     # Turns sums of aux over a set of batches into metrics.
     summarize = staticmethod(summarize)
 
