@@ -139,8 +139,8 @@ class Task(abc.ABC):
         """Returns shapes and dtypes of the carry: arrays [B, ...] that start as zeros.
 
         The step adds them to the batch under their names, which must not be those of
-        `batch_spec`, and replaces them by `Metrics.carry`. A skipped update leaves them as they
-        are. Most tasks have none.
+        `batch_spec`, and replaces them by `Metrics.carry`. A skipped update sets them to zeros;
+        the one that ends the run leaves them as they are, to repeat the step. Most tasks have none.
         """
         del batch_size
         return {}
