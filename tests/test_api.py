@@ -165,6 +165,10 @@ MISTAKES = [
     ("masks", lambda m: m.fill(TEXT), "is one input: give a list"),
     ("more", lambda m: m.continue_text(""), "^text='' is empty: give at least one word"),
     ("more", lambda m: m.continue_text("a", top_p=2), "^top_p=2 must be above 0 and at most 1"),
+    ("more", lambda m: m.continue_text("a", top_k=-1), "^top_k=-1 must be a whole number of at l"),
+    ("more", lambda m: m.continue_text("a", length=0), "^length=0 must be a whole number of at le"),
+    ("more", lambda m: m.continue_text("a", length=2.0), "^length=2.0 must be a whole number of a"),
+    ("more", lambda m: m.continue_text("a", seed=-1), "^seed=-1 must be a whole number of at lea"),
     ("answers", lambda m: m.answer("", TEXT), "^question='' is empty: give one that the context"),
     ("more", lambda m: m.answer("Who?", TEXT), r"has no answer\(\); use continue_text\(text\)$"),
 ]  # fmt: skip

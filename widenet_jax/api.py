@@ -22,7 +22,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from PIL import Image
 
-from widenet_jax.errors import BadInputError, check_fields, known_names
+from widenet_jax.errors import BadInputError, check_fields, check_whole, known_names
 from widenet_jax.models import build, language_sizes, sizes, text_sizes
 from widenet_jax.tools.analysis.class_prediction import Rows, best, classifier, feature_reader
 from widenet_jax.tools.analysis.image_prediction import Picture, picture_of
@@ -241,8 +241,7 @@ class Model:
 
     def _require(self, method: str, top: int = 1) -> None:
         """Raises BadInputError unless models of this task have the method, and top is 1, 2, ..."""
-        if not isinstance(top, int | np.integer) or top < 1:
-            raise BadInputError(f"top={top} must be a whole number of at least 1")
+        check_whole("top", top, least=1)
         offered = METHODS[self.task]
         if method not in [name.partition("(")[0] for name in offered]:
             raise BadInputError(

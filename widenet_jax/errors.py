@@ -4,6 +4,7 @@ import difflib
 import importlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -105,6 +106,12 @@ def known_names(name: str, known: Collection[str], *, within: str = "") -> str:
     near = similar(name, known)
     meant = f"did you mean {within}{near}? " if near else ""
     return f"{meant}there are {', '.join(within + one for one in known)}"
+
+
+def check_whole(name: str, value: object, *, least: int) -> None:
+    """Raises BadArgumentError where an argument is no whole number, or below `least`."""
+    if not isinstance(value, Integral) or value < least:
+        raise BadArgumentError(name, value, f"must be a whole number of at least {least}")
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:

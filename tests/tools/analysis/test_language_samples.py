@@ -76,6 +76,8 @@ def test_numbers_out_of_range():
     for sampling, flag in (
         (Sampling(temperature=-1), "temperature=-1"),
         (Sampling(temperature=float("nan")), "temperature=nan"),
+        (Sampling(top_k=-1), "top_k=-1"),
+        (Sampling(top_k=1.5), "top_k=1.5"),
         (Sampling(top_p=0), "top_p=0"),
         (Sampling(top_p=1.5), "top_p=1.5"),
     ):

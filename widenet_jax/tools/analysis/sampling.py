@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.data.text.token_text import text_of
-from widenet_jax.errors import BadArgumentError
+from widenet_jax.errors import BadArgumentError, check_whole
 from widenet_jax.experiment import make_forward
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
@@ -35,6 +35,7 @@ class Sampling:
         """Raises BadArgumentError where a number is out of range."""
         if not 0 <= self.temperature < np.inf:
             raise BadArgumentError("temperature", self.temperature, "must be 0 or more")
+        check_whole("top_k", self.top_k, least=0)
         if not 0 < self.top_p <= 1:
             raise BadArgumentError("top_p", self.top_p, "must be above 0 and at most 1")
 
@@ -126,6 +127,8 @@ def continue_text(
       BadArgumentError: the text is empty, or a number is out of range.
     """
     sampling.check()
+    check_whole("length", length, least=1)
+    check_whole("seed", seed, least=0)
     tokenizer = trained.tokenizer
     if tokenizer:
         prompt = tokenizer.encode(text)
