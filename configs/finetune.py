@@ -9,7 +9,8 @@ parts of a photo, evaluation its centre; what cannot be read is named and left o
 
 That trains widenet_s, the small model for a laptop, from scratch at 64 pixels. Other variants are
 those of configs/cifar10.py: vit_s, as small; widenet_tiny, smaller; widenet_b, ... at 224 pixels,
-for a GPU or TPU. `stored` is the model that config.init_from names, whose backbone is taken:
+for a GPU or TPU. `stored` is the model that config.init_from names, whose backbone is taken, at the
+size of its images:
 
   python -m widenet_jax.main --config=configs/finetune.py:stored --workdir=runs/mine \
       --config.data.path=photos --config.init_from=runs/pretrained
@@ -21,7 +22,13 @@ photos a second. Paper: not an experiment of the paper. Ours: depends on your ph
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.models.sizes import SIZES, SMALL_SIZES, parse_variant, vision_model
+from widenet_jax.models.sizes import (
+    SIZES,
+    SMALL_SIZES,
+    finetuning_rate,
+    parse_variant,
+    vision_model,
+)
 
 STORED = "stored"
 
@@ -30,6 +37,7 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
     small, options = True, {}
     if variant == STORED:
         model = {"name": STORED, "representation": False}
+        model |= {"image_size": 64, "learning_rate": 1e-3}  # until that model is looked up
     else:
         family, size, options = parse_variant(variant)
         small = size in SMALL_SIZES
@@ -54,13 +62,16 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
         },
         augment={"crop_area_min": 0.3, "eval_crop": "central", "eval_crop_fraction": 0.875},
         optimizer={
-            "learning_rate": 1e-3 if small else 1e-4,
+            "learning_rate": finetuning_rate(model.get("embed_dim", 0)),
             "warmup": "10%",
             "weight_decay": 0.05,
         },
         evaluation={"batch_size": 128, "every": "5 epochs"},
         checkpoint={"every": "5 epochs"},
     )
-    if variant != STORED:
+    if variant == STORED:
+        config.data.image_size = config.model.get_oneway_ref("image_size")
+        config.optimizer.learning_rate = config.model.get_oneway_ref("learning_rate")
+    else:
         config.augment.mixup_group_size = defaults.mixup_group_size(config.model)
     return config

@@ -80,7 +80,7 @@ def test_the_backbone_is_copied_and_the_head_is_not():
     new, told = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
     assert told == (
         "taken from runs/pretrained: embed, encoder, position; new: head; not used: head, "
-        "representation"
+        "representation; positions resized 2x2 -> 4x4"
     )
     expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
     assert new.keys() == expected.keys()  # no representation
@@ -94,8 +94,8 @@ def test_the_head_is_kept_where_the_classes_are_the_same():
     )
     np.testing.assert_equal(new, params(1.0, tokens=16))
     assert told == (
-        "taken from runs/pretrained: embed, encoder, position, head; new: nothing; the classes are "
-        "the same, so the head is kept"
+        "taken from runs/pretrained: embed, encoder, position, head; new: nothing; positions "
+        "resized 2x2 -> 4x4; the classes are the same, so the head is kept"
     )
 
 

@@ -15,7 +15,7 @@ from widenet_jax.weights.huggingface_config import kind_out, model_section
 from widenet_jax.weights.huggingface_export import write_huggingface
 from widenet_jax.weights.huggingface_text import from_huggingface_text, to_huggingface_text
 from widenet_jax.weights.pretrained import load_pretrained
-from widenet_jax.weights.stored import stored_section
+from widenet_jax.weights.stored import stored_sections
 
 KINDS = [("bert", 1), ("albert", 1), ("albert", reference.L)]
 
@@ -208,7 +208,7 @@ def test_equal_outputs_with_transformers(
     torch, model = of_transformers(cls, config)
     theirs = their_outputs(torch, model)
     model.save_pretrained(tmp_path / "theirs")
-    section = stored_section(str(tmp_path / "theirs")) | {"dtype": "float32"}
+    section = stored_sections(str(tmp_path / "theirs"))["model"] | {"dtype": "float32"}
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = load_pretrained(str(tmp_path / "theirs"), device, model=section, info={}).params
     ours = our_outputs(params, section, head)

@@ -9,23 +9,25 @@ from etils import epath
 from ml_collections import ConfigDict
 from weights import reference_bert as reference
 
-from configs import defaults, glue
+from configs import defaults, finetune, glue
 from widenet_jax.errors import BadInputError
 from widenet_jax.main import parse_flags
+from widenet_jax.models.sizes import vision_model
 from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.weights.exported import write_exported
 from widenet_jax.weights.huggingface_config import model_section
-from widenet_jax.weights.stored import merged, set_fields, stored_section
+from widenet_jax.weights.stored import merged, set_fields, stored_sections
 from widenet_jax.weights.trained import read_model
 
 WIDENET = text_model(*parse_text_variant("widenet_4_s"))
 ALBERT = text_model(*parse_text_variant("albert_s"))
 
 
-def run(place: Path, model: dict) -> str:
+def run(place: Path, model: dict, **sections: dict) -> str:
     """Writes what the workdir of a run has that matters here."""
     place.mkdir()
-    (place / "config.json").write_text(json.dumps({"model": model, "task": {"name": "masked_lm"}}))
+    content = {"model": model, "task": {"name": "masked_lm"}, **sections}
+    (place / "config.json").write_text(json.dumps(content))
     return str(place)
 
 
@@ -68,6 +70,27 @@ def test_a_stored_router_has_the_losses_that_it_has_from_scratch(router: str, tm
     assert weights == own.get(router, {"entropy"}) | {"over"}
 
 
+def test_photos_have_the_size_of_the_stored_model_and_its_learning_rate(tmp_path):
+    """A flag, and a config of one's own, go before; a run that has begun keeps what it has."""
+
+    def found(*flags: str, own: float | None = None, workdir: str = "") -> tuple[int, float]:
+        made = finetune.get_config("stored")
+        if own:
+            made.optimizer.learning_rate = own
+        set_fields(made, flags, workdir=workdir)
+        assert "image_size" not in made.model and "learning_rate" not in made.model
+        return made.data.image_size, made.optimizer.learning_rate
+
+    for size, pixels, rate in (("b", 224, 1e-4), ("s", 24, 1e-3)):
+        place, model = tmp_path / size, vision_model("widenet", size, {})
+        run(place, model, data={"image_size": pixels}, optimizer={"learning_rate": 7.0})
+        flag = f"--config.init_from={place}"
+        assert found(flag) == (pixels, rate)
+        assert found(flag, "--config.data.image_size=32", own=0.5) == (32, 0.5)
+        (place / "checkpoints").mkdir()
+        assert found(flag, workdir=str(place)) == (pixels, 7.0)
+
+
 def test_a_section_that_the_stored_model_lacks_has_no_effect(tmp_path):
     made = config(moe={"capacity_factor": 1.5})
     place = run(tmp_path / "run", ALBERT)
@@ -104,7 +127,9 @@ def test_an_export_and_its_run(digits_run, tmp_path):
     """An export without parameters: they are not read."""
     write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
     (tmp_path / "e" / "params.npz").unlink()
-    assert stored_section(str(tmp_path / "e")) == stored_section(str(digits_run))
+    assert (
+        stored_sections(str(tmp_path / "e"))["model"] == stored_sections(str(digits_run))["model"]
+    )
 
 
 def test_the_command_line_of_a_run(tmp_path):

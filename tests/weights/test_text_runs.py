@@ -14,7 +14,7 @@ from widenet_jax.cli import export
 from widenet_jax.main import parse_flags
 from widenet_jax.models.text_sizes import text_model
 from widenet_jax.weights.pretrained import load_pretrained
-from widenet_jax.weights.stored import stored_section
+from widenet_jax.weights.stored import stored_sections
 from widenet_jax.weights.trained import open_trained
 
 SHORT = {
@@ -40,8 +40,8 @@ def test_to_hugging_face_and_back(pretrained: Path, tmp_path: Path):
     """A run's export starts another run with the same parameters, model and tokenizer."""
     flags = [f"--workdir={pretrained}", f"--out={tmp_path / 'hf'}", "--format=huggingface"]
     assert export.main(flags) == 0
-    section = stored_section(str(tmp_path / "hf")) | {"dtype": "float32"}
-    assert section == stored_section(str(pretrained))
+    section = stored_sections(str(tmp_path / "hf"))["model"] | {"dtype": "float32"}
+    assert section == stored_sections(str(pretrained))["model"]
     info = {"tokenizer": json.loads((pretrained / "tokenizer.json").read_text())}
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params, *_ = load_pretrained(str(tmp_path / "hf"), device, model=section, info=info)
@@ -65,7 +65,7 @@ def test_finetuning_from_a_run(pretrained: Path, tmp_path: Path, capsys):
     assert "2 steps of 8 examples" in start and "kernel" not in rest  # after the long table
     trained = open_trained(own.workdir)
     assert trained.class_names == ("no", "yes") and trained.tokenizer.vocab_size == 2000
-    assert trained.config.model.to_dict() == stored_section(str(pretrained))
+    assert trained.config.model.to_dict() == stored_sections(str(pretrained))["model"]
 
     shutil.rmtree(model)
     result = (tmp_path / "run" / "result.json").read_text()

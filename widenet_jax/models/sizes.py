@@ -69,6 +69,11 @@ MOE_OPTIONS = (
 PRESETS = ("paper", "authors_code")
 
 
+def finetuning_rate(embed_dim: int) -> float:
+    """Returns AdamW's learning rate for a model of this width on one's own photos."""
+    return 1e-3 if embed_dim < SIZES["b"]["embed_dim"] else 1e-4
+
+
 def parse_variant(text: str) -> tuple[str, str, dict]:
     """Parses "widenet_b,experts=8" to ("widenet", "b", {"experts": 8}).
 

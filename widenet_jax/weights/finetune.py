@@ -81,6 +81,7 @@ def finetune_params(
         )
     params = flax.traverse_util.unflatten_dict(new | taken, sep="/")
     line = told(taken, new.keys() - taken.keys(), old, source)
+    line += resized(old, new, model)
     line += "; the classes are the same, so the head is kept" if kept else ""
     return params, "; differs from the stored model in: ".join(
         filter(None, [line, ", ".join(differing)])
@@ -121,6 +122,14 @@ def told(taken: Mapping, fresh: set[str], stored: Mapping, source: str) -> str:
     text = f"taken from {source}: {parts(taken)}; new: {parts(sorted(fresh)) or 'nothing'}"
     unused = parts(sorted(name for name in stored if part(name) not in set(map(part, taken))))
     return f"{text}; not used: {unused}" if unused else text
+
+
+def resized(old: Mapping, new: Mapping, model: Mapping) -> str:
+    """Says that the grid of positions is resized: "; positions resized 14x14 -> 4x4"."""
+    if POSITION not in new or old[POSITION].shape == new[POSITION].shape:
+        return ""
+    there, here = (square_side(x[POSITION].shape[1] - has_cls_row(model)) for x in (old, new))
+    return f"; positions resized {there}x{there} -> {here}x{here}"
 
 
 def part(path: str) -> str:

@@ -13,7 +13,7 @@ from widenet_jax.config.files import override
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
-from widenet_jax.models.sizes import has_balance_loss
+from widenet_jax.models.sizes import finetuning_rate, has_balance_loss
 from widenet_jax.weights.huggingface_config import model_section, text_kind
 
 STORED = "stored"
@@ -25,7 +25,8 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
 
     Where config.model.name is "stored", config.model becomes the whole section of the model that
     config.init_from names. The fields that stand beside the name override the stored ones (but for
-    the losses of a router that does not go with WideNet's), and flags override both.
+    the losses of a router that does not go with WideNet's), and flags override both. Those of
+    `recipe_of` are no fields of the model: other sections may follow them.
 
     Args:
       config: as its file made it.
@@ -40,7 +41,12 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
         begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
-        stored = stored_section(workdir if begun else config.init_from)
+        sections = stored_sections(workdir if begun else config.init_from)
+        recipe = recipe_of(sections, begun=bool(begun))
+        for name in recipe.keys() & beside.keys():
+            config.model[name] = recipe[name]
+            del beside[name]
+        stored = sections["model"]
         if stored.get("moe") and not has_balance_loss(stored["moe"]["router"]["name"]):
             beside.get("moe", {}).pop("losses", None)
         with config.unlocked():
@@ -48,8 +54,22 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
     return override(config, flags)
 
 
-def stored_section(place: str) -> dict[str, Any]:
-    """Reads the section `config.model` of a run, an export, or a BERT or ALBERT of Hugging Face.
+def recipe_of(stored: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
+    """Returns the size of images and the learning rate with which to finetune a stored model.
+
+    Args:
+      stored: its sections.
+      begun: whether it is the run itself, which keeps its own, rather than the one to start from.
+    """
+    if "image_size" not in stored.get("data", {}):
+        return {}
+    rate = finetuning_rate(stored["model"]["embed_dim"])
+    rate = stored["optimizer"]["learning_rate"] if begun else rate
+    return {"image_size": stored["data"]["image_size"], "learning_rate": rate}
+
+
+def stored_sections(place: str) -> Mapping[str, Any]:
+    """Reads the config of a run or an export, or "model" alone of Hugging Face's BERT and ALBERT.
 
     Raises:
       BadInputError: `place` is empty, holds no such model, or its config.json is damaged.
@@ -68,9 +88,9 @@ def stored_section(place: str) -> dict[str, Any]:
     content = read_json(file)
     content = content if isinstance(content, Mapping) else {}
     if isinstance(content.get("model"), Mapping):
-        return upgrade(content)["model"]
+        return upgrade(content)
     if text_kind(content):
-        return model_section(content, source=str(file))
+        return {"model": model_section(content, source=str(file))}
     raise BadInputError(
         f"{file} describes no model of ours, no BERT and no ALBERT (model_type="
         f"{content.get('model_type')!r}); name the model in --config=FILE:VARIANT"
