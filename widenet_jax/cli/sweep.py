@@ -12,6 +12,7 @@ failed (the others ran); 143 stopped, running trials saved.
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
@@ -105,10 +106,11 @@ def run(options: Options) -> int:
         left = trials if options.index is None else [trials[options.index]]
         check_unless_launched(options, [one for one in left if not directory.result(one)])
         source = Listed(trials, directory, only=options.index)
-    stopped = Runner(source, workers=options.workers, command=command).run()
+    with closing(source):
+        stopped = Runner(source, workers=options.workers, command=command).run()
+        outcomes = source.outcomes()
     from widenet_jax.tools.sweep.results import Results  # imports Matplotlib
 
-    outcomes = source.outcomes()
     found = Results(outcomes, directory, source.space)
     found.write()
     code = exit_code(outcomes, stopped=stopped)

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from widenet_jax.tools.sweep.axes import Range, parse_space
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.results import Results
 from widenet_jax.tools.sweep.runner import Runner
-from widenet_jax.tools.sweep.trials import Outcome
+from widenet_jax.tools.sweep.trials import Outcome, Trial
 
 optuna = pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
 from widenet_jax.tools.sweep.search import Search  # noqa: E402
@@ -33,8 +34,9 @@ def search(path: Path, *space: str, pause: float = 0.0, **changes) -> Search:
 
 
 def run(source: Search, workers: int = 2) -> list[Outcome]:
-    Runner(source, workers=workers, command=trial_program.command).run()
-    return source.outcomes()
+    with closing(source):
+        Runner(source, workers=workers, command=trial_program.command).run()
+        return source.outcomes()
 
 
 def rates(outcomes: list[Outcome]) -> list[float]:
@@ -128,11 +130,38 @@ def test_a_stopped_search_resumes_the_trial_that_was_running(tmp_path: Path):
     assert len((tmp_path / whole[0].trial.name / "starts").read_text()) == 2
 
 
-def test_a_failed_trial_is_reported_to_optuna(tmp_path: Path):
-    outcomes = run(search(tmp_path, "seed=13,13", total=2))
-    assert [outcome.status for outcome in outcomes] == ["failed"] * 2
+def test_a_failed_trial_runs_again_in_the_next_call(tmp_path: Path):
+    """Once in each call, until the cause of its failure is gone."""
+    first = run(search(tmp_path, "seed=13,13", total=1))
+    assert [(o.status, o.exit_code, o.message) for o in first] == [("failed", 1, "failed: unlucky")]
     again = run(search(tmp_path, "seed=13,13", total=2))
-    assert [(o.exit_code, o.message) for o in again] == [(1, "failed: unlucky")] * 2
+    assert [outcome.status for outcome in again] == ["failed"] * 2
+    starts = [(tmp_path / one.trial.name / "starts").read_text() for one in again]
+    assert starts == ["xx", "x"]
+
+    def with_luck(trial: Trial, workdir: str) -> list[str]:
+        words = trial_program.command(trial, workdir)
+        words.remove("--config.seed=13")
+        return words
+
+    with closing(search(tmp_path, "seed=13,13", total=2)) as source:
+        Runner(source, workers=1, command=with_luck).run()
+        told = [(o.status, o.exit_code, o.message) for o in source.outcomes()]
+    assert told == [("done", None, "")] * 2
+
+
+def test_a_trial_that_diverged_is_a_result(tmp_path: Path):
+    outcomes = run(search(tmp_path, "seed=14,14", total=1))
+    again = run(search(tmp_path, "seed=14,14", total=1))
+    told = ("failed", 3, "failed: the loss is not finite")
+    assert [(o.status, o.exit_code, o.message) for o in [*outcomes, *again]] == [told] * 2
+    assert (tmp_path / again[0].trial.name / "starts").read_text() == "x"
+
+
+def test_one_process_searches_at_a_time(tmp_path: Path):
+    """Two would ask for the same unfinished trials, and tell each of them twice."""
+    with closing(search(tmp_path)), pytest.raises(BadInputError, match="another process searches"):
+        search(tmp_path)
 
 
 def test_the_space_is_checked_before_anything_runs(tmp_path: Path):
@@ -152,17 +181,19 @@ def test_another_space_in_the_same_directory(tmp_path: Path):
 def test_corrected_flags_are_accepted_where_no_trial_has_run(tmp_path: Path):
     """The failed trials are forgotten: as many run as were asked for."""
     source = search(tmp_path, total=2)
-    Runner(source, workers=1, command=lambda *_: [sys.executable, "-c", "exit(2)"]).run()
-    assert [outcome.status for outcome in source.outcomes()] == ["failed"] * 2
+    with closing(source):
+        Runner(source, workers=1, command=lambda *_: [sys.executable, "-c", "exit(2)"]).run()
+        assert [outcome.status for outcome in source.outcomes()] == ["failed"] * 2
     corrected = run(search(tmp_path, "optimizer.learning_rate=log:1e-3:2", total=2))
     assert [outcome.status for outcome in corrected] == ["done"] * 2
 
 
 def test_a_search_of_which_a_trial_is_starting_is_kept(tmp_path: Path):
-    source = search(tmp_path)
-    trial = source.ask()
+    with closing(search(tmp_path)) as source:
+        trial = source.ask()
     with source.directory.lock(trial):
-        assert search(tmp_path).ask() == trial
+        with closing(search(tmp_path)) as again:
+            assert again.ask() == trial
         with pytest.raises(BadInputError, match="holds a search with another space"):
             search(tmp_path, "optimizer.learning_rate=log:1e-3:2")
 

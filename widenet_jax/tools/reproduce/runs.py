@@ -11,7 +11,7 @@ from etils import epath
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.tools.reproduce.experiment import Experiment, Metric
 from widenet_jax.tools.reproduce.scales import Run, Scale, runs_of
-from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.directory import Directory, diverged, has_result
 from widenet_jax.tools.sweep.runner import Listed, Runner
 from widenet_jax.tools.sweep.trials import DONE, FAILED, MakeCommand, Outcome, Trial
 
@@ -134,16 +134,6 @@ def startable(trial: Trial, directory: Directory, retry: bool) -> bool:
     backbone = trial.settings.get("init_from")
     ready = backbone is None or has_result(backbone)
     return ready and (retry or not diverged(directory.workdir(trial)))
-
-
-def has_result(workdir: str) -> bool:
-    """Tells whether the run in `workdir` has finished."""
-    return (epath.Path(workdir) / "result.json").exists()
-
-
-def diverged(workdir: str) -> bool:
-    """Tells whether the run kept the state that met non-finite numbers, and did not finish."""
-    return (epath.Path(workdir) / "failed").exists() and not has_result(workdir)
 
 
 def found(trial: Trial, directory: Directory) -> Outcome:

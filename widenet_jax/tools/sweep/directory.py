@@ -124,6 +124,21 @@ class Directory:
         file.close()
         return None
 
+    def lock_search(self) -> IO:
+        """Takes the lock of the directory's search, held until the file is closed.
+
+        Raises:
+          BadInputError: another process searches there.
+        """
+        file = (self.path / "search.lock").open("w")
+        if lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return file
+        file.close()
+        raise BadInputError(
+            f"--workdir={self.path}: another process searches there; wait for it, stop it, or name "
+            "a new --workdir"
+        )
+
     def remember(self, trials: Iterable[Trial]) -> None:
         """Adds the trials to sweep.json; those that have not begun replace earlier ones.
 
@@ -157,6 +172,16 @@ class Directory:
         """Reads sweep.json."""
         file = self.path / "sweep.json"
         return json.loads(file.read_text()) if file.exists() else {}
+
+
+def has_result(workdir: str) -> bool:
+    """Tells whether the run in `workdir` has finished."""
+    return (epath.Path(workdir) / "result.json").exists()
+
+
+def diverged(workdir: str) -> bool:
+    """Tells whether the run kept the state that met non-finite numbers, and did not finish."""
+    return (epath.Path(workdir) / "failed").exists() and not has_result(workdir)
 
 
 def held(path: Path) -> bool:

@@ -51,6 +51,9 @@ class Source:
     def outcomes(self) -> list[Outcome]:
         """Returns the state of every trial."""
 
+    def close(self) -> None:
+        """Lets another process go on with the trials."""
+
 
 class Listed(Source):
     """Trials known beforehand; with `only`, it supplies that index alone.

@@ -1,7 +1,8 @@
 """Searches a space of settings with Optuna, and ends hopeless trials early (Hyperband).
 
 DIR/optuna.db holds everything that is known. A search that was killed resumes with the trials that
-were running, and a longer search (`--trials`) builds on the trials that it has.
+were running or had failed, and a longer search (`--trials`) builds on the trials that it has. One
+process searches at a time.
 """
 
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 
 from widenet_jax.errors import BadInputError, require
 from widenet_jax.tools.sweep.axes import Range, Space, ends_of
-from widenet_jax.tools.sweep.directory import Directory
+from widenet_jax.tools.sweep.directory import Directory, diverged
 from widenet_jax.tools.sweep.runner import Source
 from widenet_jax.tools.sweep.trials import DONE, FAILED, PRUNED, WAITING, Outcome, Trial, make
 
@@ -36,7 +37,8 @@ class Search(Source):
 
     Raises:
       BadInputError: Optuna is missing, the config has no such field or value, or the directory
-        holds a search with another config, other flags or another space of which a trial has run.
+        holds a search with another config, other flags or another space of which a trial has run,
+        or another process searches there.
     """
 
     config: str
@@ -55,6 +57,7 @@ class Search(Source):
         self.headline = ends[0].headline()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.directory.make()
+        self.lock = self.directory.lock_search()
         place = {"storage": f"sqlite:///{self.directory.path.resolve()}/optuna.db"}
         place["study_name"] = "search"
         if not self.directory.any_begun() and optuna.get_all_study_names(place["storage"]):
@@ -70,7 +73,7 @@ class Search(Source):
         self.interrupted = self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,))
         self.running: dict[str, Any] = {}  # Optuna's trial, by name
         self.reported: dict[str, int] = {}  # number of evaluations reported to Optuna, by name
-        self.stopped: dict[str, Outcome] = {}
+        self.unfinished: dict[str, Outcome] = {}  # of this call; the next one resumes them
 
     def check_same(self) -> None:
         """Raises BadInputError where the directory holds another search."""
@@ -85,7 +88,7 @@ class Search(Source):
             self.study.set_user_attr(name, value)
 
     def ask(self) -> Trial | None:
-        """Returns an interrupted trial, or else a new one until there are `total`."""
+        """Returns a trial that an earlier call left, or else a new one until there are `total`."""
         if self.interrupted:
             asked = self.optuna.trial.Trial(self.study, self.interrupted.pop(0)._trial_id)
         else:
@@ -131,18 +134,23 @@ class Search(Source):
         return False
 
     def tell(self, outcome: Outcome) -> None:
-        """Reports an outcome to Optuna, for which a stopped trial stays running until resumed."""
-        asked = self.running.pop(outcome.trial.name)
+        """Reports an outcome to Optuna.
+
+        For Optuna a trial that was stopped, or failed for another reason than its numbers (as by a
+        full disk), is still running: the next call resumes it, as in a grid.
+        """
+        trial = outcome.trial
+        asked = self.running.pop(trial.name)
         if outcome.status == DONE:
             self.study.tell(asked, outcome.result[f"test_{self.headline.name}"])
         elif outcome.status == PRUNED:
             self.study.tell(asked, state=self.states.PRUNED)
-        elif outcome.status == FAILED:
+        elif outcome.status == FAILED and diverged(self.directory.workdir(trial)):
             asked.set_user_attr("exit_code", outcome.exit_code)
             asked.set_user_attr("message", outcome.message)
             self.study.tell(asked, state=self.states.FAIL)
         else:
-            self.stopped[outcome.trial.name] = outcome
+            self.unfinished[trial.name] = outcome
 
     def outcomes(self) -> list[Outcome]:
         """Returns the outcomes of all proposals, in their order."""
@@ -151,11 +159,14 @@ class Search(Source):
     def outcome_of(self, frozen: Any) -> Outcome:
         """The outcome of a proposal."""
         trial = self.trial_of(frozen)
-        if trial.name in self.stopped:
-            return self.stopped[trial.name]
+        if trial.name in self.unfinished:
+            return self.unfinished[trial.name]
         status = STATUSES.get(frozen.state.name, WAITING)
         code, message = frozen.user_attrs.get("exit_code"), frozen.user_attrs.get("message", "")
         return Outcome(trial, status, code, message, self.directory.result(trial) or {})
+
+    def close(self) -> None:
+        self.lock.close()
 
 
 def distribution(optuna: Any, values: Range | tuple[str, ...]) -> Any:
