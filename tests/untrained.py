@@ -1,4 +1,4 @@
-"""Exported text models with random parameters: what the commands read, without a run."""
+"""Exported models with random parameters: what the commands read, without a run."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import ArraySpec, DataFacts
 from widenet_jax.experiment import build_task
 from widenet_jax.models.build import build_model
 from widenet_jax.models.counting import parameter_shapes
@@ -18,12 +18,14 @@ from widenet_jax.weights.trained import model_inputs
 
 
 def export_untrained(config: ConfigDict, info: dict[str, Any], directory: Path) -> Path:
-    """Exports the text model of a config, for data with such facts; returns the directory."""
-    task = build_task(config, DataFacts(0, {}, info))
+    """Exports the model of a config, for data with such facts; returns the directory."""
+    size = config.data.get("image_size")
+    example = {"image": ArraySpec((size, size, 3), "uint8")} if size else {}
+    task = build_task(config, DataFacts(0, example, info))
     model = build_model(config.model, **task.model_fields)
     rng = np.random.default_rng(0)
     draw = lambda spec: rng.normal(scale=0.3, size=spec.shape).astype(np.float32)  # noqa: E731
-    params = jax.tree.map(draw, parameter_shapes(model, model_inputs(config, {})))
+    params = jax.tree.map(draw, parameter_shapes(model, model_inputs(config, example)))
     stored = Exported(params, json.loads(json.dumps(config.to_dict())), info, step=0)
     write_exported(epath.Path(directory), stored, file_format="npz")
     return directory

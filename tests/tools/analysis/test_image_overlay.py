@@ -4,9 +4,18 @@ import cv2
 import jax
 import numpy as np
 import pytest
+from untrained import export_untrained
 
+from configs import finetune
+from widenet_jax.errors import BadExampleError
 from widenet_jax.tasks.classification import to_unit_range
-from widenet_jax.tools.analysis.image_overlay import TINT, draw_overlay, image_router, patch_grid
+from widenet_jax.tools.analysis.image_overlay import (
+    TINT,
+    draw_overlay,
+    draw_overlay_of_source,
+    image_router,
+    patch_grid,
+)
 from widenet_jax.tools.analysis.routing import TokenRouting, token_routing
 from widenet_jax.tools.analysis.routing_figures import expert_colours
 from widenet_jax.weights.trained import open_trained
@@ -95,3 +104,24 @@ def test_a_long_name_takes_several_lines(digits_run, tmp_path, drawn):
     title = drawn[0].axes[0].get_title()
     assert title.count("\n") == 1 and title.replace("\n", " ") == name
     assert drawn[0].legends[0].get_title().get_text() == "fill: first expert"
+
+
+def test_in_place_of_an_unreadable_photo_the_next_is_drawn(tmp_path, drawn):
+    for name, number in (("ant", 0), ("bee", 1), ("cat", 2)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / "photos" / name / "a.png"), np.full((9, 9, 3), 80 * number))
+    (tmp_path / "photos" / "bee" / "a.png").write_bytes(b"no image")
+    config = finetune.get_config("widenet_tiny,depth=1,image_size=16")
+    config.data.update(path=str(tmp_path / "photos"), eval_fraction=1.0)
+    info = {"class_names": ["ant", "bee", "cat"]}
+    trained = open_trained(str(export_untrained(config, info, tmp_path / "model")))
+    draw_overlay_of_source(trained, tmp_path / "o.png", 3)
+    titles = [axis.get_title() for axis in drawn[0].axes]
+    assert sorted(title for title in titles if title in info["class_names"]) == [
+        "ant",
+        "cat",
+        "cat",
+    ]
+    trained.config.data.on_bad_example = "error"
+    with pytest.raises(BadExampleError, match=r"bee/a\.png"):
+        draw_overlay_of_source(trained, tmp_path / "o.png", 3)

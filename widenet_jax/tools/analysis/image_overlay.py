@@ -9,7 +9,8 @@ from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from widenet_jax.data.chunks import read_example
+from widenet_jax.data.chunks import read, skips
+from widenet_jax.data.contract import Example
 from widenet_jax.data.images.transforms import image_of
 from widenet_jax.tasks.classification import to_unit_range
 from widenet_jax.tools.analysis.figures import save, subplots
@@ -123,13 +124,19 @@ def as_rgb(picture: np.ndarray) -> np.ndarray:
 
 
 def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -> None:
-    """Draws experts over random images of the source, the same images for every model."""
+    """Draws experts over random images of the source, the same images for every model.
+
+    Where the run skips images that cannot be read, the next one is drawn in place of such an image.
+    """
     source, transform = open_source(trained)
     chosen = np.random.default_rng(0).permutation(len(source))[:num_images]
-    route, images = image_router(trained), []
-    for record in chosen:
-        example = read_example(source, int(record))
+    route = image_router(trained)
+
+    def routed(example: Example) -> Routed:
         image = image_of(example, exif_orientation=transform.exif_orientation)
         picture = transform.picture(image)
-        images.append((trained.class_names[example["label"]], picture, route(picture)))
+        return trained.class_names[example["label"]], picture, route(picture)
+
+    skip = skips(trained.config.data.on_bad_example)
+    images = [read(source, record, routed, [], skip=skip) for record in chosen.tolist()]
     draw_overlay(trained, images, out)
