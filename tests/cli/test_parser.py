@@ -1,6 +1,7 @@
 """The parser that all commands share: flags, fields, mistakes, exit codes."""
 
 import argparse
+import io
 import json
 import os
 import subprocess
@@ -38,6 +39,15 @@ def test_a_file_that_is_not_there_is_a_mistake_other_system_errors_are_not(tmp_p
     assert capsys.readouterr().err == f"error: {missing}: No such file or directory\n"
     with pytest.raises(OSError, match="of no file"):
         exit_code_of(raising(OSError("of no file")))
+
+
+def test_names_that_are_no_utf_8_are_printed(capsysbinary, monkeypatch):
+    """As they are. A notebook's stdout, which has no encoding, is left alone."""
+    assert exit_code_of(lambda: print(os.fsdecode(b"caf\xe9.jpg"))) == 0
+    assert capsysbinary.readouterr().out == b"caf\xe9.jpg\n"
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert exit_code_of(lambda: print("a.jpg")) == 0
+    assert sys.stdout.getvalue() == "a.jpg\n"
 
 
 def test_a_reader_who_has_left():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from messy_photos import picture, saved, write
 
-from widenet_jax.cli import predict
+from widenet_jax.cli import evaluate, predict
 
 MODEL = Path(__file__).parents[1] / "old_artefacts" / "export"  # of digits
 
@@ -67,3 +67,18 @@ def test_tables(photos, capsys):
         assert [float(p) for p in cells[2::2]] == [one["probability"] for one in row["top"]]
     assert run(photos, f"--out={photos}/found.xlsx") == 2
     assert "ends in .csv or .jsonl" in capsys.readouterr().err
+
+
+def test_outputs_are_tried_before_the_work(photos, capsys):
+    """Their folders are made; a set is not even looked for where they cannot be."""
+    new = photos.parent / "new"
+    outputs = (f"--out={new}/a/found.csv", f"--overlay={new}/b/experts.png")
+    assert run(photos / "b.png", *outputs) == 0
+    assert {path.name for path in new.glob("*/*")} == {"found.csv", "experts.png"}
+    capsys.readouterr()
+    file = photos / "notes.txt"
+    assert run(photos / "b.png", f"--out={file}/found.csv") == 2
+    assert capsys.readouterr().err == f"error: {file}: File exists\n"
+    nowhere = ("--config.data.source=image_folder", "--config.data.path=nowhere")
+    assert evaluate.main([f"--workdir={MODEL}", f"--out={file}", *nowhere]) == 2
+    assert capsys.readouterr().err == f"error: {file}: File exists\n"

@@ -60,6 +60,8 @@ def evaluate(options: Options) -> None:
         trained.require_task("language_modeling")
         if odd := [field for field in options.fields if field.startswith(SETS)]:
             raise BadInputError(f"{odd[0]} and --file both say what to read; remove one of them")
+    if out:  # a mistake here would lose the work
+        out.mkdir(parents=True, exist_ok=True)
     (evaluate_classifier if classifies else evaluate_task)(options, trained, facts, out)
 
 
@@ -74,7 +76,6 @@ def evaluate_classifier(
     unit = trained.task.unit
     facts |= accuracy.as_json(unit)
     if out:
-        out.mkdir(parents=True, exist_ok=True)
         write_json(out / "evaluation.json", facts)
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
         split = trained.config.data.eval_split
@@ -103,7 +104,6 @@ def evaluate_task(
     metrics, others, rows, source = metrics_over_source(trained, opened)
     facts |= metrics | others
     if out:
-        out.mkdir(parents=True, exist_ok=True)
         write_json(out / "evaluation.json", facts)
     if out and trained.config.task.name == "span":
         answers = trained.task.predictions(rows, source)

@@ -192,6 +192,8 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
       in `... | head -1`.
     """
     skip_absent_tpu(os.environ)
+    if hasattr(sys.stdout, "reconfigure"):  # notebooks replace stdout
+        sys.stdout.reconfigure(errors="surrogateescape")  # prints file names that are no UTF-8
     logging.set_verbosity(logging.FATAL)  # Orbax logs a traceback of each error reported here
     try:
         code = run() or 0

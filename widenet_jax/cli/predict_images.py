@@ -25,7 +25,7 @@ def predict_images(options: Options, trained: "Trained") -> None:
     Raises:
       BadInputError: no image is found, or some cannot be read; then the others are predicted first.
     """
-    from widenet_jax.files import write_bytes
+    from widenet_jax.files import absolute, write_bytes
     from widenet_jax.tools.analysis.class_prediction import best, classifier
     from widenet_jax.tools.analysis.image_overlay import draw_overlay, image_router
     from widenet_jax.tools.analysis.image_prediction import picture_of
@@ -33,6 +33,8 @@ def predict_images(options: Options, trained: "Trained") -> None:
     if options.out and not options.out.endswith(FORMATS):
         raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
     paths = list(image_paths(options.images))
+    for file in filter(None, (options.out, options.overlay)):  # a mistake here would lose the work
+        absolute(file).parent.mkdir(parents=True, exist_ok=True)
     route = image_router(trained) if options.overlay else None
     classify = classifier(trained)
     rows, drawn, unreadable = [], [], []
