@@ -1,12 +1,15 @@
-"""Paths on an object store."""
+"""Paths on an object store; files that are written whole or not at all."""
 
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from fsspec import AbstractFileSystem, config
 
-from widenet_jax.files import absolute
+from widenet_jax.files import absolute, write_json
 
 
 class Bucket(AbstractFileSystem):
@@ -24,3 +27,19 @@ def test_listings_of_a_bucket_are_not_kept(monkeypatch: pytest.MonkeyPatch):
     bucket.dircache["bucket/run"] = []
     assert "bucket/run" not in bucket.dircache
     assert bucket.storage_options["timeout"] == 60  # what the user has set stays
+
+
+def test_a_file_that_several_write_at_a_time_is_one_of_theirs(tmp_path: Path):
+    file = tmp_path / "sweep.json"
+    with ThreadPoolExecutor(8) as writers:
+        list(writers.map(lambda number: write_json(file, [number] * 1000), range(32)))
+    assert len(set(json.loads(file.read_text()))) == 1
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_json(tmp_path / "taken", {})
+    assert caught.value.filename == str(tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 from etils import epath
 
@@ -131,7 +133,9 @@ def write_bytes(path: epath.PathLike, data: bytes) -> None:
     Writes beside, flushes to disk and renames, so that neither a reader nor a killed process ever
     sees half a file.
     """
-    beside = epath.Path(f"{path}{UNFINISHED}")
+    # Another process may write the same local file at the same time, as calls of a sweep do.
+    own = "" if is_remote(path) else f".{uuid4().hex[:8]}"
+    beside = epath.Path(f"{path}{own}{UNFINISHED}")
     try:
         with beside.open("wb") as file:
             file.write(data)
@@ -140,6 +144,8 @@ def write_bytes(path: epath.PathLike, data: bytes) -> None:
                 os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            beside.unlink()  # on a full disk, others would follow
         error.filename = str(path)  # the file that the caller named
         raise
 

@@ -312,7 +312,7 @@ def test_another_failure_of_a_lock_is_no_lack_of_locks(
 
 def test_a_start_that_was_cut_off_may_begin_again(tmp_path: Path):
     """The run was killed while writing config.json: the workdir holds nothing else."""
-    for name in ("config.json.tmp", ".lock"):
+    for name in ("config.json.1a2b3c4d.tmp", "config.json.tmp", ".lock"):
         (tmp_path / name).write_text("{")
     check_workdir(epath.Path(tmp_path), digits.get_config(), mode="train")
 

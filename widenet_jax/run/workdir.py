@@ -67,9 +67,7 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             raise BadInputError(
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
-        # All that a start leaves that was cut off, or that W&B refused.
-        begun = {stored_file.name + UNFINISHED, STARTS, *BEGUN}
-        if workdir.exists() and {path.name for path in workdir.iterdir()} - begun:
+        if workdir.exists() and not all(is_of_a_start(path.name) for path in workdir.iterdir()):
             raise BadInputError(
                 f"--workdir={workdir} is not empty and holds no run of this program; name another"
             )
@@ -85,6 +83,12 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             advice = "leave the config out, and to evaluate on other data use scripts/evaluate.py"
         holds = f"--workdir={workdir} holds a run of another config"
         raise BadInputError(f"{holds} ({list_changes(changed)}); {advice}")
+
+
+def is_of_a_start(name: str) -> bool:
+    """Tells whether a start that was cut off, or that W&B refused, may have left this file."""
+    half_written = name.startswith("config.json") and name.endswith(UNFINISHED)
+    return half_written or name in (STARTS, *BEGUN)
 
 
 def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str]:

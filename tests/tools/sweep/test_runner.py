@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,15 @@ def test_another_sweep_in_the_same_directory(tmp_path: Path):
     )
     with pytest.raises(BadInputError, match=r"holds these runs with other flags"):
         directory.remember(expand(DIGITS, settings, ["--config.model.depth=1"]))
+
+
+def test_calls_at_the_same_time_write_down_all_their_trials(tmp_path: Path):
+    """As the calls of a job array."""
+    directory, trials = Directory(tmp_path), trials_of(range(8))
+    directory.make()
+    with ThreadPoolExecutor(8) as calls:
+        list(calls.map(lambda trial: Directory(tmp_path).remember([trial]), trials))
+    assert directory.known().keys() == {trial.name for trial in trials}
 
 
 @pytest.mark.parametrize("place", ["logs/{}.lock", "{}/.lock"])

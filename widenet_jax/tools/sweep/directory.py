@@ -146,11 +146,13 @@ class Directory:
           BadInputError: a trial of the same name ran with other flags.
         """
         trials = list(trials)
-        self.check_flags(trials)
-        known = self.known()
-        new = [trial for trial in trials if trial.name not in known or not self.begun(trial)]
-        ours = {trial.name: as_json(trial) for trial in new}
-        write_json(self.path / "sweep.json", known | ours)
+        with (self.path / "sweep.lock").open("w") as file:
+            lock(file, fcntl.LOCK_EX)  # other calls may add theirs at the same time
+            self.check_flags(trials)
+            known = self.known()
+            new = [trial for trial in trials if trial.name not in known or not self.begun(trial)]
+            ours = {trial.name: as_json(trial) for trial in new}
+            write_json(self.path / "sweep.json", known | ours)
 
     def check_flags(self, trials: Iterable[Trial]) -> None:
         """Raises BadInputError where a trial of the same name ran with other flags.
