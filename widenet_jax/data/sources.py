@@ -32,6 +32,7 @@ from widenet_jax.data.images.sources import (
     LabelledImages,
     Relabelled,
     by_class,
+    for_evaluation,
 )
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
@@ -181,7 +182,7 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
     if isinstance(train, LabelledImages):
-        evaluation = with_classes_of(train, evaluation, data)
+        evaluation = with_classes_of(train, for_evaluation(evaluation), data)
     info, theirs = dict(train.info), evaluation.info
     info |= {key: info[key] or theirs[key] for key in OF_EITHER_SPLIT if key in info}
     must_agree = [key for key in info if key not in OF_EITHER_SPLIT]

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from widenet_jax.data import records
 from widenet_jax.data.images import files
 from widenet_jax.data.images.folders import Holdout
+from widenet_jax.data.images.sources import by_class
 from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.data.sources import build_source, class_counts, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -264,6 +265,23 @@ def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
     flat.rename(flat.with_name("train"))
     data.path = str(flat.parent)
     assert [len(build_source(data, split)) for split in twice.values()] == [360, 40]
+
+
+def test_a_folder_is_evaluated_in_a_mixed_order(tmp_path):
+    """The same each time, and each image once; the training split keeps the order of the files."""
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for i in range(20):
+            (tmp_path / name / f"{i:02}.png").write_bytes(png(i))
+    config = config_of(tmp_path, eval_fraction=0.5)
+    stored = build_source(config.data, "val")
+    first, second = (open_data(config) for _ in range(2))
+    orders = [
+        [source.describe(i) for i in range(len(stored))]
+        for source in (stored, first.eval, second.eval)
+    ]
+    assert orders[1] == orders[2] != orders[0] == sorted(orders[1], key=orders[0].index)
+    assert by_class(stored) and by_class(first.train) and not by_class(first.eval)
 
 
 def test_the_form_of_accents_does_not_move_a_file():
