@@ -1,6 +1,7 @@
 """Finetuning on texts from one command: tiny runs of each task, and mistakes in one line."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -74,9 +75,17 @@ def test_classification(tmp_path: Path, table: Path):
     ]  # fmt: skip
     assert json.loads((tmp_path / "run" / "tokenizer.json").read_text())["model"]
 
+    # Resumed where the tokenizer's file is gone, by the copy in the workdir; not by another one.
+    again = partial(run, "glue.py:own,model=widenet_4_tiny", tmp_path / "run", table, **lengths)
+    words = (table / "vocab.txt").read_text().split("\n")
+    (tmp_path / "other.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]))
+    with pytest.raises(BadInputError, match="was trained on data with another tokenizer"):
+        again(**{"data.tokenizer": tmp_path / "other.txt"})
+    (table / "vocab.txt").unlink()
+    assert again(**{"data.tokenizer": ""})["params_sha256"] == result["params_sha256"]
+
     # The same by scripts/evaluate.py, without the tokenizer's file and the training split.
-    for name in ("vocab.txt", "train.tsv"):
-        (table / name).unlink()
+    (table / "train.tsv").unlink()
     found = evaluated(tmp_path / "run", tmp_path / "out")
     assert found["top_1"] == result["test_accuracy"] and found["examples"] == 40
     rows = (tmp_path / "out" / "confusion.csv").read_text().splitlines()

@@ -75,6 +75,7 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
     if mode == "train" and may_replace(workdir):
         return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
     changed = changed_fields(stored_file, config)
+    changed.pop("data.tokenizer", None)  # the same one may lie elsewhere: see `check_facts`
     if mode == "train":
         changed.pop("duration", None)  # see `run.extension`
     if changed:
