@@ -4,18 +4,22 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import cv2
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from etils.epath.testing import mock_epath
 from small_runs import metrics_of, small_config
 
 import widenet_jax as wj
 from widenet_jax import train
+from widenet_jax.checkpoint.checkpoints import CHOICES, load_checkpoint
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.errors import BadInputError, RunFailedError
@@ -123,6 +127,33 @@ def test_an_older_one_is_not_the_best(run: Path, tmp_path: Path):
     (best / "20" / "manifest.json").write_text("{}")
     with pytest.raises(RunFailedError, match=r"best is not intact \(20: "):
         read_model(f"{tmp_path}/run@best")
+
+
+@pytest.mark.parametrize(("deleted", "read"), [(2, ["7", "8", "9", "9"]), (3, ["7", "8", "9"])])
+def test_a_run_may_delete_the_best_while_it_is_read(
+    tmp_path: Path, deleted: int, read: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Here after its meta, before its parameters; a newer one is there by then."""
+    golden = Path(__file__).parents[1] / "checkpoint" / "golden" / "version_1" / "checkpoints" / "7"
+    best, restore, tried = tmp_path / "best", ocp.AsyncCheckpointer.restore, []
+    shutil.copytree(golden, best / "7")
+
+    def train_on(self, path: Path, **how):
+        tried.append(path.name)
+        found = restore(self, path, **how)
+        if len(tried) <= deleted:
+            shutil.copytree(golden, best / str(int(path.name) + 1))
+            shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", train_on)
+    load = partial(load_checkpoint, epath.Path(tmp_path), ONE_DEVICE, "best")
+    if deleted < CHOICES:
+        assert load().meta["step"] == 7
+    else:
+        with pytest.raises(RunFailedError, match="best/9 cannot be read"):
+            load()
+    assert tried == read
 
 
 def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path):

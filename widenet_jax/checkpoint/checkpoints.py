@@ -23,6 +23,7 @@ from widenet_jax.tasks.contract import Headline
 from widenet_jax.typing import PyTree
 
 LAST, BEST, FAILED = "checkpoints", "best", "failed"
+CHOICES = 3  # of a checkpoint to read, while a run deletes the one that was chosen
 
 
 class Checkpoints:
@@ -169,6 +170,9 @@ def state_of(restored: Restored, target: TrainState) -> TrainState:
 def load_checkpoint(workdir: epath.Path, params: PyTree, which: str = "last") -> Restored | None:
     """Reads the parameters of one of a run's checkpoints; returns None where the run has none.
 
+    A run that is still training may delete the checkpoint that is being read, as when it has a new
+    best one. Then the choice is made again, but not on several hosts, which would have to agree.
+
     Args:
       workdir: of the run.
       params: shapes with shardings of a known model; or one sharding, for any model.
@@ -179,25 +183,38 @@ def load_checkpoint(workdir: epath.Path, params: PyTree, which: str = "last") ->
     """
     if which not in ("last", "best") and not which.isdecimal():
         raise BadInputError(f"checkpoint={which!r} must be last, best or a step")
-    model = None if isinstance(params, jax.sharding.Sharding) else fingerprint(params)
     with (
         closing(Series(workdir / LAST, keep=1)) as last,
         closing(Series(workdir / BEST, keep=1)) as best,
     ):
-        kept, kept_best = last.steps(), best.steps()
-        only = int(which) if which.isdecimal() else None
-        series = best if which == "best" or (only in kept_best and only not in kept) else last
-        if not (kept or kept_best):
-            return None
-        if which == "best" and kept_best:
-            only = kept_best[-1]  # an older one was not the best
-        if not series.steps() or only not in (None, *series.steps()):
-            there = [*map(str, kept), *(f"best (step {step})" for step in kept_best)]
-            raise BadInputError(
-                f"{workdir} has no checkpoint {which}; it has {', '.join(there)}. A run keeps the "
-                "newest config.checkpoint.keep ones, and the best"
-            )
-        found, damaged = series.newest({"params": params}, only=only, fingerprint=model)
+        for _ in range(CHOICES - 1):
+            listed = last.steps(), best.steps()
+            try:
+                return _load_chosen(last, best, params, which)
+            except RunFailedError:
+                # A run deletes a checkpoint once a newer one is there.
+                if listed == (last.steps(), best.steps()) or jax.process_count() > 1:
+                    raise
+        return _load_chosen(last, best, params, which)
+
+
+def _load_chosen(last: Series, best: Series, params: PyTree, which: str) -> Restored | None:
+    """Reads the one of these checkpoints that `which` names; as `load_checkpoint`."""
+    kept, kept_best = last.steps(), best.steps()
+    only = int(which) if which.isdecimal() else None
+    series = best if which == "best" or (only in kept_best and only not in kept) else last
+    if not (kept or kept_best):
+        return None
+    if which == "best" and kept_best:
+        only = kept_best[-1]  # an older one was not the best
+    if not series.steps() or only not in (None, *series.steps()):
+        there = [*map(str, kept), *(f"best (step {step})" for step in kept_best)]
+        raise BadInputError(
+            f"{last.directory.parent} has no checkpoint {which}; it has {', '.join(there)}. A run "
+            "keeps the newest config.checkpoint.keep ones, and the best"
+        )
+    model = None if isinstance(params, jax.sharding.Sharding) else fingerprint(params)
+    found, damaged = series.newest({"params": params}, only=only, fingerprint=model)
     for step, problem in damaged.items():
         place = series.directory / str(step)
         print(f"warning: {place} {problem}; using an older checkpoint", file=sys.stderr)

@@ -253,8 +253,12 @@ class Series:
         """Returns shapes with shardings to restore to: `target`, or the stored shapes with it."""
         if not isinstance(target, jax.sharding.Sharding):
             return jax.tree.map(ocp.utils.to_shape_dtype_struct, target)
-        with closing(ocp.StandardCheckpointer()) as reader:
-            stored = reader.metadata(self.directory / str(step) / item).item_metadata.tree
+        path = self.directory / str(step)
+        try:
+            with closing(ocp.StandardCheckpointer()) as reader:
+                stored = reader.metadata(path / item).item_metadata.tree
+        except Exception as error:
+            raise RunFailedError(f"{path} cannot be read: {first_line(error)}") from error
         shape = partial(jax.ShapeDtypeStruct, sharding=target)
         return jax.tree.map(lambda array: shape(array.shape, array.dtype), stored)
 
