@@ -47,6 +47,8 @@ def main(argv: Argv = None) -> int:
     add("--config", required=True, metavar="FILE[:VARIANT]")
     add("--workdir", required=True, help="gs://...: all workers write there, and resume from it")
     add("--tpu", required=True, help="v3-256, v5e-16, ...")
+    text = "as of training: a longer config.duration may change the learning rate of a run"
+    add("--extend", action="store_true", help=text)
     add("--name", help="of the TPU; derived from the config by default")
     add("--spot", action="store_true", help="cheaper, and may be preempted")
     add("--runtime_version", default="", help="of the TPU VM image; by default the generation's")
@@ -119,7 +121,8 @@ def job_of(options: Options) -> Job:
         )
     name = jobs.check_name(options.name or jobs.default_name(options.config))
     places = (f"--config={config}", f"--workdir={options.workdir}")
-    arguments = (*places, "--distributed", *options.fields)
+    extend = ["--extend"] if options.extend else []
+    arguments = (*places, "--distributed", *extend, *options.fields)
     image = options.runtime_version or jobs.RUNTIME_VERSIONS[tpu.generation]
     flags = jobs.split_gcloud_flags(options.gcloud_flags)
     same = {key: getattr(options, key) for key in ("zone", "project", "spot", "cluster")}

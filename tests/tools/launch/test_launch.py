@@ -43,13 +43,14 @@ def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
 
 def test_every_worker_receives_the_arguments_unchanged(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud")
-    done = cloud.launch(*ARGUMENTS, f"--config.data.path={HARD}")
+    done = cloud.launch(*ARGUMENTS, "--extend", f"--config.data.path={HARD}")
     assert done.returncode == 0, done.stderr
     for worker in (0, 1):
         ((arguments, _),) = cloud.trainings(worker)
         assert arguments == [
             "-m", "widenet_jax.main", "--config=configs/digits.py:vit_tiny",
-            "--workdir=gs://bucket/a run", "--distributed", f"--config.data.path={HARD}",
+            "--workdir=gs://bucket/a run", "--distributed", "--extend",
+            f"--config.data.path={HARD}",
         ]  # fmt: skip
     code = cloud.directory / "worker_1" / "widenet_run" / "code"
     assert (code / "widenet_jax/main.py").read_bytes() == (
