@@ -32,7 +32,6 @@ from widenet_jax.data.images.sources import (
     LabelledImages,
     Relabelled,
     by_class,
-    for_evaluation,
 )
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord, Tfds
@@ -122,9 +121,8 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
         "train[90%:]".
 
     Raises:
-      BadInputError: unknown source or split, nothing readable at the path, a path for a source
-        that reads none, or a slice of a set that lies class by class (TFDS shuffles its sets as it
-        prepares them, and a slice of a folder takes its share of each class).
+      BadInputError: unknown source or split, nothing readable at the path, or a path for a source
+        that reads none.
     """
     build = choose(SOURCES, data["source"], field="config.data.source")
     if data["source"] in EMBEDDED and data.get("path"):
@@ -136,9 +134,9 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
     if data["source"] != "image_folder" and data.get("eval_fraction"):
         raise BadInputError(
             f"--{FRACTION_FIELD}=0 is all that source={data['source']} takes: its own splits "
-            "divide it (config.data.train_split, config.data.eval_split); if it has one only, take "
-            "slices, as in --config.data.train_split='train[:90%]' "
-            "--config.data.eval_split='train[90%:]'"
+            "divide it (config.data.train_split, config.data.eval_split); if it has one only, and "
+            "its images are in mixed order, take slices, as in "
+            "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
         )
     if data["source"] in READ_SLICES:
         return build(data, split)
@@ -151,13 +149,24 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
     records = source.part(bounds)
     if not len(records):
         raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
-    if len(records) < len(source) and not isinstance(source, ImageFolder) and by_class(source):
+    return Chosen(source, records)
+
+
+def check_slice(split: str, source: Source) -> None:
+    """Raises BadInputError for a slice of a set that lies class by class: it lacks whole classes.
+
+    TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of each
+    class.
+    """
+    if not isinstance(source, Chosen) or isinstance(source.source, ImageFolder):
+        return
+    if len(source) < len(source.source) and by_class(source.source):
+        name, _ = parse_slice(split)
         raise BadInputError(
             f"split {split!r}: the images of {name} lie class by class, and a slice of them lacks "
             "classes; name whole splits (config.data.train_split, config.data.eval_split), or pack "
             "the folders again: scripts/prepare_data.py image_folder --eval_fraction=0.1"
         )
-    return Chosen(source, records)
 
 
 def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
@@ -170,7 +179,8 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
 
     Raises:
       BadInputError: a split cannot be opened, or the training split's `info` differs from the
-        evaluation split's, as where they name different classes.
+        evaluation split's, as where they name different classes; or a new run takes a slice of a
+        set that lies class by class.
     """
     data = dict(config.data)
     begun = workdir is not None and workdir.exists() and not may_replace(workdir)
@@ -181,8 +191,11 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
         data["path"] = ""  # runs used to be started with one, which was not read
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
+    if not begun:  # earlier versions took such slices
+        check_slice(data["train_split"], train)
+        check_slice(data["eval_split"], evaluation)
     if isinstance(train, LabelledImages):
-        evaluation = with_classes_of(train, for_evaluation(evaluation), data)
+        evaluation = with_classes_of(train, evaluation, data)
     info, theirs = dict(train.info), evaluation.info
     info |= {key: info[key] or theirs[key] for key in OF_EITHER_SPLIT if key in info}
     must_agree = [key for key in info if key not in OF_EITHER_SPLIT]

@@ -10,6 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from etils import epath
 from image_sources import AUGMENT, refused
 from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_folder
 from ml_collections import ConfigDict
@@ -17,7 +18,6 @@ from ml_collections import ConfigDict
 from widenet_jax.data import records
 from widenet_jax.data.images import files
 from widenet_jax.data.images.folders import Holdout
-from widenet_jax.data.images.sources import by_class
 from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.data.sources import build_source, class_counts, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -267,21 +267,17 @@ def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
     assert [len(build_source(data, split)) for split in twice.values()] == [360, 40]
 
 
-def test_a_folder_is_evaluated_in_a_mixed_order(tmp_path):
-    """The same each time, and each image once; the training split keeps the order of the files."""
-    for name in ("ant", "bee"):
-        (tmp_path / name).mkdir()
-        for i in range(20):
-            (tmp_path / name / f"{i:02}.png").write_bytes(png(i))
-    config = config_of(tmp_path, eval_fraction=0.5)
-    stored = build_source(config.data, "val")
-    first, second = (open_data(config) for _ in range(2))
-    orders = [
-        [source.describe(i) for i in range(len(stored))]
-        for source in (stored, first.eval, second.eval)
-    ]
-    assert orders[1] == orders[2] != orders[0] == sorted(orders[1], key=orders[0].index)
-    assert by_class(stored) and by_class(first.train) and not by_class(first.eval)
+def test_a_run_that_has_begun_keeps_a_slice_that_a_new_one_may_not_take(tmp_path):
+    """Earlier versions took slices of packed sets that lie class by class."""
+    examples = [(label, png(label)) for label in (0, 0, 1, 1)]
+    records.write_set(tmp_path / "set", {"train": examples}, class_names="ab", provenance={})
+    splits = {"train_split": "train[:3]", "eval_split": "train[3:]"}
+    config = config_of(tmp_path / "set", source="array_record", **splits)
+    workdir = epath.Path(tmp_path / "run")
+    with pytest.raises(BadInputError, match="lie class by class"):
+        open_data(config, workdir)
+    (workdir / "checkpoints").mkdir(parents=True)
+    assert len(open_data(config, workdir).train) == 3
 
 
 def test_the_form_of_accents_does_not_move_a_file():

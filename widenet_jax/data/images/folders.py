@@ -235,7 +235,8 @@ def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]
         raise BadInputError(
             f"config.data.path={root}: --{holdout.field}={holdout.fraction:g} divides the images "
             f"in two, and the splits for training and evaluation are both {split!r}; name two (a "
-            f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS"
+            f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS; all "
+            f"images are evaluated with --{holdout.field}=1 alone"
         )
     train = root / holdout.train_split
     return (train if _has_classes(train) else root), True

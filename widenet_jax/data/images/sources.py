@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.sampler import permutation
 from widenet_jax.data.splits import check_split, slice_of
 from widenet_jax.errors import BadExampleError
 
@@ -98,10 +97,6 @@ class Chosen(LabelledImages):
     def left_out(self) -> Mapping[str, int]:
         return self.source.left_out
 
-    @property
-    def split_advice(self) -> str:
-        return self.source.split_advice
-
     def __len__(self) -> int:
         return len(self.records)
 
@@ -110,17 +105,6 @@ class Chosen(LabelledImages):
 
     def describe(self, index: int) -> str:
         return self.source.describe(int(self.records[index]))
-
-
-def for_evaluation(source: LabelledImages) -> LabelledImages:
-    """Returns the images, and where they lie class by class in another order, always the same.
-
-    Images that are routed together compete for the slots of the experts. In training they are of
-    many classes, and so they are here.
-    """
-    if not by_class(source):
-        return source
-    return Chosen(source, permutation(seed=0, epoch=0, num_records=len(source)))
 
 
 @dataclasses.dataclass(frozen=True)

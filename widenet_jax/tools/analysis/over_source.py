@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.data import Source
 from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.contract import DataFacts
-from widenet_jax.data.images.sources import Relabelled, for_evaluation
+from widenet_jax.data.images.sources import Relabelled
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.sources import TRANSFORMS, build_source, stream_facts
 from widenet_jax.data.text.squad import Squad
@@ -176,7 +176,7 @@ def check_tokens(trained: Trained, info: Mapping[str, Any]) -> None:
 def open_images(trained: Trained) -> tuple[Source, Any]:
     """Opens the evaluation split of labelled images; see `open_source`."""
     config = trained.config
-    source = for_evaluation(build_source(config.data, config.data.eval_split))
+    source = build_source(config.data, config.data.eval_split)
     _, transform = build_transforms(config.augment, config.data.image_size)
     labels = map_classes(source.class_names, trained.class_names, place=trained.place)
     spec = example_spec(source, transform, on_bad_example=config.data.on_bad_example)

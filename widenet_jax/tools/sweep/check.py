@@ -42,7 +42,10 @@ def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
         from widenet_jax.run.workdir import changed_fields, list_changes  # imports JAX
 
         flags = trial.arguments(workdir)[2:]
-        config = set_fields(load_config(trial.config), flags, workdir=workdir)
+        try:
+            config = set_fields(load_config(trial.config), flags)
+        except BadInputError:  # the model that it started from may be gone: by the trial's own copy
+            config = set_fields(load_config(trial.config), flags, workdir=workdir)
         changed = changed_fields(stored, config)
         # What is swept is part of the trial's name, but for the directory of a backbone.
         changed = {key: text for key, text in changed.items() if key not in trial.settings}
