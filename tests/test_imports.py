@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "widenet_jax"
 # Every unit may import the leaves; leaves import other leaves only.
-LEAVES = {"errors", "files", "param_names", "paper", "typing"}
+LEAVES = {"cores", "errors", "files", "param_names", "paper", "typing"}
 
 # unit -> other units that it may import. A unit is a module or a folder at the package's root.
 MAY_IMPORT = {

@@ -13,6 +13,7 @@ import re
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from widenet_jax.cores import usable_cores
 from widenet_jax.files import user_cache
 
 # Where one of these is set, the user has decided.
@@ -33,8 +34,7 @@ def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU
     """
     if any(name in environment for name in CHOSEN) or not cpu_info.exists():
         return
-    threads = len(os.sched_getaffinity(0))
-    directory = user_cache("compiled") / machine(cpu_info.read_text(), threads)
+    directory = user_cache("compiled") / machine(cpu_info.read_text(), usable_cores())
     try:
         # What is in it runs as code, so nobody else may write there.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

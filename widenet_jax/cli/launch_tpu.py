@@ -147,6 +147,11 @@ def backend_of(options: Options, job: Job) -> CloudTpu | SkyPilot | Gke:
         )
     tools = Tools(job.tpu.name, job.zone, dry=options.dry_run)
     if options.backend == "skypilot":
+        if job.project:
+            raise BadInputError(
+                f"--project={job.project}: SkyPilot takes the project of gcloud; leave it out, and "
+                f"run: gcloud config set project {job.project}"
+            )
         return SkyPilot(job, tools)
     if options.backend == "gke":
         return Gke(job, tools)

@@ -1,13 +1,13 @@
 """The subcommands of `scripts/prepare_data.py` for text: text, stream, tokenizer."""
 
 import json
-import os
 import sys
 from typing import Any
 
 import tqdm
 
 from widenet_jax.cli.parser import Options, not_negative, positive, show
+from widenet_jax.cores import usable_cores
 from widenet_jax.data.prepare.text_readers import READERS
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import absolute, write_text
@@ -70,8 +70,8 @@ def add_reading(add: Any) -> None:
 
 def add_writing(add: Any) -> None:
     """Adds the flags that say how a set is written."""
-    cores = len(os.sched_getaffinity(0))
-    add("--workers", type=positive, default=cores, metavar="N", help="processes; by default cores")
+    text = "processes; by default as many as there are cores"
+    add("--workers", type=positive, default=usable_cores(), metavar="N", help=text)
     add("--overwrite", action="store_true", help="replace another set that is there")
     add("--json", action="store_true", help="print the manifest as one JSON object")
 

@@ -139,6 +139,11 @@ def check_flags(options: Options) -> None:
         raise BadInputError("--dry_run lists a grid; what a search tries follows from its results")
     if not options.search and (options.trials is not None or options.prune):
         raise BadInputError("--trials and --prune belong to --search=random or --search=tpe")
+    if options.launch and options.prune:
+        raise BadInputError(
+            "--prune cannot end a run on another machine, which would go on and cost money; leave "
+            "it out with --launch"
+        )
     check_range("--search_seed", options.search_seed, 0, MOST_SEARCH_SEED)
     check_launch_flags(options)
 

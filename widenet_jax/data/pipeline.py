@@ -7,7 +7,6 @@ Because a chunk is a pure function, the content does not depend on the number of
 resumed run starts at a later step.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,6 +16,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from widenet_jax.cores import usable_cores
 from widenet_jax.data import workers
 from widenet_jax.data.chunks import (
     COMPLAINTS,
@@ -100,17 +100,11 @@ class Batches(Iterator[Batch], AbstractContextManager):
         self.close()
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux; a container may own fewer cores than there are
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _dataset(chunks: Chunks, num_workers: int, prefetch: int) -> grain.IterDataset:
     """Reads chunks ahead with threads (num_workers 0) or processes, and joins them."""
     count = chunks.chunks_per_step
     # One thread per process: one chunk queued and one being read keep it busy.
-    threads = 1 if num_workers else min(_usable_cores(), MAX_THREADS)
+    threads = 1 if num_workers else min(usable_cores(), MAX_THREADS)
     ahead = 1 if num_workers else max(threads, prefetch * count)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
     dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)

@@ -43,6 +43,10 @@ def test_peaks():
     assert peaks.peak_flops("NVIDIA H200") == 989e12
     assert peaks.peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert peaks.peak_flops("NVIDIA L40S") == 362e12
+    assert peaks.peak_flops("NVIDIA L40") == 181e12
+    assert peaks.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert peaks.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert peaks.peak_flops("NVIDIA RTX A1000 Laptop GPU") is None
     assert peaks.peak_flops("TPU v3") == 61.5e12
     assert peaks.peak_flops("TPU v5 lite") == 197e12
     assert peaks.peak_flops("cpu") is None

@@ -297,6 +297,7 @@ def test_a_missing_tool_is_named(tmp_path: Path, backend: str):
         (["--config.sed=1"], "did you mean --config.seed?"),
         (["--config.data.path=photos"], "--config.data.path=gs://BUCKET/DIR"),
         (["--config.init_from=runs/a"], "config.init_from=runs/a is relative"),
+        (["--backend=skypilot", "--project=p"], "gcloud config set project p"),
         (["--backend=gke"], "--backend=gke needs --cluster"),
         (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk does not support it"),
         (["--backend=gke", "--cluster=c", "--spot"], "xpk cluster create --spot"),

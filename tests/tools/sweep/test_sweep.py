@@ -257,6 +257,17 @@ def test_json_is_one_object(tmp_path: Path, capsys):
         (["--sweep=seed=0", "--workers=x"], "at least 1"),
         (["--sweep=seed=0", "--trials=3"], "--trials and --prune belong to --search"),
         (["--search=tpe", "--trials=3"], "--search and --space go together"),
+        (
+            [
+                "--search=tpe",
+                "--space=seed=0,1",
+                "--trials=3",
+                "--prune",
+                "--launch=--tpu=v3-8",
+                "--trial_workdir=gs://b/d",
+            ],
+            "--prune cannot end a run on another machine",
+        ),
         (["--search=tpe", "--space=seed=0,1"], "--search needs --trials=N"),
         (["--search=tpe", "--space=seed=0,1", "--trials=3", "--index=1"], "goes without"),
         (["--search=tpe", "--space=seed=0,1", "--trials=3", "--dry_run"], "lists a grid"),

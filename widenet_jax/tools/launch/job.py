@@ -201,7 +201,11 @@ def check_config(config: str, root: Path = ROOT) -> str:
 
 def check_places(config: ConfigDict) -> None:
     """Raises BadInputError if the config reads from a relative path, which no worker has."""
-    for field, place in (("data.path", config.data.path), ("init_from", config.init_from)):
+    for field, place in (
+        ("data.path", config.data.path),
+        ("data.tokenizer", config.data.get("tokenizer", "")),
+        ("init_from", config.init_from),
+    ):
         if place and not place.startswith(("gs://", "/")):
             raise BadInputError(
                 f"config.{field}={place} is relative, but the TPU's workers receive only the code; "
