@@ -14,6 +14,8 @@ import pytest
 import yaml
 from stand_in import ROOT, Cloud
 
+from widenet_jax.tools.launch import cloud_tpu
+
 ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
     "--workdir=gs://bucket/a run", "--name=mine", "--skip_plan", "--poll_seconds=0.02",
@@ -134,6 +136,26 @@ def test_a_broken_connection_is_reopened(tmp_path: Path):
     assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 cat"]
     assert "tail -n 10 " in cloud.calls()[-2][-1]
     assert len(cloud.trainings()) == 1
+
+
+def test_an_outage_does_not_end_a_launch_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No answer to 2 checks while the TPU is created, and to 2 while the run is followed."""
+    monkeypatch.setattr(cloud_tpu, "CHECKS_WITHOUT_ANSWER", 3)
+    outage = ["ERROR: 503", "ERROR: no active account"]
+    fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
+    fails["describe"] = ["", *outage, "", *outage]
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), fails=fails)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("mine: its state is unknown, asking again: ") == 4
+    checks = ["describe"] * 3
+    begun = ["describe", "create", *checks, *START]
+    assert cloud.steps() == [*begun, *checks, "ssh 0 tail", "ssh 0 cat"]
+    cloud = Cloud(tmp_path / "other", fails={"describe": ["", *["ERROR: 503"] * 4]})
+    assert cloud.launch(*ARGUMENTS).returncode == 3
+    assert cloud.steps() == ["describe", "create", *checks]
 
 
 def test_workers_that_never_accept_connections(tmp_path: Path):

@@ -24,6 +24,7 @@ GONE = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "SUSPENDIN
 # the preemption later: a single check would take a preempted run for a failed one.
 CHECKS_AFTER_FAILURE = 4
 CONNECTION_ATTEMPTS = 5
+CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minutes by default
 LOG = f"{REMOTE}/run.log"
 ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
 
@@ -80,7 +81,7 @@ class CloudTpu:
             self.begin(state)
         while (code := self.follow()) is None:
             say(f"{self.job.name} is gone; creating it again, the run then resumes")
-            self.begin(self.state())
+            self.begin(self.polled_state())
         if self.tools.dry:
             print("# if describe reports that the TPU is gone: delete it, then repeat from create")
         return code
@@ -92,7 +93,7 @@ class CloudTpu:
             try:
                 return self.start()
             except RunFailedError:
-                if (state := self.state()) in READY:
+                if (state := self.polled_state()) in READY:
                     raise
                 say(f"{self.job.name} was preempted during set-up; creating it again")
 
@@ -105,6 +106,19 @@ class CloudTpu:
             raise self.tools.cause(self.describe_command(), found.stderr)
         return found.stdout.strip()
 
+    def polled_state(self, *, dry_answer: str = ABSENT) -> str:
+        """Returns what `state` does; while the service cannot be asked, waits and asks again.
+
+        An expired login or a sleeping laptop must not end a launch that has begun.
+        """
+        for _ in range(CHECKS_WITHOUT_ANSWER - 1):
+            try:
+                return self.state(dry_answer=dry_answer)
+            except (BadInputError, RunFailedError) as error:
+                say(f"{self.job.name}: its state is unknown, asking again: {error}")
+                time.sleep(self.poll_seconds)
+        return self.state(dry_answer=dry_answer)
+
     def bring_up(self, state: str) -> None:
         """Creates the TPU unless it exists, and waits until it is ready."""
         if state in GONE or state == "FAILED":
@@ -113,7 +127,7 @@ class CloudTpu:
         if state == ABSENT:
             self.tools.run(self.create_command())
         shown = None
-        while (state := self.state(dry_answer=READY[self.queued])) not in READY:
+        while (state := self.polled_state(dry_answer=READY[self.queued])) not in READY:
             if state not in COMING:
                 raise RunFailedError(
                     f"{self.job.name} is {state or 'gone'} instead of ready; for the reason run "
@@ -186,7 +200,7 @@ class CloudTpu:
             if code == "0":
                 return 0
             for _ in range(CHECKS_AFTER_FAILURE if code else 1):
-                if self.state() not in READY:
+                if self.polled_state() not in READY:
                     return None
                 time.sleep(self.poll_seconds)
             if code:
