@@ -9,6 +9,7 @@ codes: those of the run; 2 your input; 3 the launch or the run failed.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from widenet_jax.cli.parser import Argv, Options, Parser, seconds
 from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
 from widenet_jax.config.files import load_config, override
 from widenet_jax.errors import BadInputError
+from widenet_jax.run.stopping import say
 from widenet_jax.tools.launch import job as jobs
 from widenet_jax.tools.launch.cloud_tpu import CloudTpu
 from widenet_jax.tools.launch.handover import Gke, SkyPilot
@@ -64,9 +66,20 @@ def launch(options: Options) -> int:
     """Runs a config on a TPU and returns the exit code."""
     job = job_of(options)
     backend = backend_of(options, job)
-    code = backend.launch(partial(show_plan, options, job))
-    if isinstance(backend, CloudTpu) and (options.delete_when_done or not options.dry_run):
-        finish(backend, code, delete=options.delete_when_done)
+    plan = partial(show_plan, options, job)
+    return run_on(backend, plan, options) if isinstance(backend, CloudTpu) else backend.launch(plan)
+
+
+def run_on(backend: CloudTpu, plan: Callable[[], None], options: Options) -> int:
+    """Runs the job of a Cloud TPU; whatever ends it, says that the TPU may still exist."""
+    try:
+        code = backend.launch(plan)
+        if options.delete_when_done or not options.dry_run:
+            finish(backend, code, delete=options.delete_when_done)
+    except BaseException:  # Ctrl-C, too
+        if backend.may_exist and not options.dry_run:
+            say(f"{backend.job.name} may exist and cost money: {backend.managing('delete')}")
+        raise
     return code
 
 

@@ -11,7 +11,7 @@ from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.run.stopping import say
 from widenet_jax.tools.launch.job import REMOTE, Job, stage
 from widenet_jax.tools.launch.ssh_key import check_ssh_key
-from widenet_jax.tools.launch.tools import NOT_FOUND, Tools
+from widenet_jax.tools.launch.tools import NOT_FOUND, Tools, known_cause
 
 ABSENT = ""
 READY = ("READY", "ACTIVE")
@@ -37,10 +37,14 @@ class CloudTpu:
       tools: executes the commands.
       queued: whether to request the TPU as a queued resource, which waits for capacity.
       poll_seconds: pause between two checks of the TPU's state.
+
+    Attributes:
+      may_exist: whether this launch has created or used the TPU, which then costs money.
     """
 
     def __init__(self, job: Job, tools: Tools, *, queued: bool, poll_seconds: float = 20.0):
         self.job, self.tools, self.queued, self.poll_seconds = job, tools, queued, poll_seconds
+        self.may_exist = False
 
     def create_command(self) -> list[str]:
         job = self.job
@@ -79,6 +83,7 @@ class CloudTpu:
                 check_ssh_key(self.tools)
             plan()
             self.begin(state)
+        self.may_exist = True
         while (code := self.follow()) is None:
             say(f"{self.job.name} is gone; creating it again, the run then resumes")
             self.begin(self.polled_state())
@@ -124,8 +129,9 @@ class CloudTpu:
         if state in GONE or state == "FAILED":
             self.tools.run(self.delete_command())
             state = ABSENT
+        self.may_exist = True  # while it is created, too: Ctrl-C does not end the creation
         if state == ABSENT:
-            self.tools.run(self.create_command())
+            self.create()
         shown = None
         while (state := self.polled_state(dry_answer=READY[self.queued])) not in READY:
             if state not in COMING:
@@ -137,6 +143,12 @@ class CloudTpu:
                 say(f"{self.job.name}: {state}")
                 shown = state
             time.sleep(self.poll_seconds)
+
+    def create(self) -> None:
+        created = self.tools.attempt(self.create_command())
+        if created.returncode:
+            self.may_exist = known_cause(created.stderr) is None  # all of those are refusals
+            raise self.tools.cause(self.create_command(), created.stderr)
 
     def start(self) -> None:
         """Copies the code to every worker, installs it and starts the run on all of them."""

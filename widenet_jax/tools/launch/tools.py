@@ -99,11 +99,18 @@ class Tools:
     def cause(self, command: Sequence[str], message: str) -> Exception:
         """Returns an exception with the tool's message in one line, and advice where known."""
         said = one_line(message) or "no message"
-        for pattern, known in CAUSES.items():
-            if re.search(pattern, message, re.IGNORECASE | re.DOTALL):
-                advice = str(known).format(tpu=self.tpu, zone=self.zone)
-                return type(known)(f"{advice} ({said})")
+        if known := known_cause(message):
+            advice = str(known).format(tpu=self.tpu, zone=self.zone)
+            return type(known)(f"{advice} ({said})")
         return RunFailedError(f"{shlex.join(command[:5])} ...: {said}")
+
+
+def known_cause(message: str) -> Exception | None:
+    """Returns the advice for a tool's message; None if its reason is none of CAUSES."""
+    for pattern, known in CAUSES.items():
+        if re.search(pattern, message, re.IGNORECASE | re.DOTALL):
+            return known
+    return None
 
 
 def one_line(message: str) -> str:
