@@ -45,7 +45,11 @@ if verb == "describe":
     state = take("states.json")
     if state == "NOT_FOUND":
         sys.exit("ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource was not found")
-    print(state)
+    type = cloud / "accelerator_type"
+    print(state, type.read_text() if type.exists() else "", sep="\\t")
+if verb == "create":
+    types = [word.partition("=")[2] for word in words if word.startswith("--accelerator-type=")]
+    (cloud / "accelerator_type").write_text("".join(types))
 if verb == "delete":
     for home in homes:
         shutil.rmtree(home)

@@ -102,7 +102,8 @@ def test_queued_resource(tmp_path: Path):
     queued = ["gcloud", "compute", "tpus", "queued-resources"]
     place = ["mine", "--zone=us-west4-a", "--project=p"]
     calls = [call for call in cloud.calls() if "queued-resources" in call]
-    assert calls[0] == [*queued, "describe", *place, "--format=value(state.state)"]
+    fields = "state.state,tpu.nodeSpec[0].node.acceleratorType"
+    assert calls[0] == [*queued, "describe", *place, f"--format=value({fields})"]
     assert calls[1] == [
         *queued, "create", *place, "--node-id=mine", "--accelerator-type=v5litepod-16",
         "--runtime-version=v2-alpha-tpuv5-lite",
@@ -208,6 +209,16 @@ def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
         Thread(target=end_once_followed).start()
         assert cloud.launch(*ARGUMENTS).returncode == 0
     assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 cat"]
+
+
+def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
+    assert cloud.launch(*ARGUMENTS, "--tpu=v3-8").returncode == 0
+    before = len(cloud.calls())
+    done = cloud.launch(*ARGUMENTS, "--tpu=v3-256")
+    assert (done.returncode, cloud.steps()[before:]) == (2, ["describe"])
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: mine exists and is a v3-8, not a v3-256; delete it (`scripts/")
 
 
 @pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])

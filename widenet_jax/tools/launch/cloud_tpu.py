@@ -57,8 +57,9 @@ class CloudTpu:
         return [*self.request("create"), *flags, *spot, *job.gcloud_flags]
 
     def describe_command(self) -> list[str]:
-        state = "state.state" if self.queued else "state"
-        return [*self.request("describe"), f"--format=value({state})"]
+        queued = "state.state,tpu.nodeSpec[0].node.acceleratorType"
+        fields = queued if self.queued else "state,acceleratorType"
+        return [*self.request("describe"), f"--format=value({fields})"]
 
     def delete_command(self) -> list[str]:
         return [*self.request("delete"), *(["--force"] if self.queued else []), "--quiet"]
@@ -77,7 +78,8 @@ class CloudTpu:
         Args:
           plan: called before anything is created or started; raises where the run does not fit.
         """
-        state = self.state()
+        state, accelerator_type = self.describe()
+        self.check_type(accelerator_type)
         if not (state in READY and self.runs_already()):
             if self.job.tpu.several_hosts:
                 check_ssh_key(self.tools)
@@ -104,12 +106,26 @@ class CloudTpu:
 
     def state(self, *, dry_answer: str = ABSENT) -> str:
         """Returns the TPU's state as the service names it; ABSENT if there is no such TPU."""
+        return self.describe(dry_answer=dry_answer)[0]
+
+    def describe(self, *, dry_answer: str = ABSENT) -> tuple[str, str]:
+        """Returns the TPU's state and its type, such as "v3-8"; "" for what is not known."""
         found = self.tools.attempt(self.describe_command(), dry_answer=dry_answer)
         if found.returncode and NOT_FOUND.search(found.stderr):
-            return ABSENT
+            return ABSENT, ""
         if found.returncode:
             raise self.tools.cause(self.describe_command(), found.stderr)
-        return found.stdout.strip()
+        state, _, accelerator_type = found.stdout.strip().partition("\t")
+        return state, accelerator_type
+
+    def check_type(self, found: str) -> None:
+        """Raises BadInputError if the TPU of this name is of another type than the job's."""
+        wanted = self.job.tpu.accelerator_type
+        if found and found != wanted:
+            raise BadInputError(
+                f"{self.job.name} exists and is a {found}, not a {wanted}; delete it "
+                f"(`{self.managing('delete')}`) or choose another --name"
+            )
 
     def polled_state(self, *, dry_answer: str = ABSENT) -> str:
         """Returns what `state` does; while the service cannot be asked, waits and asks again.
