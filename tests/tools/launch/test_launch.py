@@ -169,14 +169,17 @@ def test_workers_that_never_accept_connections(tmp_path: Path):
 
 
 def test_preemption_during_set_up(tmp_path: Path):
-    states = ("NOT_FOUND", "READY", "PREEMPTED", "READY")
-    fails = {"scp": ["ERROR: lost connection"]}
+    """Then no capacity for another one, then one that is preempted before it is ready."""
+    states = ("NOT_FOUND", "READY", "PREEMPTED", "NOT_FOUND", "PREEMPTED", "PREEMPTED", "READY")
+    fails = {"scp": ["ERROR: lost connection"], "create": ["", "ERROR: no more capacity"]}
     cloud = Cloud(tmp_path / "cloud", states=states, fails=fails)
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert [step for step in cloud.steps() if step in ("create", "delete", "scp")] == [
-        *("create", "scp", "delete", "create", "scp"),
+        *("create", "scp", "delete", "create", "create", "delete", "create", "scp"),
     ]
+    assert "no free v5e-16 in us-west4-a;" in done.stderr
+    assert "mine is PREEMPTED instead of ready;" in done.stderr
 
 
 def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):

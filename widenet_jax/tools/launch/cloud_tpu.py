@@ -84,25 +84,37 @@ class CloudTpu:
             if self.job.tpu.several_hosts:
                 check_ssh_key(self.tools)
             plan()
-            self.begin(state)
+            self.bring_up(state)
+            self.begin()
         self.may_exist = True
         while (code := self.follow()) is None:
             say(f"{self.job.name} is gone; creating it again, the run then resumes")
-            self.begin(self.polled_state())
+            self.replace(self.polled_state())
+            self.begin()
         if self.tools.dry:
             print("# if describe reports that the TPU is gone: delete it, then repeat from create")
         return code
 
-    def begin(self, state: str) -> None:
-        """Creates the TPU and starts the run; starts over if the TPU is preempted meanwhile."""
+    def begin(self) -> None:
+        """Starts the run on the ready TPU; on another one if it is preempted meanwhile."""
         while True:
-            self.bring_up(state)
             try:
                 return self.start()
             except RunFailedError:
                 if (state := self.polled_state()) in READY:
                     raise
-                say(f"{self.job.name} was preempted during set-up; creating it again")
+            say(f"{self.job.name} was preempted during set-up; creating it again")
+            self.replace(state)
+
+    def replace(self, state: str) -> None:
+        """Brings up a TPU in place of a lost one; tries until there is capacity for it."""
+        while True:
+            try:
+                return self.bring_up(state)
+            except RunFailedError as error:
+                say(f"{error}; trying again")
+            time.sleep(self.poll_seconds)
+            state = self.polled_state()
 
     def state(self, *, dry_answer: str = ABSENT) -> str:
         """Returns the TPU's state as the service names it; ABSENT if there is no such TPU."""
