@@ -86,6 +86,11 @@ codes = Path(os.environ["STAND_IN"]) / f"exit_codes_{home.name}.json"
 left = json.loads(codes.read_text())
 codes.write_text(json.dumps(left[1:]))
 print(f"{home.name}: step 1 of 1", flush=True)
+if left[0] < 0:  # as if the machine rebooted: the shell that would write run.exit dies, too
+    pid = home / "widenet_run" / "run.pid"
+    while not (pid.exists() and pid.read_text()):
+        pass
+    os.kill(os.getppid(), 9)
 sys.exit(left[0])
 """
 
@@ -96,7 +101,7 @@ class Cloud:
     Args:
       directory: a new directory.
       states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error.
-      exit_codes: exit codes of the training, one per start.
+      exit_codes: exit codes of the training, one per start; it leaves none if negative.
       fails: verb -> error messages of its first calls; "" lets a call succeed.
       agent: the keys that `ssh-add -l` lists; "" if no ssh-agent runs.
     """

@@ -23,7 +23,7 @@ ARGUMENTS = (
 HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must preserve
 START = [
     "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
-    "ssh 0 cat",
+    "ssh 0 if",
 ]  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_a_broken_connection_is_reopened(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", fails=fails)
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
-    assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 cat"]
+    assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 if"]
     assert "tail -n 10 " in cloud.calls()[-2][-1]
     assert len(cloud.trainings()) == 1
 
@@ -153,10 +153,21 @@ def test_an_outage_does_not_end_a_launch_that_has_begun(
     assert done.stderr.count("mine: its state is unknown, asking again: ") == 4
     checks = ["describe"] * 3
     begun = ["describe", "create", *checks, *START]
-    assert cloud.steps() == [*begun, *checks, "ssh 0 tail", "ssh 0 cat"]
+    assert cloud.steps() == [*begun, *checks, "ssh 0 tail", "ssh 0 if"]
     cloud = Cloud(tmp_path / "other", fails={"describe": ["", *["ERROR: 503"] * 4]})
     assert cloud.launch(*ARGUMENTS).returncode == 3
     assert cloud.steps() == ["describe", "create", *checks]
+
+
+def test_a_run_that_left_no_exit_code_is_started_again(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(-9, 0))
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert "mine: the run left no exit code" in done.stderr
+    follow = ["ssh 0 tail", "ssh 0 if", "describe"]
+    begun = ["describe", "create", "describe", *START, "describe", *follow]
+    assert cloud.steps() == [*begun, "ssh all if", "describe", "describe", *START]
+    assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
 
 
 def test_workers_that_never_accept_connections(tmp_path: Path):
@@ -211,7 +222,7 @@ def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
 
         Thread(target=end_once_followed).start()
         assert cloud.launch(*ARGUMENTS).returncode == 0
-    assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 cat"]
+    assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 if"]
 
 
 def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):

@@ -27,6 +27,12 @@ CONNECTION_ATTEMPTS = 5
 CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minutes by default
 LOG = f"{REMOTE}/run.log"
 ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
+# On worker 0: prints "alive", the exit code, or nothing if the run was lost and left none.
+ENDED = f"if {ALIVE}; then echo alive; else cat {REMOTE}/run.exit 2>/dev/null || true; fi"
+# The code is written a moment after the run has ended: one check could come between.
+CHECKS_OF_A_LOST_RUN = 2
+# On every worker: ends what is left of a run that worker 0 has lost. It cannot save without it.
+KILL = f'if {ALIVE}; then kill -KILL "$(cat {REMOTE}/run.pid)"; fi'
 
 
 class CloudTpu:
@@ -88,7 +94,6 @@ class CloudTpu:
             self.begin()
         self.may_exist = True
         while (code := self.follow()) is None:
-            say(f"{self.job.name} is gone; creating it again, the run then resumes")
             self.replace(self.polled_state())
             self.begin()
         if self.tools.dry:
@@ -231,22 +236,29 @@ class CloudTpu:
         """Prints worker 0's log until the run ends; if it failed, the end of every worker's log.
 
         Returns:
-          The run's exit code; None if the TPU is gone.
+          The run's exit code; None if the TPU is gone, or the run without having left a code.
         """
-        lines = "+1"
+        lines, lost = "+1", 0
         while True:
             self.tools.stream(self.ssh_command(follow_script(lines), "0"))
-            code = self.on_first(f"cat {REMOTE}/run.exit", dry_answer="0")
-            if code == "0":
+            said = self.on_first(ENDED, dry_answer="0")  # None: the connection broke
+            if said == "0":
                 return 0
-            for _ in range(CHECKS_AFTER_FAILURE if code else 1):
+            failed = bool(said) and said.isdigit()
+            for _ in range(CHECKS_AFTER_FAILURE if failed else 1):
                 if self.polled_state() not in READY:
+                    say(f"{self.job.name} is gone; creating it again, the run then resumes")
                     return None
                 time.sleep(self.poll_seconds)
-            if code:
+            if failed:
                 self.show_ends()
-                return int(code)
-            lines = "10"  # the run is alive, only the connection broke
+                return int(said)
+            lost = lost + 1 if said == "" else 0
+            if lost == CHECKS_OF_A_LOST_RUN:
+                say(f"{self.job.name}: the run left no exit code (a reboot?); starting again")
+                self.tools.attempt(self.ssh_command(KILL, "all"))
+                return None
+            lines = "10"  # the connection broke, or the run has only just ended
 
     def show_ends(self) -> None:
         """Prints the last lines of every worker's log, since any worker may have failed first."""
