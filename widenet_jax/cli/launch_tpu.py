@@ -17,7 +17,6 @@ from widenet_jax.cli.parser import Argv, Options, Parser, seconds
 from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
 from widenet_jax.config.files import load_config, override
 from widenet_jax.errors import BadInputError
-from widenet_jax.run.stopping import say
 from widenet_jax.tools.launch import job as jobs
 from widenet_jax.tools.launch.cloud_tpu import CloudTpu
 from widenet_jax.tools.launch.handover import Gke, SkyPilot
@@ -77,8 +76,8 @@ def run_on(backend: CloudTpu, plan: Callable[[], None], options: Options) -> int
         if options.delete_when_done or not options.dry_run:
             finish(backend, code, delete=options.delete_when_done)
     except BaseException:  # Ctrl-C, too
-        if backend.may_exist and not options.dry_run:
-            say(f"{backend.job.name} may exist and cost money: {backend.managing('delete')}")
+        if not options.dry_run:
+            backend.tell_cost()
         raise
     return code
 

@@ -266,6 +266,11 @@ class CloudTpu:
             ends = f'tail -n 10 {LOG} | sed "s/^/$(hostname): /"'
             self.tools.stream(self.ssh_command(ends, "all"))
 
+    def tell_cost(self) -> None:
+        """Prints how the TPU is deleted, if it may exist."""
+        if self.may_exist:
+            say(f"{self.job.name} may exist and cost money: {self.managing('delete')}")
+
     def managing(self, verb: str) -> str:
         """Returns the launcher's own command for this TPU, such as `stop`."""
         place = [*self.job.place, *(["--backend=queued-resource"] if self.queued else [])]
