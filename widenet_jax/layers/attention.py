@@ -20,7 +20,7 @@ def attend(
     mask: Array | None = None,
     segments: Segments | None = None,
 ) -> Array:
-    """Computes softmax(query key^T + bias) value for each head.
+    """Computes softmax(query key^T) value for each head.
 
     Scores have the inputs' dtype, the softmax runs in float32. The gradient is written out (Dao et
     al. 2022, algorithm 4, without its blocks): the forward pass keeps the scores and, for each

@@ -117,10 +117,13 @@ def read_bytes(file: epath.Path) -> bytes:
 
 def is_text(value: object) -> bool:
     """Returns whether a value is a str of whole characters; JSON can escape half of one."""
+    if not isinstance(value, str):
+        return False
     try:
-        return isinstance(value, str) and bool(value.encode() or True)
+        value.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def read_text(file: epath.Path) -> str:
