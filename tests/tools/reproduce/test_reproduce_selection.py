@@ -14,7 +14,7 @@ from widenet_jax.tools.analysis.expert_usage import ExpertUsage
 from widenet_jax.tools.reproduce import selection
 from widenet_jax.tools.reproduce.experiment import PAPER_SIZES
 from widenet_jax.tools.reproduce.experiments import chosen
-from widenet_jax.tools.reproduce.figures import draw_curves
+from widenet_jax.tools.reproduce.figures import draw_curves, evaluations
 from widenet_jax.tools.reproduce.report import write
 from widenet_jax.tools.reproduce.runs import Measured
 from widenet_jax.tools.reproduce.scales import SCALES, run_of, runnable
@@ -94,11 +94,18 @@ def test_a_table_of_language_models_has_learning_curves(tmp_path: Path):
     (experiment,) = runnable(SMOKE, [figure("sigma_table4")])
     measured = {run_of(SMOKE, experiment, row): Measured(()) for row in experiment.rows}
     (again,) = [row for row in experiment.rows if row.label.strip() == "K = 2"]
-    record = {"step": 9, "split": "eval", "cross_entropy": 2.0, "bits_per_byte": 2.9}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    seeds = [{5: 3.0, 9: 2.0}, {5: 4.0, 9: 3.0, 12: 2.5}]  # step -> bits a byte
+    for seed, curve in enumerate(seeds):
+        records = [{"step": 7, "split": "train", "bits_per_byte": 9.0}]
+        records += [{"step": s, "split": "eval", "bits_per_byte": y} for s, y in curve.items()]
+        (tmp_path / f"{seed}").mkdir()
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / f"{seed}" / "metrics.jsonl").write_text(lines)
     draw_curves(experiment, SMOKE, measured, tmp_path)
     assert not list(tmp_path.glob("*.png"))
-    measured[run_of(SMOKE, experiment, again)] = Measured((), (str(tmp_path),))
+    workdirs = (str(tmp_path / "0"), str(tmp_path / "1"))
+    measured[run_of(SMOKE, experiment, again)] = Measured((), workdirs)
     draw_curves(experiment, SMOKE, measured, tmp_path)
-    picture = cv2.imread(str(tmp_path / "sigma_table4_e8_curves.png"))
-    assert picture.shape[1] < 1300  # one or two curves leave the legend within the panel
+    assert cv2.imread(str(tmp_path / "sigma_table4_e8_curves.png")).size
+    steps, values = evaluations(workdirs, experiment.metric)
+    assert steps == [5, 9] and values.tolist() == [[3, 2], [4, 3]]  # 12: of one seed only

@@ -58,8 +58,7 @@ def draw_learning_curves(
     figure, axes = subplots(1, len(metrics), size=(5 * len(metrics), 4), squeeze=False)
     axes = axes[0]
     for index, (records, label) in enumerate(zip(runs, labels, strict=True)):
-        # Ten colours tell runs apart; more runs take a continuous range.
-        colour = f"C{index}" if len(labels) <= 10 else colormaps["viridis"](index / len(labels))
+        colour = run_colour(index, len(labels))
         for split in splits:
             rows = [r for r in records if r["split"] == split]
             which = "" if label and len(splits) == 1 else split_name(configs[index], split)
@@ -82,6 +81,11 @@ def draw_learning_curves(
         figure.legend(handles, texts, loc="outside right upper", fontsize=8)
         figure.set_size_inches(4 + 5 * len(metrics), max(4, 0.5 + 0.18 * len(texts)))
     save(figure, out)
+
+
+def run_colour(index: int, count: int) -> Any:
+    """Returns the colour of run `index` of `count`; a continuous range beyond ten of its own."""
+    return f"C{index}" if count <= 10 else colormaps["viridis"](index / count)
 
 
 def config_of(workdir: epath.PathLike) -> ConfigDict:

@@ -9,10 +9,11 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
-from widenet_jax.tools.analysis.figures import draw_learning_curves, save, subplots
+from widenet_jax.run.metrics import JsonLines
+from widenet_jax.tools.analysis.figures import run_colour, save, subplots
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.analysis.routing_figures import plot_divergence
-from widenet_jax.tools.reproduce.experiment import Experiment
+from widenet_jax.tools.reproduce.experiment import Experiment, Metric
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale, run_of
 from widenet_jax.tools.reproduce.tables import number
@@ -57,16 +58,40 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
 
 
 def draw_curves(experiment: Experiment, scale: Scale, measured: Measurements, out: Path) -> None:
-    """Draws the learning curves of every row's first finished seed into NAME_curves.png."""
-    runs: dict[str, str] = {}  # workdir -> label; a run that stands for several rows is drawn once
+    """Draws the metric of every evaluation against steps into NAME_curves.png.
+
+    A line is the mean over the seeds that are done, a band their range; the legend's order is that
+    in which the lines end. A run that stands for several rows is drawn once.
+    """
+    labels: dict[tuple[str, ...], str] = {}  # workdirs -> label
     for row in experiment.rows:
-        for workdir in measured[run_of(scale, experiment, row)].workdirs[:1]:
-            runs.setdefault(workdir, row.label.strip())
-    if runs:
-        picture = epath.Path(out / f"{experiment.name}_curves.png")
-        workdirs = [epath.Path(workdir) for workdir in runs]
-        names = list(runs.values())
-        draw_learning_curves(workdirs, picture, metric=experiment.metric.name, names=names)
+        workdirs = measured[run_of(scale, experiment, row)].workdirs
+        labels.setdefault(workdirs, row.label.strip())
+    curves = [(label, *evaluations(seeds, experiment.metric)) for seeds, label in labels.items()]
+    curves = sorted((c for c in curves if c[1]), key=lambda curve: -curve[2][:, -1].mean())
+    if not curves:
+        return
+    figure, axis = subplots(size=(9, 5))
+    for index, (label, steps, values) in enumerate(curves):
+        colour = run_colour(index, len(curves))
+        axis.plot(steps, values.mean(axis=0), color=colour, marker="o", ms=3, label=label)
+        axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
+    axis.set(xlabel="step", ylabel=f"{experiment.metric.label}, evaluated in training")
+    axis.set_title(f"{experiment.title}\n(lines: means; bands: range of the seeds)", fontsize=9)
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    save(figure, epath.Path(out / f"{experiment.name}_curves.png"))
+
+
+def evaluations(workdirs: Sequence[str], metric: Metric) -> tuple[list[int], np.ndarray]:
+    """Returns the steps [N] at which every run was evaluated, and the metric then [runs, N]."""
+    runs = []
+    for workdir in workdirs:
+        records = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
+        found = [r for r in records if r["split"] == "eval" and r.get(metric.name) is not None]
+        runs.append({r["step"]: metric.scale * r[metric.name] for r in found})
+    steps = sorted(set.intersection(*map(set, runs))) if runs else []
+    return steps, np.array([[run[step] for step in steps] for run in runs])
 
 
 def draw_against(
