@@ -116,7 +116,7 @@ def classification() -> dict:
         "data": {
             "source": "array_record",  # array_record, image_folder, tfds, digits
             "name": "",  # of a TFDS set
-            "path": "",  # a directory, local or gs://; "": the directory of TFDS
+            "path": "",  # a directory, gs:// too (not image_folder); "": that of TFDS
             "train_split": "train",  # a name, or a slice as in TFDS, such as "train[:90%]"
             "eval_split": "test",  # as train_split, such as "train[90%:]"
             "eval_fraction": 0.0,  # of an image folder without eval_split, held out by file name

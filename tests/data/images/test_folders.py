@@ -57,6 +57,7 @@ def test_image_folder_lists_the_splits_there_are(folder):
 def test_image_folder_without_images(folder, tmp_path):
     data = {"source": "image_folder", "path": str(tmp_path / "nowhere")}
     assert "no such directory" in refused(data, "train")
+    assert "from local disks only" in refused(data | {"path": "gs://bucket/photos"}, "train")
     (tmp_path / "train3").mkdir()
     assert "has no class folders" in refused(
         {"source": "image_folder", "path": str(tmp_path)}, "train3"

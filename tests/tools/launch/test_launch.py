@@ -350,6 +350,10 @@ def test_a_missing_tool_is_named(tmp_path: Path, backend: str):
         (["--config.sed=1"], "did you mean --config.seed?"),
         (["--config.data.path=photos"], "--config.data.path=gs://BUCKET/DIR"),
         (["--config.init_from=runs/a"], "config.init_from=runs/a is relative"),
+        (
+            ["--config.data.source=image_folder", "--config.data.path=gs://b/photos"],
+            "config.data.path=gs://b/photos: image folders are read from local disks only",
+        ),
         (["--backend=skypilot", "--project=p"], "gcloud config set project p"),
         (["--backend=gke"], "--backend=gke needs --cluster"),
         (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk does not support it"),

@@ -16,6 +16,7 @@ from widenet_jax.data.images.sources import LabelledImages
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.splits import check_split, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range
+from widenet_jax.files import is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FRACTION_FIELD = "config.data.eval_fraction"
@@ -99,10 +100,9 @@ class ImageFolder(LabelledImages):
           holdout: makes the splits where `root` has no folder of the evaluation split's name.
 
         Raises:
-          BadInputError: there is no such split, or no class in it.
+          BadInputError: `root` is no local directory, or has no such split, or it has no class.
         """
-        if not Path(root).is_dir():
-            raise BadInputError(f"config.data.path={root}: no such directory")
+        check_folder(root, "config.data.path=")
         holdout = holdout or Holdout(0.0)
         folder, divided = _split_folder(Path(root), split, holdout)
 
@@ -170,6 +170,23 @@ class ImageFolder(LabelledImages):
         reason = "link to a file that is not there" if dangling else error.strerror
         kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
         return kind(f"{self.describe(index)}: {reason}; replace or remove it")
+
+
+def check_folder(root: str, field: str = "") -> None:
+    """Raises BadInputError unless `root` is a local directory; `field` names it in messages."""
+    check_local(root, field)
+    if not Path(root).is_dir():
+        raise BadInputError(f"{field}{root}: no such directory")
+
+
+def check_local(root: str, field: str = "") -> None:
+    """Raises BadInputError where an image folder is on an object store, such as gs://."""
+    if is_remote(root):
+        raise BadInputError(
+            f"{field}{root}: image folders are read from local disks only; pack it on a machine "
+            "that has it (scripts/prepare_data.py image_folder) and give the packed set, which may "
+            "be on gs://"
+        )
 
 
 class _Files:

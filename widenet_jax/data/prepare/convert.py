@@ -10,7 +10,6 @@ Nothing is unpickled.
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -125,8 +124,7 @@ def read_image_folder(
     Raises:
       BadInputError: no such directory, no splits, or the training split lacks a class.
     """
-    if not Path(root).is_dir():
-        raise BadInputError(f"{root}: no such directory")
+    folders.check_folder(root)
     names = folders.splits_of(root, holdout)
     if not names:
         raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")

@@ -200,7 +200,10 @@ def check_config(config: str, root: Path = ROOT) -> str:
 
 
 def check_places(config: ConfigDict) -> None:
-    """Raises BadInputError if the config reads from a relative path, which no worker has."""
+    """Raises BadInputError if the config reads from a place that no worker can read.
+
+    That is a relative path, or a folder of images on gs://.
+    """
     for field, place in (
         ("data.path", config.data.path),
         ("data.tokenizer", config.data.get("tokenizer", "")),
@@ -211,6 +214,10 @@ def check_places(config: ConfigDict) -> None:
                 f"config.{field}={place} is relative, but the TPU's workers receive only the code; "
                 f"give --config.{field}=gs://BUCKET/DIR, or /DIR if it exists on every worker"
             )
+    if config.data.source == "image_folder":
+        from widenet_jax.data.images.folders import check_local  # imports NumPy
+
+        check_local(config.data.path, "config.data.path=")
 
 
 def stage(job: Job, into: Path, root: Path = ROOT) -> list[Path]:
