@@ -1,5 +1,6 @@
 """Inputs of `prepare_data.py text`: every format, and files that cannot be read."""
 
+import bz2
 import codecs
 import gzip
 import json
@@ -138,6 +139,7 @@ def test_a_tfds_set(tmp_path: Path):
         ("a.txt", b"One.\0", "line 1: holds a NUL"),
         ("a.txt", gzip.compress(b"One. Two. " * 999, mtime=0)[:-20], "damaged or cut short"),
         ("a.txt.gz", b"\x1f\x8bgarbage", "damaged or cut short"),
+        ("a.xml.bz2", bz2.compress(b'<mediawiki xml:lang="en">\n'), "extract its text first"),
         ("a.jsonl", b'{"text": "One."}\n{"body": "Two."}', "line 2: no text 'text'; it has body"),
         ("a.jsonl", b'{"text": 3}', "line 1: no text 'text'"),
         ("a.jsonl", b'{"text": "One.\\u0000"}', "line 1: holds a NUL"),

@@ -118,7 +118,12 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def _read_text(path: str, column: str) -> Texts:
-    """Reads a file that is one document."""
+    """Reads a file that is one document; refuses a dump of Wikipedia, which holds millions."""
+    if first_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<mediawiki"):
+        raise BadInputError(
+            f"{path}: a dump of Wikipedia in XML; extract its text first, with WikiExtractor "
+            "--json, or give Hugging Face's parquet files of wikimedia/wikipedia"
+        )
     yield paragraphs_of("\n".join(_lines(path))), True
 
 
