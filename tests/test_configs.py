@@ -99,7 +99,13 @@ def test_builds(name: str, variant: str):
     model = build_model(config.model, **task.model_fields)
     shallow = model.clone(depth=min(model.depth, 6))
     shapes = parameter_shapes(shallow, input_spec(task))
-    build_optimizer(config.optimizer, params_or_shapes=shapes, total_steps=total, **sizes)
+    build_optimizer(
+        config.optimizer,
+        params_or_shapes=shapes,
+        depth=shallow.depth,
+        total_steps=total,
+        **sizes,
+    )
     check_batch(config, model, task, build_mesh({"fsdp": 1, "expert": 1}, jax.devices()[:1]))
 
 

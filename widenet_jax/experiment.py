@@ -96,7 +96,11 @@ def build_experiment(
     params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)
     tx, schedule = build_optimizer(
-        config.optimizer, params_or_shapes=params, total_steps=total_steps, **sizes
+        config.optimizer,
+        params_or_shapes=params,
+        depth=model.depth,
+        total_steps=total_steps,
+        **sizes,
     )
     forward = make_forward(model)
     gradients = build_gradients(config, model, task, forward)
@@ -156,12 +160,12 @@ def check_config(config: ConfigDict, facts: DataFacts) -> None:
       BadInputError: the config does not fit itself or the data.
     """
     task = build_task(config, facts)
-    build_model(config.model, **task.model_fields)
+    depth = build_model(config.model, **task.model_fields).depth
     sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
     # Which parameters decay_exclude matches is known once there are some.
     optimizer = dict(config.optimizer) | {"decay_exclude": ""}
     total_steps, *_ = lengths(config, facts)
-    build_optimizer(optimizer, params_or_shapes={}, total_steps=total_steps, **sizes)
+    build_optimizer(optimizer, params_or_shapes={}, depth=depth, total_steps=total_steps, **sizes)
 
 
 def build_gradients(

@@ -50,5 +50,5 @@ def test_a_decay_above_1_is_refused():
                "momentum": 0.0, "weight_decay": 0.0, "grad_clip_norm": 0.0, "decay_exclude": "",
                "exclude_norm_and_bias": False, "ema_decay": 1.5}  # fmt: skip
     with pytest.raises(BadInputError, match=r"config\.optimizer\.ema_decay=1\.5 must be"):
-        build_optimizer(section, params_or_shapes=PARAMS, total_steps=1, batch_size=1,
+        build_optimizer(section, params_or_shapes=PARAMS, depth=1, total_steps=1, batch_size=1,
                         num_examples=1)  # fmt: skip

@@ -39,7 +39,12 @@ def section(name: str, **changes) -> ml_collections.ConfigDict:
 def build(optimizer, *, total_steps: int = 10):
     shapes = jax.eval_shape(lambda: PARAMS)
     return build_optimizer(
-        optimizer, params_or_shapes=shapes, total_steps=total_steps, batch_size=4, num_examples=8
+        optimizer,
+        params_or_shapes=shapes,
+        depth=2,
+        total_steps=total_steps,
+        batch_size=4,
+        num_examples=8,
     )
 
 
@@ -226,6 +231,7 @@ def test_a_tree_whose_storage_is_not_as_its_paths_say():
         build_optimizer(
             section("lamb"),
             params_or_shapes={"experts": {"wi": {"kernel": jnp.ones((2, 2))}}},
+            depth=1,
             total_steps=1,
             batch_size=1,
             num_examples=1,
@@ -244,6 +250,7 @@ def test_an_expression_that_backtracks_for_ever_is_refused(monkeypatch: pytest.M
         build_optimizer(
             section("lamb", decay_exclude="([a-z0-9_/]+)+[0-9]"),
             params_or_shapes=tree,
+            depth=1,
             total_steps=10,
             batch_size=4,
             num_examples=8,

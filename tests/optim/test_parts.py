@@ -29,7 +29,7 @@ OPTIMIZER = {
 def updates(**changes: object) -> tuple[dict, dict]:
     """Returns the updates of a step whose gradients are all equal, and the optimizer's state."""
     tx, _ = build_optimizer(
-        {**OPTIMIZER, **changes}, params_or_shapes=PARAMS, total_steps=9, batch_size=1,
+        {**OPTIMIZER, **changes}, params_or_shapes=PARAMS, depth=2, total_steps=9, batch_size=1,
         num_examples=9,
     )  # fmt: skip
     gradients = jax.tree.map(jnp.ones_like, PARAMS)
@@ -37,7 +37,7 @@ def updates(**changes: object) -> tuple[dict, dict]:
 
 
 def test_layer_factors_by_hand():
-    factors = layer_factors(PARAMS, 0.5)
+    factors = layer_factors(PARAMS, 0.5, depth=2)
     assert factors["head"]["kernel"] == factors["encoder"]["norm_out"]["scale"] == 1
     assert factors["encoder"]["block_01_norm_ffn"]["scale"] == 0.5
     assert factors["encoder"]["block_00_norm_ffn"]["scale"] == 0.25
@@ -45,10 +45,22 @@ def test_layer_factors_by_hand():
     assert factors["embed"]["kernel"] == 0.125
 
 
+def test_layer_factors_of_a_model_that_shares_everything():
+    """ALBERT's 12 blocks: no name counts them. Exponents 13 and, the mean of 1 to 12, 6.5."""
+    shared = {name: jnp.ones(2) for name in ("attention", "mlp", "norm_attention", "norm_ffn")}
+    params = {"embeddings": jnp.ones(2), "projection": jnp.ones(2), "encoder": shared,
+              "pooler": jnp.ones(2)}  # fmt: skip
+    factors = layer_factors(params, 0.75, depth=12)
+    assert factors["embeddings"] == factors["projection"] == 0.75**13
+    assert set(factors["encoder"].values()) == {0.75**6.5}
+    assert factors["pooler"] == 1
+
+
 def test_layer_decay_scales_the_updates():
     plain, decayed = updates()[0], updates(layer_decay=0.5)[0]
     ratio = jax.tree.map(lambda a, b: a / b, decayed, plain)
-    expected = jax.tree.map(lambda p, f: np.full(p.shape, f), PARAMS, layer_factors(PARAMS, 0.5))
+    factors = layer_factors(PARAMS, 0.5, depth=2)
+    expected = jax.tree.map(lambda p, f: np.full(p.shape, f), PARAMS, factors)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ratio, expected)
     for bad in (0.0, 1.5):
         with pytest.raises(BadInputError, match=r"layer_decay=.* must be above 0"):

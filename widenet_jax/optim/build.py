@@ -30,6 +30,7 @@ def build_optimizer(
     optimizer: Mapping[str, Any],
     *,
     params_or_shapes: PyTree,
+    depth: int,
     total_steps: int,
     batch_size: int,
     num_examples: int,
@@ -57,6 +58,7 @@ def build_optimizer(
     Args:
       optimizer: the section `config.optimizer`.
       params_or_shapes: the parameters or their shapes, whose paths are checked.
+      depth: L, number of the model's blocks.
       total_steps: length of the run in updates.
       batch_size: examples per update, to convert the warm-up to steps.
       num_examples: examples per epoch, to convert the warm-up to steps.
@@ -75,7 +77,8 @@ def build_optimizer(
     exclude = _exclusions(optimizer, params_or_shapes)
     clip_norm = _number(optimizer, "grad_clip_norm")
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
-    return _of_parts(optimizer, optax.chain(clip, make(optimizer, schedule, exclude))), schedule
+    tx = optax.chain(clip, make(optimizer, schedule, exclude))
+    return _of_parts(optimizer, tx, depth), schedule
 
 
 def build_learning_rate(
@@ -88,7 +91,7 @@ def build_learning_rate(
     return _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
 
 
-def _of_parts(section: Mapping, tx: Transformation) -> Transformation:
+def _of_parts(section: Mapping, tx: Transformation, depth: int) -> Transformation:
     """Adds learning rates by layer, frozen parameters and the average, where asked for."""
     layer_decay = section.get("layer_decay", 1.0)
     if not 0 < layer_decay <= 1:
@@ -96,7 +99,7 @@ def _of_parts(section: Mapping, tx: Transformation) -> Transformation:
             f"{WHERE}.layer_decay={layer_decay:g} must be above 0, and 1 (none) at most"
         )
     if layer_decay < 1:
-        tx = optax.chain(tx, scale_layers(layer_decay))
+        tx = optax.chain(tx, scale_layers(layer_decay, depth=depth))
     freeze = section.get("freeze", "none")
     if freeze != "none":
         tx = without_frozen(tx, freeze)

@@ -66,20 +66,23 @@ def without_frozen(tx: optax.GradientTransformation, freeze: str) -> optax.Gradi
     return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
 
-def layer_factors(params: PyTree, decay: float) -> PyTree:
+def layer_factors(params: PyTree, decay: float, *, depth: int) -> PyTree:
     """Returns the factor of each parameter's learning rate, as BEiT's layer-wise decay sets it.
 
-    decay^(L + 1 - l): l = 0 for embeddings, i + 1 for block i of L blocks, L + 1 for the rest (the
-    last norm and the heads). Parameters that all blocks share have the mean exponent of the blocks,
+    decay^(L + 1 - l): l = 0 for embeddings, i + 1 for block i, L + 1 for the rest (the last norm
+    and the heads). Parameters that all blocks share have the mean exponent of the blocks,
     (L + 1) / 2.
+
+    Args:
+      params: whose paths decide.
+      decay: in (0, 1].
+      depth: L, number of blocks; names tell it only where blocks own something.
     """
-    blocks = [_block(path) for path in path_names(params)]
-    depth = 1 + max((block for block in blocks if block is not None), default=0)
 
     def factor(path: str, _: Any) -> float:
         first, second = (*path.split("/"), "")[:2]
         if first == ENCODER and second != NORM_OUT:
-            block = _block(path)
+            block, _ = split_block_part(second)
             layer = (depth + 1) / 2 if block is None else block + 1
         else:
             layer = depth + 1 if first in (*HEADS, ENCODER, "pooler") else 0
@@ -88,17 +91,12 @@ def layer_factors(params: PyTree, decay: float) -> PyTree:
     return map_with_path(factor, params)
 
 
-def scale_layers(decay: float) -> optax.GradientTransformation:
+def scale_layers(decay: float, *, depth: int) -> optax.GradientTransformation:
     """Scales the updates by `layer_factors`."""
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple:
         del params
-        factors = layer_factors(updates, decay)
+        factors = layer_factors(updates, decay, depth=depth)
         return jax.tree.map(lambda u, f: (u * f).astype(u.dtype), updates, factors), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def _block(path: str) -> int | None:
-    parts = path.split("/")
-    return split_block_part(parts[1])[0] if parts[0] == ENCODER and len(parts) > 1 else None
