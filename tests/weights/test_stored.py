@@ -169,6 +169,7 @@ def test_no_place():
         (None, "no config.json there; give the workdir of a training run"),
         ("{", "Expecting property name"),
         ("[]", r"describes no model of ours, no BERT and no ALBERT \(model_type=None\)"),
+        ('{"model_type": "vit"}', r"name the model in .*, as in configs/finetune.py:vit_b"),
         ('{"model_type": "roberta"}', r"no BERT and no ALBERT \(model_type='roberta'\)"),
         ('{"model_type": "albert", "num_hidden_groups": 4}', "num_hidden_groups=4 of 12 layers"),
         ('{"model_type": "bert", "hidden_size": "wide"}', "hidden_size='wide' is not a number"),

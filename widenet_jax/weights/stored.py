@@ -18,6 +18,10 @@ from widenet_jax.weights.huggingface_config import model_section, text_kind
 
 STORED = "stored"
 INIT_FROM = "--config.init_from="
+NAME_MODEL = (
+    "name the model in --config=FILE:VARIANT, as in configs/finetune.py:vit_b for a ViT-B of "
+    "Google (.npz) or Hugging Face"
+)
 
 
 def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -> ConfigDict:
@@ -83,7 +87,8 @@ def stored_sections(place: str) -> Mapping[str, Any]:
     if not file.exists():
         raise BadInputError(
             f"config.init_from={place}: no config.json there; give the workdir of a training run, "
-            "a directory that scripts/export.py wrote, or one of Hugging Face with its config.json"
+            "a directory that scripts/export.py wrote, or one of Hugging Face's BERT or ALBERT; or "
+            f"{NAME_MODEL}"
         )
     content = read_json(file)
     content = content if isinstance(content, Mapping) else {}
@@ -93,7 +98,7 @@ def stored_sections(place: str) -> Mapping[str, Any]:
         return {"model": model_section(content, source=str(file))}
     raise BadInputError(
         f"{file} describes no model of ours, no BERT and no ALBERT (model_type="
-        f"{content.get('model_type')!r}); name the model in --config=FILE:VARIANT"
+        f"{content.get('model_type')!r}); {NAME_MODEL}"
     )
 
 
