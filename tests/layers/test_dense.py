@@ -45,6 +45,14 @@ def test_gradients_of_one_product(spec: str, x_shape: tuple, kernel_shape: tuple
     np.testing.assert_allclose(d_bias, np.float64(dy).sum(axes), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("spec", ["nd,df->nf", "ei,eio->eo"])
+def test_the_batch_has_a_letter_that_shards_it(spec: str):
+    """Refused at once rather than in training on a mesh; the second has no axis for the batch."""
+    x, kernel = (jnp.ones([2] * len(letters)) for letters in spec.partition("->")[0].split(","))
+    with pytest.raises(ValueError, match=f"{spec}.* is (n|none); name this axis b"):
+        linear(spec, x, kernel, None)
+
+
 @pytest.mark.parametrize("fsdp", [1, -1])
 def test_devices_gradients_add_up_in_float32(fsdp: int):
     """Each device rounds its own product; the sum over eight of them is not rounded again."""

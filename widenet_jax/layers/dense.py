@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.sharding import AXES, constrain
 from widenet_jax.typing import Array
 
-# The mesh axes that shard an axis of an operand, by its letter in the spec: examples, routing
-# groups, experts.
+# The mesh axes that shard an axis of an operand, by its letter in the spec: examples, token groups,
+# experts.
 SPLIT = {"b": AXES, "g": ("data", "fsdp"), "e": ("expert",)}
 
 
@@ -24,16 +24,35 @@ def linear(spec: str, x: Array, kernel: Array, bias: Array | None) -> Array:
 
     Args:
       spec: as for einsum, of two operands; no axis of one operand may be missing in both others.
+        Its letters choose the sharding of the kernel's gradient: "b" is an axis of examples, "g"
+        one of token groups, "e" one of experts, and other letters are not sharded, see `SPLIT`. The
+        first letter of x that the kernel lacks must be "b" or "g".
       x: any float dtype, which is the result's.
       kernel: float32.
       bias: float32, the axes of the result that are the kernel's; or None.
+
+    Raises:
+      ValueError: the first letter of x that the kernel lacks is another one.
     """
+    batch_letter(spec)  # raises without a gradient and without a mesh, too
     y = jnp.einsum(spec, x, kernel.astype(x.dtype))
     if bias is None:
         return y
     of_bias, of_y = axes_of_bias(spec)
     inserted = [axis for axis, letter in enumerate(of_y) if letter not in of_bias]
     return y + jnp.expand_dims(bias.astype(x.dtype), inserted)
+
+
+def batch_letter(spec: str) -> str:
+    """Returns the first letter of x that the kernel lacks, which must be "b" or "g"."""
+    of_x, of_kernel, _ = spec.replace("->", ",").split(",")
+    batch = next((letter for letter in of_x if letter not in of_kernel), "none")
+    if batch not in ("b", "g"):
+        raise ValueError(
+            f"linear({spec!r}): the first letter of x that the kernel lacks is {batch}; name this "
+            "axis b where it holds examples, g where it holds groups of tokens"
+        )
+    return batch
 
 
 def axes_of_bias(spec: str) -> tuple[str, str]:
@@ -72,7 +91,7 @@ def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:
     separate axis, which is summed last.
     """
     of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
-    batch = next(letter for letter in of_x if letter not in of_kernel)
+    batch = batch_letter(spec)
     axis = of_x.index(batch)
     mesh = jax.sharding.get_abstract_mesh()
     shares = 1 if mesh.empty else math.prod(mesh.shape[name] for name in SPLIT[batch])
