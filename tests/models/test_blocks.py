@@ -260,6 +260,11 @@ def test_routing_groups_need_a_router():
     encoder(**WIDENET, routing_groups=3).check()
 
 
+def test_the_dropout_of_a_feed_forward_leaves_something():
+    with pytest.raises(BadInputError, match=r"config\.model\.moe\.dropout=1\.0 must be between"):
+        encoder(ffn="moe", feed_forwards={"moe": MOE | {"dropout": 1.0}}).check()
+
+
 def test_unknown_remat():
     with pytest.raises(BadInputError, match="none"):
         init(encoder(remat="all"))

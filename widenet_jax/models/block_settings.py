@@ -94,8 +94,9 @@ class BlockSettings(nn.Module):
             raise BadInputError(
                 f"config.model.ffn={self.ffn} needs the section config.model.{self.ffn}"
             )
-        own = self.feed_forwards[self.ffn].get("kernel_init", self.kernel_init)
-        choose(KERNEL_INITS, own, field=f"config.model.{self.ffn}.kernel_init")
+        own, place = self.feed_forwards[self.ffn], f"config.model.{self.ffn}"
+        choose(KERNEL_INITS, own.get("kernel_init", self.kernel_init), field=f"{place}.kernel_init")
+        check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
         self.ffn_names()
         self.blocks_per_routing()
 
