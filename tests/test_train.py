@@ -126,6 +126,10 @@ def test_numbers_that_are_not_finite_after_the_last_update_end_the_run(tmp_path:
     [
         ({"batch_size": 62}, "or a batch of 64, would do"),
         ({"batch_size": 72}, "config.batch_size=72 must be a multiple of 32, such as 96"),
+        (
+            {"evaluation.batch_size": 60},
+            "=60 must be a multiple of 32, such as 64: whole groups of images (routing 4) on each",
+        ),
         ({"augment.mixup_group_size": 1}, "config.augment.mixup_group_size=1 must be at least 2"),
         ({"augment.mixup_group_size": 8}, "add --config.augment.mixup_group_size=4"),
         ({"sharding.expert": 3}, "must divide the number of devices, 8"),

@@ -236,17 +236,26 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
             f"such a group lies within a routing group; add --{task.group_field}={routing}"
         )
     check_group(config.batch_size, own, field=task.group_field)
-    parts = config.optimizer.accumulation_steps
-    for field, size, unit in (
-        ("config.batch_size", config.batch_size, group_size(model, task) * mesh.size * parts),
-        ("config.evaluation.batch_size", config.evaluation.batch_size, routing * mesh.size),
+    parts, devices = config.optimizer.accumulation_steps, f"on each of {mesh.size} devices"
+    for field, size, unit, groups in (
+        (
+            "config.batch_size",
+            config.batch_size,
+            group_size(model, task) * mesh.size * parts,
+            f"(routing {routing}, task {own}) {devices} in each of {parts} accumulation steps",
+        ),
+        (
+            "config.evaluation.batch_size",
+            config.evaluation.batch_size,
+            routing * mesh.size,
+            f"(routing {routing}) {devices}",
+        ),
     ):
         check_group(size, routing, field=ROUTING_GROUP)
         if size % unit:
             raise BadInputError(
                 f"{field}={size} must be a multiple of {unit}, such as {-(-size // unit) * unit}: "
-                f"whole groups of {task.unit} (routing {routing}, task {own}) on each of "
-                f"{mesh.size} devices in each of {parts} accumulation steps"
+                f"whole groups of {task.unit} {groups}"
             )
 
 
