@@ -121,6 +121,12 @@ def test_unrolled_counts_what_blocks_apply():
     assert count_unrolled(model, image_spec((8, 8, 1))) == sum(sizes.values()) + 2 * shared
 
 
+def test_heads_of_their_own_size_need_not_divide_the_width():
+    model = tiny("vit_tiny", num_heads=3, head_dim=8)
+    shapes = parameter_shapes(model, image_spec((8, 8, 1)))["encoder"]
+    assert shapes["block_00_attention"]["query"]["kernel"].shape == (64, 3 * 8)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -100,6 +100,14 @@ class BlockSettings(nn.Module):
         self.ffn_names()
         self.blocks_per_routing()
 
+    def check_heads(self, embed_dim: int) -> None:
+        """Raises BadInputError where D neither divides into heads nor they have their own size."""
+        if not self.head_dim and embed_dim % self.num_heads:
+            raise BadInputError(
+                f"config.model.num_heads={self.num_heads} must divide "
+                f"config.model.embed_dim={embed_dim}, or config.model.head_dim be given"
+            )
+
     def ffn_names(self) -> tuple[str, ...]:
         """Returns the name of each block's feed-forward.
 

@@ -82,11 +82,7 @@ class LanguageModel(BlockSettings, kw_only=True):
                 f"config.model.embed_dim={self.embed_dim} must be even: positions are pairs of a "
                 "sine and a cosine"
             )
-        if not self.head_dim and self.embed_dim % self.num_heads:
-            raise BadInputError(
-                f"config.model.num_heads={self.num_heads} must divide "
-                f"config.model.embed_dim={self.embed_dim}, or config.model.head_dim be given"
-            )
+        self.check_heads(self.embed_dim)
 
     def num_tokens(self, input_spec: Mapping[str, jax.ShapeDtypeStruct]) -> int:
         """Returns T of an example."""

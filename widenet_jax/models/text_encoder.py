@@ -84,11 +84,7 @@ class TextEncoder(BlockSettings, kw_only=True):
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
         choose(HEADS, self.head, field="the text encoder's head")
-        if self.embed_dim % self.num_heads:
-            raise BadInputError(
-                f"config.model.num_heads={self.num_heads} must divide "
-                f"config.model.embed_dim={self.embed_dim}"
-            )
+        self.check_heads(self.embed_dim)
         if not self.projection and self.embedding_dim != self.embed_dim:
             raise BadInputError(
                 f"config.model.projection=false needs embeddings as wide as the blocks, but "
