@@ -136,6 +136,10 @@ def test_heads_of_their_own_size_need_not_divide_the_width():
         ({"cls_token": "two"}, "config.model.cls_token='two'"),
         ({"pool": "token"}, "config.model.cls_token=learned"),
         ({"num_heads": 7}, "must divide"),
+        (
+            {"attention": "relative"},
+            "without a memory of earlier tokens needs config.model.attention=full",
+        ),
         ({"activation": "gelu_tan"}, "--config.model.activation=gelu_tanh"),
         ({"kernel_init": "glorot"}, "--config.model.kernel_init=glorot_uniform"),
         ({"depht": 3}, "config.model.depht is unknown; config.model may have depth"),

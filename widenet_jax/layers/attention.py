@@ -133,6 +133,8 @@ class MultiHeadAttention(nn.Module):
     dtype: jnp.dtype = jnp.float32
     head_dim: int = 0
 
+    needs_memory = False
+
     @nn.compact
     def __call__(
         self,

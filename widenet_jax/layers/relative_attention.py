@@ -155,6 +155,8 @@ class RelativeAttention(nn.Module):
     kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
+    needs_memory = True
+
     @nn.compact
     def __call__(
         self,

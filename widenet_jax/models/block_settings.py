@@ -15,7 +15,8 @@ from widenet_jax.layers.relative_attention import RelativeAttention
 from widenet_jax.models.feed_forwards import FEED_FORWARDS, PLAIN
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-# Built with num_heads, head_dim, dropout, kernel_init and dtype. "relative" needs a memory.
+# Built with num_heads, head_dim, dropout, kernel_init and dtype. Called with memory and
+# memory_length where the class attribute `needs_memory` is True, otherwise with mask and instances.
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "full": MultiHeadAttention,
     "relative": RelativeAttention,
@@ -100,8 +101,19 @@ class BlockSettings(nn.Module):
         self.ffn_names()
         self.blocks_per_routing()
 
-    def check_heads(self, embed_dim: int) -> None:
-        """Raises BadInputError where D neither divides into heads nor they have their own size."""
+    def check_attention(self, embed_dim: int, *, memory: bool) -> None:
+        """Checks the attention of a model whose blocks have a width D, and a memory or none.
+
+        Raises:
+          BadInputError: it needs a memory and there is none, or the other way round; or heads
+            without a size of their own do not divide D.
+        """
+        kinds = [name for name, kind in ATTENTIONS.items() if kind.needs_memory == memory]
+        if self.attention not in kinds:
+            raise BadInputError(
+                f"config.model.attention={self.attention}: a model with{'' if memory else 'out'} a "
+                f"memory of earlier tokens needs config.model.attention={' or '.join(kinds)}"
+            )
         if not self.head_dim and embed_dim % self.num_heads:
             raise BadInputError(
                 f"config.model.num_heads={self.num_heads} must divide "

@@ -72,17 +72,12 @@ class LanguageModel(BlockSettings, kw_only=True):
     def check(self) -> None:
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
-        if self.attention != "relative":
-            raise BadInputError(
-                f"config.model.attention={self.attention}: a language model needs "
-                "config.model.attention=relative, which sees earlier tokens only"
-            )
+        self.check_attention(self.embed_dim, memory=True)
         if self.embed_dim % 2:
             raise BadInputError(
                 f"config.model.embed_dim={self.embed_dim} must be even: positions are pairs of a "
                 "sine and a cosine"
             )
-        self.check_heads(self.embed_dim)
 
     def num_tokens(self, input_spec: Mapping[str, jax.ShapeDtypeStruct]) -> int:
         """Returns T of an example."""

@@ -84,7 +84,7 @@ class TextEncoder(BlockSettings, kw_only=True):
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
         choose(HEADS, self.head, field="the text encoder's head")
-        self.check_heads(self.embed_dim)
+        self.check_attention(self.embed_dim, memory=False)
         if not self.projection and self.embedding_dim != self.embed_dim:
             raise BadInputError(
                 f"config.model.projection=false needs embeddings as wide as the blocks, but "

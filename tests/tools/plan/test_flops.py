@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from widenet_jax.errors import BadInputError
+from widenet_jax.models.block_settings import ATTENTIONS
 from widenet_jax.models.build import build_model
+from widenet_jax.models.feed_forwards import FEED_FORWARDS
 from widenet_jax.models.language_sizes import language_model, parse_language_variant
 from widenet_jax.models.sizes import parse_variant, vision_model
 from widenet_jax.models.text_sizes import parse_text_variant, text_model
@@ -35,6 +38,16 @@ def test_widenet_counts_the_selected_experts_and_no_capacity():
     expected = patches + 24 * block + head
     for variant in ("widenet_l", "widenet_l,capacity_factor=4", "widenet_l,experts=16"):
         assert forward_flops(model_of(variant), INPUTS, num_classes=1000) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "changes"),
+    [(ATTENTIONS, {"attention": "new"}), (FEED_FORWARDS, {"ffn": "new", "new": {"mlp_dim": 1}})],
+)
+def test_a_part_that_is_not_counted_is_named(table: dict, changes: dict, monkeypatch):
+    monkeypatch.setitem(table, "new", next(iter(table.values())))
+    with pytest.raises(BadInputError, match=rf"{next(iter(changes))}=new: FLOPs are counted for"):
+        forward_flops(model_of("vit_b") | changes, INPUTS, num_classes=1000)
 
 
 def test_vit_moe_has_experts_in_two_blocks_only():

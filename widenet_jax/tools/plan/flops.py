@@ -30,15 +30,17 @@ def forward_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> i
       **model_fields: those of the task, such as num_classes.
 
     Raises:
-      BadInputError: another model, or a feed-forward whose products are not counted here.
+      BadInputError: another model, or a feed-forward or attention whose products are not counted
+        here.
     """
     module = build_model(model, **model_fields)
-    if model["name"] not in OUTSIDE or not set(module.ffn_names()) <= set(FFN_FLOPS):
-        raise BadInputError(
-            f"config.model.name={model['name']}, config.model.ffn={model['ffn']}: FLOPs are "
-            f"counted for {', '.join(OUTSIDE)} with {', '.join(FFN_FLOPS)} only; "
-            "widenet_jax/tools/plan/flops.py is where others are added"
-        )
+    chosen = {"name": model["name"], "ffn": module.ffn, "attention": module.attention}
+    for field, counted in (("name", OUTSIDE), ("ffn", FFN_FLOPS), ("attention", ATTENTION_FLOPS)):
+        if chosen[field] not in counted:
+            raise BadInputError(
+                f"config.model.{field}={chosen[field]}: FLOPs are counted for {', '.join(counted)} "
+                "only; widenet_jax/tools/plan/flops.py is where others are added"
+            )
     outside = OUTSIDE[model["name"]](module, inputs)
     return outside + blocks_flops(module, module.num_tokens(inputs), memory_length(inputs))
 
