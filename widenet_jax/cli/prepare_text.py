@@ -94,6 +94,7 @@ def add_tokenizer_command(commands: Any) -> None:
     add("--character_coverage", type=float, default=0.99995, metavar="SHARE", help=text)
     add("--cased", action="store_true", help="keep capital letters and accents")
     add("--max_sentences", type=positive, default=2_000_000, metavar="N", help="of a larger text")
+    add("--json", action="store_true", help="print one JSON object")
     add_reading(add)
 
 
@@ -129,7 +130,8 @@ def make_tokenizer(options: Options) -> None:
         made = Tokenizer(content, "the trained tokenizer")
     absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, json.dumps(made.json, ensure_ascii=False, indent=0) + "\n")
-    print(f"{options.out}: {made.vocab_size:,} tokens, {made.kind}")
+    facts = {"path": options.out, "vocab_size": made.vocab_size, "kind": made.kind}
+    show(options, facts, f"{options.out}: {made.vocab_size:,} tokens, {made.kind}")
 
 
 def prepare_text(options: Options) -> None:

@@ -1,5 +1,6 @@
 """`prepare_data.py tokenizer`: training and conversion."""
 
+import json
 from pathlib import Path
 
 import sentencepiece
@@ -18,9 +19,12 @@ def test_the_embedded_tokenizer_comes_out_again(tmp_path: Path):
     assert out.read_bytes() == (FOLDER / "tokenizer.json").read_bytes()
 
 
-def test_a_word_piece_tokenizer(tmp_path: Path):
+def test_a_word_piece_tokenizer(tmp_path: Path, capsys):
     out = tmp_path / "tokenizer.json"
-    assert run("tokenizer", TEXT, "--kind=wordpiece", "--vocab_size=500", "--out", out) == 0
+    options = ("--kind=wordpiece", "--vocab_size=500", "--json")
+    assert run("tokenizer", TEXT, *options, "--out", out) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"path": str(out), "vocab_size": 500, "kind": "WordPiece"}
     tokenizer = load_tokenizer(str(out))
     assert tokenizer.vocab_size == 500 and tokenizer.pad_id == 0
     assert tokenizer.decode(tokenizer.encode("Anne Elliot")) == "anne elliot"
