@@ -20,6 +20,7 @@ ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
     "--workdir=gs://bucket/a run", "--name=mine", "--skip_plan", "--poll_seconds=0.02",
 )  # fmt: skip
+DELETE = "scripts/launch_tpu.py delete mine --zone=us-west4-a"
 HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must preserve
 START = [
     "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
@@ -38,7 +39,7 @@ def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
         "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite",
     ]  # fmt: skip
     assert done.stdout == "worker_0: step 1 of 1\n"
-    assert "launch_tpu.py delete mine --zone=us-west4-a" in done.stderr
+    assert DELETE in done.stderr
     for call in cloud.calls():
         assert f"$ {shlex.join(call)}" in done.stderr
 
@@ -85,11 +86,42 @@ def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path, 
         *("describe", "describe"),  # the run failed; the preemption is reported a moment later
         *("describe", "delete", "create", "describe", "describe"), *START,
     ]  # fmt: skip
-    assert "mine is gone" in done.stderr
+    assert f"mine is {gone}; creating it again" in done.stderr
     creates = [call for call in cloud.calls() if "create" in call]
     assert creates[0] == creates[1]
     assert "--spot" in creates[0]
     assert len(cloud.trainings()) == 1  # the first one's machine was deleted
+
+
+@pytest.mark.parametrize("state", ["NOT_FOUND", "STOPPED"])
+def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Path, state: str):
+    """While the run is followed. The service itself leaves a TPU listed, as PREEMPTED or alike."""
+    doing = {"NOT_FOUND": "DELETING", "STOPPED": "STOPPING"}[state]
+    states = ("NOT_FOUND", "READY", doing, doing, state)
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    assert cloud.steps() == ["describe", "create", "describe", *START, *["describe"] * 4]
+    *_, cost, line = done.stderr.splitlines()
+    if state == "NOT_FOUND":
+        assert line == "failed: mine was deleted by someone; the same command creates it again"
+        assert "cost money" not in done.stderr
+        return
+    start = "gcloud compute tpus tpu-vm start mine --zone=us-west4-a"
+    assert line.startswith(f"failed: mine was stopped by someone; start it (`{start}`)")
+    assert cost.startswith("mine may exist and cost money")
+    again = cloud.launch(*ARGUMENTS)  # the boot disk may hold something
+    assert (again.returncode, cloud.steps()[13:]) == (2, ["describe"])
+    assert f"or delete it with its disk (`{DELETE}`)" in again.stderr
+
+
+def test_a_tpu_deleted_while_another_one_is_created(tmp_path: Path):
+    """A plain preemption is replaced; what a person then deletes is not."""
+    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "NOT_FOUND")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS)
+    assert (done.returncode, cloud.steps().count("create")) == (3, 2)
+    assert "mine was deleted by someone" in done.stderr.splitlines()[-1]
 
 
 def test_queued_resource(tmp_path: Path):
@@ -199,8 +231,7 @@ def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
     assert done.returncode == 3
     cost, line = done.stderr.splitlines()[-2:]
     assert line.endswith("ERROR: disk full")
-    delete = "scripts/launch_tpu.py delete mine --zone=us-west4-a"
-    assert cost == f"mine may exist and cost money: {delete}"
+    assert cost == f"mine may exist and cost money: {DELETE}"
 
 
 def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
@@ -314,7 +345,7 @@ def test_errors_of_gcloud_are_reported_in_one_line(
     *cost, line = [line for line in done.stderr.splitlines() if not line.startswith("$ ")]
     assert words in line
     # Of an unknown error, such as a broken connection, the TPU may be created nevertheless.
-    maybe = ["mine may exist and cost money: scripts/launch_tpu.py delete mine --zone=us-west4-a"]
+    maybe = [f"mine may exist and cost money: {DELETE}"]
     assert cost == (maybe if words == "something new" else [])
 
 

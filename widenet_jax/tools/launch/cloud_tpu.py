@@ -19,7 +19,10 @@ COMING = (
     *("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING"),
     *("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"),
 )
-GONE = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "SUSPENDING", "SUSPENDED")
+# What the service does to a TPU: it stays listed. Only a person makes one ABSENT or STOPPED.
+TAKEN = ("PREEMPTED", "TERMINATED", "SUSPENDING", "SUSPENDED", "FAILED")
+STOPPED = "STOPPED"
+ENDING = ("DELETING", "STOPPING")
 # State checks after a failed run. A run fails as soon as a host is lost, but the service reports
 # the preemption later: a single check would take a preempted run for a failed one.
 CHECKS_AFTER_FAILURE = 4
@@ -33,6 +36,10 @@ ENDED = f"if {ALIVE}; then echo alive; else cat {REMOTE}/run.exit 2>/dev/null ||
 CHECKS_OF_A_LOST_RUN = 2
 # On every worker: ends what is left of a run that worker 0 has lost. It cannot save without it.
 KILL = f'if {ALIVE}; then kill -KILL "$(cat {REMOTE}/run.pid)"; fi'
+
+
+class EndedBySomeoneError(RunFailedError):
+    """A person deleted or stopped the TPU, so the launcher does not create it again."""
 
 
 class CloudTpu:
@@ -86,6 +93,10 @@ class CloudTpu:
         """
         state, accelerator_type = self.describe()
         self.check_type(accelerator_type)
+        if state in ENDING:
+            state = self.polled_state()
+        if state == STOPPED:
+            raise BadInputError(self.stopped_text())
         if not (state in READY and self.runs_already()):
             if self.job.tpu.several_hosts:
                 check_ssh_key(self.tools)
@@ -108,14 +119,22 @@ class CloudTpu:
             except RunFailedError:
                 if (state := self.polled_state()) in READY:
                     raise
-            say(f"{self.job.name} was preempted during set-up; creating it again")
             self.replace(state)
 
     def replace(self, state: str) -> None:
-        """Brings up a TPU in place of a lost one; tries until there is capacity for it."""
+        """Brings up a TPU in place of a lost one; tries until there is capacity for it.
+
+        Raises:
+          EndedBySomeoneError: as `check_not_ended`.
+        """
+        self.check_not_ended(state)
+        if state in TAKEN:
+            say(f"{self.job.name} is {state}; creating it again, the run then resumes")
         while True:
             try:
                 return self.bring_up(state)
+            except EndedBySomeoneError:
+                raise
             except RunFailedError as error:
                 say(f"{error}; trying again")
             time.sleep(self.poll_seconds)
@@ -144,22 +163,46 @@ class CloudTpu:
                 f"(`{self.managing('delete')}`) or choose another --name"
             )
 
-    def polled_state(self, *, dry_answer: str = ABSENT) -> str:
-        """Returns what `state` does; while the service cannot be asked, waits and asks again.
+    def check_not_ended(self, state: str) -> None:
+        """Raises EndedBySomeoneError if a person has deleted or stopped the TPU."""
+        if state == ABSENT:
+            self.may_exist = False
+            raise EndedBySomeoneError(
+                f"{self.job.name} was deleted by someone; the same command creates it again"
+            )
+        if state == STOPPED:
+            raise EndedBySomeoneError(self.stopped_text())
 
-        An expired login or a sleeping laptop must not end a launch that has begun.
+    def stopped_text(self) -> str:
+        """Returns what to tell about a TPU that a person stopped: its disk is still there."""
+        start = " ".join(self.request("start"))
+        return (
+            f"{self.job.name} was stopped by someone; start it (`{start}`) or delete it with its "
+            f"disk (`{self.managing('delete')}`), then run the same command"
+        )
+
+    def polled_state(self, *, dry_answer: str = ABSENT) -> str:
+        """Returns what `state` does, once the TPU is neither being deleted nor being stopped.
+
+        While the service cannot be asked, waits and asks again: an expired login or a sleeping
+        laptop must not end a launch that has begun.
         """
-        for _ in range(CHECKS_WITHOUT_ANSWER - 1):
+        unanswered = 0
+        while True:
             try:
-                return self.state(dry_answer=dry_answer)
+                if (state := self.state(dry_answer=dry_answer)) not in ENDING:
+                    return state
+                unanswered = 0
             except (BadInputError, RunFailedError) as error:
+                unanswered += 1
+                if unanswered == CHECKS_WITHOUT_ANSWER:
+                    raise
                 say(f"{self.job.name}: its state is unknown, asking again: {error}")
-                time.sleep(self.poll_seconds)
-        return self.state(dry_answer=dry_answer)
+            time.sleep(self.poll_seconds)
 
     def bring_up(self, state: str) -> None:
         """Creates the TPU unless it exists, and waits until it is ready."""
-        if state in GONE or state == "FAILED":
+        if state in TAKEN:
             self.tools.run(self.delete_command())
             state = ABSENT
         self.may_exist = True  # while it is created, too: Ctrl-C does not end the creation
@@ -167,9 +210,10 @@ class CloudTpu:
             self.create()
         shown = None
         while (state := self.polled_state(dry_answer=READY[self.queued])) not in READY:
+            self.check_not_ended(state)
             if state not in COMING:
                 raise RunFailedError(
-                    f"{self.job.name} is {state or 'gone'} instead of ready; for the reason run "
+                    f"{self.job.name} is {state} instead of ready; for the reason run "
                     f"`{' '.join(self.request('describe'))}`"
                 )
             if state != shown:
@@ -236,7 +280,7 @@ class CloudTpu:
         """Prints worker 0's log until the run ends; if it failed, the end of every worker's log.
 
         Returns:
-          The run's exit code; None if the TPU is gone, or the run without having left a code.
+          The run's exit code; None if the TPU is not ready, or the run left no code.
         """
         lines, lost = "+1", 0
         while True:
@@ -247,7 +291,6 @@ class CloudTpu:
             failed = bool(said) and said.isdigit()
             for _ in range(CHECKS_AFTER_FAILURE if failed else 1):
                 if self.polled_state() not in READY:
-                    say(f"{self.job.name} is gone; creating it again, the run then resumes")
                     return None
                 time.sleep(self.poll_seconds)
             if failed:
