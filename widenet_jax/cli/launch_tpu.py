@@ -5,18 +5,21 @@
   python scripts/launch_tpu.py status|logs|stop|delete NAME --zone=europe-west4-a
 
 --config.FIELD=VALUE sets fields, as in training. Every command is printed before it runs. Exit
-codes: those of the run; 2 your input; 3 the launch or the run failed.
+codes: those of the run; 2 your input; 3 the launch or the run failed; 143 the launcher received
+SIGTERM, the run goes on.
 """
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from widenet_jax.cli.parser import Argv, Options, Parser, seconds
 from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
 from widenet_jax.config.files import load_config, override
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import STOPPED, BadInputError
 from widenet_jax.tools.launch import job as jobs
 from widenet_jax.tools.launch.cloud_tpu import CloudTpu
 from widenet_jax.tools.launch.handover import Gke, SkyPilot
@@ -72,14 +75,29 @@ def launch(options: Options) -> int:
 def run_on(backend: CloudTpu, plan: Callable[[], None], options: Options) -> int:
     """Runs the job of a Cloud TPU; whatever ends it, says that the TPU may still exist."""
     try:
-        code = backend.launch(plan)
-        if options.delete_when_done or not options.dry_run:
-            finish(backend, code, delete=options.delete_when_done)
-    except BaseException:  # Ctrl-C, too
+        with sigterm_as_exit():
+            code = backend.launch(plan)
+            if options.delete_when_done or not options.dry_run:
+                finish(backend, code, delete=options.delete_when_done)
+    except BaseException:  # Ctrl-C and SIGTERM, too
         if not options.dry_run:
             backend.tell_cost()
         raise
     return code
+
+
+@contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """Lets SIGTERM, which a stopped sweep sends, raise SystemExit instead of ending the process."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(STOPPED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show_plan(options: Options, job: Job) -> None:

@@ -11,7 +11,7 @@ read the text --data_dir/bytes, a file or a set that scripts/prepare_data.py str
 
 Run the same command again to resume. Finished runs are shared by all tables. --config.FIELD=VALUE
 sets a field of every run. Exit codes: 0 no run failed (a run that diverged is a result); 2 your
-input; 3 a run failed (the others ran); 143 stopped, running ones saved.
+input; 3 a run failed (the others ran); 143 stopped, running ones saved (launched ones go on).
 """
 
 import json

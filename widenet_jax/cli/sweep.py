@@ -6,7 +6,7 @@
       --trials=20 --prune --space optimizer.learning_rate=log:1e-4:1e-2 --space model.depth=2,3
 
 --config.FIELD=VALUE sets a field for all trials. Exit codes: 0 all done; 2 your input; 3 a trial
-failed (the others ran); 143 stopped, running trials saved.
+failed (the others ran); 143 stopped, running trials saved (launched ones go on).
 """
 
 import shlex

@@ -1,11 +1,14 @@
 """scripts/launch_tpu.py with stand-ins on PATH: commands, their order, what the workers receive."""
 
 import json
+import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from socket import gethostname
 from threading import Thread
@@ -243,15 +246,24 @@ def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
         other = cloud.launch(*ARGUMENTS, "--config.seed=1")
         assert other.returncode == 2
         assert "running another job" in other.stderr
+
+        def once_followed(then: Callable[[], object]) -> None:
+            before = len(cloud.calls())
+
+            def wait() -> None:
+                while "ssh 0 tail" not in cloud.steps()[before:]:
+                    time.sleep(0.05)
+                then()
+
+            Thread(target=wait).start()
+
+        once_followed(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        ended = cloud.launch(*ARGUMENTS)
+        assert (ended.returncode, still_running.poll()) == (143, None)
+        assert ended.stderr.splitlines()[-1] == f"mine may exist and cost money: {DELETE}"
         before = len(cloud.calls())
-
-        def end_once_followed() -> None:
-            while "ssh 0 tail" not in cloud.steps()[before:]:
-                time.sleep(0.05)
-            still_running.terminate()
-            still_running.wait()  # so that its pid disappears
-
-        Thread(target=end_once_followed).start()
+        # `wait`, so that its pid disappears
+        once_followed(lambda: (still_running.terminate(), still_running.wait()))
         assert cloud.launch(*ARGUMENTS).returncode == 0
     assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 if"]
 

@@ -127,15 +127,19 @@ def test_a_trial_that_a_killed_sweep_left_running_is_waited_for(tmp_path: Path):
     assert starts(tmp_path, trials[0]) == 1
 
 
-def test_a_stop_while_waiting_for_such_a_trial(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("workdirs", "words"),
+    [("", "running trials save first"), ("elsewhere", "launched runs go on, and their TPUs cost")],
+)
+def test_a_stop_while_waiting_for_such_a_trial(tmp_path: Path, capsys, workdirs: str, words: str):
     trials = trials_of([0])
-    directory = Directory(tmp_path)
-    directory.make()
+    directory = Directory(tmp_path, workdirs and str(tmp_path / workdirs))
+    source = Listed(trials, directory)
     with directory.lock(trials[0]):
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        outcomes, stopped = run(trials, tmp_path)
-    assert stopped
-    assert outcomes[0].status == "waiting"
+        assert Runner(source, workers=1, command=trial_program.command).run()
+    assert source.outcomes()[0].status == "waiting"
+    assert f"stopping: {words}" in capsys.readouterr().err
 
 
 def test_a_trial_is_handed_to_a_scheduler_once(tmp_path: Path):

@@ -85,12 +85,22 @@ class Tools:
         print(f"$ {shlex.join(command)}", file=sys.stdout if self.dry else sys.stderr, flush=True)
         if self.dry:
             return subprocess.CompletedProcess(command, 0, dry_answer, "")
-        options = {"stdin": subprocess.DEVNULL, "capture_output": captured, "text": True}
+        pipe = subprocess.PIPE if captured else None
+        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
         try:
-            return subprocess.run(list(command), **options)
+            process = subprocess.Popen(list(command), **options)
         except FileNotFoundError:
             tool = command[0]
             raise BadInputError(f"{tool} was not found on PATH: {INSTALL[tool]}") from None
+        with process:
+            try:
+                out, err = process.communicate()
+            except BaseException:
+                # Not killed, as by subprocess.run: gcloud passes SIGTERM on to its ssh, which
+                # would otherwise stay and print the log of the run on and on.
+                process.terminate()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def stream(self, command: Sequence[str]) -> None:
         """Runs a command whose output goes straight to the terminal; ignores its exit code."""

@@ -43,6 +43,11 @@ class Directory:
             require_gcsfs(f"--trial_workdir={trials}")
         self.logs = self.path / "logs"
 
+    @property
+    def launched(self) -> bool:
+        """Whether the trials run on other machines, to which the launcher hands them."""
+        return self.trials != str(self.path)
+
     def make(self) -> None:
         """Creates the directory."""
         try:

@@ -21,6 +21,12 @@ from widenet_jax.tools.sweep.trials import FAILED, PRUNED, STOPPED, WAITING, Out
 POLL_SECONDS = 0.1
 JUDGE_SECONDS = 1.0
 NEWS_SECONDS = 30.0
+# What a signal does to trials on this machine, and to those that the launcher follows elsewhere.
+SAVING = "running trials save first; run the same command again to resume"
+LEAVING = (
+    "launched runs go on, and their TPUs cost money; run the same command again to follow them. "
+    "logs/TRIAL.log names the command that deletes its TPU"
+)
 # Exit codes of a trial that was told to stop: after saving, or before it handled signals.
 STOPPED_CODES = (errors.STOPPED, errors.INTERRUPTED, -signal.SIGTERM)
 
@@ -201,10 +207,13 @@ class Runner:
         self.say(f"{outcome.status} {outcome.trial.name}{found}")
 
     def pass_signals_on(self) -> None:
-        """Terminates the trials once for each signal: at the first they save, at a second end."""
+        """Terminates the trials once for each signal: at the first they save, at a second end.
+
+        The process of a launched trial is its launcher, which ends without the run.
+        """
         while self.passed_on < len(self.signals):
             self.passed_on += 1
-            self.say("stopping: running trials save first; run the same command again to resume")
+            self.say(f"stopping: {LEAVING if self.directory.launched else SAVING}")
             for slot in self.slots:
                 if slot.process:
                     slot.process.terminate()
