@@ -17,6 +17,7 @@ from pathlib import Path
 
 from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.tools.launch.tools import LAUNCHER
 from widenet_jax.tools.sweep import axes
 from widenet_jax.tools.sweep.check import check_finished, check_shared
 from widenet_jax.tools.sweep.directory import Directory
@@ -32,7 +33,6 @@ from widenet_jax.tools.sweep.trials import (
 
 # A search multiplies its seed by 100,003, and NumPy's seeds end at 2^32.
 MOST_SEARCH_SEED = 40_000
-LAUNCHER = "widenet_jax.cli.launch_tpu"  # scripts/launch_tpu.py, which no wheel has
 
 
 def main(argv: Argv = None) -> int:

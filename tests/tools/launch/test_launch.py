@@ -7,6 +7,7 @@ import shlex
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
     "--workdir=gs://bucket/a run", "--name=mine", "--skip_plan", "--poll_seconds=0.02",
 )  # fmt: skip
-DELETE = "scripts/launch_tpu.py delete mine --zone=us-west4-a"
+DELETE = f"{sys.executable} -m widenet_jax.cli.launch_tpu delete mine --zone=us-west4-a"
 HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must preserve
 START = [
     "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
@@ -235,6 +236,8 @@ def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
     cost, line = done.stderr.splitlines()[-2:]
     assert line.endswith("ERROR: disk full")
     assert cost == f"mine may exist and cost money: {DELETE}"
+    assert cloud.launch(*shlex.split(DELETE)[3:]).returncode == 0
+    assert cloud.steps()[-1] == "delete"
 
 
 def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
@@ -275,7 +278,7 @@ def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
     done = cloud.launch(*ARGUMENTS, "--tpu=v3-256")
     assert (done.returncode, cloud.steps()[before:]) == (2, ["describe"])
     line = done.stderr.splitlines()[-1]
-    assert line.startswith("error: mine exists and is a v3-8, not a v3-256; delete it (`scripts/")
+    assert line.startswith("error: mine exists and is a v3-8, not a v3-256; delete it (`/")
 
 
 @pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.run.stopping import say
 from widenet_jax.tools.launch.job import REMOTE, Job, stage
 from widenet_jax.tools.launch.ssh_key import check_ssh_key
-from widenet_jax.tools.launch.tools import NOT_FOUND, Tools, known_cause
+from widenet_jax.tools.launch.tools import LAUNCHER, NOT_FOUND, Tools, known_cause
 
 ABSENT = ""
 READY = ("READY", "ACTIVE")
@@ -315,9 +316,9 @@ class CloudTpu:
             say(f"{self.job.name} may exist and cost money: {self.managing('delete')}")
 
     def managing(self, verb: str) -> str:
-        """Returns the launcher's own command for this TPU, such as `stop`."""
+        """Returns the launcher's own command for this TPU, such as `stop`, for any directory."""
         place = [*self.job.place, *(["--backend=queued-resource"] if self.queued else [])]
-        return shlex.join(["scripts/launch_tpu.py", verb, self.job.name, *place])
+        return shlex.join([sys.executable, "-m", LAUNCHER, verb, self.job.name, *place])
 
     def stop(self) -> None:
         """Asks the run to save and end; the TPU stays."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from widenet_jax.errors import BadInputError, RunFailedError
 
+LAUNCHER = "widenet_jax.cli.launch_tpu"  # scripts/launch_tpu.py, which no wheel has
 INSTALL = {
     "gcloud": "install the Google Cloud CLI (https://cloud.google.com/sdk/docs/install), then "
     "`gcloud auth login`",
