@@ -46,6 +46,12 @@ def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
     assert DELETE in done.stderr
     for call in cloud.calls():
         assert f"$ {shlex.join(call)}" in done.stderr
+        if (tool := call[4]) in ("ssh", "scp"):
+            flags = [word for word in call if word.startswith(f"--{tool}-flag=-o")]
+            options = dict(flag.partition("=-o")[2].split("=") for flag in flags)
+            # A machine that is gone is given up within a quarter of a minute, a silent one a minute
+            alive = int(options["ServerAliveInterval"]) * int(options["ServerAliveCountMax"])
+            assert (options["ConnectTimeout"], alive) == ("15", 60)
 
 
 def test_every_worker_receives_the_arguments_unchanged(tmp_path: Path):

@@ -29,6 +29,9 @@ ENDING = ("DELETING", "STOPPING")
 CHECKS_AFTER_FAILURE = 4
 CONNECTION_ATTEMPTS = 5
 CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minutes by default
+# Without these ssh would wait for two minutes, ten times over, for a machine that is gone, and for
+# two hours where the machine went while it was connected.
+SSH_OPTIONS = ("ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
 LOG = f"{REMOTE}/run.log"
 ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
 # On worker 0: prints "alive", the exit code, or nothing if the run was lost and left none.
@@ -84,7 +87,8 @@ class CloudTpu:
 
     def ssh_command(self, command: str, worker: str) -> list[str]:
         ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.job.name, *self.job.place]
-        return [*ssh, "--quiet", f"--worker={worker}", f"--command={command}"]
+        flags = ["--quiet", *ssh_flags("ssh"), f"--worker={worker}"]
+        return [*ssh, *flags, f"--command={command}"]
 
     def launch(self, plan: Callable[[], None]) -> int:
         """Creates the TPU, runs the job through any preemptions and returns its exit code.
@@ -237,7 +241,8 @@ class CloudTpu:
                 show_scripts(files)
             target = f"{self.job.name}:{REMOTE}/"
             copy = ["gcloud", "compute", "tpus", "tpu-vm", "scp", *map(str, files), target]
-            self.tools.run([*copy, *self.job.place, "--quiet", "--worker=all"])
+            flags = ["--quiet", *ssh_flags("scp"), "--worker=all"]
+            self.tools.run([*copy, *self.job.place, *flags])
         self.on_all(f"chmod 600 {REMOTE}/env && bash {REMOTE}/setup.sh")
         self.on_all(f"bash {REMOTE}/start.sh")
 
@@ -341,6 +346,11 @@ class CloudTpu:
 
     def logs(self) -> None:
         self.tools.stream(self.ssh_command(follow_script("100"), "0"))
+
+
+def ssh_flags(tool: str) -> list[str]:
+    """Returns the flags by which gcloud gives SSH_OPTIONS to `tool`, ssh or scp."""
+    return [f"--{tool}-flag=-o{option}" for option in SSH_OPTIONS]
 
 
 def follow_script(lines: str) -> str:
