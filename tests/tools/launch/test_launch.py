@@ -236,11 +236,21 @@ def test_preemption_during_set_up(tmp_path: Path):
 
 
 def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", fails={"scp": ["ERROR: disk full"]})
+    """After the end of what the hosts said: the last 20 lines."""
+    reason = "× No solution found: requires Python>=3.13"
+    failed = "##### Command execution on worker 3 failed with exit status 1. Continuing."
+    said = [
+        "Using scp batch size of 1.Attempting to SCP into 1 nodes with a total of 4 workers.",
+        *(f"SCP: Attempting to connect to worker {worker}..." for worker in range(4)),
+        *(f"Resolved {count} packages" for count in range(30)), f"  {reason}", failed,
+    ]  # fmt: skip
+    cloud = Cloud(tmp_path / "cloud", fails={"scp": ["\n".join(said)]})
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 3
-    cost, line = done.stderr.splitlines()[-2:]
-    assert line.endswith("ERROR: disk full")
+    *shown, cost, line = done.stderr.splitlines()[-23:]
+    assert shown[:-1] == said[-20:]
+    assert shown[-1].startswith("$ gcloud compute tpus tpu-vm describe")
+    assert line.endswith(f" scp ...: {reason}")
     assert cost == f"mine may exist and cost money: {DELETE}"
     assert cloud.launch(*shlex.split(DELETE)[3:]).returncode == 0
     assert cloud.steps()[-1] == "delete"

@@ -19,6 +19,12 @@ INSTALL = {
 }
 SSH_KEY = "~/.ssh/google_compute_engine"  # the key that gcloud uses, and creates where it is absent
 NOT_FOUND = re.compile(r"NOT_FOUND|was not found|not found", re.IGNORECASE)
+# What gcloud says of its connections to the workers, around what the workers say.
+ABOUT_CONNECTIONS = re.compile(
+    r"#####|SSH:|SCP:|Retrying:|Using (ssh|scp) batch|Failed to execute command on multiple"
+)
+NAMES_ERROR = re.compile(r"ERROR|\berror:|\bfatal:|×")  # gcloud, pip, git and uv
+LAST_LINES = 20  # of a failed command's stderr, which are printed before the one line
 # Pattern in a tool's message -> exception with advice; the first match counts.
 CAUSES = {
     r"(attribute|property) \[project\]": BadInputError(
@@ -64,12 +70,17 @@ class Tools:
     def run(self, command: Sequence[str], *, dry_answer: str = "") -> str:
         """Runs a command and returns what it printed; `dry_answer` on a dry run.
 
+        If the command fails, prints the end of its stderr: of several hosts each may have failed.
+
         Raises:
           BadInputError: the program is missing, or refused the user's input.
           RunFailedError: the command failed.
         """
         found = self.attempt(command, dry_answer=dry_answer)
         if found.returncode:
+            lines = found.stderr.splitlines()
+            if len(lines) > 1:  # a single one is part of the error
+                print(*lines[-LAST_LINES:], sep="\n", file=sys.stderr, flush=True)
             raise self.cause(command, found.stderr)
         return found.stdout.strip()
 
@@ -87,7 +98,8 @@ class Tools:
         if self.dry:
             return subprocess.CompletedProcess(command, 0, dry_answer, "")
         pipe = subprocess.PIPE if captured else None
-        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
+        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+        options |= {"text": True, "errors": "replace"}
         try:
             process = subprocess.Popen(list(command), **options)
         except FileNotFoundError:
@@ -126,7 +138,9 @@ def known_cause(message: str) -> Exception | None:
 
 def one_line(message: str) -> str:
     """Returns the part of a tool's stderr that names the error, in one line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    start = next((i for i, line in enumerate(lines) if "ERROR" in line), max(0, len(lines) - 1))
+    every = [line.strip() for line in message.splitlines() if line.strip()]
+    lines = [line for line in every if not ABOUT_CONNECTIONS.match(line)] or every
+    last = max(0, len(lines) - 1)
+    start = next((i for i, line in enumerate(lines) if NAMES_ERROR.search(line)), last)
     text = " ".join(lines[start:])
     return text if len(text) <= 300 else f"{text[:300]}..."
