@@ -77,7 +77,7 @@ fi
 echo "$@" >> ~/python3.calls
 """
 TRAINING = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 home = Path.home()
 with (home / "argv.jsonl").open("a") as file:
@@ -86,7 +86,9 @@ codes = Path(os.environ["STAND_IN"]) / f"exit_codes_{home.name}.json"
 left = json.loads(codes.read_text())
 codes.write_text(json.dumps(left[1:]))
 print(f"{home.name}: step 1 of 1", flush=True)
-if left[0] < 0:  # as if the machine rebooted: the shell that would write run.exit dies, too
+if left[0] is None:
+    time.sleep(60)  # hangs, as where another host was lost
+elif left[0] < 0:  # as if the machine rebooted: the shell that would write run.exit dies, too
     pid = home / "widenet_run" / "run.pid"
     while not (pid.exists() and pid.read_text()):
         pass

@@ -18,7 +18,10 @@ import pytest
 import yaml
 from stand_in import ROOT, Cloud
 
+from widenet_jax.errors import RunFailedError
 from widenet_jax.tools.launch import cloud_tpu
+from widenet_jax.tools.launch.job import Job, parse_tpu
+from widenet_jax.tools.launch.tools import Tools
 
 ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
@@ -208,8 +211,41 @@ def test_a_run_that_left_no_exit_code_is_started_again(tmp_path: Path):
     assert "mine: the run left no exit code" in done.stderr
     follow = ["ssh 0 tail", "ssh 0 if", "describe"]
     begun = ["describe", "create", "describe", *START, "describe", *follow]
-    assert cloud.steps() == [*begun, "ssh all if", "describe", "describe", *START]
+    assert cloud.steps() == [*begun, "describe", "describe", "ssh all if", *START]
     assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
+
+
+def test_three_runs_in_a_row_that_left_no_exit_code():
+    """A run of more than an hour begins a new row: it was lost for another reason."""
+    job = Job("mine", parse_tpu("v3-8"), "z", ())
+    tpu = cloud_tpu.CloudTpu(job, Tools("v3-8", "z"), queued=False)
+    for seconds in (10, 20, 4000, 3000):
+        tpu.count_lost_run(seconds)
+    with pytest.raises(RunFailedError, match=r"3 times in a row; its log: .* logs mine --zone=z"):
+        tpu.count_lost_run(10)
+
+
+def test_a_repaired_tpu_is_kept_and_the_run_restarted_on_all_workers(tmp_path: Path):
+    """Worker 0 fails; worker 1 hangs, and would keep the second run from starting there."""
+    states = ("NOT_FOUND", "READY", "REPAIRING", "REPAIRING", "REPAIRING", "READY")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134, 0))
+    (cloud.directory / "exit_codes_worker_1.json").write_text("[null, 0]")
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert "mine: REPAIRING" in done.stderr
+    checks = ["describe"] * 4
+    begun = ["describe", "create", "describe", *START]
+    assert cloud.steps() == [*begun, *checks, "ssh all if", *START]
+    assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
+
+
+def test_a_hidden_tpu_is_refused_and_one_whose_repair_failed_replaced(tmp_path: Path):
+    states = ("NOT_FOUND", "READY", "UNKNOWN", "UNKNOWN", "HIDDEN")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS)
+    assert (done.returncode, cloud.steps().count("create")) == (3, 2)
+    assert "mine is UNKNOWN; creating it again" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("failed: mine is HIDDEN instead of ready; ")
 
 
 def test_workers_that_never_accept_connections(tmp_path: Path):

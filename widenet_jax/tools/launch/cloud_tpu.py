@@ -21,7 +21,8 @@ COMING = (
     *("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING"),
 )
 # What the service does to a TPU: it stays listed. Only a person makes one ABSENT or STOPPED.
-TAKEN = ("PREEMPTED", "TERMINATED", "SUSPENDING", "SUSPENDED", "FAILED")
+# UNKNOWN is what a failed repair leaves.
+TAKEN = ("PREEMPTED", "TERMINATED", "SUSPENDING", "SUSPENDED", "FAILED", "UNKNOWN")
 STOPPED = "STOPPED"
 ENDING = ("DELETING", "STOPPING")
 # State checks after a failed run. A run fails as soon as a host is lost, but the service reports
@@ -38,12 +39,15 @@ ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether
 ENDED = f"if {ALIVE}; then echo alive; else cat {REMOTE}/run.exit 2>/dev/null || true; fi"
 # The code is written a moment after the run has ended: one check could come between.
 CHECKS_OF_A_LOST_RUN = 2
-# On every worker: ends what is left of a run that worker 0 has lost. It cannot save without it.
+# Runs lost in a row, each within an hour, before the launcher gives up: the next is lost as well.
+LOST_RUNS = 3
+LONG_RUN_SECONDS = 3600.0
+# On every worker: ends what is left of a run that lost a worker. It cannot save without that.
 KILL = f'if {ALIVE}; then kill -KILL "$(cat {REMOTE}/run.pid)"; fi'
 
 
-class EndedBySomeoneError(RunFailedError):
-    """A person deleted or stopped the TPU, so the launcher does not create it again."""
+class UnusableTpuError(RunFailedError):
+    """The TPU was deleted, stopped or hidden, not by the service: it is not created again."""
 
 
 class CloudTpu:
@@ -62,6 +66,7 @@ class CloudTpu:
     def __init__(self, job: Job, tools: Tools, *, queued: bool, poll_seconds: float = 20.0):
         self.job, self.tools, self.queued, self.poll_seconds = job, tools, queued, poll_seconds
         self.may_exist = False
+        self.lost_runs = 0
 
     def create_command(self) -> list[str]:
         job = self.job
@@ -110,14 +115,21 @@ class CloudTpu:
             self.begin()
         self.may_exist = True
         while (code := self.follow()) is None:
-            self.replace(self.polled_state())
+            state = self.polled_state()
+            self.replace(state)
+            if state not in TAKEN:  # the same machines, of which some may still run
+                self.tools.attempt(self.ssh_command(KILL, "all"))
             self.begin()
         if self.tools.dry:
             print("# if describe reports that the TPU is gone: delete it, then repeat from create")
         return code
 
     def begin(self) -> None:
-        """Starts the run on the ready TPU; on another one if it is preempted meanwhile."""
+        """Starts the run on the ready TPU; on another one if it is preempted meanwhile.
+
+        Raises:
+          RunFailedError: a command failed on a TPU that stays.
+        """
         while True:
             try:
                 return self.start()
@@ -129,16 +141,19 @@ class CloudTpu:
     def replace(self, state: str) -> None:
         """Brings up a TPU in place of a lost one; tries until there is capacity for it.
 
+        One that the service repairs or restarts is waited for.
+
         Raises:
-          EndedBySomeoneError: as `check_not_ended`.
+          UnusableTpuError: as `check_usable`.
         """
-        self.check_not_ended(state)
+        self.check_usable(state)
         if state in TAKEN:
             say(f"{self.job.name} is {state}; creating it again, the run then resumes")
+            self.lost_runs = 0
         while True:
             try:
                 return self.bring_up(state)
-            except EndedBySomeoneError:
+            except UnusableTpuError:
                 raise
             except RunFailedError as error:
                 say(f"{error}; trying again")
@@ -168,15 +183,21 @@ class CloudTpu:
                 f"(`{self.managing('delete')}`) or choose another --name"
             )
 
-    def check_not_ended(self, state: str) -> None:
-        """Raises EndedBySomeoneError if a person has deleted or stopped the TPU."""
+    def check_usable(self, state: str) -> None:
+        """Raises UnusableTpuError unless the TPU is ready, will be, or was taken by the service."""
         if state == ABSENT:
             self.may_exist = False
-            raise EndedBySomeoneError(
+            raise UnusableTpuError(
                 f"{self.job.name} was deleted by someone; the same command creates it again"
             )
         if state == STOPPED:
-            raise EndedBySomeoneError(self.stopped_text())
+            raise UnusableTpuError(self.stopped_text())
+        if state not in (*READY, *COMING, *TAKEN):  # such as HIDDEN
+            raise UnusableTpuError(self.unready_text(state))
+
+    def unready_text(self, state: str) -> str:
+        describe = " ".join(self.request("describe"))
+        return f"{self.job.name} is {state} instead of ready; for the reason run `{describe}`"
 
     def stopped_text(self) -> str:
         """Returns what to tell about a TPU that a person stopped: its disk is still there."""
@@ -215,12 +236,9 @@ class CloudTpu:
             self.create()
         shown = None
         while (state := self.polled_state(dry_answer=READY[self.queued])) not in READY:
-            self.check_not_ended(state)
-            if state not in COMING:
-                raise RunFailedError(
-                    f"{self.job.name} is {state} instead of ready; for the reason run "
-                    f"`{' '.join(self.request('describe'))}`"
-                )
+            self.check_usable(state)
+            if state in TAKEN:
+                raise RunFailedError(self.unready_text(state))
             if state != shown:
                 say(f"{self.job.name}: {state}")
                 shown = state
@@ -288,7 +306,7 @@ class CloudTpu:
         Returns:
           The run's exit code; None if the TPU is not ready, or the run left no code.
         """
-        lines, lost = "+1", 0
+        lines, lost, began = "+1", 0, time.monotonic()
         while True:
             self.tools.stream(self.ssh_command(follow_script(lines), "0"))
             said = self.on_first(ENDED, dry_answer="0")  # None: the connection broke
@@ -304,10 +322,23 @@ class CloudTpu:
                 return int(said)
             lost = lost + 1 if said == "" else 0
             if lost == CHECKS_OF_A_LOST_RUN:
-                say(f"{self.job.name}: the run left no exit code (a reboot?); starting again")
-                self.tools.attempt(self.ssh_command(KILL, "all"))
+                self.count_lost_run(time.monotonic() - began)
                 return None
             lines = "10"  # the connection broke, or the run has only just ended
+
+    def count_lost_run(self, seconds: float) -> None:
+        """Counts the runs in a row that left no exit code, after so many seconds each.
+
+        Raises:
+          RunFailedError: these were LOST_RUNS, none of which lasted for LONG_RUN_SECONDS.
+        """
+        self.lost_runs = 1 if seconds > LONG_RUN_SECONDS else self.lost_runs + 1
+        lost = f"{self.job.name}: the run left no exit code, as after a reboot"
+        if self.lost_runs == LOST_RUNS:
+            raise RunFailedError(
+                f"{lost}, {LOST_RUNS} times in a row; its log: `{self.managing('logs')}`"
+            )
+        say(f"{lost}; starting it again")
 
     def show_ends(self) -> None:
         """Prints the last lines of every worker's log, since any worker may have failed first."""
