@@ -563,6 +563,17 @@ def test_status_logs_stop_delete(tmp_path: Path):
     assert not home.exists()
 
 
+def test_status_without_a_run_and_without_its_exit_code(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("READY",))
+    assert cloud.launch("status", "mine", "--zone=z").stdout == "mine: READY\nno run\n"
+    there = cloud.directory / "worker_0" / "widenet_run"
+    there.mkdir()
+    (there / "run.log").write_text("step 1\nstep 2\n")
+    (there / "run.pid").write_text("999999999\n")  # larger than any
+    said = cloud.launch("status", "mine", "--zone=z").stdout
+    assert said == "mine: READY\nended without an exit code\nstep 2\n"
+
+
 def test_status_of_an_absent_tpu_and_without_permission(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",))
     done = cloud.launch("status", "mine", "--zone=z")

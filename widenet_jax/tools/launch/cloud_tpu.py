@@ -37,6 +37,12 @@ LOG = f"{REMOTE}/run.log"
 ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
 # On worker 0: prints "alive", the exit code, or nothing if the run was lost and left none.
 ENDED = f"if {ALIVE}; then echo alive; else cat {REMOTE}/run.exit 2>/dev/null || true; fi"
+# On worker 0, for people: the state of the run and the last line of its log.
+STATUS = (
+    f"if {ALIVE}; then echo running; elif [ -s {REMOTE}/run.exit ]; then echo ended, exit code "
+    f"$(cat {REMOTE}/run.exit); elif [ -e {REMOTE}/run.pid ]; then echo ended without an exit "
+    f"code; else echo no run; fi; tail -n 1 {LOG} 2>/dev/null || true"
+)
 # The code is written a moment after the run has ended: one check could come between.
 CHECKS_OF_A_LOST_RUN = 2
 # Runs lost in a row, each within an hour, before the launcher gives up: the next is lost as well.
@@ -369,11 +375,7 @@ class CloudTpu:
         text = f"{self.job.name}: {state or 'there is no such TPU'}"
         if state not in READY:
             return text
-        asked = (
-            f"if {ALIVE}; then echo running; else echo ended, exit code $(cat {REMOTE}/run.exit); "
-            f"fi; tail -n 1 {LOG}"
-        )
-        return f"{text}\n{self.on_first(asked) or 'worker 0 cannot be reached'}"
+        return f"{text}\n{self.on_first(STATUS) or 'worker 0 cannot be reached'}"
 
     def logs(self) -> None:
         self.tools.stream(self.ssh_command(follow_script("100"), "0"))
