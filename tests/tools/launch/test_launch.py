@@ -259,7 +259,8 @@ def test_workers_that_never_accept_connections(tmp_path: Path):
 
 def test_preemption_during_set_up(tmp_path: Path):
     """Then no capacity for another one, then one that is preempted before it is ready."""
-    states = ("NOT_FOUND", "READY", "PREEMPTED", "NOT_FOUND", "PREEMPTED", "PREEMPTED", "READY")
+    absent, lost = ["NOT_FOUND"] * 2, ["PREEMPTED"] * 2
+    states = ("NOT_FOUND", "READY", "PREEMPTED", *absent, *lost, "READY")
     fails = {"scp": ["ERROR: lost connection"], "create": ["", "ERROR: no more capacity"]}
     cloud = Cloud(tmp_path / "cloud", states=states, fails=fails)
     done = cloud.launch(*ARGUMENTS)
@@ -406,7 +407,7 @@ def test_skypilot_alone_finds_a_zone(tmp_path: Path):
 def test_errors_of_gcloud_are_reported_in_one_line(
     tmp_path: Path, message: str, code: int, words: str
 ):
-    cloud = Cloud(tmp_path / "cloud", fails={"create": [message]})
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",), fails={"create": [message]})
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == code
     *cost, line = [line for line in done.stderr.splitlines() if not line.startswith("$ ")]
@@ -414,6 +415,26 @@ def test_errors_of_gcloud_are_reported_in_one_line(
     # Of an unknown error, such as a broken connection, the TPU may be created nevertheless.
     maybe = [f"mine may exist and cost money: {DELETE}"]
     assert cost == (maybe if words == "something new" else [])
+
+
+def test_a_login_that_expires_while_the_tpu_is_created(tmp_path: Path):
+    """The TPU may come up all the same. A launch that replaces a TPU waits for the next login."""
+    message = (
+        "ERROR: (gcloud.compute.tpus.tpu-vm.create) Reauthentication required: gcloud auth login"
+    )
+    first = Cloud(tmp_path / "first", fails={"create": [message], "describe": ["", message]})
+    done = first.launch(*ARGUMENTS)
+    assert done.returncode == 2
+    cost, line = done.stderr.splitlines()[-2:]
+    assert cost == f"mine may exist and cost money: {DELETE}"
+    assert line.startswith("error: gcloud is not logged in;")
+    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "CREATING", "READY")
+    fails = {"create": ["", message]}
+    later = Cloud(tmp_path / "later", states=states, exit_codes=(134, 0), fails=fails)
+    done = later.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert later.steps().count("create") == 2  # the second one's TPU is used
+    assert "error: gcloud" not in done.stderr
 
 
 def test_a_queued_resource_that_failed(tmp_path: Path):

@@ -161,7 +161,7 @@ class CloudTpu:
                 return self.bring_up(state)
             except UnusableTpuError:
                 raise
-            except RunFailedError as error:
+            except (BadInputError, RunFailedError) as error:  # an expired login, too
                 say(f"{error}; trying again")
             time.sleep(self.poll_seconds)
             state = self.polled_state()
@@ -253,8 +253,16 @@ class CloudTpu:
     def create(self) -> None:
         created = self.tools.attempt(self.create_command())
         if created.returncode:
-            self.may_exist = known_cause(created.stderr) is None  # all of those are refusals
+            # The known causes are refusals. But a login may also expire while the TPU comes up.
+            self.may_exist = known_cause(created.stderr) is None or not self.is_absent()
             raise self.tools.cause(self.create_command(), created.stderr)
+
+    def is_absent(self) -> bool:
+        """Returns whether the service says that there is no such TPU."""
+        try:
+            return self.state() == ABSENT
+        except (BadInputError, RunFailedError):
+            return False
 
     def start(self) -> None:
         """Copies the code to every worker, installs it and starts the run on all of them."""
