@@ -294,7 +294,8 @@ def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
 
 
 def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0))
+    """And starts it on worker 1, where it does not run."""
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0, 0))
     assert cloud.launch(*ARGUMENTS).returncode == 0
     home = cloud.directory / "worker_0" / "widenet_run"
     with subprocess.Popen(["sleep", "600"]) as still_running:
@@ -321,7 +322,9 @@ def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
         # `wait`, so that its pid disappears
         once_followed(lambda: (still_running.terminate(), still_running.wait()))
         assert cloud.launch(*ARGUMENTS).returncode == 0
-    assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh 0 tail", "ssh 0 if"]
+    start, *follow = START[-3:]
+    assert cloud.steps()[before:] == ["describe", "ssh 0 if", start, *follow]
+    assert len(cloud.trainings(0)) == 1 < len(cloud.trainings(1))
 
 
 def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):

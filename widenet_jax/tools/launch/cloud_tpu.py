@@ -34,6 +34,7 @@ CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minute
 # two hours where the machine went while it was connected.
 SSH_OPTIONS = ("ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
 LOG = f"{REMOTE}/run.log"
+START_RUN = f"bash {REMOTE}/start.sh"
 ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
 # On worker 0: prints "alive", the exit code, or nothing if the run was lost and left none.
 ENDED = f"if {ALIVE}; then echo alive; else cat {REMOTE}/run.exit 2>/dev/null || true; fi"
@@ -113,7 +114,10 @@ class CloudTpu:
             state = self.polled_state()
         if state == STOPPED:
             raise BadInputError(self.stopped_text())
-        if not (state in READY and self.runs_already()):
+        if state in READY and self.runs_already():
+            # A worker may have missed its start; where the run lives, this does nothing.
+            self.tools.stream(self.ssh_command(START_RUN, "all"))
+        else:
             if self.job.tpu.several_hosts:
                 check_ssh_key(self.tools)
             plan()
@@ -276,7 +280,7 @@ class CloudTpu:
             flags = ["--quiet", *ssh_flags("scp"), "--worker=all"]
             self.tools.run([*copy, *self.job.place, *flags])
         self.on_all(f"chmod 600 {REMOTE}/env && bash {REMOTE}/setup.sh")
-        self.on_all(f"bash {REMOTE}/start.sh")
+        self.on_all(START_RUN)
 
     def reach(self, command: str) -> None:
         """Runs the first command on all workers; retries until they accept connections.
