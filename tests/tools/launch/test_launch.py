@@ -213,6 +213,8 @@ def test_a_run_that_left_no_exit_code_is_started_again(tmp_path: Path):
     begun = ["describe", "create", "describe", *START, "describe", *follow]
     assert cloud.steps() == [*begun, "describe", "describe", "ssh all if", *START]
     assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
+    logs = [cloud.directory / "worker_0" / "widenet_run" / f"run.log{end}" for end in ("", ".old")]
+    assert [log.read_text() for log in logs] == ["worker_0: step 1 of 1\n"] * 2
 
 
 def test_three_runs_in_a_row_that_left_no_exit_code():

@@ -65,6 +65,7 @@ START = """\
 cd ~/{remote}
 if kill -0 "$(cat run.pid 2>/dev/null)" 2>/dev/null; then exit 0; fi
 rm -f run.pid run.exit
+mv -f run.log run.log.old 2> /dev/null
 setsid nohup bash run.sh < /dev/null > /dev/null 2>&1 &
 until [ -s run.pid ]; do sleep 0.1; done
 """
