@@ -131,7 +131,7 @@ class CloudTpu:
                 self.tools.attempt(self.ssh_command(KILL, "all"))
             self.begin()
         if self.tools.dry:
-            print("# if describe reports that the TPU is gone: delete it, then repeat from create")
+            print("# if describe reports PREEMPTED: delete the TPU, then repeat from create")
         return code
 
     def begin(self) -> None:
