@@ -234,7 +234,7 @@ SECTIONS = {
 
 
 def mixup_group_size(model: ConfigDict) -> int:
-    """Returns the routing group's size, so that mixup's partners stay in one group.
+    """Returns the token group's size, so that mixup's partners stay in one group.
 
     Models without experts, or with groups of one image, mix within 16 neighbours.
     """

@@ -22,7 +22,7 @@ from widenet_jax.config.files import load_config
 
 ROOT = Path(__file__).parents[1]
 # 20 steps of 64 digits. The capacity is so small that tokens are dropped, in evaluation too. 16
-# routing groups of 4 images are two groups for each of 8 devices.
+# token groups of 4 images are two groups for each of 8 devices.
 OVERRIDES = {
     "duration": "20 steps",
     "log_every_steps": 1,

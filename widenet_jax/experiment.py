@@ -31,7 +31,7 @@ from widenet_jax.tasks import TASKS, Evaluation, Task
 from widenet_jax.tasks.contract import Inputs, Rngs
 from widenet_jax.typing import Array, Aux, PyTree
 
-ROUTING_GROUP = "config.model.moe.examples_per_group"
+TOKEN_GROUP = "config.model.moe.examples_per_group"
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def max_skipped_updates(config: ConfigDict) -> int:
 
 
 def group_size(model: nn.Module, task: Task) -> int:
-    """Returns how many consecutive examples must stay together: whole routing and task groups."""
+    """Returns how many consecutive examples must stay together: whole token and task groups."""
     return math.lcm(model.examples_per_group, task.group_size)
 
 
@@ -232,8 +232,8 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
     routing, own = model.examples_per_group, task.group_size
     if routing > 1 and routing % own:
         raise BadInputError(
-            f"{task.group_field}={own} must divide {ROUTING_GROUP}={routing}: "
-            f"such a group lies within a routing group; add --{task.group_field}={routing}"
+            f"{task.group_field}={own} must divide {TOKEN_GROUP}={routing}: "
+            f"such a group lies within a token group; add --{task.group_field}={routing}"
         )
     check_group(config.batch_size, own, field=task.group_field)
     parts, devices = config.optimizer.accumulation_steps, f"on each of {mesh.size} devices"
@@ -251,7 +251,7 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
             f"(routing {routing}) {devices}",
         ),
     ):
-        check_group(size, routing, field=ROUTING_GROUP)
+        check_group(size, routing, field=TOKEN_GROUP)
         if size % unit:
             raise BadInputError(
                 f"{field}={size} must be a multiple of {unit}, such as {-(-size // unit) * unit}: "

@@ -14,7 +14,7 @@ from widenet_jax.models.text_sizes import parse_text_variant, text_model
 from widenet_jax.param_names import map_with_path
 
 V, T, P = 50, 12, 3
-# One routing group; so much capacity that no token is dropped.
+# One token group; so much capacity that no token is dropped.
 ROOMY = {"examples_per_group": 1, "capacity_factor": 4.0}
 
 

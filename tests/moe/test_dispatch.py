@@ -239,7 +239,7 @@ def test_methods_agree_for_any_gates(K: int, capacity: int, fields: dict):
 
 
 def test_all_experts_with_gates_of_one_are_the_dense_layer():
-    """E experts of width G without biases, K = E: one layer of width E * G, in float64 NumPy."""
+    """E experts of width F without biases, K = E: one layer of width E * F, in float64 NumPy."""
     E, D, F, S = 3, 5, 4, 7
     experts = random_experts(E, D, F, wi_bias=None, wo_bias=None)
     routing = random_routing(2, S, E, E, S)
@@ -248,7 +248,7 @@ def test_all_experts_with_gates_of_one_are_the_dense_layer():
     unlimited = {"capacity": S, "limit": jnp.full(2, S), "priority": "token_order"}
     routing = assign_slots(routing, full, **unlimited)
     x = np.random.default_rng(0).normal(size=(2, S, D))
-    wi = np.concatenate(np.float64(experts.wi), axis=1)  # [D, E * G]
+    wi = np.concatenate(np.float64(experts.wi), axis=1)  # [D, E * F]
     expected = np.maximum(x @ wi, 0) @ np.float64(experts.wo).reshape(E * F, D)
     for method, dispatch in DISPATCHERS.items():
         y = jax.jit(partial(dispatch, capacity=S))(jnp.float32(x), routing, experts)

@@ -25,8 +25,8 @@ class Scheme:
         array holds several kernels; and `fan_in`, None for that of one such kernel. Returns an
         initialiser.
       ffn_bias: initialiser of both biases of a feed-forward.
-      experts_as_one: the output kernels of E experts of width G have the fan E G of the dense layer
-        that they replace, instead of G.
+      experts_as_one: the output kernels of E experts of width F have the fan E F of the dense layer
+        that they replace, instead of F.
       equal_router: the router's vectors of all experts have the same norm.
     """
 
@@ -113,7 +113,7 @@ class KernelInit:
         return self.scheme.draw(depth=self.depth, batch_axis=batch_axis, fan_in=fan_in)
 
     def experts_out(self, num_experts: int, mlp_dim: int) -> Initializer:
-        """Returns the initialiser of the experts' output kernels [E, G, D]."""
+        """Returns the initialiser of the experts' output kernels [E, F, D]."""
         as_one = num_experts * mlp_dim if self.scheme.experts_as_one else None
         return self.kernel(batch_axis=(0,), fan_in=as_one)
 

@@ -32,9 +32,10 @@ class MoeLayer(nn.Module):
       mlp_dim: F of every expert.
       num_experts: E.
       num_selected_experts: K.
-      capacity_factor: C in training; `capacity_factor_eval` in evaluation.
-      examples_per_group: examples routed together; results do not depend on the devices in use.
-      capacity_rule: rule by which C becomes slots, see `slots.CAPACITY_RULES`.
+      capacity_factor: in training; `capacity_factor_eval` in evaluation.
+      examples_per_group: examples routed together, a token group; results do not depend on the
+        devices in use.
+      capacity_rule: rule by which the factor becomes slots, see `slots.CAPACITY_RULES`.
       priority: which token gets a slot first, see `slots.PRIORITIES`.
       router: `name` in `routers.ROUTERS`, and that router's own fields.
       losses: weights of the balance losses (lambda of eq. 8), see `losses.balance_losses`.
@@ -81,7 +82,7 @@ class MoeLayer(nn.Module):
         train: bool,
         routing: Routing | None = None,
     ) -> FfnOutput:
-        """Routes every token, or follows a `routing` made by an earlier block of its group.
+        """Routes every token, or follows a `routing` of an earlier block in its routing group.
 
         aux is {} when following.
 
@@ -122,7 +123,7 @@ class MoeLayer(nn.Module):
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
 
     def route(self, x: Array, mask: Array, *, train: bool) -> tuple[Routing, Aux]:
-        """Routes groups x [G, S, D] of tokens, mask [G, S]: the routing with slots, and aux."""
+        """Routes token groups x [G, S, D], mask [G, S]: the routing with slots, and aux."""
         S = x.shape[1]
         C = self.slots(S, train=train)
         # The key is drawn in this layer's scope, whatever the router draws from it.

@@ -4,7 +4,7 @@ A loss is `f(routing, mask) -> [G]` float32, one number a group; a group without
 left out of the mean. `routing` has no slots yet. To add one: a function and an entry in `LOSSES`.
 
 Shazeer et al. 2017 and Csordás et al. 2023 take their statistics over the batch, WideNet over each
-routing group: the field `over`.
+token group: the field `over`.
 """
 
 from collections.abc import Callable, Mapping
@@ -126,7 +126,7 @@ LOSSES: dict[str, Callable[[Routing, Array], Array]] = {
 }
 
 
-# What a loss takes for a group: each routing group, or all tokens, [G, S, ...] to [1, G*S, ...].
+# What a loss takes for a group: each token group, or all tokens, [G, S, ...] to [1, G*S, ...].
 SCOPES = {"group": lambda x: x, "batch": lambda x: x.reshape(1, -1, *x.shape[2:])}
 
 

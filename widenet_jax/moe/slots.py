@@ -30,16 +30,16 @@ def ceil_times(n: Array | int, ratio: Fraction) -> Array | int:
 
 UNLIMITED = "unlimited"
 
-# Slots an expert may fill for n tokens (an int or an int array), C being a fraction.
+# Slots an expert may fill for n tokens (an int or an int array); the capacity factor is a Fraction.
 CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
-    # All experts' buffers together hold C*K*n tokens; each has one E-th of them, rounded up.
-    "paper": lambda n, C, K, E: ceil_times(n, C * K / E),
+    # All experts' buffers together hold factor*K*n tokens; each has one E-th of them, rounded up.
+    "paper": lambda n, factor, K, E: ceil_times(n, factor * K / E),
     # The paper's text literally, B = CKNL for every expert: no choice is ever dropped.
-    "literal": lambda n, C, K, E: ceil_times(n, C * K),
-    # Released code: int(C*K*n/E) slots, but slots count from 1 and the last is refused.
-    "authors_code": lambda n, C, K, E: floor_times(n, C * K / E) - 1,
-    # A slot for every token of the group: nothing is dropped, and C has no effect.
-    UNLIMITED: lambda n, C, K, E: n,
+    "literal": lambda n, factor, K, E: ceil_times(n, factor * K),
+    # Released code: int(factor*K*n/E) slots, but slots count from 1 and the last is refused.
+    "authors_code": lambda n, factor, K, E: floor_times(n, factor * K / E) - 1,
+    # A slot for every token of the group: nothing is dropped, and the factor has no effect.
+    UNLIMITED: lambda n, factor, K, E: n,
 }
 
 
@@ -57,8 +57,8 @@ def capacity_limit(
       BadInputError: an unknown rule.
     """
     slots = choose(CAPACITY_RULES, rule, field="config.model.moe.capacity_rule")
-    C = Fraction(str(capacity_factor)).limit_denominator(1000)
-    limit = slots(num_tokens, C, num_selected, num_experts)
+    factor = Fraction(str(capacity_factor)).limit_denominator(1000)
+    limit = slots(num_tokens, factor, num_selected, num_experts)
     return max(limit, 0) if isinstance(limit, int) else jnp.maximum(limit, 0)
 
 

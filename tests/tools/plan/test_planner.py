@@ -36,7 +36,7 @@ class Double:
         parts = config.optimizer.accumulation_steps
         images = config.batch_size // 256 // parts
         if config.model.moe and images % config.model.moe.examples_per_group:
-            raise BadInputError("routing groups would be split")
+            raise BadInputError("token groups would be split")
         self.seen.append(name)
         peak = (1 + self.gib_per_image * images) * GIB
         fits = peak <= 15.48 * GIB
@@ -95,7 +95,7 @@ def test_gradient_accumulation_makes_a_step_fit():
     assert double.seen == ["v", f"v {remat}", "v --config.optimizer.accumulation_steps=4"]
 
 
-def test_changes_that_split_routing_groups_are_skipped():
+def test_changes_that_split_token_groups_are_skipped():
     """Groups have 16 images, so 256 cores allow neither parts nor smaller batches."""
     config = load_config("configs/imagenet.py:widenet_b,depth=2")
     for fsdp, splitting in ((1, ["--config.sharding.fsdp=-1"]), (-1, [])):

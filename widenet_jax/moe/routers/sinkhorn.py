@@ -42,7 +42,7 @@ class ReleasedSinkhornRouter(SinkhornRouter):
     """S-BASE as in the code that Csordás et al. 2023 released, for rerunning their rows only.
 
     Its iteration differs from Sinkhorn's, see `released_offset`, and its loads are less even. Its
-    scope is the routing group, which is a sequence where examples_per_group is 1.
+    scope is the token group, which is a sequence where examples_per_group is 1.
 
     Attributes: see `scoring.DroppingRouter`.
     """

@@ -1,6 +1,6 @@
 """Class probabilities and features of examples, images and texts alike.
 
-Each example is its own routing group, so that no other example changes what is found for it.
+Each example is its own token group, so that no other example changes what is found for it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -31,7 +31,7 @@ Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its rou
 def image_router(trained: Trained) -> Callable[[np.ndarray], TokenRouting]:
     """Returns a function from one image as the model takes it (uint8) to its routing (B = 1).
 
-    Each image is its own routing group, so that no other image changes its routing.
+    Each image is its own token group, so that no other image changes its routing.
 
     Raises:
       BadInputError: the model has no experts.

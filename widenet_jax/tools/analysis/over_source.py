@@ -53,7 +53,7 @@ def totals_over_source(
     config = trained.config
     group = trained.model.examples_per_group
     devices = jax.local_devices()
-    # As many devices as divide the routing groups of a batch evenly.
+    # As many devices as divide the token groups of a batch evenly.
     devices = devices[: math.gcd(config.evaluation.batch_size // group, len(devices))]
     mesh = build_mesh({"fsdp": 1, "expert": 1}, devices)
     replicated = NamedSharding(mesh, P())

@@ -1,6 +1,6 @@
 """Predictions of a trained text model: classes of texts, answers to questions, masked words.
 
-Each sequence is its own routing group, so that no other text changes its prediction.
+Each sequence is its own token group, so that no other text changes its prediction.
 """
 
 import itertools

@@ -154,7 +154,7 @@ def advise(
         try:
             attempt = compiler.compile(f"{name} {' '.join(flags)}", changed, data)
         except BadInputError:
-            continue  # for example routing groups that the smaller parts would split
+            continue  # for example token groups that the smaller parts would split
         tried.append(" ".join(flags))
         if fits(attempt, topology):
             prices = price_module(parse(attempt.hlo), topology)
