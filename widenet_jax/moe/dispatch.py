@@ -68,7 +68,7 @@ def gather_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
     E, K = routing.router_probs.shape[-1], routing.gate.shape[-1]
     C = -(-capacity // TILE) * TILE
     with jax.named_scope("dispatch"):
-        # Rows of the flat buffers [E*C, D]; E*C, one past the last, for a dropped choice.
+        # The rows are the slots of all experts: R = E*C.
         row = jnp.where(routing.slot < capacity, routing.expert_index * C + routing.slot, E * C)
         token = jnp.broadcast_to(jnp.arange(S, dtype=jnp.int32)[:, None], (G, S, K))
         empty = jnp.full((G, E * C), S, jnp.int32)
@@ -83,29 +83,49 @@ def gather_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
         return rows_to_tokens(outputs, routing.gate, token_of_row, row)
 
 
+# --- Rows by index ---------------------------------------------------------------------------
+
+# The experts' rows are flat arrays [G, R, D], in which an index of each side finds the other:
+#
+#   token_of_row  [G, R] int32: the token of each row; S, one past the last, where it is empty
+#   row           [G, S, K] int32: the row of each choice; R where it was dropped
+#
+# Hence `rows_to_slots` and `sum_rows` are each other's transposes, and both gather forwards and
+# backwards. JAX's own gradients would scatter.
+
+
 @jax.custom_vjp
 def rows_to_slots(x: Array, token_of_row: Array, row: Array) -> Array:
-    """Takes x [G, S, D] at `token_of_row` to [G, E*C, D], zero where a slot is empty.
-
-    JAX's own gradient would scatter; since every kept choice has its `row`, this one gathers too.
-    """
+    """Copies tokens to their rows, [G, S, D] to [G, R, D]; zero where a row is empty."""
+    del row
     return take_rows(x, token_of_row)
 
 
-def _slots_backward(row: Array, d_buffers: Array) -> tuple[Array, None, None]:
-    parts = [take_rows(d_buffers, row[..., k]) for k in range(row.shape[-1])]
-    return sum(part.astype(jnp.float32) for part in parts).astype(d_buffers.dtype), None, None
+rows_to_slots.defvjp(
+    lambda x, token_of_row, row: (rows_to_slots(x, token_of_row, row), row),
+    lambda row, d_rows: (add_rows(d_rows, row), None, None),
+)
 
 
-rows_to_slots.defvjp(lambda *args: (rows_to_slots(*args), args[-1]), _slots_backward)
+@jax.custom_vjp
+def sum_rows(rows: Array, token_of_row: Array, row: Array) -> Array:
+    """Adds up the rows of each token, [G, R, D] to [G, S, D]."""
+    del token_of_row
+    return add_rows(rows, row)
+
+
+sum_rows.defvjp(
+    lambda rows, token_of_row, row: (sum_rows(rows, token_of_row, row), token_of_row),
+    lambda token_of_row, dy: (take_rows(dy, token_of_row), None, None),
+)
 
 
 @jax.custom_vjp
 def rows_to_tokens(outputs: Array, gate: Array, token_of_row: Array, row: Array) -> Array:
-    """Sums the rows of each token, times their gates: [G, E*C, D] to [G, S, D].
+    """Adds up the rows of each token times their gates [G, S, K], [G, R, D] to [G, S, D].
 
-    The gradient works slot by slot: the rows of dy at `token_of_row` give both the gradient of the
-    outputs and, multiplied with the outputs, that of the gates, so that only scalars move back.
+    The gradient works row by row: dy at `token_of_row` gives both the gradient of the outputs and,
+    multiplied with the outputs, that of the gates, so that only scalars move back.
     """
     K = gate.shape[-1]
     rows = (take_rows(outputs, row[..., k]) for k in range(K))
@@ -116,7 +136,7 @@ def rows_to_tokens(outputs: Array, gate: Array, token_of_row: Array, row: Array)
 def _tokens_backward(saved: tuple, dy: Array) -> tuple[Array, Array, None, None]:
     outputs, gate, token_of_row, row = saved
     G, S, K = gate.shape
-    dy_of_row = take_rows(dy, token_of_row)  # [G, E*C, D]
+    dy_of_row = take_rows(dy, token_of_row)  # [G, R, D]
     nothing = jnp.zeros(outputs.shape[:2], gate.dtype)
     gate_of_row = put(nothing, row.reshape(G, S * K), gate.reshape(G, S * K))
     d_outputs = (gate_of_row[..., None] * dy_of_row.astype(jnp.float32)).astype(outputs.dtype)
@@ -128,14 +148,20 @@ def _tokens_backward(saved: tuple, dy: Array) -> tuple[Array, Array, None, None]
 rows_to_tokens.defvjp(lambda *args: (rows_to_tokens(*args), args), _tokens_backward)
 
 
-def put(x: Array, index: Array, value: Array) -> Array:
-    """Sets x[g, index[g, i]] = value[g, i], all scalars; skips an index one past the last."""
+def put(x: Array, index: Array, value: Array) -> Array:  # [G, R], [G, N], [G, N] -> [G, R]
+    """Sets x[g, index[g, i]] = value[g, i]; skips an index one past the last."""
     return jax.vmap(lambda x, i, v: x.at[i].set(v, mode="drop"))(x, index, value)
 
 
-def take_rows(x: Array, index: Array) -> Array:
+def take_rows(x: Array, index: Array) -> Array:  # [G, R, ...], [G, N] -> [G, N, ...]
     """Returns x[g, index[g, i]]; zero where the index is one past the last."""
     return jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=0))(x, index)
+
+
+def add_rows(rows: Array, row: Array) -> Array:  # [G, R, D], [G, S, K] -> [G, S, D]
+    """Adds up the rows of each token's choices, in float32."""
+    parts = [take_rows(rows, row[..., k]) for k in range(row.shape[-1])]
+    return sum(part.astype(jnp.float32) for part in parts).astype(rows.dtype)
 
 
 # --- ragged ----------------------------------------------------------------------------------
@@ -173,8 +199,8 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
             row_words = (pairs.reshape(N)[order] for pairs in pair_words)
             words = tuple(zip(row_words, columns, strict=True)) or None
             inside = gate_is_cheaper_inside(experts)
-            of_row = permute(gate.reshape(N), order, place) if inside else None
-            outputs = experts.on_rows(rows, expert[order], sizes, words, of_row)[None]
+            gate_of_row = permute(gate.reshape(N), order, place) if inside else None
+            outputs = experts.on_rows(rows, expert[order], sizes, words, gate_of_row)[None]
         with jax.named_scope("combine"):
             if inside:
                 return sum_rows(outputs, token_of_row, row).reshape(G, S, D)
@@ -189,20 +215,6 @@ def gate_is_cheaper_inside(experts: ExpertFfn) -> bool:
     """Returns whether a row's gate may multiply its hidden entries, and these are the fewer."""
     _, D, F = experts.wi.shape
     return F < D and not experts.output_activation
-
-
-@jax.custom_vjp
-def sum_rows(outputs: Array, token_of_row: Array, row: Array) -> Array:
-    """Sums the rows of each token: [G, N, D] to [G, S, D]. The gradient gathers, too."""
-    del token_of_row
-    return _slots_backward(row, outputs)[0]
-
-
-def _sum_backward(token_of_row: Array, dy: Array) -> tuple[Array, None, None]:
-    return take_rows(dy, token_of_row), None, None
-
-
-sum_rows.defvjp(lambda *args: (sum_rows(*args), args[1]), _sum_backward)
 
 
 @jax.custom_vjp
