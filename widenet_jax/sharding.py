@@ -78,8 +78,10 @@ def platform() -> str:
     return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
-def on_each_device(function: Callable, replicated: PyTree, *batched: Array) -> Array:
+def on_each_device(function: Callable, replicated: PyTree, *batched: PyTree) -> Array:
     """Calls `function(replicated, *batched)` on each device with its own shard of `batched`.
+
+    The first of `batched` must be an array.
 
     For functions that the compiler cannot partition. It is a plain call if no mesh is set
     (`jax.set_mesh`), or if the batch does not divide over the devices, such as the single example

@@ -176,13 +176,18 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
     # The random words of the dropout belong to (token, choice) pairs, not to sorted rows, so that
     # the masks do not depend on the devices.
     words = experts.dropout_words(routing.gate.shape)
-    pair_words = [pairs for pairs, _ in words or ()]  # [G, S, K] each
-    replicated = (experts, [columns for _, columns in words or ()])
+    pair_words = tuple(of_layer and of_layer[0] for of_layer in words)  # [G, S, K] or None
+    column_words = tuple(of_layer and of_layer[1] for of_layer in words)
 
     def local(
-        replicated: tuple, x: Array, expert_index: Array, gate: Array, kept: Array, *pair_words
-    ) -> Array:
-        experts, columns = replicated
+        replicated: tuple,
+        x: Array,  # [G, S, D], the device's groups
+        expert_index: Array,  # [G, S, K]
+        gate: Array,  # [G, S, K]
+        kept: Array,  # [G, S, K] bool
+        pair_words: tuple[Array | None, Array | None],
+    ) -> Array:  # [G, S, D]
+        experts, column_words = replicated
         G, S, D = x.shape
         K, E = gate.shape[-1], experts.wi.shape[0]
         N = G * S * K
@@ -196,8 +201,10 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
             rows = rows_to_slots(x.reshape(1, G * S, D), token_of_row, row)[0]
         with jax.named_scope("experts"):
             sizes = (expert[:, None] == jnp.arange(E)).sum(axis=0, dtype=jnp.int32)
-            row_words = (pairs.reshape(N)[order] for pairs in pair_words)
-            words = tuple(zip(row_words, columns, strict=True)) or None
+            words = tuple(
+                None if pairs is None else (pairs.reshape(N)[order], columns)
+                for pairs, columns in zip(pair_words, column_words, strict=True)
+            )
             inside = gate_is_cheaper_inside(experts)
             gate_of_row = permute(gate.reshape(N), order, place) if inside else None
             outputs = experts.on_rows(rows, expert[order], sizes, words, gate_of_row)[None]
@@ -207,8 +214,9 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
             gate = gate.reshape(1, G * S, K)
             return rows_to_tokens(outputs, gate, token_of_row, row).reshape(G, S, D)
 
-    with_batch = (x, routing.expert_index, routing.gate, routing.slot < capacity)
-    return on_each_device(local, replicated, *with_batch, *pair_words)
+    kept = routing.slot < capacity
+    batched = (x, routing.expert_index, routing.gate, kept, pair_words)
+    return on_each_device(local, (experts, column_words), *batched)
 
 
 def gate_is_cheaper_inside(experts: ExpertFfn) -> bool:

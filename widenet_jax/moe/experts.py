@@ -13,9 +13,8 @@ from widenet_jax.layers.dropout import Words, draw_words, drop
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.typing import Array
 
-# Random words of the dropout after the hidden layer, if any, and after the output layer, if any;
-# None is no dropout.
-LayerWords = tuple[Words, ...] | None
+# Random words of the dropout after the hidden and after the output layer; None: no dropout there.
+LayerWords = tuple[Words | None, Words | None]
 
 
 @flax.struct.dataclass
@@ -48,20 +47,16 @@ class ExpertFfn:
     def dropout_words(self, rows: tuple[int, ...]) -> LayerWords:
         """Draws the dropout's random words for tokens laid out as [*rows, D]."""
         if self.key is None:
-            return None
+            return None, None
         hidden_key, output_key = jax.random.split(self.key)
         _, D, F = self.wi.shape
-        hidden = (draw_words(hidden_key, rows, F),) if self.hidden_dropout else ()
-        return hidden + ((draw_words(output_key, rows, D),) if self.each_output_dropout else ())
-
-    def of_layers(self, words: LayerWords) -> tuple[Words | None, Words | None]:
-        """Returns the words of the hidden and of the output layer; None is no dropout there."""
-        hidden = words[0] if words and self.hidden_dropout else None
-        return hidden, words[-1] if words and self.each_output_dropout else None
+        hidden = draw_words(hidden_key, rows, F) if self.hidden_dropout else None
+        output = draw_words(output_key, rows, D) if self.each_output_dropout else None
+        return hidden, output
 
     def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
         """Applies each expert to its buffers."""
-        hidden_words, output_words = self.of_layers(self.dropout_words(x.shape[:-1]))
+        hidden_words, output_words = self.dropout_words(x.shape[:-1])
         dense = partial(linear, "egci,eio->egco")
         h = self.hidden(dense(x, self.wi, self.wi_bias), hidden_words)
         return self.output(dense(h, self.wo, self.wo_bias), output_words)
@@ -97,7 +92,7 @@ class ExpertFfn:
             # float32, because that gradient is a sum over rows.
             return y + (of_expert @ bias).astype(x.dtype)
 
-        hidden_words, output_words = self.of_layers(words)
+        hidden_words, output_words = words
         h = self.hidden(dense(x, self.wi, self.wi_bias, of_expert), hidden_words)
         if gate is not None:
             h, of_expert = scaled(h, gate), of_expert * gate[:, None]
@@ -110,7 +105,7 @@ class ExpertFfn:
         part of the second product; but not where something follows that product in an expert.
         """
         E, D, F = self.wi.shape
-        hidden_words, output_words = self.of_layers(self.dropout_words(gate.shape))
+        hidden_words, output_words = self.dropout_words(gate.shape)
         # One layer of width E * F. The transpose is of the small kernel, not of the hidden entries.
         wi = self.wi.swapaxes(0, 1).reshape(D, E * F)
         wi_bias = None if self.wi_bias is None else self.wi_bias.reshape(E * F)
@@ -167,10 +162,18 @@ class Experts(nn.Module):
         wi, wi_bias = dense((E, D, F), of_wi, name="wi")()
         wo, wo_bias = dense((E, F, D), of_wo, name="wo")()
         key = self.make_rng("dropout") if train and self.dropout else None
-        names = ("dropout", "hidden_dropout", "activation", "output_activation")
-        settings = {name: getattr(self, name) for name in names}
-        each = not self.output_dropout
-        return ExpertFfn(wi, wi_bias, wo, wo_bias, key, each_output_dropout=each, **settings)
+        return ExpertFfn(
+            wi,
+            wi_bias,
+            wo,
+            wo_bias,
+            key,
+            dropout=self.dropout,
+            hidden_dropout=self.hidden_dropout,
+            each_output_dropout=not self.output_dropout,
+            activation=self.activation,
+            output_activation=self.output_activation,
+        )
 
 
 class ExpertDense(nn.Module):

@@ -101,13 +101,10 @@ class MoeLayer(nn.Module):
         aux = {}
         if routing is None:
             with jax.named_scope("router"):
-                routing, aux = self.route(grouped, mask.reshape(B // g, g * T), train=train)
-
-        # All of its fields are fields of this layer, too.
-        names = {field.name for field in dataclasses.fields(Experts)} - {"parent", "name"}
-        fields = {name: getattr(self, name) for name in names}
-        experts = Experts(**fields, name=EXPERTS)(D, train=train)
-        method = self.method(g * T, train=train, platform=platform())
+                mask = mask.reshape(B // g, g * T)
+                routing, aux = self.route(grouped, mask, capacity=C, train=train)
+        experts = self.build_experts()(D, train=train)
+        method = self.method(g * T, capacity=C, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
         y = Dropout(self.output_dropout)(y, train=train)
@@ -122,18 +119,22 @@ class MoeLayer(nn.Module):
         check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
         choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
 
-    def route(self, x: Array, mask: Array, *, train: bool) -> tuple[Routing, Aux]:
+    def route(self, x: Array, mask: Array, *, capacity: int, train: bool) -> tuple[Routing, Aux]:
         """Routes token groups x [G, S, D], mask [G, S]: the routing with slots, and aux."""
-        S = x.shape[1]
-        C = self.slots(S, train=train)
         # The key is drawn in this layer's scope, whatever the router draws from it.
         key = self.make_rng("router") if train and self.has_rng("router") else None
         # In float32, whatever `dtype`: rounding would move tokens between experts.
         routing = self.build_router()(x.astype(jnp.float32), mask, key=key, train=train)
         losses, loss = balance_losses(routing, mask, self.losses)
-        live = jnp.minimum(self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train), C)
-        routing = assign_slots(routing, mask, capacity=C, limit=live, priority=self.priority)
-        sums = routing_statistics(routing, mask, C)
+        limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
+        routing = assign_slots(
+            routing,
+            mask,
+            capacity=capacity,
+            limit=jnp.minimum(limit, capacity),
+            priority=self.priority,
+        )
+        sums = routing_statistics(routing, mask, capacity)
         return routing, {"loss": loss, "losses": losses, "sums": sums}
 
     def build_router(self) -> nn.Module:
@@ -150,13 +151,28 @@ class MoeLayer(nn.Module):
         check_fields(own, fields, section=f"{SECTION}.router")
         return build(**common, **fields)
 
-    def method(self, tokens: int, *, train: bool, platform: str) -> str:
-        """Returns the dispatch method for groups of `tokens`."""
+    def build_experts(self) -> Experts:
+        """Builds the module that holds the experts' parameters."""
+        return Experts(
+            num_experts=self.num_experts,
+            mlp_dim=self.mlp_dim,
+            dropout=self.dropout,
+            hidden_dropout=self.hidden_dropout,
+            output_dropout=self.output_dropout,
+            activation=self.activation,
+            output_activation=self.output_activation,
+            use_bias=self.use_bias,
+            kernel_init=self.kernel_init,
+            name=EXPERTS,
+        )
+
+    def method(self, tokens: int, *, capacity: int, platform: str) -> str:
+        """Returns the dispatch method for groups of `tokens` with `capacity` slots an expert."""
         return choose_dispatch(
             self.dispatch,
             platform=platform,
             group_tokens=tokens,
-            capacity=self.slots(tokens, train=train),
+            capacity=capacity,
             share=self.num_selected_experts / self.num_experts,
             unlimited=self.capacity_rule == UNLIMITED,
         )
@@ -187,8 +203,10 @@ def dispatch_methods(model: Mapping, num_tokens: int, *, platform: str) -> dict[
         return {}
     layer = MoeLayer(**model["moe"])
     tokens = layer.examples_per_group * num_tokens
-    modes = (("training", True), ("evaluation", False))
-    return {mode: layer.method(tokens, train=train, platform=platform) for mode, train in modes}
+    return {
+        mode: layer.method(tokens, capacity=layer.slots(tokens, train=train), platform=platform)
+        for mode, train in (("training", True), ("evaluation", False))
+    }
 
 
 def dispatch_text(methods: Mapping[str, str]) -> str:
