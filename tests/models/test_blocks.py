@@ -80,7 +80,7 @@ def test_the_gradient_of_a_shared_part_is_the_sum_over_blocks():
     params = init(shared)
 
     def loss(model: Blocks, params: dict) -> jax.Array:
-        y, aux = model.apply({"params": params}, X, train=True)
+        y, aux, _ = model.apply({"params": params}, X, train=True)
         return (y**2).sum() + aux["loss"].sum()
 
     def run(model: Blocks, params: dict) -> tuple:
@@ -102,10 +102,10 @@ def test_routing_groups_route_once(groups: int, operations: int):
     """T = G routing operations enter the loss; a group's blocks follow its first."""
     model = encoder(**(WIDENET | {"routing_groups": groups}))
     params = init(encoder(**WIDENET))
-    y, aux = apply(model, params, X, train=True)
+    y, aux, _ = apply(model, params, X, train=True)
     assert aux["loss"].shape == (operations,)
     assert aux["sums"]["load"].shape == (operations, 3)
-    own, _ = apply(encoder(**WIDENET), params, X, train=True)
+    own, _, _ = apply(encoder(**WIDENET), params, X, train=True)
     assert bool((y == own).all()) == (operations == 3)
 
 
@@ -114,7 +114,7 @@ def test_post_norm_normalises_the_output_of_a_block():
     model = encoder(norm_position="post")
     params = init(model)
     assert "norm_out" not in params
-    y, _ = apply(model, params, X, train=False)
+    y, *_ = apply(model, params, X, train=False)
     np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(y.var(-1), 1, rtol=1e-3)
 
@@ -134,7 +134,7 @@ def test_pre_norm_by_parts():
     mlp = Mlp(12).bind({"params": params["block_00_mlp"]})
     x = X + attention(norm("block_00_norm_attention", X), train=False)
     x = x + mlp(norm("block_00_norm_ffn", x), train=False).y
-    y, _ = bound(X, train=False)
+    y, *_ = bound(X, train=False)
     np.testing.assert_allclose(y, norm("norm_out", x), rtol=1e-4, atol=1e-5)
 
 
@@ -146,8 +146,8 @@ def test_padding_does_not_change_real_tokens(norm_position: str):
     mask = jnp.arange(T) < 3
     mask = jnp.broadcast_to(mask, (4, T))
     noisy = jnp.where(mask[..., None], X, 100.0)
-    clean, clean_aux = apply(model, params, X, mask=mask, train=True)
-    other, other_aux = apply(model, params, noisy, mask=mask, train=True)
+    clean, clean_aux, _ = apply(model, params, X, mask=mask, train=True)
+    other, other_aux, _ = apply(model, params, noisy, mask=mask, train=True)
     np.testing.assert_allclose(clean[:, :3], other[:, :3], atol=1e-5)
     np.testing.assert_allclose(clean_aux["loss"], other_aux["loss"], rtol=1e-5)
     np.testing.assert_array_equal(
@@ -159,7 +159,7 @@ def test_bfloat16_keeps_parameters_and_router_in_float32():
     model = encoder(**WIDENET, dtype="bfloat16")
     params = init(model)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
-    y, aux = apply(model, params, X.astype(jnp.bfloat16), train=True)
+    y, aux, _ = apply(model, params, X.astype(jnp.bfloat16), train=True)
     assert y.dtype == jnp.bfloat16
     assert aux["losses"]["load_balance"].dtype == jnp.float32
 
@@ -213,7 +213,7 @@ def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
 
     def run(model: Blocks) -> tuple:
         def loss(params: dict):
-            y, aux = model.apply({"params": params}, X, train=True)
+            y, aux, _ = model.apply({"params": params}, X, train=True)
             return (y**2).sum() + (aux["loss"].sum() if aux else 0), (y, aux)
 
         (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -232,7 +232,7 @@ def test_every_block_drops_by_its_own_random_numbers(unroll: bool):
     params = jax.tree.map(jnp.zeros_like, init(model))
     params["mlp"]["wo"]["bias"] = jnp.ones(D)
     params["norm_out"]["scale"] = jnp.ones(D)
-    y, _ = apply(model.clone(last_norm=False), params, 0 * X, train=True, rngs=rngs)
+    y, *_ = apply(model.clone(last_norm=False), params, 0 * X, train=True, rngs=rngs)
     # Each block adds 0 or 2: equal masks would never add up to 2.
     assert set(np.unique(y)) == {0, 2, 4}
 
@@ -247,7 +247,7 @@ def test_every_block_routes_by_its_own_random_numbers(unroll: bool):
     model = encoder(depth=2, ffn="moe", share_ffn=True, share_norms=True, **fields)
     rngs = {"router": jax.random.key(3)}
     params = jax.tree.map(jnp.zeros_like, init(model))
-    _, aux = apply(model, params, 0 * X, train=True, rngs=rngs)
+    _, aux, _ = apply(model, params, 0 * X, train=True, rngs=rngs)
     first, second = aux["sums"]["load"]
     assert first.sum() == second.sum() == X.shape[0] * T * 2
     assert (first != second).any()

@@ -46,10 +46,12 @@ class Blocks(BlockSettings):
         memory: Array | None = None,  # [B, L, M, D] inputs of each block
         memory_length: Array | None = None,  # [B] int32: rows of the memory, the latest, to see
         train: bool,
-    ) -> tuple[Array, Aux] | tuple[Array, Aux, Array]:
-        """Returns [B, T, D] and the blocks' aux, stacked over the operations that have one.
+    ) -> tuple[Array, Aux, Array | None]:
+        """Runs the blocks.
 
-        With a memory also the next one: the latest M inputs of each block, without gradient.
+        Returns:
+          [B, T, D]; the blocks' aux, stacked over the operations that have one; and the next
+          memory, the latest M inputs of each block, without gradient, or None without a memory.
         """
         self.check()
         if memory is None:
@@ -62,7 +64,7 @@ class Blocks(BlockSettings):
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position == "pre":
             x = self.build_norm(NORM_OUT)(x)
-        return (x, aux) if memory is None else (x, aux, memory)
+        return x, aux, memory
 
     def run_blocks(
         self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
@@ -129,10 +131,14 @@ class Blocks(BlockSettings):
         period = self.period()
         count = self.depth // period
         blocks = self.clone(
-            **{"depth": period, "parent": None, "name": None, "last_norm": False},
-            **{"unroll": True, "remat": "none"},
+            parent=None,
+            name=None,
+            depth=period,
             ffn_blocks=tuple(i for i in range(period) if self.ffn_names()[i] == self.ffn),
             routing_groups=self.routing_groups and period // self.blocks_per_routing(),
+            unroll=True,
+            remat="none",
+            last_norm=False,
         )
         shared, own = {}, [{} for _ in range(count)]
         for name, params in self.variables["params"].items():
@@ -143,32 +149,28 @@ class Blocks(BlockSettings):
                 shared[name] = params
         keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
 
-        def run(x: Array, own: dict, memory: Array | None, index: Array | int) -> tuple:
+        def run_period(x: Array, given: tuple) -> tuple[Array, tuple[Aux, Array | None]]:
+            params, old, index = given
             rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-            told = {"mask": mask, **seen, "memory": memory}
-            x, *rest = blocks.apply({"params": shared | own}, x, **told, train=train, rngs=rngs)
-            return x, rest  # the aux, and the new memory where there is one
+            told = {"mask": mask} | seen | {"memory": old}
+            x, *rest = blocks.apply({"params": shared | params}, x, **told, train=train, rngs=rngs)
+            return x, tuple(rest)
 
         if self.remat == "block":
-            run = jax.checkpoint(run, prevent_cse=self.unroll)
-        memories = [None] * count
-        if memory is not None:  # [B, L, M, D] -> periods * [B, period, M, D]
-            memories = jnp.split(memory, count, axis=1)
+            run_period = jax.checkpoint(run_period, prevent_cse=self.unroll)
+        # [B, L, M, D] -> periods * [B, period, M, D]
+        memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
+        periods = list(zip(own, memories, range(count), strict=True))
         if self.unroll:
             outputs = []
-            for index, (part, old) in enumerate(zip(own, memories, strict=True)):
-                x, rest = run(x, part, old, index)
-                outputs.append(rest)
-            aux, *memory = zip(*outputs, strict=True)
-            aux = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *aux)
-            return x, aux, jnp.concatenate(memory[0], axis=1) if memory else None
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *zip(own, memories, strict=True))
-        x, (aux, *memory) = jax.lax.scan(
-            lambda x, part: run(x, *part), x, (*stacked, jnp.arange(count))
-        )
-        aux = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), aux)
-        # [periods, B, period, M, D] -> [B, L, M, D]
-        return x, aux, jnp.concatenate(memory[0], axis=1) if memory else None
+            for given in periods:
+                x, output = run_period(x, given)
+                outputs.append(output)
+        else:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
+            x, output = jax.lax.scan(run_period, x, stacked)
+            outputs = [jax.tree.map(lambda leaf, i=i: leaf[i], output) for i in range(count)]
+        return x, *joined(outputs)
 
     def build_norm(self, name: str) -> nn.Module:
         """Returns a LayerNorm."""
@@ -200,6 +202,14 @@ class Blocks(BlockSettings):
         own = {field.name for field in dataclasses.fields(FEED_FORWARDS[kind])}
         fields = {key: value for key, value in fields.items() if key in own}
         return FEED_FORWARDS[kind](**fields, name=name)
+
+
+def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:
+    """Returns one aux and one memory of consecutive blocks from those of parts of them."""
+    auxes = [aux for aux, _ in outputs if aux]
+    memories = [memory for _, memory in outputs if memory is not None]  # [B, blocks, M, D]
+    aux = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *auxes) if auxes else {}
+    return aux, jnp.concatenate(memories, axis=1) if memories else None
 
 
 def updated(memory: Array, x: Array) -> Array:

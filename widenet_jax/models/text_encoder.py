@@ -77,7 +77,7 @@ class TextEncoder(BlockSettings, kw_only=True):
             init = KernelInit(self.kernel_init).kernel()
             x = Dense(self.embed_dim, dtype, init, name="projection")(x)
         blocks = Blocks(**self.settings(), name=ENCODER)
-        x, aux = blocks(x, mask=mask, instances=inputs.get("instances"), train=train)
+        x, aux, _ = blocks(x, mask=mask, instances=inputs.get("instances"), train=train)
         return HEADS[self.head](self, x, table, inputs, train=train), aux
 
     def check(self) -> None:
