@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import apply
+from compiled import apply, equations_in
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.layers.attention import MultiHeadAttention
@@ -178,7 +178,7 @@ def test_an_index_of_no_block_is_refused():
         block_indices((0, 6), 6)
 
 
-# Two periods each; "the last block" is a single one.
+# Two periods each; "the last block" is a single one, of unequal blocks.
 STACKS = {
     "dense": {},
     "widenet": WIDENET,
@@ -222,6 +222,21 @@ def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), run(plain), run(other)
     )
+
+
+@pytest.mark.parametrize(
+    ("stack", "unrolled", "looped"),
+    # A loop over two blocks; over two routing groups of two blocks each; no block repeats itself.
+    [("every second block", 4, 2), ("routing groups", 2, 1), ("the last block", 3, 3)],
+)
+def test_recomputation_is_of_single_blocks(stack: str, unrolled: int, looped: int):
+    """A program has one recomputed part for each block, or for each routing: that saves memory."""
+    recomputed = jax.make_jaxpr(jax.checkpoint(jnp.sin))(1.0).eqns[0].primitive
+    for unroll, expected in ((True, unrolled), (False, looped)):
+        model = encoder(**STACKS[stack], unroll=unroll, remat="block")
+        program = jax.make_jaxpr(partial(model.apply, train=True))({"params": shapes(model)}, X)
+        found = [equation.primitive for equation in equations_in(program.jaxpr)]
+        assert found.count(recomputed) == expected
 
 
 @pytest.mark.parametrize("unroll", [True, False], ids=["unrolled", "loop"])

@@ -14,9 +14,9 @@ that do not fit each other; `summarize(sums)`, metrics from aux["sums"] added up
 `examples_per_group`, how many consecutive examples of a batch belong together. A model that is to
 have experts, or to be planned, also defines `num_tokens(input_spec)`, T of an example.
 
-Fields `unroll` and `remat` change neither the parameters nor the results. A caller that wants the
-intermediate results of single blocks (`capture_intermediates`) clones the model with unroll=True
-and remat="none".
+Fields `unroll` and `remat` change neither the parameters nor the results, but the random numbers of
+dropout and noise. A caller that wants the intermediate results of single blocks
+(`capture_intermediates`) clones the model with unroll=True and remat="none".
 
 To add a model: one file, and one entry in `build.MODELS`.
 """

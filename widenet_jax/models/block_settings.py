@@ -58,8 +58,8 @@ class BlockSettings(nn.Module):
       ffn_output_activation: see `layers.mlp.Mlp`.
       unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
         slower step. Parameters are stored the same way.
-      remat: "none", or "block": the backward pass recomputes each block instead of keeping its
-        intermediate results.
+      remat: "none", or "block": the backward pass recomputes each block, or the blocks that share a
+        routing together, instead of keeping their intermediate results.
       dtype: "float32" or "bfloat16" of the computation; parameters are float32.
     """
 

@@ -60,7 +60,7 @@ class Blocks(BlockSettings):
             seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
         plain = self.unroll and self.remat == "none"
-        run = self.run_blocks if plain or self.is_initializing() else self.run_periods
+        run = self.run_blocks if plain or self.is_initializing() else self.run_pieces
         x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
         if self.last_norm and self.norm_position == "pre":
             x = self.build_norm(NORM_OUT)(x)
@@ -121,56 +121,80 @@ class Blocks(BlockSettings):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
         return x, stacked, jnp.stack(memories, axis=1) if memories else None
 
-    def run_periods(
+    def run_pieces(
         self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
     ) -> tuple[Array, Aux, Array | None]:
-        """Runs the blocks as equal periods, each one function of its parameters and its memory.
+        """Runs the blocks in equal pieces, each one function of its parameters and its memory.
 
-        Such a function can be recomputed (`remat`) or looped over (`unroll=False`).
+        Such a function can be recomputed (`remat`). A piece is one block, or those that share a
+        routing. A run of pieces that repeats itself can be looped over (`unroll=False`).
         """
-        period = self.period()
-        count = self.depth // period
-        blocks = self.clone(
+        size = self.blocks_per_routing()
+        count, period = self.depth // size, self.period() // size
+        loops = not self.unroll and period < count
+        ffn_names = self.ffn_names()[::size]
+        shared, own = self.split_parameters(size)
+        keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
+
+        def piece(ffn: str) -> Callable:
+            blocks = self.first_blocks(size, ffn)
+
+            def run(x: Array, params: dict, old: Array | None, index: Array | int) -> tuple:
+                rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
+                told = {"mask": mask} | seen | {"memory": old}
+                return blocks.apply({"params": shared | params}, x, **told, train=train, rngs=rngs)
+
+            # The two passes of a loop are two loops, whose operations no compiler merges.
+            return jax.checkpoint(run, prevent_cse=not loops) if self.remat == "block" else run
+
+        pieces = {ffn: piece(ffn) for ffn in ffn_names}
+
+        def run_some(x: Array, inputs: list[tuple]) -> tuple[Array, tuple[Aux, Array | None]]:
+            """Runs the first pieces, or as many that have the same feed-forwards."""
+            outputs = []
+            for ffn, given in zip(ffn_names, inputs, strict=False):
+                x, *output = pieces[ffn](x, *given)
+                outputs.append(output)
+            return x, joined(outputs)
+
+        # [B, L, M, D] -> count * [B, size, M, D]
+        memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
+        inputs = list(zip(own, memories, range(count), strict=True))
+        if not loops:
+            x, outputs = run_some(x, inputs)
+            return x, *outputs
+        periods = [inputs[first : first + period] for first in range(0, count, period)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
+        x, outputs = jax.lax.scan(run_some, x, stacked)
+        each = [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
+        return x, *joined(each)
+
+    def first_blocks(self, size: int, ffn: str) -> "Blocks":
+        """Returns a stack of so many of these blocks, with one feed-forward and one routing."""
+        return self.clone(
             parent=None,
             name=None,
-            depth=period,
-            ffn_blocks=tuple(i for i in range(period) if self.ffn_names()[i] == self.ffn),
-            routing_groups=self.routing_groups and period // self.blocks_per_routing(),
+            depth=size,
+            ffn_blocks="all" if ffn == self.ffn else (),
+            routing_groups=min(self.routing_groups, 1),
             unroll=True,
             remat="none",
             last_norm=False,
         )
-        shared, own = {}, [{} for _ in range(count)]
+
+    def split_parameters(self, size: int) -> tuple[dict, list[dict]]:
+        """Returns the parameters that blocks share, and those of each `size` blocks on their own.
+
+        The latter have the names that they would have in a stack of `size` blocks.
+        """
+        shared, own = {}, [{} for _ in range(self.depth // size)]
         for name, params in self.variables["params"].items():
             index, kind = split_block_part(name)
             if index is not None:
-                own[index // period][block_part(index % period, kind)] = params
+                own[index // size][block_part(index % size, kind)] = params
             elif name != NORM_OUT:
                 shared[name] = params
-        keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
-
-        def run_period(x: Array, given: tuple) -> tuple[Array, tuple[Aux, Array | None]]:
-            params, old, index = given
-            rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-            told = {"mask": mask} | seen | {"memory": old}
-            x, *rest = blocks.apply({"params": shared | params}, x, **told, train=train, rngs=rngs)
-            return x, tuple(rest)
-
-        if self.remat == "block":
-            run_period = jax.checkpoint(run_period, prevent_cse=self.unroll)
-        # [B, L, M, D] -> periods * [B, period, M, D]
-        memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
-        periods = list(zip(own, memories, range(count), strict=True))
-        if self.unroll:
-            outputs = []
-            for given in periods:
-                x, output = run_period(x, given)
-                outputs.append(output)
-        else:
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
-            x, output = jax.lax.scan(run_period, x, stacked)
-            outputs = [jax.tree.map(lambda leaf, i=i: leaf[i], output) for i in range(count)]
-        return x, *joined(outputs)
+        return shared, own
 
     def build_norm(self, name: str) -> nn.Module:
         """Returns a LayerNorm."""
