@@ -43,7 +43,6 @@ def build_schedule(
       BadInputError: the name is unknown.
     """
     decay = choose(DECAYS, name, field="config.optimizer.schedule")
-    end = learning_rate if name == "constant" else end_learning_rate
     # The divisors are at least 1 to avoid 0 / 0; no step lies inside an empty phase.
     decay_steps = max(total_steps - warmup_steps, 1)
 
@@ -51,6 +50,7 @@ def build_schedule(
         step = jnp.asarray(step, jnp.float32)
         warm = learning_rate * step / max(warmup_steps, 1)
         t = jnp.clip((step - warmup_steps) / decay_steps, 0.0, 1.0)
-        return jnp.where(step < warmup_steps, warm, end + (learning_rate - end) * decay(t))
+        left = end_learning_rate + (learning_rate - end_learning_rate) * decay(t)
+        return jnp.where(step < warmup_steps, warm, left)
 
     return schedule
