@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.norm import layer_norm
 from widenet_jax.models.block_settings import ATTENTIONS, DTYPES, BlockSettings
-from widenet_jax.models.feed_forwards import FEED_FORWARDS
+from widenet_jax.models.feed_forwards import COMMON, FEED_FORWARDS
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, Routing
 
@@ -213,15 +213,8 @@ class Blocks(BlockSettings):
 
     def build_ffn(self, kind: str, name: str) -> nn.Module:
         """Returns the feed-forward `kind` under a parameter name."""
-        common = {
-            "dropout": self.dropout,
-            "hidden_dropout": self.ffn_dropout,
-            "activation": self.activation,
-            "output_activation": self.ffn_output_activation,
-            "kernel_init": self.kernel_init,
-            "dtype": DTYPES[self.dtype],
-        }
-        fields = common | dict(self.feed_forwards[kind])
+        common = {field: getattr(self, model_field) for field, model_field in COMMON.items()}
+        fields = common | {"dtype": DTYPES[self.dtype]} | dict(self.feed_forwards[kind])
         fields["kernel_init"] = KernelInit(fields["kernel_init"], self.depth)
         own = {field.name for field in dataclasses.fields(FEED_FORWARDS[kind])}
         fields = {key: value for key, value in fields.items() if key in own}

@@ -1,10 +1,9 @@
 """The feed-forwards that a block may have, by name.
 
-A feed-forward is a Linen module. `Blocks` builds it with the fields `dropout`, `activation`,
-`kernel_init` and `dtype` of the model, with `hidden_dropout` and `output_activation`, which are its
-`ffn_dropout` and `ffn_output_activation`, all overridden and completed by the section
-`config.model.NAME`, and with its name as the module name. Its `kernel_init` is then a `KernelInit`,
-the name in the config and the depth of the stack. It is called as
+A feed-forward is a Linen module. `Blocks` builds it with the model's values of the fields in
+`COMMON`, overridden and completed by the section `config.model.NAME`, and with its name as the
+module name. Its `kernel_init` is then a `KernelInit`, the name in the config and the depth of the
+stack. It is called as
 
     ffn(x, mask=mask, train=train, routing=routing) -> FfnOutput(y, aux, routing)
       x        [B, T, D] tokens
@@ -37,10 +36,15 @@ from widenet_jax.moe.layer import MoeLayer
 
 # The feed-forward of the blocks that `config.model.ffn_blocks` leaves out.
 PLAIN = "mlp"
-# Fields that the model gives to the feed-forwards that have them, where a section does not.
-COMMON = (
-    *("dropout", "hidden_dropout", "activation", "output_activation", "kernel_init", "dtype"),
-)
+# field of a feed-forward -> the field of the model whose value it has where a section sets none
+COMMON = {
+    "dropout": "dropout",
+    "hidden_dropout": "ffn_dropout",
+    "activation": "activation",
+    "output_activation": "ffn_output_activation",
+    "kernel_init": "kernel_init",
+    "dtype": "dtype",
+}
 
 FEED_FORWARDS: dict[str, type[nn.Module]] = {
     PLAIN: Mlp,
