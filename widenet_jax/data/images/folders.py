@@ -184,8 +184,8 @@ def check_local(root: str, field: str = "") -> None:
     if is_remote(root):
         raise BadInputError(
             f"{field}{root}: image folders are read from local disks only; pack it on a machine "
-            "that has it (scripts/prepare_data.py image_folder) and give the packed set, which may "
-            "be on gs://"
+            "that has it (scripts/prepare_data.py image_folder) and give the packed set, also on "
+            "gs://, with --config.data.source=array_record --config.data.eval_fraction=0"
         )
 
 
