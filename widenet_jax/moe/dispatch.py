@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import choose
+from widenet_jax.moe.choices import choice_mask, spread
 from widenet_jax.moe.experts import ExpertFfn
 from widenet_jax.sharding import BATCH, constrain, on_each_device
 from widenet_jax.typing import Array, Routing
@@ -49,14 +50,11 @@ def einsum_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
 
 
 def slots_and_gates(routing: Routing, capacity: int) -> tuple[Array, Array]:
-    """Returns, [G, S, E] each, a token's slot at every expert (`capacity` for none) and its gate.
-
-    A token chooses an expert at most once, so that its K choices never overlap.
-    """
-    experts = jnp.arange(routing.router_probs.shape[-1])
-    chosen = routing.expert_index[..., None] == experts  # [G, S, K, E]
+    """Returns a token's slot at every expert, `capacity` for none, and its gate: [G, S, E] each."""
+    E = routing.router_probs.shape[-1]
+    chosen = choice_mask(routing.expert_index, E)  # [G, S, K, E]
     slot = jnp.where(chosen, routing.slot[..., None], capacity).min(axis=2)
-    return slot, jnp.where(chosen, routing.gate[..., None], 0).sum(axis=2)
+    return slot, spread(routing.gate, routing.expert_index, E)
 
 
 # --- gather ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_fields, choose
-from widenet_jax.moe.routers.scoring import pick
+from widenet_jax.moe.choices import pick, spread
 from widenet_jax.moe.statistics import choice_counts
 from widenet_jax.typing import Array, Routing
 
@@ -44,8 +44,7 @@ def switch_loss(routing: Routing, mask: Array) -> Array:
 
 def importance_loss(routing: Routing, mask: Array) -> Array:
     """Returns CV(I)^2 of each group, I_i the sum of expert i's gates (Shazeer et al. 2017)."""
-    choices = jax.nn.one_hot(routing.expert_index, routing.router_probs.shape[-1])  # [G, S, K, E]
-    gates = (choices * routing.gate[..., None]).sum(axis=2)
+    gates = spread(routing.gate, routing.expert_index, routing.router_probs.shape[-1])
     return squared_variation(token_sum(gates, mask))
 
 

@@ -7,10 +7,10 @@ the live limit below it.
 from collections.abc import Callable
 from fractions import Fraction
 
-import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import choose
+from widenet_jax.moe.choices import choice_mask
 from widenet_jax.typing import Array, Routing
 
 
@@ -113,9 +113,8 @@ def assign_slots(
       BadInputError: an unknown priority.
     """
     place = choose(PRIORITIES, priority, field="config.model.moe.priority")
-    E = routing.router_probs.shape[-1]
-    choices = jax.nn.one_hot(routing.expert_index, E, dtype=jnp.int32)  # [G, S, K, E]
-    choices = choices * mask[..., None, None]
+    choices = choice_mask(routing.expert_index, routing.router_probs.shape[-1])  # [G, S, K, E]
+    choices = (choices & mask[..., None, None]).astype(jnp.int32)
     position = place(choices, routing, mask)  # position_in_expert [G, S, K]
     kept = (position < limit[:, None, None]) & mask[..., None]
     return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))

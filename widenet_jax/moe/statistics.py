@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from widenet_jax.moe.choices import choice_mask
 from widenet_jax.typing import Array, Aux, Routing
 
 
 def choice_counts(routing: Routing, mask: Array) -> Array:
     """[G, E] int32: (token, choice) pairs of real tokens sent to each expert, before dropping."""
-    E = routing.router_probs.shape[-1]
-    choices = jax.nn.one_hot(routing.expert_index, E, dtype=jnp.int32)  # [G, S, K, E]
-    return (choices * mask[..., None, None]).sum(axis=(1, 2))
+    choices = choice_mask(routing.expert_index, routing.router_probs.shape[-1])  # [G, S, K, E]
+    return (choices & mask[..., None, None]).sum(axis=(1, 2), dtype=jnp.int32)
 
 
 def routing_statistics(routing: Routing, mask: Array, capacity: int) -> Aux:
@@ -26,7 +26,7 @@ def routing_statistics(routing: Routing, mask: Array, capacity: int) -> Aux:
     no slot, `entropy` of the router's probabilities in nats, `tokens`.
     """
     probs = routing.router_probs
-    choices = jax.nn.one_hot(routing.expert_index, probs.shape[-1])  # [G, S, K, E]
+    choices = choice_mask(routing.expert_index, probs.shape[-1])  # [G, S, K, E]
     entropy = -(probs * jnp.log(probs + 1e-30)).sum(axis=-1)  # [G, S] nats
     statistics = {
         "load": choice_counts(routing, mask).sum(axis=0),

@@ -5,14 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.moe.choices import chosen_experts, pick, spread
 from widenet_jax.moe.routers.noisy import NoisyTopKRouter, route_noisy_top_k
-from widenet_jax.moe.routers.scoring import (
-    SECTION,
-    choose_experts,
-    chosen_experts,
-    needed,
-    pick,
-)
+from widenet_jax.moe.routers.scoring import SECTION, choose_experts, needed
 from widenet_jax.typing import Array, Routing
 
 
@@ -118,9 +113,3 @@ def route_hierarchical(
             "group_chosen": group_chosen[..., 0].astype(scores.dtype),
         },
     )
-
-
-def spread(values: Array, index: Array, size: int) -> Array:
-    """Places values [..., K] at `index` along an axis of `size`, zero elsewhere; no scatter."""
-    chosen = index[..., None] == jnp.arange(size)
-    return jnp.where(chosen, values[..., None], 0).sum(axis=-2)

@@ -5,13 +5,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
-from widenet_jax.moe.routers.scoring import (
-    ScoringRouter,
-    choose_experts,
-    chosen_experts,
-    needed,
-    pick,
-)
+from widenet_jax.moe.choices import chosen_experts, pick
+from widenet_jax.moe.routers.scoring import ScoringRouter, choose_experts, needed
 from widenet_jax.typing import Array, Routing
 
 # Added to the standard deviation of the noise, as in the released code (tensor2tensor).

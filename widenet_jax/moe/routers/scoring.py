@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import check_range
 from widenet_jax.layers.initializers import KernelInit
+from widenet_jax.moe.choices import pick
 from widenet_jax.typing import Array
 
 SECTION = "config.model.moe.router"
@@ -77,21 +78,6 @@ def choose_experts(scores: Array, num_selected_experts: int, keep: Array | None 
     if keep is not None:
         scores = jnp.where(keep, scores, -jnp.inf)
     return jax.lax.top_k(scores, num_selected_experts)[1].astype(jnp.int32)
-
-
-def pick(values: Array, expert_index: Array) -> Array:
-    """Returns values [..., E] at expert_index [..., K].
-
-    By comparisons, so that the gradient does not scatter.
-    """
-    experts = jnp.arange(values.shape[-1])
-    nothing = jnp.zeros((), values.dtype)
-    return jnp.where(expert_index[..., None] == experts, values[..., None, :], nothing).sum(-1)
-
-
-def chosen_experts(expert_index: Array, num_experts: int) -> Array:
-    """Returns [..., E] bool: whether the token chose the expert."""
-    return (expert_index[..., None] == jnp.arange(num_experts)).any(axis=-2)
 
 
 def gates(values: Array, expert_index: Array, mask: Array, keep: Array | None = None) -> Array:

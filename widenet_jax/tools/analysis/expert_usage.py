@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from widenet_jax.moe.choices import choice_mask
 from widenet_jax.moe.statistics import summarize
 from widenet_jax.tools.analysis.over_source import real_tokens, sums_over_source
 from widenet_jax.tools.analysis.routing import routed_blocks, token_routing
@@ -179,7 +180,8 @@ def usage_sums(
         V, category = trained.info["vocab_size"], batch["tokens"][:, :T]
     else:
         V, category = len(trained.class_names), batch["label"][:, None]
-    pairs = jax.nn.one_hot(routing.expert_index, E) * mask[..., None, None]  # [L, B, T, K, E]
+    pairs = choice_mask(routing.expert_index, E) & mask[..., None, None]
+    pairs = pairs.astype(jnp.float32)  # [L, B, T, K, E]
     first = pairs[:, :, :, 0].reshape(L, -1, E)  # [L, tokens, E]
     chosen = pairs.sum(axis=3).reshape(L, -1, E)
     probs = routing.router_probs
