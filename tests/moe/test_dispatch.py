@@ -187,7 +187,7 @@ def random_experts(E: int, D: int, F: int, **fields) -> ExpertFfn:
     arrays = {
         n: jax.random.normal(key, s) for key, (n, s) in zip(keys, shapes.items(), strict=True)
     }
-    flags = dict.fromkeys(("hidden_dropout", "each_output_dropout", "output_activation"), False)
+    flags = dict.fromkeys(("drops_hidden", "drops_output", "output_activation"), False)
     usual = {"key": None, "dropout": 0.0, "activation": "relu", **flags}
     return ExpertFfn(**(arrays | usual | fields))
 

@@ -70,10 +70,16 @@ def test_priorities(priority: str, slots: list):
     assert filled.slot[0].tolist() == slots
 
 
-def test_masked_tokens_take_no_slot():
+@pytest.mark.parametrize(
+    ("priority", "slots"),
+    [("token_order", [[0, 0], [1, 1]]), ("batch_prioritized", [[0, 1], [0, 1]])],
+)
+def test_masked_tokens_take_no_slot(priority: str, slots: list):
+    """Whatever the gates of token 0; the others' first choices are experts 1 and 0."""
     mask = jnp.array([[False, True, True]])
-    filled = assign_slots(ROUTING, mask, capacity=3, limit=jnp.array([3]), priority="token_order")
-    assert filled.slot[0].tolist() == [[3, 3], [0, 0], [1, 1]]
+    routing = ROUTING.replace(gate=ROUTING.gate.at[0, 0].set(2.0))
+    filled = assign_slots(routing, mask, capacity=3, limit=jnp.array([3]), priority=priority)
+    assert filled.slot[0].tolist() == [[3, 3], *slots]
 
 
 def test_the_live_limit_lies_below_the_buffer():

@@ -27,8 +27,7 @@ class ExpertFfn:
       wi: [E, D, F] float32; wi_bias: [E, F]; wo: [E, F, D]; wo_bias: [E, D]. Biases may be None.
       key: key of the dropout; None is no dropout.
       dropout: its rate.
-      hidden_dropout, each_output_dropout: whether it acts after the hidden layer, and after the
-        output layer.
+      drops_hidden, drops_output: whether it acts after the hidden layer, after the output layer.
       activation: a name in `layers.activations.ACTIVATIONS`.
       output_activation: applies the activation to the output too.
     """
@@ -39,8 +38,8 @@ class ExpertFfn:
     wo_bias: Array | None
     key: Array | None
     dropout: float = flax.struct.field(pytree_node=False)
-    hidden_dropout: bool = flax.struct.field(pytree_node=False)
-    each_output_dropout: bool = flax.struct.field(pytree_node=False)
+    drops_hidden: bool = flax.struct.field(pytree_node=False)
+    drops_output: bool = flax.struct.field(pytree_node=False)
     activation: str = flax.struct.field(pytree_node=False)
     output_activation: bool = flax.struct.field(pytree_node=False)
 
@@ -50,8 +49,8 @@ class ExpertFfn:
             return None, None
         hidden_key, output_key = jax.random.split(self.key)
         _, D, F = self.wi.shape
-        hidden = draw_words(hidden_key, rows, F) if self.hidden_dropout else None
-        output = draw_words(output_key, rows, D) if self.each_output_dropout else None
+        hidden = draw_words(hidden_key, rows, F) if self.drops_hidden else None
+        output = draw_words(output_key, rows, D) if self.drops_output else None
         return hidden, output
 
     def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
@@ -140,14 +139,14 @@ def scaled(h: Array, gate: Array) -> Array:
 class Experts(nn.Module):
     """Holds the parameters of `ExpertFfn`: wi and wo, kernel [E, in, out] and bias [E, out].
 
-    Attributes: see `layer.MoeLayer`.
+    Attributes: see `ExpertFfn` and `layer.MoeLayer`.
     """
 
     num_experts: int  # E
     mlp_dim: int  # F
     dropout: float
-    hidden_dropout: bool
-    output_dropout: float
+    drops_hidden: bool
+    drops_output: bool
     activation: str
     output_activation: bool
     use_bias: bool
@@ -169,8 +168,8 @@ class Experts(nn.Module):
             wo_bias,
             key,
             dropout=self.dropout,
-            hidden_dropout=self.hidden_dropout,
-            each_output_dropout=not self.output_dropout,
+            drops_hidden=self.drops_hidden,
+            drops_output=self.drops_output,
             activation=self.activation,
             output_activation=self.output_activation,
         )

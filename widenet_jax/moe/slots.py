@@ -64,16 +64,21 @@ def capacity_limit(
 
 # --- Priorities: which choices are kept when an expert is full -------------------------------
 
+# Each takes the choices as a mask [G, S, K, E] int32, zero for masked tokens, and the gates
+# [G, S, K]. It returns [G, S, K] int32: how many choices of the same expert are served before.
 
-def token_order(choices: Array, routing: Routing, mask: Array) -> Array:
+
+def token_order(choices: Array, gate: Array) -> Array:
     """Serves tokens in order, first and second choices together (the authors' released code)."""
+    del gate
     demand = choices.sum(axis=2)  # [G, S, E]; a token asks an expert at most once
     before = jnp.cumsum(demand, axis=1) - demand
     return jnp.einsum("gse,gske->gsk", before, choices)
 
 
-def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
+def first_choice_first(choices: Array, gate: Array) -> Array:
     """Serves all first choices before any second choice (GShard, V-MoE)."""
+    del gate
     G, S, K, E = choices.shape
     # [G, S, K, E] -> [G, K*S, E]: choice-major, tokens in order within a choice
     queue = choices.swapaxes(1, 2).reshape(G, K * S, E)
@@ -82,17 +87,16 @@ def first_choice_first(choices: Array, routing: Routing, mask: Array) -> Array:
     return position.reshape(G, K, S).swapaxes(1, 2)
 
 
-def batch_prioritized(choices: Array, routing: Routing, mask: Array) -> Array:
+def batch_prioritized(choices: Array, gate: Array) -> Array:
     """Serves tokens by falling largest gate, then first choice first (V-MoE, section 4)."""
-    score = jnp.where(mask, routing.gate.max(axis=-1), -jnp.inf)
-    order = jnp.argsort(-score, axis=1, stable=True)  # [G, S]
+    order = jnp.argsort(-gate.max(axis=-1), axis=1, stable=True)  # [G, S]
     ranked = jnp.take_along_axis(choices, order[..., None, None], axis=1)
-    position = first_choice_first(ranked, routing, mask)
+    position = first_choice_first(ranked, gate)
     back = jnp.argsort(order, axis=1)
     return jnp.take_along_axis(position, back[..., None], axis=1)
 
 
-PRIORITIES: dict[str, Callable[[Array, Routing, Array], Array]] = {
+PRIORITIES: dict[str, Callable[[Array, Array], Array]] = {
     "token_order": token_order,
     "first_choice_first": first_choice_first,
     "batch_prioritized": batch_prioritized,
@@ -115,6 +119,6 @@ def assign_slots(
     place = choose(PRIORITIES, priority, field="config.model.moe.priority")
     choices = choice_mask(routing.expert_index, routing.router_probs.shape[-1])  # [G, S, K, E]
     choices = (choices & mask[..., None, None]).astype(jnp.int32)
-    position = place(choices, routing, mask)  # position_in_expert [G, S, K]
+    position = place(choices, routing.gate)  # position_in_expert [G, S, K]
     kept = (position < limit[:, None, None]) & mask[..., None]
     return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))

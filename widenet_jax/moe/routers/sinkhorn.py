@@ -33,7 +33,7 @@ class SinkhornRouter(DroppingRouter):
         keep = self.draw_keep(logits.shape, key, train=train)
         offset = jnp.zeros((1, 1, self.num_experts), logits.dtype)
         if train:
-            offset = released_offset(logits, mask) if self.released else sinkhorn(logits, mask)[1]
+            offset = (released_offset if self.released else sinkhorn_offset)(logits, mask)
         sizes = {"num_selected_experts": self.num_selected_experts}
         return route_sinkhorn(logits, offset, mask, keep, **sizes)
 
@@ -69,8 +69,8 @@ def route_sinkhorn(
     )
 
 
-def sinkhorn(logits: Array, mask: Array) -> tuple[Array, Array]:
-    """Returns f [G, S, 1] and h [1, 1, E], which spread the n real tokens of the batch evenly.
+def sinkhorn_offset(logits: Array, mask: Array) -> Array:
+    """Returns h [1, 1, E], which spreads the n real tokens of the batch evenly over the experts.
 
     Three times: f_i = -logsumexp_e(z_ie + h_e), h_e = log(n / E) - logsumexp_i(z_ie + f_i), from
     h = 0. The plan exp(z_ie + f_i + h_e) then has columns of sum n/E, and rows of sum nearly 1. A
@@ -83,7 +83,7 @@ def sinkhorn(logits: Array, mask: Array) -> tuple[Array, Array]:
         f = -jax.nn.logsumexp(logits + h, axis=-1, keepdims=True)
         of_expert = jax.nn.logsumexp(logits + f, axis=(0, 1), keepdims=True, where=real)
         h = jnp.log(tokens / logits.shape[-1]) - of_expert
-    return f, jnp.where(real.any(), h, 0)
+    return jnp.where(real.any(), h, 0)
 
 
 def released_offset(logits: Array, mask: Array) -> Array:
