@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import gethostname
 from threading import Thread
@@ -295,35 +295,44 @@ def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
     assert cloud.steps()[-1] == "delete"
 
 
-def test_the_same_launch_again_follows_the_running_job(tmp_path: Path):
+@pytest.fixture
+def still_running() -> Iterator[subprocess.Popen]:
+    """A process that stands in for the run on worker 0."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_the_same_launch_again_follows_the_running_job(
+    tmp_path: Path, still_running: subprocess.Popen
+):
     """And starts it on worker 1, where it does not run."""
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0, 0))
     assert cloud.launch(*ARGUMENTS).returncode == 0
     home = cloud.directory / "worker_0" / "widenet_run"
-    with subprocess.Popen(["sleep", "600"]) as still_running:
-        (home / "run.pid").write_text(str(still_running.pid))
-        other = cloud.launch(*ARGUMENTS, "--config.seed=1")
-        assert other.returncode == 2
-        assert "running another job" in other.stderr
+    (home / "run.pid").write_text(str(still_running.pid))
+    other = cloud.launch(*ARGUMENTS, "--config.seed=1")
+    assert other.returncode == 2
+    assert "running another job" in other.stderr
 
-        def once_followed(then: Callable[[], object]) -> None:
-            before = len(cloud.calls())
-
-            def wait() -> None:
-                while "ssh 0 tail" not in cloud.steps()[before:]:
-                    time.sleep(0.05)
-                then()
-
-            Thread(target=wait).start()
-
-        once_followed(lambda: os.kill(os.getpid(), signal.SIGTERM))
-        ended = cloud.launch(*ARGUMENTS)
-        assert (ended.returncode, still_running.poll()) == (143, None)
-        assert ended.stderr.splitlines()[-1] == f"mine may exist and cost money: {DELETE}"
+    def once_followed(then: Callable[[], object]) -> None:
         before = len(cloud.calls())
-        # `wait`, so that its pid disappears
-        once_followed(lambda: (still_running.terminate(), still_running.wait()))
-        assert cloud.launch(*ARGUMENTS).returncode == 0
+
+        def wait() -> None:
+            while "ssh 0 tail" not in cloud.steps()[before:]:
+                time.sleep(0.05)
+            then()
+
+        Thread(target=wait, daemon=True).start()
+
+    once_followed(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ended = cloud.launch(*ARGUMENTS)
+    assert (ended.returncode, still_running.poll()) == (143, None)
+    assert ended.stderr.splitlines()[-1] == f"mine may exist and cost money: {DELETE}"
+    before = len(cloud.calls())
+    # `wait`, so that its pid disappears
+    once_followed(lambda: (still_running.terminate(), still_running.wait()))
+    assert cloud.launch(*ARGUMENTS).returncode == 0
     start, *follow = START[-3:]
     assert cloud.steps()[before:] == ["describe", "ssh 0 if", start, *follow]
     assert len(cloud.trainings(0)) == 1 < len(cloud.trainings(1))
