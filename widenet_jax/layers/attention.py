@@ -155,7 +155,13 @@ class MultiHeadAttention(nn.Module):
             return dense(N * H, name)(x).reshape(B, T, N, H)
 
         # Masked tokens are excluded as keys. Their own outputs are computed but never read.
-        apart = {"mask": mask} if instances is None else {"segments": (instances, instances)}
-        y = attend(heads("query") * H**-0.5, heads("key"), heads("value"), **apart)
+        segments = None if instances is None else (instances, instances)
+        y = attend(
+            heads("query") * H**-0.5,
+            heads("key"),
+            heads("value"),
+            mask=mask if segments is None else None,
+            segments=segments,
+        )
         y = dense(D, "out")(y.reshape(B, T, N * H))
         return Dropout(self.dropout)(y, train=train)

@@ -44,8 +44,9 @@ def relative_attend(
         return (query + bias) * H**-0.5
 
     basis = distance_basis(S, position_kernel.shape[0])
-    exactly = {"precision": jax.lax.Precision.HIGHEST}
-    kernels = jnp.einsum("rd,dnh->rnh", basis.mixing, position_kernel, **exactly)
+    kernels = jnp.einsum(
+        "rd,dnh->rnh", basis.mixing, position_kernel, precision=jax.lax.Precision.HIGHEST
+    )
     terms = (
         linear("btnh,mnh->bntm", biased(position_bias), kernel, None)
         for kernel in jnp.split(kernels, 2)

@@ -212,9 +212,15 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
             gate = gate.reshape(1, G * S, K)
             return rows_to_tokens(outputs, gate, token_of_row, row).reshape(G, S, D)
 
-    kept = routing.slot < capacity
-    batched = (x, routing.expert_index, routing.gate, kept, pair_words)
-    return on_each_device(local, (experts, column_words), *batched)
+    return on_each_device(
+        local,
+        (experts, column_words),
+        x,
+        routing.expert_index,
+        routing.gate,
+        routing.slot < capacity,
+        pair_words,
+    )
 
 
 def gate_is_cheaper_inside(experts: ExpertFfn) -> bool:
@@ -231,7 +237,8 @@ def permute(x: Array, order: Array, inverse: Array) -> Array:
 
 
 permute.defvjp(
-    lambda *args: (permute(*args), args[2]), lambda inverse, dy: (dy[inverse], None, None)
+    lambda x, order, inverse: (permute(x, order, inverse), inverse),
+    lambda inverse, dy: (dy[inverse], None, None),
 )
 
 

@@ -184,8 +184,13 @@ class MoeLayer(nn.Module):
     def limit(self, tokens: Array | int, *, train: bool) -> Array | int:
         """Returns the slots that each expert may fill in a group of `tokens` real tokens."""
         factor = self.capacity_factor if train else self.capacity_factor_eval
-        sizes = {"num_selected": self.num_selected_experts, "num_experts": self.num_experts}
-        return capacity_limit(tokens, rule=self.capacity_rule, capacity_factor=factor, **sizes)
+        return capacity_limit(
+            tokens,
+            rule=self.capacity_rule,
+            capacity_factor=factor,
+            num_selected=self.num_selected_experts,
+            num_experts=self.num_experts,
+        )
 
 
 def dispatch_methods(model: Mapping, num_tokens: int, *, platform: str) -> dict[str, str]:

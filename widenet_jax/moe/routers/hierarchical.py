@@ -37,16 +37,21 @@ class HierarchicalRouter(NoisyTopKRouter):
         self.check()
         scores, std = self.scores_and_noise(x, self.groups + self.num_experts)
         noise = jax.random.normal(needed(key), scores.shape, scores.dtype) if train else None
-        sizes = {"groups": self.groups, "selected_groups": self.selected_groups}
         K = self.num_selected_experts
-        return route_hierarchical(scores, std, noise, mask, num_selected_experts=K, **sizes)
+        return route_hierarchical(
+            scores,
+            std,
+            noise,
+            mask,
+            num_selected_experts=K,
+            groups=self.groups,
+            selected_groups=self.selected_groups,
+        )
 
     def check(self) -> None:
         """Raises BadInputError where the groups do not fit the experts."""
-        E, K, E1, K1 = (
-            *(self.num_experts, self.num_selected_experts),
-            *(self.groups, self.selected_groups),
-        )
+        E, K = self.num_experts, self.num_selected_experts
+        E1, K1 = self.groups, self.selected_groups
         check_range(f"{SECTION}.groups", E1, 1, E)
         check_range(f"{SECTION}.selected_groups", K1, 1, min(K, E1))
         if E % E1 or K % K1 or K // K1 > E // E1:
@@ -81,13 +86,18 @@ def route_hierarchical(
         """Returns the columns of the experts, [G, S, E1, E2]."""
         return x[..., groups:].reshape(*mask.shape, groups, -1)
 
-    noises = (None, None) if noise is None else (noise[..., :groups], experts(noise))
     of_groups = route_noisy_top_k(
-        *(scores[..., :groups], std[..., :groups], noises[0], mask),
+        scores[..., :groups],
+        std[..., :groups],
+        None if noise is None else noise[..., :groups],
+        mask,
         num_selected_experts=selected_groups,
     )
     within = route_noisy_top_k(
-        *(experts(scores), experts(std), noises[1], mask[..., None]),
+        experts(scores),
+        experts(std),
+        None if noise is None else experts(noise),
+        mask[..., None],
         num_selected_experts=num_selected_experts // selected_groups,
     )
     E2 = within.router_probs.shape[-1]

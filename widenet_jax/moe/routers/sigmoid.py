@@ -18,7 +18,8 @@ class SigmoidRouter(DroppingRouter):
         """Routes tokens; see the contract in `moe.routers`."""
         logits = self.scores(x)
         keep = self.draw_keep(logits.shape, key, train=train)
-        return route_sigmoid(logits, mask, keep, num_selected_experts=self.num_selected_experts)
+        K = self.num_selected_experts
+        return route_sigmoid(logits, mask, keep, num_selected_experts=K)
 
 
 def route_sigmoid(

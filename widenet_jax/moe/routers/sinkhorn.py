@@ -34,8 +34,8 @@ class SinkhornRouter(DroppingRouter):
         offset = jnp.zeros((1, 1, self.num_experts), logits.dtype)
         if train:
             offset = (released_offset if self.released else sinkhorn_offset)(logits, mask)
-        sizes = {"num_selected_experts": self.num_selected_experts}
-        return route_sinkhorn(logits, offset, mask, keep, **sizes)
+        K = self.num_selected_experts
+        return route_sinkhorn(logits, offset, mask, keep, num_selected_experts=K)
 
 
 class ReleasedSinkhornRouter(SinkhornRouter):

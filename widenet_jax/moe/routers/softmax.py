@@ -24,8 +24,10 @@ class SoftmaxRouter(DroppingRouter):
         """Routes tokens; see the contract in `moe.routers`."""
         logits = self.scores(x)
         keep = self.draw_keep(logits.shape, key, train=train)
-        sizes = {"num_selected_experts": self.num_selected_experts}
-        return route_softmax(logits, mask, keep, **sizes, renormalized=self.renormalized)
+        K = self.num_selected_experts
+        return route_softmax(
+            logits, mask, keep, num_selected_experts=K, renormalized=self.renormalized
+        )
 
 
 class SoftmaxRenormalizedRouter(SoftmaxRouter):
@@ -50,8 +52,8 @@ class SwitchRouter(ScoringRouter):
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
         """Routes tokens; see the contract in `moe.routers`."""
         del key, train  # the same in training and in evaluation
-        sizes = {"num_selected_experts": self.num_selected_experts}
-        return route_softmax(self.scores(x), mask, None, **sizes, renormalized=False)
+        K = self.num_selected_experts
+        return route_softmax(self.scores(x), mask, None, num_selected_experts=K, renormalized=False)
 
 
 def route_softmax(

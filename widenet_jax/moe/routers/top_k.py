@@ -30,8 +30,8 @@ class TopKRouter(ScoringRouter):
         check_range(f"{SECTION}.noise_std", self.noise_std, 0, 1e3)
         noise_std = self.noise_std if train else 0.0
         key = needed(key) if noise_std else None
-        sizes = {"num_selected_experts": self.num_selected_experts}
-        return route_top_k(self.scores(x), mask, key, **sizes, noise_std=noise_std)
+        K = self.num_selected_experts
+        return route_top_k(self.scores(x), mask, key, num_selected_experts=K, noise_std=noise_std)
 
 
 def route_top_k(
