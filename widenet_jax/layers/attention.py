@@ -84,7 +84,19 @@ def _attend_forward(
 
 def _attend_backward(saved: tuple, d_out: Array) -> tuple:
     query, key, value, softmax, out = saved
-    weights = _weights(*softmax)  # [B, N, Tk, Tq] float32
+    gradients, _ = attention_gradients(_weights(*softmax), query, key, value, out, d_out)
+    return *gradients, None, None
+
+
+def attention_gradients(
+    weights: Array,  # [B, N, Tk, Tq] float32, the softmax over the keys
+    query: Array,  # [B, Tq, N, H]
+    key: Array,  # [B, Tk, N, H]
+    value: Array,  # [B, Tk, N, H]
+    out: Array,  # [B, Tq, N, H]
+    d_out: Array,
+) -> tuple[tuple[Array, Array, Array], Array]:
+    """Returns the gradients of query, key and value, and of the scores, [B, N, Tk, Tq]."""
     d_value = jnp.einsum("bnkq,bqnh->bknh", weights.astype(value.dtype), d_out)
     d_weights = jnp.einsum("bknh,bqnh->bnkq", value, d_out)
     # sum_k weights * d_weights, without a pass over the scores.
@@ -93,7 +105,7 @@ def _attend_backward(saved: tuple, d_out: Array) -> tuple:
     d_scores = d_scores.astype(query.dtype)
     d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, centred(key, axis=1))
     d_key = jnp.einsum("bnkq,bqnh->bknh", d_scores, query)
-    return d_query, d_key, d_value, None, None
+    return (d_query, d_key, d_value), d_scores
 
 
 def centred(keys: Array, *, axis: int) -> Array:

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.layers.attention import centred
+from widenet_jax.layers.attention import attention_gradients, centred
 from widenet_jax.layers.dense import Dense, linear
 from widenet_jax.layers.distances import distance_basis, rotate
 from widenet_jax.layers.dropout import Dropout
@@ -101,15 +101,9 @@ def _attend_forward(
 def _attend_backward(saved: tuple, d_out: Array) -> tuple:
     query, key, value, at_key, scores, largest, scale, out = saved
     weights = jnp.exp(scores.astype(jnp.float32) - largest) * scale[:, :, None]  # [B, N, S, T]
-    d_value = jnp.einsum("bnst,btnh->bsnh", weights.astype(value.dtype), d_out)
-    d_weights = jnp.einsum("bsnh,btnh->bnst", value, d_out)
-    along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, T, N]
-    d_scores = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
-    d_scores = d_scores.astype(query.dtype)
-    d_query = jnp.einsum("bnst,bsnh->btnh", d_scores, centred(key, axis=1))
-    d_key = jnp.einsum("bnst,btnh->bsnh", d_scores, query)
+    gradients, d_scores = attention_gradients(weights, query, key, value, out, d_out)
     d_at_query = jnp.einsum("bnst,sr->bntr", d_scores, centred(at_key, axis=0))
-    return d_query, d_key, d_value, d_at_query, None, None
+    return *gradients, d_at_query, None, None
 
 
 def beside(left: Array, right: Array) -> Array:
