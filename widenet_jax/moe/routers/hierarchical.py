@@ -86,19 +86,14 @@ def route_hierarchical(
         """Returns the columns of the experts, [G, S, E1, E2]."""
         return x[..., groups:].reshape(*mask.shape, groups, -1)
 
+    K1, K2 = selected_groups, num_selected_experts // selected_groups
+    noise_1 = None if noise is None else noise[..., :groups]
+    noise_2 = None if noise is None else experts(noise)
     of_groups = route_noisy_top_k(
-        scores[..., :groups],
-        std[..., :groups],
-        None if noise is None else noise[..., :groups],
-        mask,
-        num_selected_experts=selected_groups,
+        scores[..., :groups], std[..., :groups], noise_1, mask, num_selected_experts=K1
     )
     within = route_noisy_top_k(
-        experts(scores),
-        experts(std),
-        None if noise is None else experts(noise),
-        mask[..., None],
-        num_selected_experts=num_selected_experts // selected_groups,
+        experts(scores), experts(std), noise_2, mask[..., None], num_selected_experts=K2
     )
     E2 = within.router_probs.shape[-1]
     group_chosen = chosen_experts(of_groups.expert_index, groups)[..., None]  # [G, S, E1, 1]
