@@ -42,11 +42,12 @@ if fails.get(verb):
         sys.exit(message)
 homes = sorted(cloud.glob("worker_*"))
 if verb == "describe":
-    state = take("states.json")
+    state, _, initiator = take("states.json").partition(" ")
     if state == "NOT_FOUND":
         sys.exit("ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource was not found")
     type = cloud / "accelerator_type"
-    print(state, type.read_text() if type.exists() else "", sep="\\t")
+    initiators = [initiator] if "queued-resources" in words else []
+    print(state, type.read_text() if type.exists() else "", *initiators, sep="\\t")
 if verb == "create":
     types = [word.partition("=")[2] for word in words if word.startswith("--accelerator-type=")]
     (cloud / "accelerator_type").write_text("".join(types))
@@ -102,7 +103,8 @@ class Cloud:
 
     Args:
       directory: a new directory.
-      states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error.
+      states: successive answers of `describe`; the last one repeats. NOT_FOUND is an error. A
+        second word is the initiator of a queued resource's state.
       exit_codes: exit codes of the training, one per start; it leaves none if negative.
       fails: verb -> error messages of its first calls; "" lets a call succeed.
       agent: the keys that `ssh-add -l` lists; "" if no ssh-agent runs.

@@ -137,6 +137,25 @@ def test_a_tpu_deleted_while_another_one_is_created(tmp_path: Path):
     assert "mine was deleted by someone" in done.stderr.splitlines()[-1]
 
 
+def test_a_queued_resource_whose_tpu_a_person_deletes(tmp_path: Path):
+    """It stays listed, and is replaced by the next launch only."""
+    deleted = ("SUSPENDING USER", "SUSPENDED USER", "SUSPENDED USER")
+    states = ("NOT_FOUND", "ACTIVE SERVICE", *deleted, "ACTIVE USER")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
+    assert done.returncode == 3
+    assert cloud.steps() == ["describe", "create", "describe", *START, *["describe"] * 3]
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("failed: the TPU of mine was deleted by someone; the same command")
+    assert line.endswith(f"`{DELETE} --backend=queued-resource` removes its queued resource")
+    assert "cost money" not in done.stderr
+    (cloud.directory / "states.json").write_text(json.dumps(states[-2:]))
+    (cloud.directory / "exit_codes_worker_0.json").write_text("[0]")
+    before = len(cloud.calls())
+    assert cloud.launch(*ARGUMENTS, "--backend=queued-resource").returncode == 0
+    assert cloud.steps()[before:] == ["describe", "delete", "create", "describe", *START]
+
+
 def test_queued_resource(tmp_path: Path):
     states = ("NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
     cloud = Cloud(tmp_path / "cloud", states=states)
@@ -147,7 +166,7 @@ def test_queued_resource(tmp_path: Path):
     queued = ["gcloud", "compute", "tpus", "queued-resources"]
     place = ["mine", "--zone=us-west4-a", "--project=p"]
     calls = [call for call in cloud.calls() if "queued-resources" in call]
-    fields = "state.state,tpu.nodeSpec[0].node.acceleratorType"
+    fields = "state.state,tpu.nodeSpec[0].node.acceleratorType,state.stateInitiator"
     assert calls[0] == [*queued, "describe", *place, f"--format=value({fields})"]
     assert calls[1] == [
         *queued, "create", *place, "--node-id=mine", "--accelerator-type=v5litepod-16",

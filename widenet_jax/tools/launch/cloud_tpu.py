@@ -24,7 +24,9 @@ COMING = (
 # UNKNOWN is what a failed repair leaves.
 TAKEN = ("PREEMPTED", "TERMINATED", "SUSPENDING", "SUSPENDED", "FAILED", "UNKNOWN")
 STOPPED = "STOPPED"
-ENDING = ("DELETING", "STOPPING")
+# A queued resource whose TPU a person deleted stays listed: SUSPENDED, as after a preemption.
+DELETED_BY_USER = "SUSPENDED by USER"
+ENDING = ("DELETING", "STOPPING", "SUSPENDING by USER")
 # State checks after a failed run. A run fails as soon as a host is lost, but the service reports
 # the preemption later: a single check would take a preempted run for a failed one.
 CHECKS_AFTER_FAILURE = 4
@@ -86,7 +88,7 @@ class CloudTpu:
         return [*self.request("create"), *flags, *spot, *job.gcloud_flags]
 
     def describe_command(self) -> list[str]:
-        queued = "state.state,tpu.nodeSpec[0].node.acceleratorType"
+        queued = "state.state,tpu.nodeSpec[0].node.acceleratorType,state.stateInitiator"
         fields = queued if self.queued else "state,acceleratorType"
         return [*self.request("describe"), f"--format=value({fields})"]
 
@@ -171,7 +173,10 @@ class CloudTpu:
             state = self.polled_state()
 
     def state(self, *, dry_answer: str = ABSENT) -> str:
-        """Returns the TPU's state as the service names it; ABSENT if there is no such TPU."""
+        """Returns the TPU's state as the service names it; ABSENT if there is no such TPU.
+
+        "by USER" follows SUSPENDING and SUSPENDED where a person has deleted the TPU.
+        """
         return self.describe(dry_answer=dry_answer)[0]
 
     def describe(self, *, dry_answer: str = ABSENT) -> tuple[str, str]:
@@ -181,7 +186,10 @@ class CloudTpu:
             return ABSENT, ""
         if found.returncode:
             raise self.tools.cause(self.describe_command(), found.stderr)
-        state, _, accelerator_type = found.stdout.strip().partition("\t")
+        fields = found.stdout.rstrip("\n").split("\t")
+        state, accelerator_type, initiator = [*fields, "", ""][:3]
+        if state in ("SUSPENDING", "SUSPENDED") and initiator == "USER":
+            state = f"{state} by USER"
         return state, accelerator_type
 
     def check_type(self, found: str) -> None:
@@ -199,6 +207,12 @@ class CloudTpu:
             self.may_exist = False
             raise UnusableTpuError(
                 f"{self.job.name} was deleted by someone; the same command creates it again"
+            )
+        if state == DELETED_BY_USER:
+            self.may_exist = False
+            raise UnusableTpuError(
+                f"the TPU of {self.job.name} was deleted by someone; the same command creates it "
+                f"again, and `{self.managing('delete')}` removes its queued resource"
             )
         if state == STOPPED:
             raise UnusableTpuError(self.stopped_text())
@@ -238,7 +252,7 @@ class CloudTpu:
 
     def bring_up(self, state: str) -> None:
         """Creates the TPU unless it exists, and waits until it is ready."""
-        if state in TAKEN:
+        if state in (*TAKEN, DELETED_BY_USER):
             self.tools.run(self.delete_command())
             state = ABSENT
         self.may_exist = True  # while it is created, too: Ctrl-C does not end the creation
