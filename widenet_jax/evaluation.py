@@ -82,9 +82,10 @@ def placed_batches(
       note: receives a line for every unreadable example, where the config allows for some.
     """
     B = config.evaluation.batch_size
-    place = {"batch_size": B, "positions": host_positions(mesh, B)}
     how = reading(config.data) | {"on_message": note}
-    batches = eval_batches(source, transform=transform, **place, **how)
+    batches = eval_batches(
+        source, transform=transform, batch_size=B, positions=host_positions(mesh, B), **how
+    )
     with closing(stop.reading(batches)) as read:
         for number, batch in enumerate(read):
             beat(f"evaluation batch {number + 1}")

@@ -229,8 +229,9 @@ def main(argv: Sequence[str]) -> int:
         from widenet_jax import train
 
         stop.share(hosts=jax.process_count())  # opens the devices
-        how = {"mode": own.mode, "extend": own.extend, "profile": own.profile}
-        result = train.run(config, own.workdir, stop=stop, **how)
+        result = train.run(
+            config, own.workdir, stop=stop, mode=own.mode, extend=own.extend, profile=own.profile
+        )
     except BadInputError as error:
         return end(f"error: {error}", 2)
     except RunFailedError as error:

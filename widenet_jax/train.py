@@ -140,8 +140,14 @@ def run(
 
         # Loop
         train_step = profiled(session, start_step=step, steps=profile)
-        told = {"stop": stop, "beat": session.watchdog.beat, "note": session.note_own_once}
-        measure = partial(evaluate, experiment, data, **told)
+        measure = partial(
+            evaluate,
+            experiment,
+            data,
+            stop=stop,
+            beat=session.watchdog.beat,
+            note=session.note_own_once,
+        )
         place = partial(global_batch, mesh=mesh, batch_size=config.batch_size)
         session.watchdog.beat("compiling the first step")
         metrics: Mapping[str, Any] = {}
@@ -233,8 +239,9 @@ def evaluate_newest(
     if newest is None:
         raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
     check_facts(newest.meta, data.facts.info, workdir=workdir)
-    told = {"stop": stop, "beat": lambda what: None, "note": say}
-    metrics = evaluate(experiment, data, newest.items["params"], **told)
+    metrics = evaluate(
+        experiment, data, newest.items["params"], stop=stop, beat=lambda what: None, note=say
+    )
     return result_of(experiment, metrics, mode="eval", step=newest.meta["step"])
 
 

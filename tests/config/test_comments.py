@@ -17,9 +17,19 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "CONFIG.md"
 FFNS = ("top_k", "product_key")
 CONFIGS = [
-    *("digits", "imagenet:vit_b", "imagenet:widenet_b,preset=authors_code", "cifar10", "finetune"),
-    *("tiny_imagenet", "text_tiny", "text_pretrain:widenet_16", "glue:sst2,model=widenet_4"),
-    *("glue:own", "squad:v2", "squad:v1,model=bert_s", "language_model:tiny,ffn=moe"),
+    "digits",
+    "imagenet:vit_b",
+    "imagenet:widenet_b,preset=authors_code",
+    "cifar10",
+    "finetune",
+    "tiny_imagenet",
+    "text_tiny",
+    "text_pretrain:widenet_16",
+    "glue:sst2,model=widenet_4",
+    "glue:own",
+    "squad:v2",
+    "squad:v1,model=bert_s",
+    "language_model:tiny,ffn=moe",
     *(f"digits:widenet_tiny,ffn={ffn}" for ffn in FFNS),
     *(f"text_tiny:albert_tiny,ffn={ffn}" for ffn in FFNS),
     *(f"language_model:wt_s,ffn={ffn}" for ffn in FFNS),

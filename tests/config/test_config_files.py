@@ -77,8 +77,12 @@ def test_values_take_the_type_of_their_field():
     flags = ["--config.a.b=2", "--config.c=3", "--config.d=y=z", "--config.e=False"]
     override(config, [*flags, "--config.f=(4, 5, 6)", "--config.g=[7]"])
     assert config.to_dict() == {
-        **{"a": {"b": 2}, "c": 3.0, "d": "y=z", "e": False},
-        **{"f": (4, 5, 6), "g": [7]},
+        "a": {"b": 2},
+        "c": 3.0,
+        "d": "y=z",
+        "e": False,
+        "f": (4, 5, 6),
+        "g": [7],
     }
     assert type(config.c) is float
 

@@ -111,7 +111,8 @@ def test_a_projected_query_has_a_bias_and_each_head_its_own():
     shapes = jax.tree.map(jnp.shape, params)
     assert shapes == {
         "query": {"kernel": (D, HEADS * 6), "bias": (HEADS * 6,)},
-        **{"keys": (2, HEADS, N, 3), "values": (N * N, D)},
+        "keys": (2, HEADS, N, 3),
+        "values": (N * N, D),
     }
     expected = 0
     for head in range(HEADS):

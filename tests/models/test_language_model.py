@@ -15,8 +15,14 @@ from widenet_jax.models.language_model import LanguageModel
 B, T, D, V = 3, 12, 16, 11
 TOKENS = jax.random.randint(jax.random.key(0), (B, T), 0, V)
 MODEL = {
-    **{"name": "language_model", "embed_dim": D, "num_heads": 2, "head_dim": 5, "mlp_dim": 24},
-    **{"activation": "relu", "kernel_init": "pre_norm", "norm_epsilon": 1e-5},
+    "name": "language_model",
+    "embed_dim": D,
+    "num_heads": 2,
+    "head_dim": 5,
+    "mlp_dim": 24,
+    "activation": "relu",
+    "kernel_init": "pre_norm",
+    "norm_epsilon": 1e-5,
 }
 
 

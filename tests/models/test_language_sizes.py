@@ -132,7 +132,9 @@ def test_rows_of_the_tables():
     weights = {k: v for k, v in of_chosen["losses"].items() if v}
     assert weights == {"entropy_of_chosen": 1e-4, "over": "batch"}
     assert section("wt_s,preset=top_k,num_active=64")["top_k_mlp"] == {
-        **{"mlp_dim": 2053, "num_active": 64, "kernel_init": "pre_norm"}
+        "mlp_dim": 2053,
+        "num_active": 64,
+        "kernel_init": "pre_norm",
     }
 
 

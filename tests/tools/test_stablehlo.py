@@ -58,7 +58,10 @@ def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
     Image.fromarray(np.kron(images[0, ..., 0], np.ones((5, 3), np.uint8))).save(out / "photo.jpg")
     done = subprocess.run(
         [sys.executable, "-c", code_in(readme) + ONLY_JAX],
-        **{"cwd": out, "capture_output": True, "text": True, "check": True},
+        cwd=out,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     predicted, others = done.stdout.splitlines()
     assert others == "[]"

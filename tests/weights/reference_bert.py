@@ -20,13 +20,24 @@ LAYER = {
 # Names within a layer: query, key, value, out, norm, wi, wo, norm.
 IN_LAYER = {
     "bert": (
-        *("attention.self.query", "attention.self.key", "attention.self.value"),
-        *("attention.output.dense", "attention.output.LayerNorm"),
-        *("intermediate.dense", "output.dense", "output.LayerNorm"),
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+        "attention.output.dense",
+        "attention.output.LayerNorm",
+        "intermediate.dense",
+        "output.dense",
+        "output.LayerNorm",
     ),
     "albert": (
-        *("attention.query", "attention.key", "attention.value", "attention.dense"),
-        *("attention.LayerNorm", "ffn", "ffn_output", "full_layer_layer_norm"),
+        "attention.query",
+        "attention.key",
+        "attention.value",
+        "attention.dense",
+        "attention.LayerNorm",
+        "ffn",
+        "ffn_output",
+        "full_layer_layer_norm",
     ),
 }
 HEADS = {

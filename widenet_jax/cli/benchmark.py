@@ -34,12 +34,21 @@ from widenet_jax.weights.stored import set_fields
 
 Rows = list[dict[str, Any]]
 SIZES = {
-    **{"images": [16], "tokens": [196], "examples_per_group": [1, 16]},
-    **{"experts": [4], "selected": [2], "embed_dim": [768], "mlp_dim": [3072]},
+    "images": [16],
+    "tokens": [196],
+    "examples_per_group": [1, 16],
+    "experts": [4],
+    "selected": [2],
+    "embed_dim": [768],
+    "mlp_dim": [3072],
 }
 FEED_FORWARD_SIZES = {
-    **{"tokens": [32_768], "length": [512], "embed_dim": [256, 512, 1024, 2048, 4096]},
-    **{"expert_dim": [128], "experts": [0], "selected": [4]},
+    "tokens": [32_768],
+    "length": [512],
+    "embed_dim": [256, 512, 1024, 2048, 4096],
+    "expert_dim": [128],
+    "experts": [0],
+    "selected": [4],
 }
 
 

@@ -117,8 +117,9 @@ def show_preview(options: Options) -> None:
                     f"config.task.name={config.task.name}: no preview; needs {known}"
                 )
             preview = PREVIEWS[config.task.name]
-            sizes = {"num_records": options.num, "num_draws": options.draws or 2}
-            for line in preview(config, seed=options.seed, **sizes):
+            for line in preview(
+                config, seed=options.seed, num_records=options.num, num_draws=options.draws or 2
+            ):
                 print(line)
             return
     if not options.out:

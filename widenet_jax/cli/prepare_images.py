@@ -72,8 +72,9 @@ def read_input(options: Options, damaged: list[str]) -> convert.Converted:
         return npz.read_npz(files)
     from widenet_jax.data.prepare import parquet  # pyarrow is slow to import
 
-    columns = {"image_column": options.image_column, "label_column": options.label_column}
-    return parquet.read_parquet(files, **columns)
+    return parquet.read_parquet(
+        files, image_column=options.image_column, label_column=options.label_column
+    )
 
 
 def report(options: Options, place: str, counts: dict[str, int], **more: Any) -> None:
@@ -160,8 +161,13 @@ def draw_images(options: Options, config: Any) -> None:
         image = files.decode(photo, options.operations)
         picture = preview.operations_sheet(image, options.magnitude, options.size, options.seed)
     else:
-        sizes = {"num_images": options.num, "num_draws": options.draws or 6}
-        picture = preview.augmentation_grid(config, seed=options.seed, note=tell, **sizes)
+        picture = preview.augmentation_grid(
+            config,
+            seed=options.seed,
+            note=tell,
+            num_images=options.num,
+            num_draws=options.draws or 6,
+        )
     png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
     write_bytes(options.out, png.tobytes())
     print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")

@@ -119,8 +119,9 @@ def run(options: Options) -> int:
         check_runs(asked, directory, options)
         directory.make()
         write_json(directory.path / RECORD, record | {"launch": options.launch})
-        start = {"workers": options.workers, "command": command, "retry": options.retry}
-        new, stopped = carry_out(asked, directory, **start)
+        new, stopped = carry_out(
+            asked, directory, workers=options.workers, command=command, retry=options.retry
+        )
         measured |= new
         time_layers(experiments, scale, directory, stopped=stopped)
     from widenet_jax.tools.reproduce.results import provenance, write_all  # imports JAX

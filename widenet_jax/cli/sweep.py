@@ -90,12 +90,20 @@ def run(options: Options) -> int:
     if options.search:
         from widenet_jax.tools.sweep.search import Search  # Optuna is an optional requirement
 
-        how = {"sampler": options.search, "prune": options.prune, "seed": options.search_seed}
         space = axes.parse_space(options.space)
         if not directory.any_begun():
             ends = [make(options.config, end, options.fields) for end in axes.ends_of(space)]
             check_unless_launched(options, ends)
-        source = Search(options.config, space, options.fields, directory, options.trials, **how)
+        source = Search(
+            options.config,
+            space,
+            options.fields,
+            directory,
+            options.trials,
+            sampler=options.search,
+            prune=options.prune,
+            seed=options.search_seed,
+        )
         check_finished([outcome.trial for outcome in source.outcomes()], directory)
     else:
         trials = listed_trials(options)

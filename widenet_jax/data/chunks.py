@@ -184,9 +184,10 @@ class StreamChunks(Chunks):
     whole: bool
 
     def __getitem__(self, index: int) -> Chunk:
-        size = {"batch_size": self.batch_size, "num_segments": len(self.source)}
         positions = self.global_positions(index)
-        place, segments = sampler.stream_at(positions, **size, whole=self.whole)
+        place, segments = sampler.stream_at(
+            positions, batch_size=self.batch_size, num_segments=len(self.source), whole=self.whole
+        )
         mask = segments < len(self.source)
         tokens = self.source.segments(np.where(mask, segments, 0))
         tokens[~mask] = 0

@@ -156,6 +156,12 @@ def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
       False at zeros: the padding of the last global batch (record -1) and bad examples (their own
       record).
     """
-    steps = {"start_step": 0, "num_steps": -(-len(source) // batch_size)}
     kind = partial(StreamChunks, whole=True) if isinstance(source, Stream) else EvalChunks
-    return Batches(kind, source, batch_size=batch_size, **steps, **options)
+    return Batches(
+        kind,
+        source,
+        batch_size=batch_size,
+        start_step=0,
+        num_steps=-(-len(source) // batch_size),
+        **options,
+    )

@@ -16,13 +16,21 @@ from widenet_jax.models.matching import (
 )
 from widenet_jax.models.sizes import ROUTER_LOSSES, ROUTERS, experts_section, parse_options
 
-# D, L, N, H; the dense width F, None: as many parameters as the experts; E, their width G, K; the
-# share of experts hidden in training (delta), the weight of the entropy loss (gamma), dropout; K of
-# the top-K activation; heads of product keys and the pairs that each reads.
 COLUMNS = (
-    *("embed_dim", "depth", "num_heads", "head_dim", "mlp_dim"),
-    *("experts", "width", "selected", "expert_dropout", "entropy", "dropout", "num_active"),
-    *("key_heads", "knn"),
+    "embed_dim",  # D
+    "depth",  # L
+    "num_heads",  # N
+    "head_dim",  # H
+    "mlp_dim",  # F of the dense model; None: as many parameters as the experts
+    "experts",  # E
+    "width",  # G, of an expert
+    "selected",  # K
+    "expert_dropout",  # delta, the share of experts hidden in training
+    "entropy",  # gamma, the weight of the entropy loss
+    "dropout",
+    "num_active",  # K of the top-K activation
+    "key_heads",  # of product keys
+    "knn",  # pairs that each of these heads reads
 )
 SIZES = {
     name: dict(zip(COLUMNS, row, strict=True))
@@ -73,12 +81,24 @@ OPTIONS_OF = {
     "dense": ("parameter_matched", "mlp_dim"),
     "top_k": ("parameter_matched", "mlp_dim", "num_active"),
     "moe": (
-        *("mlp_dim", "router", "experts", "selected", "expert_dropout", "hidden_dropout"),
-        *("entropy", "entropy_of"),
+        "mlp_dim",
+        "router",
+        "experts",
+        "selected",
+        "expert_dropout",
+        "hidden_dropout",
+        "entropy",
+        "entropy_of",
     ),
     "product_key": (
-        *("parameter_matched", "num_keys", "key_heads", "knn", "weights", "combine_heads"),
-        *("query_dim", "table_init"),
+        "parameter_matched",
+        "num_keys",
+        "key_heads",
+        "knn",
+        "weights",
+        "combine_heads",
+        "query_dim",
+        "table_init",
     ),
 }
 # Option entropy_of -> the loss that has the weight of the entropy loss.
@@ -95,7 +115,9 @@ PRESETS = {
     "standard_dropout": {"ffn": "moe", "expert_dropout": 0.0, "hidden_dropout": True},
     "softmax_renormalized": {"ffn": "moe", "router": "softmax_renormalized"},
     "softmax_renormalized_released": {
-        **{"ffn": "moe", "router": "softmax_renormalized", "entropy_of": "chosen"},
+        "ffn": "moe",
+        "router": "softmax_renormalized",
+        "entropy_of": "chosen",
     },
     "softmax": {"ffn": "moe", "router": "softmax"},
     "standard_init": {"ffn": "moe", "kernel_init": "pre_norm_each_expert"},
@@ -109,7 +131,8 @@ PRESETS = {
     "product_key_init": {"ffn": "product_key", "table_init": "values_fan"},
     "product_key_values": {"ffn": "product_key", "parameter_matched": False},
     "product_key_values_softmax": {
-        **{"ffn": "product_key", "parameter_matched": False},
+        "ffn": "product_key",
+        "parameter_matched": False,
         "weights": "softmax",
     },
 }

@@ -62,7 +62,11 @@ OPTIONS = {
 }
 # Options of a mixture of experts; an error for a dense model.
 MOE_OPTIONS = (
-    *("experts", "selected", "capacity_factor", "router", "routing_groups"),
+    "experts",
+    "selected",
+    "capacity_factor",
+    "router",
+    "routing_groups",
     "examples_per_group",
 )
 

@@ -167,11 +167,17 @@ class WeightsAndBiases:
         wandb = require("wandb", extra="wandb", what=field)
         # Derive the id from the whole path, because two workdirs may have the same last part.
         run_id = hashlib.sha256(str(absolute(str(workdir))).encode()).hexdigest()[:16]
-        about = {"project": project, "name": workdir.name, "config": config}
         place = None if is_remote(workdir) else str(workdir)
         try:
             with no_terminal():  # W&B would ask for a key; the run may have no one to answer
-                self.run = wandb.init(**about, id=run_id, resume="allow", dir=place)
+                self.run = wandb.init(
+                    project=project,
+                    name=workdir.name,
+                    config=config,
+                    id=run_id,
+                    resume="allow",
+                    dir=place,
+                )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise BadInputError(
                 f"{field}: W&B refuses the run: {first_line(error)} (correct what this names; to "

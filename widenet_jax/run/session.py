@@ -100,9 +100,12 @@ class Session:
         """
         experiment, config = self.experiment, self.experiment.config
         self.skipped = int(state.skipped_updates)
-        about = {"config": workdirs.plain(config), "main_host": self.main_host}
         # Before config.json: all flags may be corrected until W&B accepts the run.
-        writer = on_every_host(partial(MetricsWriter, self.workdir, **about))
+        writer = on_every_host(
+            partial(
+                MetricsWriter, self.workdir, config=workdirs.plain(config), main_host=self.main_host
+            )
+        )
         self.writer = self.stack.enter_context(closing(writer))
         if self.main_host:
             workdirs.write_run(self.workdir, config, experiment.facts.info)

@@ -34,10 +34,19 @@ from widenet_jax.files import (
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
-    *("sharding.", "data.path", "data.num_workers", "data.prefetch"),
-    *("checkpoint.", "tracking.", "watchdog.", "evaluation.patience"),
+    "sharding.",
+    "data.path",
+    "data.num_workers",
+    "data.prefetch",
+    "checkpoint.",
+    "tracking.",
+    "watchdog.",
+    "evaluation.patience",
     # How to treat bad numbers and bad examples may be decided when they occur.
-    *("on_nonfinite", "max_skipped_updates", "data.on_bad_example", "data.max_bad_fraction"),
+    "on_nonfinite",
+    "max_skipped_updates",
+    "data.on_bad_example",
+    "data.max_bad_fraction",
 )
 # Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")

@@ -28,9 +28,20 @@ CHECKED = ("num_heads", "norm_epsilon", "activation", "norm_position", "moe.acti
 # Fields that do not change what a trained model computes, by the last part of their names, and
 # those that the shapes of parameters decide.
 WITHOUT_EFFECT = {
-    *("dtype", "unroll", "remat", "dispatch", "kernel_init", "table_init"),
-    *("dropout", "ffn_dropout", "output_dropout", "expert_dropout", "noise_std"),
-    *("capacity_factor", "representation", "num_positions"),
+    "dtype",
+    "unroll",
+    "remat",
+    "dispatch",
+    "kernel_init",
+    "table_init",
+    "dropout",
+    "ffn_dropout",
+    "output_dropout",
+    "expert_dropout",
+    "noise_std",
+    "capacity_factor",
+    "representation",
+    "num_positions",
 }
 # In a directory of Hugging Face's, of which large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -134,8 +145,10 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
     if not is_vit and text_kind(config):
         fields = model_section(config, source=str(beside))
         kind, shared = kind_out(fields)
-        layout = {"kind": kind, "depth": fields["depth"], "shared": shared}
-        return from_huggingface_text(arrays, **layout, source=source), fields, ""
+        params = from_huggingface_text(
+            arrays, kind=kind, depth=fields["depth"], shared=shared, source=source
+        )
+        return params, fields, ""
     if not config and any("layernorm" in name.lower() for name in arrays):
         raise BadInputError(
             f"{source}: {beside.name} is missing beside the weights; download it "

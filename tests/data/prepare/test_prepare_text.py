@@ -52,8 +52,10 @@ def test_the_manifest(novel: Path):
     assert manifest["tokenizer_sha256"] == load_tokenizer(str(novel)).sha256
     assert sum(entry["documents"] for entry in manifest["splits"].values()) == 24
     assert {path.name for path in novel.iterdir()} == {
-        *("dataset.json", "tokenizer.json"),
-        *("train-00000-of-00001.array_record", "valid-00000-of-00001.array_record"),
+        "dataset.json",
+        "tokenizer.json",
+        "train-00000-of-00001.array_record",
+        "valid-00000-of-00001.array_record",
     }
 
 

@@ -24,9 +24,9 @@ CLS, SEP = 2, 3
 # Seventeen tokens: eleven words, "##th" and five marks.
 CONTEXT = "Rollo, a Viking of the 10th century, ruled (first) in Normandy."
 PIECES = [
-    *("rollo", ",", "a", "viking", "of", "the", "10", "##th", "century", "ruled", "(", "first"),
-    *(")", "in", "normandy", ".", "who", "where"),
-]
+    "rollo", ",", "a", "viking", "of", "the", "10", "##th", "century", "ruled", "(", "first",
+    ")", "in", "normandy", ".", "who", "where",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

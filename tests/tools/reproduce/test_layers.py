@@ -22,8 +22,10 @@ def row(method: str, embed_dim: int, ms: float | None, memory: float) -> dict:
 def test_ratios_by_hand(tmp_path: Path):
     """The experts of D = 64 take half the time and a quarter of the memory; 128 does not fit."""
     rows = [
-        *(row("dense", 64, 4.0, 0.8), row("auto", 64, 2.0, 0.2)),
-        *(row("dense", 128, None, 9.0), row("auto", 128, 3.0, 0.3)),
+        row("dense", 64, 4.0, 0.8),
+        row("auto", 64, 2.0, 0.2),
+        row("dense", 128, None, 9.0),
+        row("auto", 128, 3.0, 0.3),
     ]
     write_json(layers.rows_file(OVER_D, tmp_path), rows)
     layers.measure(OVER_D, SCALES["smoke"], tmp_path)  # finds the rows and times nothing

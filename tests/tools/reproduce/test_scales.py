@@ -189,7 +189,11 @@ def test_text_models_are_finetuned_from_their_own_pretraining():
     scale = SCALES["small"]
     runs = runs_of(scale, runnable(scale, TABLE_2))
     assert [run.variant for run in runs[:5]] == [
-        *("albert_s", "bert_s", "widenet_4_s", "widenet_8_s", "widenet_16_s")
+        "albert_s",
+        "bert_s",
+        "widenet_4_s",
+        "widenet_8_s",
+        "widenet_16_s",
     ]
     assert len(runs) == 5 * 5 and all(run.backbone in runs[:5] for run in runs[5:])
     assert {run.variant for run in runs[5:] if run.model == "bert_s"} == {

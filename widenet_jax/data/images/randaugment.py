@@ -178,8 +178,9 @@ def warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     corner = matrix.astype(np.float64).copy()
     corner[:, 2] += corner[:, :2].sum(axis=1) * 0.5 - 0.5
     nearest, size = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP, (image.shape[1], image.shape[0])
-    outside = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": (FILL,) * 3}
-    warped = cv2.warpAffine(image, corner, size, flags=nearest, **outside)
+    warped = cv2.warpAffine(
+        image, corner, size, flags=nearest, borderMode=cv2.BORDER_CONSTANT, borderValue=(FILL,) * 3
+    )
     return warped.reshape(image.shape)
 
 
@@ -240,8 +241,22 @@ def by_name(*operations: Callable) -> dict[str, Callable]:
 
 
 OPERATIONS: dict[str, Operation] = by_name(
-    *(auto_contrast, equalize, invert, rotate, posterize, solarize, color, contrast, brightness),
-    *(sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add),
+    auto_contrast,
+    equalize,
+    invert,
+    rotate,
+    posterize,
+    solarize,
+    color,
+    contrast,
+    brightness,
+    sharpness,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+    cutout,
+    solarize_add,
 )
 _DRAW: tuple[Operation | None, ...] = (*OPERATIONS.values(), None)
 

@@ -102,8 +102,13 @@ def active_counts(
 
     # As in `routing.token_routing`: a loop or a recomputed block would hide the layer.
     plain = model.clone(unroll=True, remat="none")
-    capture = {"capture_intermediates": is_hidden_layer, "mutable": ["intermediates"]}
-    (outputs, _), state = plain.apply({"params": params}, inputs, train=False, **capture)
+    (outputs, _), state = plain.apply(
+        {"params": params},
+        inputs,
+        train=False,
+        capture_intermediates=is_hidden_layer,
+        mutable=["intermediates"],
+    )
     layers = state["intermediates"][ENCODER]
     # One layer is called in every block, or each block has its layer; their names sort by block.
     names = [name for name in sorted(layers) if split_block_part(name)[1] == MLP]

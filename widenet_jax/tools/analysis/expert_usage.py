@@ -207,8 +207,15 @@ def is_text(trained: Trained) -> bool:
 def as_json(usage: ExpertUsage) -> dict[str, Any]:
     """Returns the numbers by block, as `scripts/analyze.py` writes them."""
     names = (
-        *("load", "importance", "load_entropy", "router_entropy", "drop_rate"),
-        *("sorted_shares", "co_occurrence", "agreement", "mutual_information"),
+        "load",
+        "importance",
+        "load_entropy",
+        "router_entropy",
+        "drop_rate",
+        "sorted_shares",
+        "co_occurrence",
+        "agreement",
+        "mutual_information",
     )
     rows = {name: getattr(usage, name) for name in names}
     rows |= {f"by_{usage.category}": usage.by_category, "tokens": usage.pairs}

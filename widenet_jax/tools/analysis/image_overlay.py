@@ -83,8 +83,14 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
             axis.set_title(f"block {block}", fontsize=8)
     handles = [Patch(color=c, label=f"expert {e}") for e, c in enumerate(expert_colours(E))]
     marks = legend_title([routing for _, _, routing in images])
-    where = {"loc": "outside lower center", "ncols": min(E, 8)}
-    figure.legend(handles=handles, title=marks, title_fontsize=8, fontsize=8, **where)
+    figure.legend(
+        handles=handles,
+        title=marks,
+        title_fontsize=8,
+        fontsize=8,
+        loc="outside lower center",
+        ncols=min(E, 8),
+    )
     save(figure, out)
 
 

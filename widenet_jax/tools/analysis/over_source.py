@@ -59,11 +59,23 @@ def totals_over_source(
     replicated = NamedSharding(mesh, P())
     with jax.set_mesh(mesh):
         params = jax.device_put(trained.params, replicated)
-        places = Evaluation(*(replicated,) * 3, carry=NamedSharding(mesh, BATCH))
+        places = Evaluation(
+            sums=replicated,
+            layer_sums=replicated,
+            rows=replicated,
+            carry=NamedSharding(mesh, BATCH),
+        )
         step = jax.jit(evaluate, out_shardings=places)
         carry = first_carry(trained.task, config.evaluation.batch_size, mesh)
-        told = {"beat": lambda what: None, "note": partial(print, file=sys.stderr)}
-        batches = placed_batches(config, mesh, source, transform, stop=Stop(), **told)
+        batches = placed_batches(
+            config,
+            mesh,
+            source,
+            transform,
+            stop=Stop(),
+            beat=lambda what: None,
+            note=partial(print, file=sys.stderr),
+        )
         totals = total(partial(step, params), batches, carry)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
     return totals.replace(rows=rows)

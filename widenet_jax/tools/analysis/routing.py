@@ -67,8 +67,13 @@ def token_routing(
     # Linen captures nothing inside a loop (unroll=False) or a recomputed block (remat). Both fields
     # change how the blocks run and not what they compute.
     plain = model.clone(unroll=True, remat="none")
-    capture = {"capture_intermediates": is_moe_call, "mutable": ["intermediates"]}
-    (outputs, _), state = plain.apply({"params": params}, inputs, train=False, **capture)
+    (outputs, _), state = plain.apply(
+        {"params": params},
+        inputs,
+        train=False,
+        capture_intermediates=is_moe_call,
+        mutable=["intermediates"],
+    )
     layers = state["intermediates"][ENCODER]
     # One layer is called in every block, or each block has its layer; their names sort by block.
     calls = [call for name in sorted(layers) for call in layers[name]["__call__"]]

@@ -84,8 +84,7 @@ def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     rows = -(-L // columns)
     width = 0.45 * E if E <= MOST_EXPERTS else 5.0  # inches; beyond, numbers would not fit
     size = (2.5 + columns * (0.8 + width), 1.5 + rows * (0.8 + 0.28 * V))
-    options = {"squeeze": False, "sharex": True, "sharey": True}
-    figure, axes = subplots(rows, columns, size=size, **options)
+    figure, axes = subplots(rows, columns, size=size, squeeze=False, sharex=True, sharey=True)
     figure.suptitle(title)
     shown = zip(usage.names, usage.frequency, strict=True)
     labels = ["all tokens", *(f"{name} ({share:.1%})" for name, share in shown)]

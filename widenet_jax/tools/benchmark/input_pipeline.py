@@ -16,7 +16,10 @@ OPERATIONS = {
     "and RandAugment": {"randaugment_layers": 2, "randaugment_magnitude": 15.0},
 }
 CROP = {
-    **{"crop": "inception", "crop_area_min": 0.05, "pad_pixels": 0, "flip": True},
+    "crop": "inception",
+    "crop_area_min": 0.05,
+    "pad_pixels": 0,
+    "flip": True,
     "randaugment_before_crop": False,
     "exif_orientation": False,
     "color_jitter": 0.0,

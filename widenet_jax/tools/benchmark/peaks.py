@@ -7,8 +7,15 @@ from widenet_jax.tools.plan.topology import CHIPS
 # Dense bfloat16 FLOP/s without sparsity, from NVIDIA's data sheets. The keys are parts of
 # `device.device_kind`, whole words of it; the first match counts, so H100 NVL stands before H100.
 GPUS = {
-    **{"H200 NVL": 835e12, "H200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12},
-    **{"H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12},
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
 }
 TPU_KINDS = {"TPU v2": "v2", "TPU v3": "v3", "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p",
              "TPU v6 lite": "v6e"}  # fmt: skip

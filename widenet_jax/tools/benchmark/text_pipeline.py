@@ -39,10 +39,15 @@ def text_rows(
     if all(map(importlib.util.find_spec, ("torch", "transformers"))):
         from widenet_jax.tools.benchmark import torch_pipeline
 
-        settings = {"num_workers": workers[-1], "batch_size": batch_size}
-        settings |= {"max_length": config.data.max_length}
-        settings |= {"mask_fraction": config.task.mask_fraction}
-        turns[PEER] = lambda: nullcontext(torch_pipeline.batches(source, **settings))
+        turns[PEER] = lambda: nullcontext(
+            torch_pipeline.batches(
+                source,
+                num_workers=workers[-1],
+                batch_size=batch_size,
+                max_length=config.data.max_length,
+                mask_fraction=config.task.mask_fraction,
+            )
+        )
     found = take_turns(turns, batch_size, rounds=rounds, seconds=seconds)
     return summarize(found, unit="sequences", peer=PEER)
 

@@ -197,6 +197,20 @@ def cutout(image: tf.Tensor, magnitude: float) -> tf.Tensor:
 
 
 OPERATIONS: dict[str, Operation] = randaugment.by_name(
-    *(auto_contrast, equalize, invert, rotate, posterize, solarize, color, contrast, brightness),
-    *(sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add),
+    auto_contrast,
+    equalize,
+    invert,
+    rotate,
+    posterize,
+    solarize,
+    color,
+    contrast,
+    brightness,
+    sharpness,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+    cutout,
+    solarize_add,
 )

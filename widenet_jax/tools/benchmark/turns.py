@@ -27,9 +27,17 @@ def our_turns(
 
     0 stands for threads. The pipelines do not end.
     """
-    place = {"batch_size": batch_size, "positions": np.arange(batch_size), "prefetch": 2}
-    run = {"seed": 0, "start_step": 0, "num_steps": 10**6}
-    start = partial(train_batches, source, transform=transform, **place, **run)
+    start = partial(
+        train_batches,
+        source,
+        transform=transform,
+        batch_size=batch_size,
+        positions=np.arange(batch_size),
+        prefetch=2,
+        seed=0,
+        start_step=0,
+        num_steps=10**6,
+    )
     names = {n: f"ours, {n} processes" if n else "ours, threads" for n in workers}
     return {name: partial(start, num_workers=n) for n, name in names.items()}
 

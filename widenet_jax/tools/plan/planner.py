@@ -93,7 +93,6 @@ def size_facts(config: ConfigDict, data: DataFacts, topology: Topology) -> dict[
     task = build_task(config, data)
     model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
     flops = train_flops(config.model, inputs, **task.model_fields)
-    sizes = {"batch_size": config.batch_size, "num_examples": data.num_examples}
     carry = task.carry_spec(config.batch_size).values()
     carried = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in carry)
     return {
@@ -109,7 +108,12 @@ def size_facts(config: ConfigDict, data: DataFacts, topology: Topology) -> dict[
         "gflops_per_example": flops / 1e9,
         "dispatch": dispatch_methods(config.model, model.num_tokens(inputs), platform="tpu"),
         "limit_ms": 1e3 * flops * config.batch_size / topology.peak_flops,
-        "steps": to_steps(config.duration, field="config.duration", **sizes),
+        "steps": to_steps(
+            config.duration,
+            field="config.duration",
+            batch_size=config.batch_size,
+            num_examples=data.num_examples,
+        ),
     }
 
 

@@ -24,8 +24,17 @@ MEMORY_SHARE_OF_BANDWIDTH = 0.5
 
 # No cost at run time, or priced through the instructions that they call.
 FREE = {
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
-    *("opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"),
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "opt-barrier",
+    "partition-id",
+    "replica-id",
+    "add-dependency",
+    "domain",
 }
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
 # Asynchronous transfers. The scheduler overlaps them with other instructions.

@@ -11,7 +11,8 @@ PAPER_CORE_DAYS = {row.variant: row.core_days for row in PRETRAINING if row.core
 # Every model of the paper, and WideNet with groups of one image, whose dispatch is cheaper.
 PAPER_VARIANTS = (
     *(row.variant for row in PRETRAINING),
-    *("widenet_b,examples_per_group=1", "widenet_l,examples_per_group=1"),
+    "widenet_b,examples_per_group=1",
+    "widenet_l,examples_per_group=1",
 )
 
 

@@ -86,30 +86,46 @@ VARIED = {
     "experts": "the number of experts E",
     "expert_dim": "the experts' width G",
 }
-# Scale -> the size of a layer (E = 0 stands for 4 D / G experts), and the values that replace one.
-_LAYER = {"tokens": 32_768, "length": 512, "embed_dim": 1024, "expert_dim": 128}
-_LAYER |= {"experts": 0, "selected": 4}
-LAYERS = {
-    "paper": (
-        _LAYER,
-        {
-            "embed_dim": (256, 512, 1024, 2048, 4096),
-            "experts": (8, 16, 32, 64, 128),
-            "expert_dim": (32, 64, 128, 256, 512),
-        },
-    ),
-    "small": (
-        _LAYER | {"tokens": 4096, "length": 128, "embed_dim": 256, "expert_dim": 32},
-        {
-            "embed_dim": (64, 128, 256, 512, 1024),
-            "experts": (8, 16, 32, 64, 128),
-            "expert_dim": (16, 32, 64, 128),
-        },
-    ),
-    "smoke": (
-        _LAYER | {"tokens": 256, "length": 128, "embed_dim": 64, "expert_dim": 16},
-        {"embed_dim": (32, 64), "experts": (8, 16), "expert_dim": (8, 16)},
-    ),
+# Scale -> the size of a layer; E = 0 stands for 4 D / G experts.
+LAYER = {
+    "paper": {
+        "tokens": 32_768,
+        "length": 512,
+        "embed_dim": 1024,
+        "expert_dim": 128,
+        "experts": 0,
+        "selected": 4,
+    },
+    "small": {
+        "tokens": 4096,
+        "length": 128,
+        "embed_dim": 256,
+        "expert_dim": 32,
+        "experts": 0,
+        "selected": 4,
+    },
+    "smoke": {
+        "tokens": 256,
+        "length": 128,
+        "embed_dim": 64,
+        "expert_dim": 16,
+        "experts": 0,
+        "selected": 4,
+    },
+}
+# Scale -> the values that replace one of these numbers in a figure.
+LAYER_SWEEPS = {
+    "paper": {
+        "embed_dim": (256, 512, 1024, 2048, 4096),
+        "experts": (8, 16, 32, 64, 128),
+        "expert_dim": (32, 64, 128, 256, 512),
+    },
+    "small": {
+        "embed_dim": (64, 128, 256, 512, 1024),
+        "experts": (8, 16, 32, 64, 128),
+        "expert_dim": (16, 32, 64, 128),
+    },
+    "smoke": {"embed_dim": (32, 64), "experts": (8, 16), "expert_dim": (8, 16)},
 }
 # Comparisons that are no table of the paper: title, reference, conclusion, and for each row its
 # label, its options, and the table and row whose number the paper prints for it. The paper ran

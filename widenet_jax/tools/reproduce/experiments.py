@@ -129,8 +129,15 @@ TABLE_2 = columns_of_table_2()
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
-        *(TABLE_1, *TABLE_2, TABLE_3, TABLE_4, TABLE_5),
-        *(FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5),
+        TABLE_1,
+        *TABLE_2,
+        TABLE_3,
+        TABLE_4,
+        TABLE_5,
+        FIGURE_2,
+        FIGURE_3,
+        FIGURE_4,
+        FIGURE_5,
         *(one for group in APPROXIMATIONS.values() for one in group),
     )
 }

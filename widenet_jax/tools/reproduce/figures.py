@@ -37,9 +37,10 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
         if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
             paper.plot(row["paper"], place, "o", color="C0")
         else:
-            place_of = {"xycoords": paper.get_yaxis_transform(), "va": "center"}
             printed = number(row["paper"], experiment.metric.decimals)
-            paper.annotate(printed, (0.02, place), **place_of)
+            paper.annotate(
+                printed, (0.02, place), xycoords=paper.get_yaxis_transform(), va="center"
+            )
         for value in row["values"]:
             own.plot(value, place, "|", color="C1", alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):

@@ -27,14 +27,17 @@ def measure(experiment: Experiment, scale: Scale, directory: Path) -> None:
     choices = {name: [value] for name, value in scale.layer.items()}
     choices[experiment.layer] = list(scale.layer_sweeps[experiment.layer])
     topology = parse_topology(scale.layer_topology) if scale.layer_topology else None
-    how = {
-        "dtype": "bfloat16" if topology else "float32",
-        "capacity_factor": 0.0,
-        "topology": topology,
-        "rounds": ROUNDS,
-    }
     rows = [
-        feed_forward_row(method, size, **how) for size in sizes(**choices) for method in METHODS
+        feed_forward_row(
+            method,
+            size,
+            dtype="bfloat16" if topology else "float32",
+            capacity_factor=0.0,
+            topology=topology,
+            rounds=ROUNDS,
+        )
+        for size in sizes(**choices)
+        for method in METHODS
     ]
     write_json(file, rows)
 

@@ -111,8 +111,11 @@ TEXT = {
     "sst2": Stage("configs/glue.py", "SST-2", variant="sst2"),
 }
 _SMALL = (
-    *("duration=5 epochs", "optimizer.warmup=0.5 epochs", "optimizer.learning_rate=3e-4"),
-    *("batch_size=32", "evaluation.every=1 epoch"),
+    "duration=5 epochs",
+    "optimizer.warmup=0.5 epochs",
+    "optimizer.learning_rate=3e-4",
+    "batch_size=32",
+    "evaluation.every=1 epoch",
 )
 SMALL_TEXT = {name: replace(stage, flags=_SMALL) for name, stage in TEXT.items()} | {
     "pretraining": Stage("configs/text_pretrain.py", "wikipedia_s")
@@ -131,10 +134,15 @@ _TINY_BYTES = Stage(LANGUAGE_CONFIG, "", _SHORT_TINY, variant="tiny")
 
 SCALES = {
     "paper": Scale(
-        {size: (size, SIZES[size]["depth"]) for size in PAPER_SIZES},
-        *(IMAGENET, IMAGENET, CIFAR10),
-        *(TEXT, "", LANGUAGE),
-        *approximations.LAYERS["paper"],
+        sizes={size: (size, SIZES[size]["depth"]) for size in PAPER_SIZES},
+        pretrain=IMAGENET,
+        backbone=IMAGENET,
+        finetune=CIFAR10,
+        text=TEXT,
+        text_size="",
+        language=LANGUAGE,
+        layer=approximations.LAYER["paper"],
+        layer_sweeps=approximations.LAYER_SWEEPS["paper"],
         seeds=1,
         about="ImageNet-1K; finetuning on CIFAR-10 at 224 pixels",
         about_text="Wikipedia and BookCorpus",
@@ -144,10 +152,15 @@ SCALES = {
         layer_topology="v3-8",
     ),
     "small": Scale(
-        {"b": ("s", 4), "l": ("s", 8), "h": ("s", 12)},
-        *(CIFAR10, TINY_IMAGENET, CIFAR10),
-        *(SMALL_TEXT, "_s", dict.fromkeys(("wt_s", "e8"), _BYTES)),
-        *approximations.LAYERS["small"],
+        sizes={"b": ("s", 4), "l": ("s", 8), "h": ("s", 12)},
+        pretrain=CIFAR10,
+        backbone=TINY_IMAGENET,
+        finetune=CIFAR10,
+        text=SMALL_TEXT,
+        text_size="_s",
+        language=dict.fromkeys(("wt_s", "e8"), _BYTES),
+        layer=approximations.LAYER["small"],
+        layer_sweeps=approximations.LAYER_SWEEPS["small"],
         seeds=3,
         about="CIFAR-10 from scratch, Table 5 from Tiny-ImageNet; 4, 8 and 12 blocks of width 128 "
         "(every second one of ViT-MoE with experts, which are as wide as the dense layers); 8 "
@@ -159,10 +172,15 @@ SCALES = {
         "dropout but of experts, so no rows about dropout within them",
     ),
     "smoke": Scale(
-        {"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
-        *(DIGITS, DIGITS, DIGITS),
-        *(TINY_TEXT, "_tiny", dict.fromkeys(("wt_s", "e8"), _TINY_BYTES)),
-        *approximations.LAYERS["smoke"],
+        sizes={"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
+        pretrain=DIGITS,
+        backbone=DIGITS,
+        finetune=DIGITS,
+        text=TINY_TEXT,
+        text_size="_tiny",
+        language=dict.fromkeys(("wt_s", "e8"), _TINY_BYTES),
+        layer=approximations.LAYER["smoke"],
+        layer_sweeps=approximations.LAYER_SWEEPS["smoke"],
         seeds=1,
         about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and tests "
         "none of the paper's claims",
