@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-Row = tuple[str, str]
-
 
 def number(value: float) -> str:
     """Formats a metric; whole numbers are counts."""
@@ -24,7 +22,7 @@ def beside(metric: str, facts: Mapping[str, Any]) -> str:
     return f" ({baseline['name']} {baseline['value']:.4f})"
 
 
-def routing_rows(facts: Mapping[str, Any]) -> list[Row]:
+def routing_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns rows on "drop_rate" and "expert_load", over all blocks; [] for a dense model."""
     if "drop_rate" not in facts:
         return []

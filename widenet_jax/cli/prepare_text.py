@@ -137,7 +137,7 @@ def make_tokenizer(options: Options) -> None:
 def prepare_text(options: Options) -> None:
     """Prepares the set that `options` describe."""
     from widenet_jax.data.prepare import text_inputs, text_sets
-    from widenet_jax.data.prepare.text_preparation import Preparation
+    from widenet_jax.data.prepare.text_preparation import ChunkPreparation
     from widenet_jax.data.text.chunking import Chunking
     from widenet_jax.data.text.tokenizer import load_tokenizer
 
@@ -152,7 +152,7 @@ def prepare_text(options: Options) -> None:
     num_train = len(units)
     if options.valid:
         units += text_inputs.plan(options.valid, reading)
-    preparation = Preparation(
+    preparation = ChunkPreparation(
         units=units,
         num_train=num_train,
         tokenizer=tokenizer,

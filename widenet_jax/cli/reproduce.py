@@ -26,7 +26,7 @@ from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_json
 from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
-from widenet_jax.tools.reproduce.experiment import Experiment
+from widenet_jax.tools.reproduce.experiment import PaperExperiment
 from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
 from widenet_jax.tools.reproduce.runs import (
     Trials,
@@ -175,7 +175,7 @@ def default_workdir(scale: str) -> str:
 
 
 def time_layers(
-    experiments: Sequence[Experiment], scale: Scale, directory: Directory, *, stopped: bool
+    experiments: Sequence[PaperExperiment], scale: Scale, directory: Directory, *, stopped: bool
 ) -> None:
     """Times the single layers that figures compare, unless the runs were stopped."""
     for one in experiments:

@@ -101,7 +101,7 @@ def test_sizes_keep_groups_whole_and_k_at_most_e():
 
 
 def test_a_dispatch_method_is_timed():
-    size = dispatch.LayerSize(4, 8, 2, 4, 2, 16, 32)
+    size = dispatch.DispatchSize(4, 8, 2, 4, 2, 16, 32)
     row = dispatch.dispatch_row("einsum", size, dtype="float32", rounds=1)
     # 32 tokens, 2 experts each, two matrices of 16 x 32; the backward pass counts twice.
     flops = 3 * (32 * 2 * 2 * 2 * 16 * 32)

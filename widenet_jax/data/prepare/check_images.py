@@ -14,7 +14,7 @@ from widenet_jax.data.input_files import read_regular
 from widenet_jax.errors import BadExampleError, BadInputError
 
 
-class Checked(NamedTuple):
+class CheckedImages(NamedTuple):
     """What `check_images` found.
 
     Attributes:
@@ -35,7 +35,7 @@ class Checked(NamedTuple):
         return Counter(kind for _, kind in self.left_out)
 
 
-def check_images(root: str) -> Checked:
+def check_images(root: str) -> CheckedImages:
     """Reads and decodes every image file under a folder, whatever its layout.
 
     Raises:
@@ -54,7 +54,7 @@ def check_images(root: str) -> Checked:
     with futures.ThreadPoolExecutor() as pool:
         problems = pool.map(problem_of, images)
         found = list(tqdm.tqdm(problems, desc="check", total=len(images), unit="image"))
-    return Checked(len(images), [problem for problem in found if problem], left_out, empty)
+    return CheckedImages(len(images), [problem for problem in found if problem], left_out, empty)
 
 
 def walk(root: str) -> Iterator[str]:

@@ -118,7 +118,9 @@ class StreamPreparation:
         splits: dict[str, dict[str, Any]] = {}
         for split in dict.fromkeys(self.splits):
             of_split = [unit for unit, name in enumerate(self.splits) if name == split]
-            text = Joined(self, directory, of_split, [parts[unit]["marks"] for unit in of_split])
+            text = JoinedUnits(
+                self, directory, of_split, [parts[unit]["marks"] for unit in of_split]
+            )
             for name, ranges in text.cut(self.cuts if split == "train" else [Cut(split, "100%")]):
                 splits[name] = text.write(name, ranges)
         return {
@@ -142,7 +144,7 @@ def part_file(directory: Path, unit: int) -> Path:
 Range = tuple[int, int]  # first token, the token after the last
 
 
-class Joined:
+class JoinedUnits:
     """The tokens of some units, one after the other."""
 
     def __init__(

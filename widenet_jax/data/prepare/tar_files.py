@@ -34,7 +34,7 @@ _EXTENDED_HEADERS = (
 )  # fmt: skip
 
 
-class Stream:
+class ForwardBytes:
     """An archive, or one member's content, that is read forwards once.
 
     Attributes:
@@ -114,7 +114,7 @@ class Member(NamedTuple):
 
     name: str
     size: int
-    content: Stream
+    content: ForwardBytes
 
     @property
     def is_archive(self) -> bool:
@@ -134,13 +134,13 @@ def read_archive(path: str) -> Iterator[Member]:
         for magic, decompress in _COMPRESSIONS.items():
             if start.startswith(magic):
                 with decompress(file) as content:
-                    yield from members(Stream(path, content.read))
+                    yield from members(ForwardBytes(path, content.read))
                 return
         size = os.fstat(file.fileno()).st_size
-        yield from members(Stream(path, file.read, lambda n: file.seek(n, os.SEEK_CUR), size))
+        yield from members(ForwardBytes(path, file.read, lambda n: file.seek(n, os.SEEK_CUR), size))
 
 
-def members(archive: Stream) -> Iterator[Member]:
+def members(archive: ForwardBytes) -> Iterator[Member]:
     """Yields the regular files of a tar archive; directories and hidden files are left out.
 
     Raises:
@@ -161,7 +161,7 @@ def members(archive: Stream) -> Iterator[Member]:
         size = _member_size(archive, header, extended, start)
         sparse = header.type == tarfile.GNUTYPE_SPARSE or "GNU.sparse.major" in extended
         extended = {}
-        content = Stream(f"{archive.where}:{name}", archive.read_exactly, archive.skip, size)
+        content = ForwardBytes(f"{archive.where}:{name}", archive.read_exactly, archive.skip, size)
         member = Member(name, size, content)
         if not (header.isdir() or Path(name).name.startswith(".")):
             if sparse or not header.isreg():
@@ -177,7 +177,7 @@ def _padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _read_header(archive: Stream) -> tarfile.TarInfo | None:
+def _read_header(archive: ForwardBytes) -> tarfile.TarInfo | None:
     """Reads one header block; returns None for the first end-of-archive block."""
     start = archive.offset
     block = archive.read(BLOCK)
@@ -192,7 +192,7 @@ def _read_header(archive: Stream) -> tarfile.TarInfo | None:
         raise archive.damaged(problem, start) from None
 
 
-def _read_extended(archive: Stream, header: tarfile.TarInfo, start: int) -> dict[str, str]:
+def _read_extended(archive: ForwardBytes, header: tarfile.TarInfo, start: int) -> dict[str, str]:
     """Reads the content of a header that describes the next member: its fields, by pax's names."""
     if not 0 <= header.size <= MAX_EXTENDED_HEADER_BYTES:
         raise archive.damaged(f"extended header of {header.size:,} bytes", start)
@@ -223,7 +223,7 @@ def _pax_fields(content: bytes) -> dict[str, str]:
 
 
 def _member_size(
-    archive: Stream, header: tarfile.TarInfo, extended: dict[str, str], start: int
+    archive: ForwardBytes, header: tarfile.TarInfo, extended: dict[str, str], start: int
 ) -> int:
     """Returns the bytes of content that follow a member's header."""
     if not header.isreg():
@@ -234,7 +234,7 @@ def _member_size(
     return int(size)
 
 
-def _verify_end(archive: Stream) -> None:
+def _verify_end(archive: ForwardBytes) -> None:
     """Reads the second end-of-archive block and the padding, to the end of the stream."""
     if archive.read(BLOCK) != bytes(BLOCK):
         raise archive.damaged("only one of the two end-of-archive blocks")

@@ -15,7 +15,7 @@ from etils import epath
 
 from widenet_jax.data import records
 from widenet_jax.data.prepare.text_inputs import documents
-from widenet_jax.data.prepare.text_preparation import Preparation, make_manifest
+from widenet_jax.data.prepare.text_preparation import ChunkPreparation, make_manifest
 from widenet_jax.data.prepare.text_shards import ShardCounts, ShardWriter
 from widenet_jax.data.text.chunking import Chunk, Document, chunks_of
 from widenet_jax.data.text.tokenizer import FILE
@@ -29,7 +29,7 @@ Ordered = tuple[int, list[Chunk]]  # (place of the document in its unit, its chu
 
 
 def prepare(
-    preparation: Preparation, directory: str, *, options: str, provenance: Mapping[str, Any]
+    preparation: ChunkPreparation, directory: str, *, options: str, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Prepares a set by a Beam pipeline.
 
@@ -91,7 +91,7 @@ class Steps:
       directory: where.
     """
 
-    def __init__(self, preparation: Preparation, directory: str):
+    def __init__(self, preparation: ChunkPreparation, directory: str):
         self.preparation = preparation
         self.directory = directory
 

@@ -30,8 +30,8 @@ BLOCK = 2**20  # bytes of an input hashed at once
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """Everything that decides the bytes of a set.
+class ChunkPreparation:
+    """Everything that decides the bytes of a set of chunks; see `text_sets.Preparation`.
 
     Attributes:
       units: the work; the first `num_train` units are divided between both splits.
@@ -177,7 +177,9 @@ def _sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def make_manifest(parts: Sequence[Mapping[str, Any]], preparation: Preparation) -> dict[str, Any]:
+def make_manifest(
+    parts: Sequence[Mapping[str, Any]], preparation: ChunkPreparation
+) -> dict[str, Any]:
     """Returns the content of dataset.json but for the provenance, from the counts of all units.
 
     Raises:

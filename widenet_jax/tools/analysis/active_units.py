@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.param_names import ENCODER, split_block_part
-from widenet_jax.tools.analysis.over_source import real_tokens, sums_over_source
+from widenet_jax.tools.analysis.over_source import real_token_mask, sums_over_source
 from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.trained import Trained
 
@@ -77,7 +77,7 @@ def active_sums(
     inputs = trained.task.inputs(batch)
     outputs, counts, F = active_counts(trained.model, params, inputs)
     L, B, T = counts.shape
-    mask = jnp.broadcast_to(real_tokens(batch, inputs, (B, T)), (L, B, T))
+    mask = jnp.broadcast_to(real_token_mask(batch, inputs, (B, T)), (L, B, T))
     block = jnp.arange(L)[:, None, None]
     tokens = jnp.zeros((L, F + 1)).at[block, counts].add(mask.astype(jnp.float32))
     return outputs, {"tokens": tokens}

@@ -13,7 +13,7 @@ import numpy as np
 
 from widenet_jax.moe.choices import choice_mask
 from widenet_jax.moe.statistics import summarize
-from widenet_jax.tools.analysis.over_source import real_tokens, sums_over_source
+from widenet_jax.tools.analysis.over_source import real_token_mask, sums_over_source
 from widenet_jax.tools.analysis.routing import routed_blocks, token_routing
 from widenet_jax.tools.analysis.token_kinds import byte_kinds, token_kinds
 from widenet_jax.typing import Array, PyTree
@@ -175,7 +175,7 @@ def usage_sums(
     outputs, routing = token_routing(trained.model, params, inputs)
     L, B, T, _ = routing.expert_index.shape
     E = routing.router_probs.shape[-1]
-    mask = real_tokens(batch, inputs, (B, T))
+    mask = real_token_mask(batch, inputs, (B, T))
     if is_text(trained):
         V, category = trained.info["vocab_size"], batch["tokens"][:, :T]
     else:

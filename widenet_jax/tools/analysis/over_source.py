@@ -104,7 +104,7 @@ def sums_over_source(
     return totals_over_source(trained, evaluate, *open_source(trained)).sums
 
 
-def real_tokens(
+def real_token_mask(
     batch: Mapping[str, Array], inputs: Mapping[str, Array], shape: tuple[int, int]
 ) -> Array:
     """Returns which tokens of an evaluation batch are real: bool of `shape` (B, T).

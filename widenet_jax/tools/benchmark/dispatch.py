@@ -12,20 +12,20 @@ from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.tools.benchmark.timing import median_seconds
 
 # Sizes of an MoE layer and its input: B, T, examples that are routed together, E, K, D, F.
-LayerSize = namedtuple(
-    "LayerSize", "images tokens examples_per_group experts selected embed_dim mlp_dim"
+DispatchSize = namedtuple(
+    "DispatchSize", "images tokens examples_per_group experts selected embed_dim mlp_dim"
 )
 
 
-def sizes(**choices: Sequence[int]) -> Iterator[LayerSize]:
+def sizes(**choices: Sequence[int]) -> Iterator[DispatchSize]:
     """Yields every combination of the choices with whole groups and K <= E."""
     for values in itertools.product(*choices.values()):
-        size = LayerSize(**dict(zip(choices, values, strict=True)))
+        size = DispatchSize(**dict(zip(choices, values, strict=True)))
         if size.images % size.examples_per_group == 0 and size.selected <= size.experts:
             yield size
 
 
-def dispatch_row(method: str, size: LayerSize, *, dtype: str, rounds: int) -> dict[str, Any]:
+def dispatch_row(method: str, size: DispatchSize, *, dtype: str, rounds: int) -> dict[str, Any]:
     """Times a layer with the dispatch `method`, a key of `moe.dispatch.DISPATCHERS`.
 
     Returns:

@@ -120,16 +120,17 @@ def build(method: str, size: LayerSize, *, dtype: str, capacity_factor: float) -
     )
 
 
-Gradients = namedtuple("Gradients", "init run")  # x -> params; (params, x) -> their gradients
+# x -> params; (params, x) -> their gradients
+LayerGradients = namedtuple("LayerGradients", "init run")
 
 
-def gradients_of(layer: nn.Module) -> Gradients:
+def gradients_of(layer: nn.Module) -> LayerGradients:
     """Returns the functions of a layer that the benchmark calls."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return jnp.square(layer.apply(params, x, train=True).y.astype(jnp.float32)).mean()
 
-    return Gradients(
+    return LayerGradients(
         init=lambda x: layer.init(jax.random.key(1), x, train=True),
         run=jax.grad(loss, argnums=(0, 1)),
     )

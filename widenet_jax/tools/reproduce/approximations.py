@@ -10,7 +10,13 @@ from widenet_jax.models.language_sizes import (
     language_model,
     parse_language_variant,
 )
-from widenet_jax.tools.reproduce.experiment import BITS, PERPLEXITY, Experiment, Metric, Row
+from widenet_jax.tools.reproduce.experiment import (
+    BITS,
+    PERPLEXITY,
+    Metric,
+    PaperExperiment,
+    PaperRow,
+)
 
 SIZES = {
     "wt_s": "WikiText-103, small",
@@ -177,9 +183,9 @@ def metric_of(size: str) -> Metric:
     return BITS if size == "e8" else PERPLEXITY
 
 
-def row_of(model: paper.PrintedLanguageModel, size: str) -> Row:
+def row_of(model: paper.PrintedLanguageModel, size: str) -> PaperRow:
     """Makes a row; `scales.run_of` gives it a variant."""
-    return Row(model.model, size, model.results.get(size), model)
+    return PaperRow(model.model, size, model.results.get(size), model)
 
 
 def as_in_table_4(model: paper.PrintedLanguageModel) -> paper.PrintedLanguageModel:
@@ -192,14 +198,14 @@ def as_in_table_4(model: paper.PrintedLanguageModel) -> paper.PrintedLanguageMod
     return model._replace(further=weights)
 
 
-def table(number: str) -> tuple[Experiment, ...]:
+def table(number: str) -> tuple[PaperExperiment, ...]:
     """Makes an experiment of each column of a table."""
     title, reference, claim = TABLES[number]
     rows = paper.APPROXIMATIONS[number]
     if number == "4":
         rows = tuple(map(as_in_table_4, rows))
     return tuple(
-        Experiment(
+        PaperExperiment(
             f"sigma_table{number}_{size}",
             f"sigma-MoE, Table {number}: {title}; {about}",
             tuple(row_of(row, size) for row in rows if size in row.results),
@@ -213,7 +219,7 @@ def table(number: str) -> tuple[Experiment, ...]:
     )
 
 
-def ours(name: str) -> tuple[Experiment, ...]:
+def ours(name: str) -> tuple[PaperExperiment, ...]:
     """Makes an experiment of each size of a comparison of `OURS`, with the options of Table 4."""
     title, reference, claim, lines = OURS[name]
     printed = {(t, row.model.strip()): row for t, of in paper.APPROXIMATIONS.items() for row in of}
@@ -224,7 +230,7 @@ def ours(name: str) -> tuple[Experiment, ...]:
         for label, options, where in lines
     ]
     return tuple(
-        Experiment(
+        PaperExperiment(
             f"sigma_{name}_{size}",
             f"sigma-MoE: {title}; {SIZES[size]}",
             tuple(row_of(row, size) for row in rows),
@@ -237,12 +243,12 @@ def ours(name: str) -> tuple[Experiment, ...]:
     )
 
 
-def figure(number: str) -> tuple[Experiment, ...]:
+def figure(number: str) -> tuple[PaperExperiment, ...]:
     """Makes an experiment of each size of a figure."""
     title, labels, sizes, selection, claim = FIGURES[number]
     models = {row.model.strip(): row for row in reversed(paper.APPROXIMATIONS["4"])}
     return tuple(
-        Experiment(
+        PaperExperiment(
             f"sigma_fig{number}_{size}",
             f"sigma-MoE, Fig. {number}: {title}; {SIZES[size]}",
             tuple(row_of(models[label], size) for label in labels),
@@ -255,11 +261,11 @@ def figure(number: str) -> tuple[Experiment, ...]:
     )
 
 
-def layers() -> tuple[Experiment, ...]:
+def layers() -> tuple[PaperExperiment, ...]:
     """Makes an experiment of each size that the figures of single layers vary."""
     claim = "Experts take less time and memory than a dense layer, the more so the wider it is."
     return tuple(
-        Experiment(
+        PaperExperiment(
             f"sigma_fig2_{size}",
             f"sigma-MoE, Figs. 2 and 8 to 11: time and memory of one layer over {about}",
             (),

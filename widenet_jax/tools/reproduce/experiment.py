@@ -37,7 +37,7 @@ BITS = Metric("bits_per_byte", higher_is_better=False, label="bits a byte", deci
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One line of a table, or one point or curve of a figure.
 
     Attributes:
@@ -61,8 +61,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A table or a figure.
+class PaperExperiment:
+    """A table or a figure of a paper, or a comparison of our own.
 
     Attributes:
       name: on the command line.
@@ -88,7 +88,7 @@ class Experiment:
 
     name: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     claim: str
     metric: Metric = TOP_1
     finetuned: bool = False
@@ -102,6 +102,6 @@ class Experiment:
     layer: str = ""
     paper_label: str = ""
 
-    def of_sizes(self, sizes: Sequence[str]) -> "Experiment":
+    def of_sizes(self, sizes: Sequence[str]) -> "PaperExperiment":
         """Returns the experiment with only the rows of these sizes."""
         return replace(self, rows=tuple(row for row in self.rows if row.size in sizes))

@@ -11,14 +11,14 @@ from widenet_jax.tools.reproduce.experiment import (
     F1,
     MLM_LOSS,
     PAPER_SIZES,
-    Experiment,
-    Row,
+    PaperExperiment,
+    PaperRow,
 )
 
 
 def rows_printed(
     labels: dict[str, str], printed: Sequence[paper.Printed] = paper.PRETRAINING
-) -> tuple[Row, ...]:
+) -> tuple[PaperRow, ...]:
     """Makes rows with the paper's top-1.
 
     Args:
@@ -26,10 +26,10 @@ def rows_printed(
       printed: where the numbers stand.
     """
     top_1 = {row.variant: row.top_1 for row in (*printed, paper.OUT_OF_MEMORY)}
-    return tuple(Row(label, variant, top_1[variant]) for label, variant in labels.items())
+    return tuple(PaperRow(label, variant, top_1[variant]) for label, variant in labels.items())
 
 
-def ablations_of(size: str) -> tuple[Row, ...]:
+def ablations_of(size: str) -> tuple[PaperRow, ...]:
     """Makes the four rows of Table 3 for a size; indented labels belong to the row above."""
     name = f"WideNet-{size.upper()}"
     labels = {
@@ -41,14 +41,14 @@ def ablations_of(size: str) -> tuple[Row, ...]:
     return rows_printed(labels)
 
 
-TABLE_1 = Experiment(
+TABLE_1 = PaperExperiment(
     "table1",
     "Table 1: pretraining",
     rows_printed({row.model: row.variant for row in paper.PRETRAINING if "1" in row.tables}),
     "WideNet-H is the best, and WideNet gains from depth where ViT and ViT-MoE lose by it.",
 )
 
-TABLE_3 = Experiment(
+TABLE_3 = PaperExperiment(
     "table3",
     "Table 3: the three modifications",
     tuple(row for size in PAPER_SIZES for row in ablations_of(size)),
@@ -64,14 +64,14 @@ _TABLE_4 = {
     "ViT-L, shared, FFN twice as wide": "vit_l,share=true,mlp_dim=8192",
     "WideNet-L": "widenet_l",
 }
-TABLE_4 = Experiment(
+TABLE_4 = PaperExperiment(
     "table4",
     "Table 4: comparable speed or computation",
     rows_printed(_TABLE_4),
     "WideNet-L is ahead of ViT-L already at half the blocks, and of shared ViT-L at both widths.",
 )
 
-TABLE_5 = Experiment(
+TABLE_5 = PaperExperiment(
     "table5",
     "Table 5: finetuning",
     rows_printed({row.model: row.variant for row in paper.FINETUNING}, paper.FINETUNING),
@@ -80,29 +80,33 @@ TABLE_5 = Experiment(
 )
 
 # The paper names neither the size nor the numbers of experts between 4 and 16.
-FIGURE_2 = Experiment(
+FIGURE_2 = PaperExperiment(
     "fig2",
     "Fig. 2: number of experts of ViT-MoE-B",
-    tuple(Row(f"E = {e}", f"vit_moe_b,experts={e}") for e in (4, 8, 16)),
+    tuple(PaperRow(f"E = {e}", f"vit_moe_b,experts={e}") for e in (4, 8, 16)),
     "The more experts, the lower the test accuracy.",
     worsens=True,
 )
 
-FIGURE_3 = Experiment(
+FIGURE_3 = PaperExperiment(
     "fig3",
     "Fig. 3: groups of blocks with one routing, WideNet-B",
-    tuple(Row(f"G = {g} of 12 blocks", f"widenet_b,routing_groups={g}") for g in (12, 6, 3, 2)),
+    tuple(
+        PaperRow(f"G = {g} of 12 blocks", f"widenet_b,routing_groups={g}") for g in (12, 6, 3, 2)
+    ),
     "The fewer routing operations, the lower the test accuracy.",
     worsens=True,
 )
 
-_NORMS = (Row("ViT-B", "vit_b"), Row("WideNet-B", "widenet_b"))
+_NORMS = (PaperRow("ViT-B", "vit_b"), PaperRow("WideNet-B", "widenet_b"))
 _NORMS_CLAIM = "WideNet's norms lie further apart than ViT's."
-FIGURE_4 = Experiment("fig4", "Fig. 4: divergence of gamma", _NORMS, _NORMS_CLAIM, norms="gamma")
-FIGURE_5 = Experiment("fig5", "Fig. 5: divergence of beta", _NORMS, _NORMS_CLAIM, norms="beta")
+FIGURE_4 = PaperExperiment(
+    "fig4", "Fig. 4: divergence of gamma", _NORMS, _NORMS_CLAIM, norms="gamma"
+)
+FIGURE_5 = PaperExperiment("fig5", "Fig. 5: divergence of beta", _NORMS, _NORMS_CLAIM, norms="beta")
 
 
-def columns_of_table_2() -> tuple[Experiment, ...]:
+def columns_of_table_2() -> tuple[PaperExperiment, ...]:
     """Makes an experiment of each column of Table 2, and one of the pretraining before them."""
     columns = {
         "pretraining": ("masked language modelling", MLM_LOSS, lambda row: None),
@@ -112,10 +116,10 @@ def columns_of_table_2() -> tuple[Experiment, ...]:
         "sst2": ("SST-2", ACCURACY, lambda row: row.sst2),
     }
     return tuple(
-        Experiment(
+        PaperExperiment(
             f"table2_{name}",
             f"Table 2: {title}",
-            tuple(Row(row.model, row.variant, printed(row)) for row in paper.TEXT),
+            tuple(PaperRow(row.model, row.variant, printed(row)) for row in paper.TEXT),
             "WideNet is ahead of ALBERT, with more experts further, and with 8 and 16 of BERT.",
             metric=metric,
             text=name,
@@ -150,7 +154,7 @@ GROUPS = {
 }
 
 
-def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[Experiment]:
+def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[PaperExperiment]:
     """Returns the experiments of those names or `GROUPS`, with the rows of those sizes.
 
     Raises:

@@ -13,7 +13,7 @@ from widenet_jax.run.metrics import JsonLines
 from widenet_jax.tools.analysis.figures import run_colour, save, subplots
 from widenet_jax.tools.analysis.norm_divergence import norm_divergence
 from widenet_jax.tools.analysis.routing_figures import plot_divergence
-from widenet_jax.tools.reproduce.experiment import Experiment, Metric
+from widenet_jax.tools.reproduce.experiment import Metric, PaperExperiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale, run_of
 from widenet_jax.tools.reproduce.tables import number
@@ -28,7 +28,9 @@ Curves = dict[str, np.ndarray]  # label -> [seeds, L]
 MARK = {"fmt": "o", "capsize": 3}
 
 
-def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: epath.Path) -> None:
+def draw_table(
+    experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], out: epath.Path
+) -> None:
     """Draws every row's metric: the paper's on the left, ours with its spread on the right."""
     metric = experiment.metric.label
     figure, (paper, own) = subplots(1, 2, size=(11, 1.5 + 0.35 * len(rows)), sharey=True)
@@ -58,7 +60,9 @@ def draw_table(experiment: Experiment, rows: Sequence[Mapping[str, Any]], out: e
     save(figure, out)
 
 
-def draw_curves(experiment: Experiment, scale: Scale, measured: Measurements, out: Path) -> None:
+def draw_curves(
+    experiment: PaperExperiment, scale: Scale, measured: Measurements, out: Path
+) -> None:
     """Draws the metric of every evaluation against steps into NAME_curves.png.
 
     A line is the mean over the seeds that are done, a band their range; the legend's order is that
@@ -96,7 +100,7 @@ def evaluations(workdirs: Sequence[str], metric: Metric) -> tuple[list[int], np.
 
 
 def draw_against(
-    experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: epath.Path
+    experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: epath.Path
 ) -> None:
     """Draws Figs. 2 and 3: our test and training metric, and parameter counts where they differ.
 
@@ -131,7 +135,7 @@ def draw_against(
     save(figure, out)
 
 
-def divergences(experiment: Experiment, scale: Scale, measured: Measurements) -> Curves:
+def divergences(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> Curves:
     """Measures how far apart the blocks' norms are (eq. 9), for every seed that is done.
 
     Rows without a finished seed are left out.
@@ -148,7 +152,9 @@ def divergences(experiment: Experiment, scale: Scale, measured: Measurements) ->
     return curves
 
 
-def draw_norms(experiment: Experiment, curves: Mapping[str, np.ndarray], out: epath.Path) -> None:
+def draw_norms(
+    experiment: PaperExperiment, curves: Mapping[str, np.ndarray], out: epath.Path
+) -> None:
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure, axis = subplots(size=(6, 4))
     plot_divergence(axis, {name: y.mean(axis=0) for name, y in curves.items()}, experiment.norms)

@@ -12,14 +12,14 @@ from widenet_jax.files import read_json, write_json, write_text
 from widenet_jax.tools.benchmark.feed_forward import feed_forward_row, sizes
 from widenet_jax.tools.benchmark.report import draw, table
 from widenet_jax.tools.plan.topology import parse_topology
-from widenet_jax.tools.reproduce.experiment import Experiment
+from widenet_jax.tools.reproduce.experiment import PaperExperiment
 from widenet_jax.tools.reproduce.scales import Scale
 
 METHODS = ("dense", "auto")
 ROUNDS = 5
 
 
-def measure(experiment: Experiment, scale: Scale, directory: Path) -> None:
+def measure(experiment: PaperExperiment, scale: Scale, directory: Path) -> None:
     """Times every layer of a figure, unless an earlier call did, and keeps the rows in a file."""
     file = rows_file(experiment, directory)
     if file.exists():
@@ -42,12 +42,12 @@ def measure(experiment: Experiment, scale: Scale, directory: Path) -> None:
     write_json(file, rows)
 
 
-def rows_file(experiment: Experiment, directory: Path) -> Path:
+def rows_file(experiment: PaperExperiment, directory: Path) -> Path:
     """Returns where `measure` keeps its rows."""
     return directory / f"{experiment.name}_rows.json"
 
 
-def write(experiment: Experiment, directory: Path, made_by: str) -> dict[str, Any]:
+def write(experiment: PaperExperiment, directory: Path, made_by: str) -> dict[str, Any]:
     """Writes NAME.md and NAME.png of the rows there are; returns the facts."""
     file = rows_file(experiment, directory)
     rows = read_json(file) if file.exists() else []

@@ -11,14 +11,14 @@ from etils import epath
 from widenet_jax.files import write_json, write_text
 from widenet_jax.run.metrics import without_nan
 from widenet_jax.tools.reproduce import figures, layers, selection
-from widenet_jax.tools.reproduce.experiment import Experiment
+from widenet_jax.tools.reproduce.experiment import PaperExperiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale
 from widenet_jax.tools.reproduce.tables import markdown, norms_markdown, rows_of
 
 
 def write(
-    experiment: Experiment, scale: Scale, measured: Measurements, made_by: Mapping, out: Path
+    experiment: PaperExperiment, scale: Scale, measured: Measurements, made_by: Mapping, out: Path
 ) -> dict[str, Any]:
     """Writes NAME.md, NAME.json and NAME.png into `out`; returns what the JSON file holds.
 

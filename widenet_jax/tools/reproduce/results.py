@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.files import write_text
-from widenet_jax.tools.reproduce.experiment import Experiment
+from widenet_jax.tools.reproduce.experiment import PaperExperiment
 from widenet_jax.tools.reproduce.report import write
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Run, Scale, run_of
@@ -39,7 +39,7 @@ def provenance(
 
 
 def write_all(
-    experiments: Sequence[Experiment],
+    experiments: Sequence[PaperExperiment],
     scale: Scale,
     wanted: Sequence[Run],
     measured: Measurements,

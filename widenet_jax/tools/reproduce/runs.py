@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from etils import epath
 
 from widenet_jax.run.metrics import JsonLines
-from widenet_jax.tools.reproduce.experiment import Experiment, Metric
+from widenet_jax.tools.reproduce.experiment import Metric, PaperExperiment
 from widenet_jax.tools.reproduce.scales import Run, Scale, runs_of
 from widenet_jax.tools.sweep.directory import Directory, diverged, has_result
 from widenet_jax.tools.sweep.runner import Listed, Runner
@@ -184,7 +184,9 @@ def means_by_name(records: Sequence[Mapping]) -> dict[str, float]:
     return {name: statistics.fmean(record[name] for record in records) for name in sorted(names)}
 
 
-def seeds_of(experiments: Sequence[Experiment], scale: Scale, known: Mapping[str, Mapping]) -> int:
+def seeds_of(
+    experiments: Sequence[PaperExperiment], scale: Scale, known: Mapping[str, Mapping]
+) -> int:
     """Counts the seeds with which experiments ran.
 
     Tables share runs, so that a run may have more seeds than the table asked for. The seeds of a

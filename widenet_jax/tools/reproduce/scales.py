@@ -15,7 +15,7 @@ from widenet_jax.models.language_sizes import language_model, parse_language_var
 from widenet_jax.models.sizes import SIZES, parse_variant
 from widenet_jax.paper import PrintedLanguageModel
 from widenet_jax.tools.reproduce import approximations
-from widenet_jax.tools.reproduce.experiment import BITS, PAPER_SIZES, Experiment, Row
+from widenet_jax.tools.reproduce.experiment import BITS, PAPER_SIZES, PaperExperiment, PaperRow
 from widenet_jax.tools.sweep.directory import Directory
 from widenet_jax.tools.sweep.trials import VARIANT, Trial, expand, name_of
 
@@ -83,7 +83,7 @@ class Scale:
     topologies: tuple[str, str] | None = None
     layer_topology: str = ""
 
-    def about_of(self, experiment: Experiment) -> str:
+    def about_of(self, experiment: PaperExperiment) -> str:
         """Returns the data and the differences from the paper of an experiment."""
         if experiment.language:
             return self.about_language
@@ -231,7 +231,7 @@ def variant_at(scale: Scale, variant: str) -> str:
     return ",".join([f"{family}_{name}", *texts])
 
 
-def run_of(scale: Scale, experiment: Experiment, row: Row) -> Run:
+def run_of(scale: Scale, experiment: PaperExperiment, row: PaperRow) -> Run:
     """Returns the run behind a row."""
     if experiment.language:
         stage = scale.language[experiment.language]
@@ -249,7 +249,7 @@ def run_of(scale: Scale, experiment: Experiment, row: Row) -> Run:
     return Run(scale.pretrain, variant)
 
 
-def runnable(scale: Scale, experiments: Iterable[Experiment]) -> list[Experiment]:
+def runnable(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[PaperExperiment]:
     """Leaves out the experiments whose data a scale does not have.
 
     Raises:
@@ -268,7 +268,7 @@ def runnable(scale: Scale, experiments: Iterable[Experiment]) -> list[Experiment
     return left
 
 
-def of_scale(scale: Scale, experiment: Experiment) -> Experiment:
+def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
     """Returns the experiment with the rows and the metric that the scale's runs have.
 
     Models of bytes are compared by bits a byte, whatever the paper prints.
@@ -311,7 +311,7 @@ def first_names(size: str) -> dict[str, str]:
     return {name: first[model] for name, model in zip(names, models, strict=True)}
 
 
-def runs_of(scale: Scale, experiments: Iterable[Experiment]) -> list[Run]:
+def runs_of(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[Run]:
     """Lists every run once, backbones before the runs finetuned from them."""
     wanted = [run_of(scale, one, row) for one in experiments for row in one.rows]
     backbones = [run.backbone for run in wanted if run.backbone]

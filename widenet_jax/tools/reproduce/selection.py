@@ -19,7 +19,7 @@ from widenet_jax.tools.analysis.selection_figures import (
     plot_shares,
 )
 from widenet_jax.tools.markdown import markdown_table
-from widenet_jax.tools.reproduce.experiment import Experiment
+from widenet_jax.tools.reproduce.experiment import PaperExperiment
 from widenet_jax.tools.reproduce.runs import Measurements
 from widenet_jax.tools.reproduce.scales import Scale, run_of
 from widenet_jax.weights.trained import open_trained
@@ -29,7 +29,7 @@ PANELS_A_ROW = 3
 RARE = 0.1  # of an equal share: an expert below it is hardly used
 
 
-def measure(experiment: Experiment, scale: Scale, measured: Measurements) -> dict[str, Any]:
+def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> dict[str, Any]:
     """Measures the first finished seed of every row; rows without one are left out."""
     statistic = measure_active if experiment.selection == "active" else measure_usage
     found = {}
@@ -40,7 +40,7 @@ def measure(experiment: Experiment, scale: Scale, measured: Measurements) -> dic
     return found
 
 
-def draw(experiment: Experiment, found: Found, out: epath.Path) -> None:
+def draw(experiment: PaperExperiment, found: Found, out: epath.Path) -> None:
     """Draws what `measure` returned; nothing where no row has run."""
     title = experiment.title
     if not found:
@@ -74,7 +74,7 @@ def draw_shares_of(found: Mapping[str, ExpertUsage], out: epath.Path, *, title: 
     save(figure, out)
 
 
-def markdown(experiment: Experiment, scale: Scale, found: Found) -> str:
+def markdown(experiment: PaperExperiment, scale: Scale, found: Found) -> str:
     """Writes the numbers of the figure by block, and the paper's conclusion."""
     cells = {"active": active_cells, "shares": shares_cells, "together": together_cells}
     parts = [f"## {experiment.title}", f"Ours: {scale.about_of(experiment)}."]

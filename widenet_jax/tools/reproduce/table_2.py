@@ -8,9 +8,9 @@ from widenet_jax.tools.reproduce.experiment import (
     ACCURACY,
     BEST_F1,
     F1,
-    Experiment,
     Metric,
-    Row,
+    PaperExperiment,
+    PaperRow,
 )
 from widenet_jax.tools.reproduce.experiments import TABLE_2
 from widenet_jax.tools.reproduce.runs import Measured, mean_of
@@ -36,7 +36,7 @@ def table_2(scale: Scale, measured: Mapping[Run, Measured]) -> str:
         header += [f"paper, {name}", f"ours, {name}"]
     cells = [header]
     for printed in paper.TEXT:
-        row = Row(printed.model, printed.variant)
+        row = PaperRow(printed.model, printed.variant)
         pretrained = run_of(scale, experiments["pretraining"], row)
         own = measured.get(pretrained)
         line = [printed.model, f"`{pretrained.model}`", f"{printed.millions}M"]
@@ -55,7 +55,10 @@ def table_2(scale: Scale, measured: Mapping[Run, Measured]) -> str:
 
 
 def values_of(
-    experiment: Experiment | None, row: Row, scale: Scale, measured: Mapping[Run, Measured]
+    experiment: PaperExperiment | None,
+    row: PaperRow,
+    scale: Scale,
+    measured: Mapping[Run, Measured],
 ) -> tuple[float | None, ...]:
     """Returns a column's means over the seeds; None where nothing has run."""
     of = measured.get(run_of(scale, experiment, row)) if experiment else None

@@ -10,7 +10,7 @@ from scipy import stats
 
 from widenet_jax.paper import FINETUNING, PRETRAINING, TEXT
 from widenet_jax.tools.markdown import markdown_table, table_of
-from widenet_jax.tools.reproduce.experiment import Experiment
+from widenet_jax.tools.reproduce.experiment import PaperExperiment
 from widenet_jax.tools.reproduce.runs import DIVERGED, Measurements, mean_of, std_of
 from widenet_jax.tools.reproduce.scales import Scale, run_of
 from widenet_jax.tools.sweep.trials import DONE
@@ -20,7 +20,9 @@ AS, OTHER = "as in the paper", "the other way round"
 CLOSE, LOST = "too close to tell", "with a seed that diverged"
 
 
-def rows_of(experiment: Experiment, scale: Scale, measured: Measurements) -> list[dict[str, Any]]:
+def rows_of(
+    experiment: PaperExperiment, scale: Scale, measured: Measurements
+) -> list[dict[str, Any]]:
     """Makes a dict for each row.
 
     Returns:
@@ -63,7 +65,7 @@ def rows_of(experiment: Experiment, scale: Scale, measured: Measurements) -> lis
     return rows
 
 
-def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]]) -> str:
     """Writes the title, the table, and what agrees with the paper."""
     metric, decimals = experiment.metric.label, experiment.metric.decimals
     columns = {
@@ -91,7 +93,9 @@ def markdown(experiment: Experiment, scale: Scale, rows: Sequence[Mapping[str, A
     return "\n\n".join(parts) + "\n"
 
 
-def norms_markdown(experiment: Experiment, scale: Scale, curves: Mapping[str, np.ndarray]) -> str:
+def norms_markdown(
+    experiment: PaperExperiment, scale: Scale, curves: Mapping[str, np.ndarray]
+) -> str:
     """Writes Figs. 4 and 5 in numbers: eq. 9 of each block.
 
     Args:
@@ -167,7 +171,7 @@ def known(value: float | None, spec: str, unit: str = "") -> str:
     return "" if value is None else format(value, spec) + unit
 
 
-def comparison(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def comparison(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
     lines, decimals = [f"The paper: {experiment.claim}"], experiment.metric.decimals
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
@@ -219,7 +223,7 @@ def said(row: Mapping[str, Any], decimals: int) -> str:
     return f"{row['label'].strip()} {row['mean']:.{decimals + 1}f}"
 
 
-def compared(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[tuple]:
+def compared(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[tuple]:
     """Lists the pairs of rows that the experiment compares."""
     distinct = [row for row in rows if not row["same_as"]]
     if experiment.worsens:
@@ -235,7 +239,7 @@ def compared(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[
 
 
 def against(
-    experiment: Experiment, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    experiment: PaperExperiment, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> str:
     """Compares a row with the experiment's reference: "worse (paper: better)".
 
@@ -259,7 +263,9 @@ def against(
     return words[int(sign) * direction] + untested + in_paper
 
 
-def paper_sign(experiment: Experiment, one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+def paper_sign(
+    experiment: PaperExperiment, one: Mapping[str, Any], other: Mapping[str, Any]
+) -> int:
     """Sign of the first row's value minus the second's in the paper; 0 where it orders neither."""
     if experiment.worsens:
         return 1 if experiment.metric.higher_is_better else -1

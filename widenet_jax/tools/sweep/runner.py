@@ -31,7 +31,7 @@ LEAVING = (
 STOPPED_CODES = (errors.STOPPED, errors.INTERRUPTED, -signal.SIGTERM)
 
 
-class Source:
+class TrialSource:
     """Base class: supplies trials to a `Runner` and receives their outcomes.
 
     Attributes:
@@ -61,7 +61,7 @@ class Source:
         """Lets another process go on with the trials."""
 
 
-class Listed(Source):
+class Listed(TrialSource):
     """Trials known beforehand; with `only`, it supplies that index alone.
 
     Writes the trials down in the directory.
@@ -114,7 +114,9 @@ class Runner:
       command: (trial, its workdir) -> the command that starts the trial.
     """
 
-    def __init__(self, source: Source, *, workers: int, command: Callable[[Trial, str], list[str]]):
+    def __init__(
+        self, source: TrialSource, *, workers: int, command: Callable[[Trial, str], list[str]]
+    ):
         self.source, self.directory = source, source.directory
         self.workers, self.command = workers, command
         self.slots: list[Slot] = []

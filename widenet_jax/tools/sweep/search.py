@@ -13,7 +13,7 @@ from typing import Any
 from widenet_jax.errors import BadInputError, require
 from widenet_jax.tools.sweep.axes import Range, Space, ends_of
 from widenet_jax.tools.sweep.directory import Directory, diverged
-from widenet_jax.tools.sweep.runner import Source
+from widenet_jax.tools.sweep.runner import TrialSource
 from widenet_jax.tools.sweep.trials import DONE, FAILED, PRUNED, WAITING, Outcome, Trial, make
 
 STATUSES = {"COMPLETE": DONE, "PRUNED": PRUNED, "FAIL": FAILED}  # of Optuna's states
@@ -21,7 +21,7 @@ TPE_STARTUP = 5  # random trials before TPE models the space
 
 
 @dataclass
-class Search(Source):
+class Search(TrialSource):
     """Trials that Optuna proposes, by the headline metric of the task.
 
     Attributes:
