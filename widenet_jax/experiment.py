@@ -28,8 +28,8 @@ from widenet_jax.optim.parts import check_freeze, stop_frozen
 from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
 from widenet_jax.step import Forward, Gradients, TrainState, make_gradients, make_train_step
 from widenet_jax.tasks import TASKS, Evaluation, Task
-from widenet_jax.tasks.contract import Inputs, Rngs
-from widenet_jax.typing import Array, Aux, PyTree
+from widenet_jax.tasks.contract import Rngs
+from widenet_jax.typing import Array, Aux, Inputs, PyTree, Shapes
 
 TOKEN_GROUP = "config.model.moe.examples_per_group"
 
@@ -197,12 +197,12 @@ def build_task(config: ConfigDict, facts: DataFacts) -> Task:
     return choose(TASKS, config.task.name, field="config.task.name").build(config, facts)
 
 
-def input_spec(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
+def input_spec(task: Task) -> Shapes:
     """Returns shapes of the model's inputs for a batch of one example."""
     return jax.eval_shape(task.inputs, {**task.batch_spec(1), **task.carry_spec(1)})
 
 
-def train_batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
+def train_batch_shapes(experiment: Experiment) -> Shapes:
     """Returns the batch that `train_step` takes, for compiling it without data."""
     B, sharding = experiment.config.batch_size, NamedSharding(experiment.mesh, BATCH)
     spec = experiment.task.batch_spec(B) | {"bad": jax.ShapeDtypeStruct((B,), jnp.bool_)}

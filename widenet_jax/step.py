@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.tasks.contract import Inputs, Metrics, Rngs, Task
-from widenet_jax.typing import Array, Aux, PyTree
+from widenet_jax.tasks.contract import Metrics, Rngs, Task
+from widenet_jax.typing import Array, Aux, Inputs, PyTree
 
 COUNTERS = ("skipped_updates", "bad_examples")
 STREAMS = ("dropout", "router", "mixup")

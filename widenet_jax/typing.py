@@ -16,6 +16,9 @@ import jax
 
 Array = jax.Array
 PyTree = Any
+NamedArrays = dict[str, Array]
+Shapes = dict[str, jax.ShapeDtypeStruct]  # and dtypes, of arrays by name
+Inputs = Mapping[str, Array]  # of a model
 # Losses and statistics of the feed-forwards, see `models.feed_forwards`; {} if there are none.
 Aux = dict[str, Any]
 

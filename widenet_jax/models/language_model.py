@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
@@ -13,7 +12,7 @@ from widenet_jax.layers.initializers import uniform_between
 from widenet_jax.models.block_settings import DTYPES, BlockSettings
 from widenet_jax.models.blocks import Blocks
 from widenet_jax.param_names import ENCODER
-from widenet_jax.typing import Array, Aux
+from widenet_jax.typing import Array, Aux, Shapes
 
 
 class LanguageModel(BlockSettings, kw_only=True):
@@ -79,6 +78,6 @@ class LanguageModel(BlockSettings, kw_only=True):
                 "sine and a cosine"
             )
 
-    def num_tokens(self, input_spec: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example."""
         return input_spec["tokens"].shape[1]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import flax.linen as nn
-import jax
 
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.layers.dense import Dense
@@ -14,7 +13,7 @@ from widenet_jax.models.block_settings import DTYPES, BlockSettings
 from widenet_jax.models.blocks import Blocks
 from widenet_jax.models.text_heads import HEADS
 from widenet_jax.param_names import ENCODER
-from widenet_jax.typing import Array, Aux, PyTree
+from widenet_jax.typing import Array, Aux, PyTree, Shapes
 
 
 class TextEncoder(BlockSettings, kw_only=True):
@@ -92,6 +91,6 @@ class TextEncoder(BlockSettings, kw_only=True):
                 f"config.model.embed_dim={self.embed_dim}"
             )
 
-    def num_tokens(self, input_spec: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example."""
         return input_spec["tokens"].shape[1]

@@ -12,7 +12,7 @@ A head is a function
 and its outputs are float32. To add one: a function here, and an entry in `HEADS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -25,9 +25,8 @@ from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.norm import layer_norm
 from widenet_jax.layers.token_embeddings import rows_at
 from widenet_jax.models.block_settings import DTYPES
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, Inputs
 
-Inputs = Mapping[str, Array]
 Outputs = dict[str, Array]
 
 # Dropout before the classifier in finetuning, whatever the model's own rate (BERT, ALBERT).

@@ -14,12 +14,12 @@ from widenet_jax.layers.pool import POOLS
 from widenet_jax.models.block_settings import DTYPES, BlockSettings
 from widenet_jax.models.blocks import Blocks
 from widenet_jax.param_names import ENCODER
-from widenet_jax.typing import Array, Aux
+from widenet_jax.typing import Array, Aux, Shapes
 
 CLS_TOKENS = dict.fromkeys(("learned", "zero", "none"))
 
 
-def image_spec(image_shape: tuple[int, int, int]) -> dict[str, jax.ShapeDtypeStruct]:
+def image_spec(image_shape: tuple[int, int, int]) -> Shapes:
     """Returns the shapes of a `VisionTransformer`'s inputs for one image (height, width, C)."""
     return {"image": jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)}
 
@@ -86,7 +86,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
                 "config.model.pool=token needs a CLS token: set config.model.cls_token=learned"
             )
 
-    def num_tokens(self, input_spec: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example: its patches, and a CLS token where there is one."""
         _, height, width, _ = input_spec["image"].shape
         patches = (height // self.patch_size) * (width // self.patch_size)

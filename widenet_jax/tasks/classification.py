@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 from widenet_jax.data.contract import DataFacts, Source
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.tasks import labels
-from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
+from widenet_jax.tasks.contract import Apply, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import smooth_labels, softmax_cross_entropy
 from widenet_jax.tasks.mixup import mixup_or_cutmix
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, Shapes
 
 CLASS_WEIGHTS = dict.fromkeys(("none", "balanced"))
 
@@ -90,7 +90,7 @@ class Classification(Task):
     def group_size(self) -> int:
         return self.mixup_group_size if self.mixes else 1
 
-    def batch_spec(self, batch_size: int) -> ArraySpecs:
+    def batch_spec(self, batch_size: int) -> Shapes:
         return {
             "image": jax.ShapeDtypeStruct((batch_size, *self.image_shape), jnp.uint8),
             "label": jax.ShapeDtypeStruct((batch_size,), jnp.int32),

@@ -5,18 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
 import flax.struct
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import DataFacts, Source
-from widenet_jax.typing import Array, Aux, PyTree
+from widenet_jax.typing import Array, Aux, Inputs, NamedArrays, PyTree, Shapes
 
-Inputs = Mapping[str, Array]
 Rngs = Mapping[str, Array]
 # (inputs, rngs) -> (outputs, aux). Rngs are given in training; None means evaluation.
 Apply = Callable[[Inputs, Rngs | None], tuple[PyTree, Aux]]
-ArraySpecs = dict[str, jax.ShapeDtypeStruct]
 
 
 class Headline(NamedTuple):
@@ -65,9 +62,9 @@ class Metrics:
       carry: the state for the next step, as `Task.carry_spec` describes it.
     """
 
-    means: Aux
+    means: NamedArrays
     layer_sums: Aux
-    carry: Aux = flax.struct.field(default_factory=dict)
+    carry: NamedArrays = flax.struct.field(default_factory=dict)
 
 
 @flax.struct.dataclass
@@ -82,10 +79,10 @@ class Evaluation:
       carry: the state for the next evaluation batch.
     """
 
-    sums: Aux
+    sums: NamedArrays
     layer_sums: Aux
-    rows: Aux = flax.struct.field(default_factory=dict)
-    carry: Aux = flax.struct.field(default_factory=dict)
+    rows: NamedArrays = flax.struct.field(default_factory=dict)
+    carry: NamedArrays = flax.struct.field(default_factory=dict)
 
 
 class Task(abc.ABC):
@@ -132,10 +129,10 @@ class Task(abc.ABC):
         return 1
 
     @abc.abstractmethod
-    def batch_spec(self, batch_size: int) -> ArraySpecs:
+    def batch_spec(self, batch_size: int) -> Shapes:
         """Returns shapes and dtypes of a batch's arrays as the data gives them."""
 
-    def carry_spec(self, batch_size: int) -> ArraySpecs:
+    def carry_spec(self, batch_size: int) -> Shapes:
         """Returns shapes and dtypes of the carry: arrays [B, ...] that start as zeros.
 
         The step adds them to the batch under their names, which must not be those of
@@ -145,7 +142,7 @@ class Task(abc.ABC):
         del batch_size
         return {}
 
-    def eval_carry_spec(self, batch_size: int) -> ArraySpecs:
+    def eval_carry_spec(self, batch_size: int) -> Shapes:
         """Returns the carry of an evaluation, which starts as zeros and is kept apart.
 
         That of training by default; its arrays may have other shapes behind [B, ...].
@@ -186,7 +183,7 @@ class Task(abc.ABC):
         """
 
 
-def layer_losses(aux: Aux) -> tuple[Array | float, Aux]:
+def layer_losses(aux: Aux) -> tuple[Array | float, NamedArrays]:
     """Returns the weighted sum of the feed-forwards' losses, and each loss for the log.
 
     `aux` of a model has a leading axis of routing operations; the total is their sum (eq. 8).

@@ -15,7 +15,6 @@ from widenet_jax.errors import check_range
 from widenet_jax.tasks import contract, texts
 from widenet_jax.tasks.contract import (
     Apply,
-    ArraySpecs,
     Baseline,
     Evaluation,
     Headline,
@@ -24,7 +23,7 @@ from widenet_jax.tasks.contract import (
     Task,
 )
 from widenet_jax.tasks.losses import label_cross_entropy
-from widenet_jax.typing import Array, Aux
+from widenet_jax.typing import Array, Aux, Shapes
 
 # Of `memory_length` and `eval_memory_length` that are 0: so many times T.
 EVAL_MEMORY_FACTOR = 4
@@ -84,19 +83,19 @@ class LanguageModeling(Task):
     def baseline(self) -> Baseline | None:
         return texts.unigram_baseline("bits_per_byte", self.stream.unigram_bits)
 
-    def batch_spec(self, batch_size: int) -> ArraySpecs:
+    def batch_spec(self, batch_size: int) -> Shapes:
         return {
             "tokens": jax.ShapeDtypeStruct((batch_size, self.segment_length + 1), jnp.int32),
             "fresh": jax.ShapeDtypeStruct((batch_size,), jnp.bool_),
         }
 
-    def carry_spec(self, batch_size: int) -> ArraySpecs:
+    def carry_spec(self, batch_size: int) -> Shapes:
         return self._memory_spec(batch_size, self.memory_length)
 
-    def eval_carry_spec(self, batch_size: int) -> ArraySpecs:
+    def eval_carry_spec(self, batch_size: int) -> Shapes:
         return self._memory_spec(batch_size, self.eval_memory_length)
 
-    def _memory_spec(self, batch_size: int, rows: int) -> ArraySpecs:
+    def _memory_spec(self, batch_size: int, rows: int) -> Shapes:
         shape = (batch_size, self.depth, rows, self.embed_dim)
         return {
             "memory": jax.ShapeDtypeStruct(shape, self.dtype),

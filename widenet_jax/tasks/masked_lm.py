@@ -12,7 +12,6 @@ from widenet_jax.data.contract import ArraySpec, DataFacts, Source
 from widenet_jax.tasks import contract, texts
 from widenet_jax.tasks.contract import (
     Apply,
-    ArraySpecs,
     Baseline,
     Evaluation,
     Headline,
@@ -21,7 +20,7 @@ from widenet_jax.tasks.contract import (
     Task,
 )
 from widenet_jax.tasks.losses import label_cross_entropy
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, Shapes
 
 PREDICTION_WEIGHT, ORDER_WEIGHT = "prediction_weight", "order_weight"
 
@@ -61,7 +60,7 @@ class MaskedLm(Task):
     def baseline(self) -> Baseline | None:
         return texts.unigram_baseline("mlm_loss", self.unigram_entropy)
 
-    def batch_spec(self, batch_size: int) -> ArraySpecs:
+    def batch_spec(self, batch_size: int) -> Shapes:
         return texts.batch_spec(self.example, batch_size)
 
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:

@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 from widenet_jax.data.contract import ArraySpec, DataFacts, Source
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.tasks import contract, texts
-from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
+from widenet_jax.tasks.contract import Apply, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import label_cross_entropy
 from widenet_jax.tasks.squad_metrics import Prediction, squad_metrics
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, Shapes
 
 # config.task.head -> the head of the text encoder.
 HEADS = {"span": "span", "beam": "span_beam"}
@@ -76,7 +76,7 @@ class Span(Task):
     def model_fields(self) -> dict[str, int | str]:
         return {"vocab_size": self.vocab_size, "head": HEADS[self.head]}
 
-    def batch_spec(self, batch_size: int) -> ArraySpecs:
+    def batch_spec(self, batch_size: int) -> Shapes:
         return texts.batch_spec(self.example, batch_size)
 
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:

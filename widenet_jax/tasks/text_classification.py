@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import ArraySpec, DataFacts, Source
 from widenet_jax.tasks import labels, texts
-from widenet_jax.tasks.contract import Apply, ArraySpecs, Evaluation, Headline, Metrics, Rngs, Task
+from widenet_jax.tasks.contract import Apply, Evaluation, Headline, Metrics, Rngs, Task
 from widenet_jax.tasks.losses import label_cross_entropy
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, Shapes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TextClassification(Task):
             "num_classes": self.num_classes,
         }
 
-    def batch_spec(self, batch_size: int) -> ArraySpecs:
+    def batch_spec(self, batch_size: int) -> Shapes:
         return texts.batch_spec(self.example, batch_size)
 
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.data.contract import ArraySpec
-from widenet_jax.tasks.contract import ArraySpecs, Baseline
-from widenet_jax.typing import Array
+from widenet_jax.tasks.contract import Baseline
+from widenet_jax.typing import Array, Shapes
 
 ADVICE = (
     "the model has learned how frequent tokens are, not which follow from the context. Train "
@@ -15,7 +15,7 @@ ADVICE = (
 )
 
 
-def batch_spec(example: Mapping[str, ArraySpec], batch_size: int) -> ArraySpecs:
+def batch_spec(example: Mapping[str, ArraySpec], batch_size: int) -> Shapes:
     """Returns shapes and dtypes of the stacked arrays of examples."""
     return {
         name: jax.ShapeDtypeStruct((batch_size, *spec.shape), spec.dtype)

@@ -15,6 +15,7 @@ from jax import export
 from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.files import write_bytes, write_json, write_text
 from widenet_jax.tools.analysis.class_prediction import LAST_LAYER, each_example, probabilities
+from widenet_jax.typing import Shapes
 from widenet_jax.weights.exported import make_empty
 from widenet_jax.weights.model_card import describe_model
 from widenet_jax.weights.trained import Trained
@@ -134,7 +135,7 @@ def preparation(trained: Trained) -> str:
     )
 
 
-def example_spec(trained: Trained) -> dict[str, jax.ShapeDtypeStruct]:
+def example_spec(trained: Trained) -> Shapes:
     """Returns the arrays of one example without its label."""
     if trained.config.task.name == "classification":
         return {"image": jax.ShapeDtypeStruct(trained.task.image_shape, jnp.uint8)}

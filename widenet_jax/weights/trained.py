@@ -24,8 +24,8 @@ from widenet_jax.param_names import named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
 from widenet_jax.tasks import TASKS
-from widenet_jax.tasks.contract import ArraySpecs, Task
-from widenet_jax.typing import PyTree
+from widenet_jax.tasks.contract import Task
+from widenet_jax.typing import PyTree, Shapes
 from widenet_jax.weights.exported import Exported, is_exported, read_exported
 
 # Entries of a checkpoint's meta that are no facts of the data.
@@ -105,7 +105,7 @@ def images_of(config: ConfigDict, params: PyTree) -> dict[str, ArraySpec]:
     return {"image": ArraySpec((size, size, kernel.shape[2]), "uint8")}
 
 
-def model_inputs(config: ConfigDict, example: Mapping[str, ArraySpec]) -> ArraySpecs:
+def model_inputs(config: ConfigDict, example: Mapping[str, ArraySpec]) -> Shapes:
     """Returns inputs of one example that reach every parameter of a model."""
     if "image" in example:
         return {"image": jax.ShapeDtypeStruct((1, *example["image"].shape), jnp.float32)}
@@ -186,7 +186,7 @@ def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
     return kept | {name: measured[name] for name in result.keys() & measured} | {"steps": step}
 
 
-def check_fits(model: nn.Module, params: PyTree, inputs: ArraySpecs, place: str) -> None:
+def check_fits(model: nn.Module, params: PyTree, inputs: Shapes, place: str) -> None:
     """Raises BadInputError, naming the first parameter, unless `params` are those of `model`."""
     wanted, there = shapes(parameter_shapes(model, inputs)), shapes(params)
     odd = [name for name in sorted(wanted | there) if wanted.get(name) != there.get(name)]

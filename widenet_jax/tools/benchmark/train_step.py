@@ -16,6 +16,7 @@ from widenet_jax.tools.benchmark.peaks import mfu
 from widenet_jax.tools.benchmark.timing import median_seconds
 from widenet_jax.tools.plan.compile import lower_step, peak_bytes
 from widenet_jax.tools.plan.flops import train_flops
+from widenet_jax.typing import Shapes
 
 
 def train_step_row(name: str, experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any]:
@@ -79,9 +80,7 @@ def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any
     }
 
 
-def random_batch(
-    specs: Mapping[str, jax.ShapeDtypeStruct], *, below: Mapping[str, int | str]
-) -> dict[str, jax.Array]:
+def random_batch(specs: Shapes, *, below: Mapping[str, int | str]) -> dict[str, jax.Array]:
     """Draws a batch on its devices.
 
     Bytes are uniform in 0..255, other integers uniform below the smallest number of `below`, so

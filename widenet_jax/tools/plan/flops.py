@@ -9,19 +9,16 @@ costs three times its forward pass.
 import math
 from collections.abc import Mapping
 
-import jax
-
 from widenet_jax.errors import BadInputError
 from widenet_jax.models.block_settings import BlockSettings
 from widenet_jax.models.build import build_model
 from widenet_jax.models.language_model import LanguageModel
 from widenet_jax.models.text_encoder import TextEncoder
 from widenet_jax.models.vit import VisionTransformer
+from widenet_jax.typing import Shapes
 
-Specs = Mapping[str, jax.ShapeDtypeStruct]
 
-
-def forward_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> int:
+def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> int:
     """Returns the FLOPs of one example's forward pass through the model `config.model`.
 
     Args:
@@ -45,14 +42,14 @@ def forward_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> i
     return outside + blocks_flops(module, module.num_tokens(inputs), memory_length(inputs))
 
 
-def outside_of_vision(model: VisionTransformer, inputs: Specs) -> int:
+def outside_of_vision(model: VisionTransformer, inputs: Shapes) -> int:
     """Returns the FLOPs of the patches' embedding and the classifier."""
     D, pixels = model.embed_dim, math.prod(inputs["image"].shape[1:])
     representation = 2 * D * D if model.representation else 0
     return 2 * pixels * D + representation + 2 * D * model.num_classes
 
 
-def outside_of_text(model: TextEncoder, inputs: Specs) -> int:
+def outside_of_text(model: TextEncoder, inputs: Shapes) -> int:
     """Returns the FLOPs of the projection and of the head; looking up an embedding counts none."""
     T, D, E = model.num_tokens(inputs), model.embed_dim, model.embedding_dim
     projection = 2 * T * E * D if model.projection else 0
@@ -69,7 +66,7 @@ def outside_of_text(model: TextEncoder, inputs: Specs) -> int:
     return projection + heads[model.head]
 
 
-def outside_of_language(model: LanguageModel, inputs: Specs) -> int:
+def outside_of_language(model: LanguageModel, inputs: Shapes) -> int:
     """Returns the FLOPs of the output layer; looking up an embedding counts none."""
     return 2 * model.num_tokens(inputs) * model.embed_dim * model.vocab_size
 
@@ -97,7 +94,7 @@ def blocks_flops(model: BlockSettings, num_tokens: int, memory: int = 0) -> int:
     return model.depth * attention + num_tokens * feed_forwards
 
 
-def memory_length(inputs: Specs) -> int:
+def memory_length(inputs: Shapes) -> int:
     """Returns M of a model with a memory [B, L, M, D], else 0."""
     return inputs["memory"].shape[2] if "memory" in inputs else 0
 
@@ -149,6 +146,6 @@ FFN_FLOPS = {
 }
 
 
-def train_flops(model: Mapping, inputs: Specs, **model_fields: int | str) -> int:
+def train_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> int:
     """Returns the FLOPs of one example in a training step; arguments as in `forward_flops`."""
     return 3 * forward_flops(model, inputs, **model_fields)
