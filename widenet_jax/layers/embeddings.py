@@ -15,13 +15,13 @@ class PatchEmbed(nn.Module):
     Attributes:
       patch_size: side of a patch in pixels; must divide the image's sides.
       embed_dim: D.
-      kernel_init: a name in `initializers.KERNEL_INITS`.
+      kernel_init: initialisers.
       dtype: dtype of the computation.
     """
 
     patch_size: int
     embed_dim: int
-    kernel_init: str = "glorot_uniform"
+    kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
@@ -48,12 +48,12 @@ class Projection(nn.Module):
     patch_size: int
     channels: int
     embed_dim: int
-    kernel_init: str
+    kernel_init: KernelInit
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         P, C, D = self.patch_size, self.channels, self.embed_dim
-        kernel = self.param("kernel", KernelInit(self.kernel_init).kernel(), (P, P, C, D))
+        kernel = self.param("kernel", self.kernel_init.kernel(), (P, P, C, D))
         bias = self.param("bias", nn.initializers.zeros, (D,))
         return linear("btd,df->btf", x, kernel.transpose(2, 0, 1, 3).reshape(-1, D), bias)
 

@@ -1,7 +1,8 @@
 """Initialisers of the kernels of a stack of blocks, chosen by one name for all of them.
 
 A layer has a field `kernel_init`, a `KernelInit`: the name that the config gives, and the depth of
-the stack, on which some schemes depend. The layer says which kind of kernel it initialises.
+the stack, on which some schemes depend. The layer says which kind of kernel it initialises. Only
+`Dense` and `ExpertDense` take the initialiser itself, as `nn.Dense` does.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ from flax.core import FrozenDict
 from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.attention import MultiHeadAttention
-from widenet_jax.layers.initializers import KERNEL_INITS
+from widenet_jax.layers.initializers import KERNEL_INITS, KernelInit
 from widenet_jax.layers.relative_attention import RelativeAttention
 from widenet_jax.models.feed_forwards import FEED_FORWARDS, PLAIN
 
@@ -84,6 +84,11 @@ class BlockSettings(nn.Module):
     unroll: bool = True
     remat: str = "none"
     dtype: str = "float32"
+
+    @property
+    def outer_init(self) -> KernelInit:
+        """Initialisers of the layers around the stack, which are drawn as for a depth of 1."""
+        return KernelInit(self.kernel_init)
 
     def check(self) -> None:
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""

@@ -7,7 +7,6 @@ import flax.linen as nn
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.layers.dense import Dense
 from widenet_jax.layers.dropout import Dropout
-from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.token_embeddings import TokenEmbed
 from widenet_jax.models.block_settings import DTYPES, BlockSettings
 from widenet_jax.models.blocks import Blocks
@@ -73,8 +72,7 @@ class TextEncoder(BlockSettings, kw_only=True):
         x, table = embed(inputs["tokens"], inputs["segments"], inputs.get("positions"))
         x = Dropout(self.dropout)(x, train=train)
         if self.projection:
-            init = KernelInit(self.kernel_init).kernel()
-            x = Dense(self.embed_dim, dtype, init, name="projection")(x)
+            x = Dense(self.embed_dim, dtype, self.outer_init.kernel(), name="projection")(x)
         blocks = Blocks(**self.settings(), name=ENCODER)
         x, aux, _ = blocks(x, mask=mask, instances=inputs.get("instances"), train=train)
         return HEADS[self.head](self, x, table, inputs, train=train), aux

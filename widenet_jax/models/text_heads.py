@@ -55,13 +55,13 @@ def pretraining(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, tra
         table.shape[1],
         activation=model.activation,
         norm_epsilon=model.norm_epsilon,
-        kernel_init=model.kernel_init,
+        kernel_init=model.outer_init,
         dtype=DTYPES[model.dtype],
         name="mlm",
     )
     return {
         "mlm_logits": mlm(rows, table),
-        "order_logits": dense(model, 2, "order")(pooled(model, x, inputs)),
+        "order_logits": dense(model.outer_init, 2, "order")(pooled(model, x, inputs)),
     }
 
 
@@ -69,7 +69,7 @@ def classification(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, 
     """Classifies examples: logits [B, num_classes], an array as that of the vision models."""
     del table
     y = Dropout(HEAD_DROPOUT)(pooled(model, x, inputs), train=train)
-    return dense(model, model.num_classes, "classifier")(y)
+    return dense(model.outer_init, model.num_classes, "classifier")(y)
 
 
 def span(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: bool) -> Outputs:
@@ -78,7 +78,7 @@ def span(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: boo
     Padding has the logit IMPOSSIBLE.
     """
     del table, train
-    logits = dense(model, 2, "span")(x.astype(jnp.float32))
+    logits = dense(model.outer_init, 2, "span")(x.astype(jnp.float32))
     logits = jnp.where(inputs["mask"][..., None], logits, IMPOSSIBLE)
     return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
 
@@ -86,7 +86,7 @@ def span(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: boo
 def span_beam(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: bool) -> Outputs:
     """Scores starts, ends given a start, and that there is no answer; see `SpanBeamHead`."""
     del table
-    head = SpanBeamHead(model.norm_epsilon, model.kernel_init, DTYPES[model.dtype], name="span")
+    head = SpanBeamHead(model.norm_epsilon, model.outer_init, DTYPES[model.dtype], name="span")
     return head(x, inputs, train=train)
 
 
@@ -98,11 +98,9 @@ HEADS: dict[str, Callable[..., Outputs | Array]] = {
 }
 
 
-def dense(model: nn.Module, features: int, name: str, **fields: bool) -> nn.Module:
+def dense(init: KernelInit, features: int, name: str, **fields: bool) -> nn.Module:
     """Returns a linear layer in float32."""
-    return nn.Dense(
-        features, kernel_init=KernelInit(model.kernel_init).kernel(), name=name, **fields
-    )
+    return nn.Dense(features, kernel_init=init.kernel(), name=name, **fields)
 
 
 def pooled(model: nn.Module, x: Array, inputs: Inputs) -> Array:
@@ -116,25 +114,24 @@ def pooled(model: nn.Module, x: Array, inputs: Inputs) -> Array:
         own = inputs["instances"][:, None] == numbers  # [B, I, T]
         is_first = own & (inputs["positions"] == 0)[:, None]
         first = jnp.einsum("bit,btd->bid", is_first.astype(x.dtype), x)
-    return jnp.tanh(dense(model, x.shape[-1], "pooler")(first.astype(jnp.float32)))
+    return jnp.tanh(dense(model.outer_init, x.shape[-1], "pooler")(first.astype(jnp.float32)))
 
 
 class MaskedLmHead(nn.Module):
     """logits = LayerNorm(f(x W + b)) table^T + bias, with W [D, E] and the tied table [V, E].
 
-    Attributes: E, and those of the model.
+    Attributes: E, and those of the model; kernel_init: its `outer_init`.
     """
 
     embedding_dim: int
     activation: str
     norm_epsilon: float
-    kernel_init: str
+    kernel_init: KernelInit
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x: Array, table: Array) -> Array:  # [B, P, D] -> [B, P, V] float32
-        init = KernelInit(self.kernel_init).kernel()
-        h = Dense(self.embedding_dim, self.dtype, init, name="dense")(x)
+        h = Dense(self.embedding_dim, self.dtype, self.kernel_init.kernel(), name="dense")(x)
         h = ACTIVATIONS[self.activation](h)
         h = layer_norm(epsilon=self.norm_epsilon, dtype=jnp.float32, name="norm")(h)
         bias = self.param("bias", nn.initializers.zeros, (table.shape[0],))
@@ -148,11 +145,11 @@ class SpanBeamHead(nn.Module):
       end logits     LayerNorm(tanh([x; x_start] W + b)) w
       null logit     dropout(tanh([sum_t softmax(start)_t x_t; x_CLS] W + b)) w
 
-    Attributes: those of the model.
+    Attributes: those of the model; kernel_init: its `outer_init`.
     """
 
     norm_epsilon: float
-    kernel_init: str
+    kernel_init: KernelInit
     dtype: jnp.dtype
 
     @nn.compact
@@ -172,7 +169,7 @@ class SpanBeamHead(nn.Module):
           log-probabilities of start and end added. Logits outside `allowed` are IMPOSSIBLE.
         """
         allowed = inputs["allowed"]
-        start_logits = dense(self, 1, "start")(x.astype(jnp.float32))[..., 0]
+        start_logits = dense(self.kernel_init, 1, "start")(x.astype(jnp.float32))[..., 0]
         start_logits = jnp.where(allowed, start_logits, IMPOSSIBLE)
         end_layer = EndLogits(self.norm_epsilon, self.kernel_init, self.dtype, name="end")
         outputs = {"start_logits": start_logits, "null_logit": self.null(x, start_logits, train)}
@@ -195,28 +192,28 @@ class SpanBeamHead(nn.Module):
         x = x.astype(jnp.float32)
         of_start = jnp.einsum("bt,btd->bd", jax.nn.softmax(start_logits), x)
         h = jnp.concatenate([of_start, x[:, 0]], axis=-1)
-        h = jnp.tanh(dense(self, x.shape[-1], "null_hidden")(h))
+        h = jnp.tanh(dense(self.kernel_init, x.shape[-1], "null_hidden")(h))
         h = Dropout(HEAD_DROPOUT)(h, train=train)
-        return dense(self, 1, "null", use_bias=False)(h)[:, 0]
+        return dense(self.kernel_init, 1, "null", use_bias=False)(h)[:, 0]
 
 
 class EndLogits(nn.Module):
     """LayerNorm(tanh([x; x_start] W + b)) w for each of several starts.
 
-    Attributes: those of the model.
+    Attributes: those of the model; kernel_init: its `outer_init`.
     """
 
     norm_epsilon: float
-    kernel_init: str
+    kernel_init: KernelInit
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x: Array, start: Array) -> Array:  # [B, T, D], [B, K] -> [B, K, T] float32
         D = x.shape[-1]
-        kernel = self.param("hidden_kernel", KernelInit(self.kernel_init).kernel(), (2 * D, D))
+        kernel = self.param("hidden_kernel", self.kernel_init.kernel(), (2 * D, D))
         bias = self.param("hidden_bias", nn.initializers.zeros, (D,))
         of_token = linear("btd,df->btf", x, kernel[:D], bias)
         of_start = linear("bkd,df->bkf", rows_at(x, start), kernel[D:], None)
         h = jnp.tanh(of_token[:, None] + of_start[:, :, None])  # [B, K, T, D]
         h = layer_norm(epsilon=self.norm_epsilon, dtype=jnp.float32, name="norm")(h)
-        return dense(self, 1, "out")(h)[..., 0]
+        return dense(self.kernel_init, 1, "out")(h)[..., 0]

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.embeddings import PatchEmbed, PositionEmbed
-from widenet_jax.layers.initializers import KernelInit
 from widenet_jax.layers.pool import POOLS
 from widenet_jax.models.block_settings import DTYPES, BlockSettings
 from widenet_jax.models.blocks import Blocks
@@ -60,7 +59,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
           Logits [B, V] float32, and the blocks' aux.
         """
         dtype, mask = DTYPES[self.dtype], inputs.get("mask")
-        embed = PatchEmbed(self.patch_size, self.embed_dim, self.kernel_init, dtype, name="embed")
+        embed = PatchEmbed(self.patch_size, self.embed_dim, self.outer_init, dtype, name="embed")
         x = embed(inputs["image"].astype(dtype))
         x = PositionEmbed(self.cls_token, name="position")(x)
         x = Dropout(self.dropout)(x, train=train)
@@ -69,7 +68,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
         x = POOLS[self.pool](x.astype(jnp.float32), token_mask)
 
         def dense(features: int, name: str) -> nn.Module:
-            return nn.Dense(features, kernel_init=KernelInit(self.kernel_init).kernel(), name=name)
+            return nn.Dense(features, kernel_init=self.outer_init.kernel(), name=name)
 
         if self.representation:
             x = jnp.tanh(dense(self.embed_dim, "representation")(x))
