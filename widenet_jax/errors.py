@@ -1,5 +1,6 @@
 """Errors that end a run early, each reported to the user in one line (see `main`)."""
 
+import dataclasses
 import difflib
 import importlib
 import itertools
@@ -187,3 +188,32 @@ def check_fields(known: Collection[str], given: Mapping[str, Any], *, section: s
     for name in given:
         if name not in known:
             raise BadInputError(f"{section}.{name} is unknown; {section} may have {fields}")
+
+
+def check_section(
+    module: type,
+    given: Mapping[str, Any],
+    *,
+    section: str,
+    decided: Collection[str] = (),
+    common: Collection[str] = (),
+) -> None:
+    """Checks that a section of the config has the fields of a Linen module.
+
+    Args:
+      module: the class that takes the fields.
+      given: the section.
+      section: its name in the config, for the message.
+      decided: fields of the module that no config sets.
+      common: fields that it has from elsewhere where the section leaves them out.
+
+    Raises:
+      BadInputError: a field is unknown, or one without a default is missing.
+    """
+    others = {"parent", "name", *decided}
+    own = {field.name: field for field in dataclasses.fields(module) if field.name not in others}
+    check_fields(own, given, section=section)
+    for name, field in own.items():
+        has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
+        if name not in {*given, *common} and not has_default:
+            raise BadInputError(f"{section}.{name} is missing")

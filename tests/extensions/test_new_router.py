@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import init
 from small_runs import final_state, metrics_of, small_config
 
 from widenet_jax import train
+from widenet_jax.errors import BadInputError
 from widenet_jax.layers.initializers import KernelInit
+from widenet_jax.moe.layer import MoeLayer
 from widenet_jax.moe.losses import LOSSES
 from widenet_jax.moe.routers import ROUTERS
 from widenet_jax.typing import Array, Routing
@@ -71,3 +74,18 @@ def test_trains_with_its_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     stored = [name for name in final_state(tmp_path / "run") if "['moe']['router']" in name]
     assert sum(name.startswith("params") for name in stored) == 2
     assert np.allclose(np.sum(last["load"], axis=-1), 1)
+
+
+def test_a_field_without_a_default_must_be_given(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ROUTERS, "cosine", CosineRouter)
+    layer = MoeLayer(
+        mlp_dim=4,
+        num_experts=2,
+        num_selected_experts=1,
+        capacity_factor=1.2,
+        capacity_factor_eval=2.0,
+        examples_per_group=2,
+        router={"name": "cosine"},
+    )
+    with pytest.raises(BadInputError, match=r"config\.model\.moe\.router\.size is missing"):
+        init(layer, jnp.ones((2, 3, 5)))

@@ -1,11 +1,10 @@
 """From `config.model` to a Linen module."""
 
-import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import flax.linen as nn
 
-from widenet_jax.errors import BadInputError, check_fields, choose
+from widenet_jax.errors import check_section, choose
 from widenet_jax.models.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.models.language_model import LanguageModel
 from widenet_jax.models.text_encoder import TextEncoder
@@ -35,39 +34,11 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
     sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
     sections = {name: section for name, section in sections.items() if section is not None}
-    check_section(build, fields, section="config.model", decided=model_fields)
+    decided = {"feed_forwards", *model_fields}
+    check_section(build, fields, section="config.model", decided=decided)
     for name, section in sections.items():
         place = "config.model" if name == PLAIN else f"config.model.{name}"
         check_section(FEED_FORWARDS[name], section, section=place, common=COMMON)
     module = build(feed_forwards=sections, **fields, **model_fields)
     module.check()
     return module
-
-
-def check_section(
-    module: type[nn.Module],
-    given: Mapping,
-    *,
-    section: str,
-    decided: Collection[str] = (),
-    common: Collection[str] = (),
-) -> None:
-    """Checks that a section of the config has the fields of a module.
-
-    Args:
-      module: the class that takes the fields.
-      given: the section.
-      section: its name in the config, for the message.
-      decided: fields of the module that no config sets.
-      common: fields that it has from elsewhere where the section leaves them out.
-
-    Raises:
-      BadInputError: a field is unknown, or one without a default is missing.
-    """
-    others = {"parent", "name", "feed_forwards", *decided}
-    own = {field.name: field for field in dataclasses.fields(module) if field.name not in others}
-    check_fields(own, given, section=section)
-    for name, field in own.items():
-        has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
-        if name not in {*given, *common} and not has_default:
-            raise BadInputError(f"{section}.{name} is missing")

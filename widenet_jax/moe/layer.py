@@ -1,6 +1,5 @@
 """The mixture-of-experts layer: group, route, dispatch, experts, combine."""
 
-import dataclasses
 from collections.abc import Mapping
 
 import flax.linen as nn
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
-from widenet_jax.errors import check_fields, check_group, check_range, choose
+from widenet_jax.errors import check_group, check_range, check_section, choose
 from widenet_jax.layers.activations import ACTIVATIONS
 from widenet_jax.layers.dropout import Dropout
 from widenet_jax.layers.initializers import KernelInit
@@ -141,15 +140,14 @@ class MoeLayer(nn.Module):
         """Builds the module of `self.router`.
 
         Raises:
-          BadInputError: an unknown router, or a field that it does not have.
+          BadInputError: an unknown router, or a field that is unknown or missing.
         """
         fields = {key: value for key, value in self.router.items() if key != "name"}
         build = choose(ROUTERS, self.router.get("name", ""), field=f"{SECTION}.router.name")
         names = ("num_experts", "num_selected_experts", "kernel_init")
-        common = {key: getattr(self, key) for key in names} | {"parent": self, "name": "router"}
-        own = [field.name for field in dataclasses.fields(build) if field.name not in common]
-        check_fields(own, fields, section=f"{SECTION}.router")
-        return build(**common, **fields)
+        check_section(build, fields, section=f"{SECTION}.router", decided=names)
+        common = {name: getattr(self, name) for name in names}
+        return build(**common, **fields, parent=self, name="router")
 
     def build_experts(self) -> Experts:
         """Builds the module that holds the experts' parameters."""
