@@ -132,8 +132,12 @@ def test_warmup_follows_the_length_of_the_run(
     total = to_steps(config.duration, field="config.duration", **sizes)
 
     def warmup(total_steps: int) -> int:
-        told = {"field": "config.optimizer.warmup", "total_steps": total_steps}
-        return to_steps(config.optimizer.warmup, **told, **sizes)
+        return to_steps(
+            config.optimizer.warmup,
+            field="config.optimizer.warmup",
+            total_steps=total_steps,
+            **sizes,
+        )
 
     assert warmup(total) == steps
     assert 1 <= warmup(60) <= 6

@@ -104,8 +104,13 @@ def test_classes_of_texts(classifier: Path, capsys):
 
 def test_a_pair_is_a_second_segment(folder: Path, capsys):
     """As [CLS] text [SEP] pair [SEP] by hand."""
-    facts = {"class_names": ["no", "yes"], "pairs": True}
-    place = untrained(glue.get_config("own,model=albert_tiny"), folder, "pairs", **facts)
+    place = untrained(
+        glue.get_config("own,model=albert_tiny"),
+        folder,
+        "pairs",
+        class_names=["no", "yes"],
+        pairs=True,
+    )
     row = predicted(capsys, place, "--text=the day", "--pair=was good")["texts"][0]
     assert (row["text"], row["pair"]) == ("the day", "was good")
     said = refused(capsys, f"--workdir={place}", "--text=the day")
@@ -193,8 +198,13 @@ def test_an_empty_text(classifier: Path, folder: Path, capsys):
     there = f"--workdir={classifier}"
     assert "error: --text='' is empty: give a text to classify" in refused(capsys, there, "--text=")
     assert "error: --text='  ' is empty" in refused(capsys, there, "--text=the day", "--text=  ")
-    facts = {"class_names": ["no", "yes"], "pairs": True}
-    place = untrained(glue.get_config("own,model=albert_tiny"), folder, "pairs", **facts)
+    place = untrained(
+        glue.get_config("own,model=albert_tiny"),
+        folder,
+        "pairs",
+        class_names=["no", "yes"],
+        pairs=True,
+    )
     assert "error: --pair=' ' is empty" in refused(
         capsys, f"--workdir={place}", "--text=a", "--pair= "
     )

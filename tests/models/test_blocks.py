@@ -258,8 +258,14 @@ def test_every_block_drops_by_its_own_random_numbers(unroll: bool):
 def test_every_block_routes_by_its_own_random_numbers(unroll: bool):
     """Two blocks that share a router without weights: noise alone decides, a new one in each."""
     noisy = MOE | {"router": {"name": "top_k", "noise_std": 1.0}}
-    fields = {"feed_forwards": {"mlp": {"mlp_dim": 12}, "moe": noisy}, "unroll": unroll}
-    model = encoder(depth=2, ffn="moe", share_ffn=True, share_norms=True, **fields)
+    model = encoder(
+        depth=2,
+        ffn="moe",
+        share_ffn=True,
+        share_norms=True,
+        feed_forwards={"mlp": {"mlp_dim": 12}, "moe": noisy},
+        unroll=unroll,
+    )
     rngs = {"router": jax.random.key(3)}
     params = jax.tree.map(jnp.zeros_like, init(model))
     _, aux, _ = apply(model, params, 0 * X, train=True, rngs=rngs)

@@ -245,9 +245,8 @@ def test_dropout_spares_the_inside_of_the_feed_forward():
     from widenet_jax.layers.mlp import Mlp
 
     x = jnp.ones((1, 1, 1))
-    fields = {"mlp_dim": 1, "dropout": 0.5, "activation": "relu"}
     for inside, values in ((False, {0.0, 2.0}), (True, {0.0, 2.0, 4.0})):
-        layer = Mlp(**fields, hidden_dropout=inside)
+        layer = Mlp(mlp_dim=1, dropout=0.5, activation="relu", hidden_dropout=inside)
         params = {"wi": {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)},
                   "wo": {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)}}  # fmt: skip
 

@@ -29,8 +29,14 @@ def train_step(state: jax.Array, batch: jax.Array) -> tuple[jax.Array, dict]:
 def profile_calls(workdir: Path, *, steps: int, calls: int) -> list[str]:
     """Calls the step above, as a run does that resumes after step 10; returns what was noted."""
     notes: list[str] = []
-    about = {"workdir": epath.Path(workdir), "note": notes.append, "pause": nullcontext}
-    profile = Profile(train_step, steps=steps, start_step=10, **about)
+    profile = Profile(
+        train_step,
+        steps=steps,
+        start_step=10,
+        workdir=epath.Path(workdir),
+        note=notes.append,
+        pause=nullcontext,
+    )
     state = jnp.zeros((4, 4))
     for _ in range(calls):
         state, _ = profile(state, jnp.ones((4, 4)))
@@ -101,8 +107,9 @@ def test_starting_and_writing_do_not_count_as_steps(tmp_path: Path):
         yield
         written.append((tmp_path / "profile").exists())
 
-    about = {"workdir": epath.Path(tmp_path), "note": print, "pause": pause}
-    profile = Profile(train_step, steps=1, start_step=0, **about)
+    profile = Profile(
+        train_step, steps=1, start_step=0, workdir=epath.Path(tmp_path), note=print, pause=pause
+    )
     for _ in range(5):
         profile(jnp.zeros((4, 4)), jnp.ones((4, 4)))
     profile.close()

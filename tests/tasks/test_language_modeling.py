@@ -132,8 +132,13 @@ def test_a_skipped_update_empties_the_memory(skipping: Experiment, before: int):
     A parameter that is not finite makes every hidden state NaN: none of them is remembered.
     """
     params = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), skipping.state.params)
-    met = {"params": params, "carry": used(), "skipped_updates": jnp.int32(before)}
-    state, metrics = one_step(skipping, batch_of(skipping, 0), **met)
+    state, metrics = one_step(
+        skipping,
+        batch_of(skipping, 0),
+        params=params,
+        carry=used(),
+        skipped_updates=jnp.int32(before),
+    )
     assert np.isnan(metrics["loss"]) and state.skipped_updates == before + 1
     left = dict(used()) if before else jax.tree.map(np.zeros_like, dict(used()))
     jax.tree.map(np.testing.assert_array_equal, state.carry, left)
@@ -159,8 +164,11 @@ def test_accumulation_deals_the_rows_of_the_memory():
         return {"logits": logits, **carry}, {}
 
     def loss_and_carry(parts: int) -> tuple:
-        settings = {"seed": 0, "accumulation_steps": parts, "group_size": 1}
-        gradients = jax.jit(make_gradients(forward=forward, task=task, **settings))
+        gradients = jax.jit(
+            make_gradients(
+                forward=forward, task=task, seed=0, accumulation_steps=parts, group_size=1
+            )
+        )
         _, metrics = gradients({"table": table}, batch, jnp.int32(0))
         return metrics.means["loss"], metrics.carry
 

@@ -150,15 +150,13 @@ def test_cutmix_pastes_a_box_of_the_partner_and_mixes_targets_by_area():
 
 def test_of_both_each_example_has_one():
     images = jax.random.normal(jax.random.key(1), (400, 8, 8, 1))
-    both = {"mixup_alpha": 1.0, "cutmix_alpha": 1.0, "group_size": 2}
     run = lambda mix, **how: jax.jit(functools.partial(mix, **how))(  # noqa: E731
         jax.random.key(0), images, jnp.eye(400)
     )
-    mixed, targets = run(mixup_or_cutmix, **both)
+    mixed, targets = run(mixup_or_cutmix, mixup_alpha=1.0, cutmix_alpha=1.0, group_size=2)
     kept = np.asarray(mixed == images).mean((1, 2, 3))  # CutMix leaves pixels, mixup does not
     assert 0.35 < (kept > 0).mean() < 0.6
     np.testing.assert_allclose(np.asarray(targets).sum(-1), 1, atol=1e-6)
-    one = {"mixup_alpha": 0.0, "cutmix_alpha": 1.0, "group_size": 2}
-    alone, _ = run(mixup_or_cutmix, **one)
+    alone, _ = run(mixup_or_cutmix, mixup_alpha=0.0, cutmix_alpha=1.0, group_size=2)
     expected, _ = run(cutmix, alpha=1.0, group_size=2)
     np.testing.assert_array_equal(alone, expected)

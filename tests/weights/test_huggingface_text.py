@@ -22,8 +22,7 @@ KINDS = [("bert", 1), ("albert", 1), ("albert", reference.L)]
 
 def imported(kind: str, arrays: dict, *, groups: int = 1) -> dict:
     shared = kind == "albert" and groups == 1
-    layout = {"kind": kind, "depth": reference.L, "shared": shared}
-    return from_huggingface_text(arrays, **layout, source="hf")
+    return from_huggingface_text(arrays, kind=kind, depth=reference.L, shared=shared, source="hf")
 
 
 def section_of(kind: str, **changes: object) -> dict:

@@ -32,8 +32,13 @@ def model(task: str, directory: Path, kind: str = "albert", **changes: object):
     """A stored model of a task, with random parameters."""
     section = model_section(reference.config_of(kind), source="config.json")
     section |= {"dtype": "float32", **changes}
-    layout = {"kind": kind, "depth": reference.L, "shared": kind == "albert"}
-    params = from_huggingface_text(reference.random_arrays(kind), **layout, source="hf")
+    params = from_huggingface_text(
+        reference.random_arrays(kind),
+        kind=kind,
+        depth=reference.L,
+        shared=kind == "albert",
+        source="hf",
+    )
     heads = TASKS[task]
     backbone = {"embeddings", "projection", "encoder", *heads}
     return exported({k: v for k, v in params.items() if k in backbone}, section, task, directory)

@@ -272,8 +272,9 @@ def test_a_run_that_has_begun_keeps_a_slice_that_a_new_one_may_not_take(tmp_path
     """Earlier versions took slices of packed sets that lie class by class."""
     examples = [(label, png(label)) for label in (0, 0, 1, 1)]
     records.write_set(tmp_path / "set", {"train": examples}, class_names="ab", provenance={})
-    splits = {"train_split": "train[:3]", "eval_split": "train[3:]"}
-    config = config_of(tmp_path / "set", source="array_record", **splits)
+    config = config_of(
+        tmp_path / "set", source="array_record", train_split="train[:3]", eval_split="train[3:]"
+    )
     workdir = epath.Path(tmp_path / "run")
     with pytest.raises(BadInputError, match="lie class by class"):
         open_data(config, workdir)

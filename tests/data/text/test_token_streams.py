@@ -51,9 +51,13 @@ def train_stream(source: TokenStream, **changes) -> list[dict[str, np.ndarray]]:
 
 def eval_stream(source: TokenStream, batch_size: int, positions=None) -> list[dict]:
     positions = np.arange(batch_size) if positions is None else positions
-    options = {"transform": segment_transform, "num_workers": 0, "prefetch": 2}
     with pipeline.eval_batches(
-        source, batch_size=batch_size, positions=positions, **options
+        source,
+        batch_size=batch_size,
+        positions=positions,
+        transform=segment_transform,
+        num_workers=0,
+        prefetch=2,
     ) as batches:
         return list(batches)
 
