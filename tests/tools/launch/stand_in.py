@@ -3,7 +3,8 @@
 The programs record every call and answer as `Cloud.states` and `Cloud.fails` tell them. `ssh` runs
 its command in a home directory for each of two workers, and `scp` copies into it, so that commands
 pass through every layer of quoting. In those homes `python3 -m uv` creates a "python" that records
-its arguments and exits with the next of `Cloud.exit_codes`.
+its arguments and exits with the next of `Cloud.exit_codes`. `gcloud config` is not recorded; there
+is no default project unless a test writes the file `project`.
 """
 
 import json
@@ -26,6 +27,9 @@ import json, os, shutil, subprocess, sys
 from pathlib import Path
 cloud = Path(os.environ["STAND_IN"])
 words = sys.argv[1:]
+if words[0] == "config":
+    project = cloud / "project"
+    sys.exit(print(project.read_text() if project.exists() else ""))
 with (cloud / "calls.jsonl").open("a") as file:
     file.write(json.dumps([Path(sys.argv[0]).name, *words]) + "\\n")
 def take(name):

@@ -367,6 +367,16 @@ def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
     assert line.startswith("error: mine exists and is a v3-8, not a v3-256; delete it (`/")
 
 
+def test_the_default_project_is_read_once(tmp_path: Path):
+    """It may change while the run is followed: the TPU would be taken for one that was deleted."""
+    cloud = Cloud(tmp_path / "cloud")
+    (cloud.directory / "project").write_text("first")
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert all("--project=first" in call for call in cloud.calls())
+    assert done.stderr.splitlines()[-1].endswith(f"{DELETE} --project=first")
+
+
 @pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])
 def test_gcloud_flags_go_to_the_command_that_creates(tmp_path: Path, backend: str):
     cloud = Cloud(tmp_path / "cloud")

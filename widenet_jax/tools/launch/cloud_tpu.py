@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from widenet_jax.errors import BadInputError, RunFailedError
@@ -110,6 +111,7 @@ class CloudTpu:
         Args:
           plan: called before anything is created or started; raises where the run does not fit.
         """
+        self.keep_project()
         state, accelerator_type = self.describe()
         self.check_type(accelerator_type)
         if state in ENDING:
@@ -135,6 +137,12 @@ class CloudTpu:
         if self.tools.dry:
             print("# if describe reports PREEMPTED: delete the TPU, then repeat from create")
         return code
+
+    def keep_project(self) -> None:
+        """Names gcloud's default project in all commands: it may change before the run ends."""
+        if not self.job.project:
+            project = self.tools.run(["gcloud", "config", "get-value", "project"])
+            self.job = replace(self.job, project=project)
 
     def begin(self) -> None:
         """Starts the run on the ready TPU; on another one if it is preempted meanwhile.
