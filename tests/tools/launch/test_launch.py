@@ -203,6 +203,18 @@ def test_a_broken_connection_is_reopened(tmp_path: Path):
     assert len(cloud.trainings()) == 1
 
 
+def test_a_worker_that_can_no_longer_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As where a person stops the TPU of a queued resource, which then stays ACTIVE."""
+    monkeypatch.setattr(cloud_tpu, "CHECKS_WITHOUT_ANSWER", 2)
+    fails = {"ssh": ["", "", "", *["TPU not in state READY"] * 4]}
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "ACTIVE"), fails=fails)
+    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
+    assert done.returncode == 3
+    *_, cost, line = done.stderr.splitlines()
+    assert line.endswith("`gcloud compute tpus tpu-vm describe mine --zone=us-west4-a` tells")
+    assert cost == f"mine may exist and cost money: {DELETE} --backend=queued-resource"
+
+
 def test_an_outage_does_not_end_a_launch_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -345,8 +345,11 @@ class CloudTpu:
 
         Returns:
           The run's exit code; None if the TPU is not ready, or the run left no code.
+
+        Raises:
+          RunFailedError: worker 0 cannot be reached for long, though the TPU is ready.
         """
-        lines, lost, began = "+1", 0, time.monotonic()
+        lines, lost, unreached, began = "+1", 0, 0, time.monotonic()
         while True:
             self.tools.stream(self.ssh_command(follow_script(lines), "0"))
             said = self.on_first(ENDED, dry_answer="0")  # None: the connection broke
@@ -360,11 +363,22 @@ class CloudTpu:
             if failed:
                 self.show_ends()
                 return int(said)
+            unreached = unreached + 1 if said is None else 0
+            if unreached == CHECKS_WITHOUT_ANSWER:
+                raise RunFailedError(self.unreached_text())
             lost = lost + 1 if said == "" else 0
             if lost == CHECKS_OF_A_LOST_RUN:
                 self.count_lost_run(time.monotonic() - began)
                 return None
             lines = "10"  # the connection broke, or the run has only just ended
+
+    def unreached_text(self) -> str:
+        """Returns what to tell where only ssh fails: a stopped TPU's queued resource is ACTIVE."""
+        node = shlex.join([self.job.name, *self.job.place])
+        return (
+            f"worker 0 of {self.job.name} cannot be reached; whether the TPU was stopped, "
+            f"`gcloud compute tpus tpu-vm describe {node}` tells"
+        )
 
     def count_lost_run(self, seconds: float) -> None:
         """Counts the runs in a row that left no exit code, after so many seconds each.
