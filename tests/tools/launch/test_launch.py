@@ -337,7 +337,7 @@ def still_running() -> Iterator[subprocess.Popen]:
 def test_the_same_launch_again_follows_the_running_job(
     tmp_path: Path, still_running: subprocess.Popen
 ):
-    """And starts it on worker 1, where it does not run."""
+    """And starts it on worker 1 if it missed its start there, but not if it has ended there."""
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0, 0))
     assert cloud.launch(*ARGUMENTS).returncode == 0
     home = cloud.directory / "worker_0" / "widenet_run"
@@ -360,13 +360,14 @@ def test_the_same_launch_again_follows_the_running_job(
     ended = cloud.launch(*ARGUMENTS)
     assert (ended.returncode, still_running.poll()) == (143, None)
     assert ended.stderr.splitlines()[-1] == f"mine may exist and cost money: {DELETE}"
+    assert len(cloud.trainings(1)) == 1
+    (cloud.directory / "worker_1" / "widenet_run" / "run.exit").unlink()
     before = len(cloud.calls())
     # `wait`, so that its pid disappears
     once_followed(lambda: (still_running.terminate(), still_running.wait()))
     assert cloud.launch(*ARGUMENTS).returncode == 0
-    start, *follow = START[-3:]
-    assert cloud.steps()[before:] == ["describe", "ssh 0 if", start, *follow]
-    assert len(cloud.trainings(0)) == 1 < len(cloud.trainings(1))
+    assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh all [", *START[-2:]]
+    assert (len(cloud.trainings(0)), len(cloud.trainings(1))) == (1, 2)
 
 
 def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):

@@ -38,6 +38,8 @@ CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minute
 SSH_OPTIONS = ("ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
 LOG = f"{REMOTE}/run.log"
 START_RUN = f"bash {REMOTE}/start.sh"
+# On a worker where the run has ended since its set-up, this does nothing; nor where it is alive.
+START_MISSED = f"[ -s {REMOTE}/run.exit ] || {START_RUN}"
 ALIVE = f'kill -0 "$(cat {REMOTE}/run.pid)" 2>/dev/null'  # on a worker: whether the run is alive
 # On worker 0: prints "alive", the exit code, or nothing if the run was lost and left none.
 ENDED = f"if {ALIVE}; then echo alive; else cat {REMOTE}/run.exit 2>/dev/null || true; fi"
@@ -118,16 +120,15 @@ class CloudTpu:
             state = self.polled_state()
         if state == STOPPED:
             raise BadInputError(self.stopped_text())
-        if state in READY and self.runs_already():
-            # A worker may have missed its start; where the run lives, this does nothing.
-            self.tools.stream(self.ssh_command(START_RUN, "all"))
-        else:
-            if self.job.tpu.several_hosts:
-                check_ssh_key(self.tools)
+        self.may_exist = runs = state in READY and self.runs_already()
+        if self.job.tpu.several_hosts:
+            check_ssh_key(self.tools)
+        if not runs:
             plan()
             self.bring_up(state)
             self.begin()
-        self.may_exist = True
+        elif self.job.tpu.several_hosts:  # a worker may have missed its start
+            self.tools.stream(self.ssh_command(START_MISSED, "all"))
         while (code := self.follow()) is None:
             state = self.polled_state()
             self.replace(state)

@@ -40,12 +40,14 @@ NOT_TAKEN = {
 }
 NOT_ON_GKE = ("v2", "v3")  # generations that xpk refuses
 
-# TPU VM images have Python 3.10; uv installs 3.12 beside it.
+# TPU VM images have Python 3.10; uv installs 3.12 beside it. Without run.exit the next run is known
+# not to have ended yet, also on a worker that misses its start.
 SETUP = """\
 set -eu
 cd ~/{remote}
 python3 -m pip install --user --quiet --upgrade uv
 rm -rf code && mkdir code && tar -xzf code.tar.gz -C code
+rm -f run.exit
 [ -x venv/bin/python ] || python3 -m uv venv --quiet --python 3.12 venv
 python3 -m uv pip install --quiet --python venv/bin/python -e './code[{extras}]'
 """
