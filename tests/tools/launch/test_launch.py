@@ -370,6 +370,35 @@ def test_the_same_launch_again_follows_the_running_job(
     assert (len(cloud.trainings(0)), len(cloud.trainings(1))) == (1, 2)
 
 
+def test_what_is_left_of_a_run_on_another_worker_is_ended(
+    tmp_path: Path, still_running: subprocess.Popen
+):
+    """Before the run starts on a ready TPU. But the run may live if worker 0 gives no answer."""
+    cloud = Cloud(tmp_path / "cloud", states=("READY",), exit_codes=(0, 0))
+    there = cloud.directory / "worker_1" / "widenet_run"
+    there.mkdir()
+    (there / "run.pid").write_text(str(still_running.pid))
+    (cloud.directory / "fails.json").write_text('{"ssh": ["Connection reset"]}')
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    assert cloud.steps() == ["describe", "ssh 0 if", "describe", *START]
+    assert still_running.poll() is None
+    before = len(cloud.calls())
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    again = ["describe", "ssh 0 if", "describe", "ssh all if", *START]
+    assert cloud.steps()[before:] == again
+    assert still_running.wait(10) == -signal.SIGKILL
+
+
+def test_a_repair_during_set_up(tmp_path: Path):
+    """The run may have started on some workers; it starts again on all of them."""
+    states = ("NOT_FOUND", "READY", "REPAIRING", "READY")
+    cloud = Cloud(tmp_path / "cloud", states=states, fails={"scp": ["ERROR: lost connection"]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    begun = ["describe", "create", "describe", *START[:2]]
+    assert cloud.steps() == [*begun, *["describe"] * 2, "ssh all if", *START]
+
+
 def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
     assert cloud.launch(*ARGUMENTS, "--tpu=v3-8").returncode == 0

@@ -120,20 +120,20 @@ class CloudTpu:
             state = self.polled_state()
         if state == STOPPED:
             raise BadInputError(self.stopped_text())
-        self.may_exist = runs = state in READY and self.runs_already()
+        runs = self.runs_already() if state in READY else None
+        self.may_exist = bool(runs)
         if self.job.tpu.several_hosts:
             check_ssh_key(self.tools)
         if not runs:
             plan()
             self.bring_up(state)
+            if runs is False:
+                self.end_leftovers()
             self.begin()
         elif self.job.tpu.several_hosts:  # a worker may have missed its start
             self.tools.stream(self.ssh_command(START_MISSED, "all"))
         while (code := self.follow()) is None:
-            state = self.polled_state()
-            self.replace(state)
-            if state not in TAKEN:  # the same machines, of which some may still run
-                self.tools.attempt(self.ssh_command(KILL, "all"))
+            self.replace(self.polled_state())
             self.begin()
         if self.tools.dry:
             print("# if describe reports PREEMPTED: delete the TPU, then repeat from create")
@@ -162,24 +162,32 @@ class CloudTpu:
     def replace(self, state: str) -> None:
         """Brings up a TPU in place of a lost one; tries until there is capacity for it.
 
-        One that the service repairs or restarts is waited for.
+        One that the service repairs or restarts is waited for; what still runs there is ended.
 
         Raises:
           UnusableTpuError: as `check_usable`.
         """
         self.check_usable(state)
-        if state in TAKEN:
+        kept = state not in TAKEN
+        if not kept:
             say(f"{self.job.name} is {state}; creating it again, the run then resumes")
             self.lost_runs = 0
         while True:
             try:
-                return self.bring_up(state)
+                self.bring_up(state)
+                break
             except UnusableTpuError:
                 raise
             except (BadInputError, RunFailedError) as error:  # an expired login, too
                 say(f"{error}; trying again")
             time.sleep(self.poll_seconds)
             state = self.polled_state()
+        if kept:
+            self.end_leftovers()
+
+    def end_leftovers(self) -> None:
+        """Ends on every worker what is left of a run that worker 0 no longer runs."""
+        self.tools.attempt(self.ssh_command(KILL, "all"))
 
     def state(self, *, dry_answer: str = ABSENT) -> str:
         """Returns the TPU's state as the service names it; ABSENT if there is no such TPU.
@@ -325,15 +333,15 @@ class CloudTpu:
         found = self.tools.attempt(self.ssh_command(command, "0"), dry_answer=dry_answer)
         return None if found.returncode else found.stdout.strip()
 
-    def runs_already(self) -> bool:
-        """Returns whether the TPU is running this job.
+    def runs_already(self) -> bool | None:
+        """Returns whether the TPU is running this job; None if worker 0 cannot be reached.
 
         Raises:
           BadInputError: it is running another one.
         """
         there = self.on_first(f"if {ALIVE}; then sha256sum < {REMOTE}/run.sh; fi")
         if not there:
-            return False
+            return None if there is None else False
         if there.split()[0] != hashlib.sha256(self.job.run_script().encode()).hexdigest():
             raise BadInputError(
                 f"{self.job.name} is running another job; stop it (`{self.managing('stop')}`) or "
