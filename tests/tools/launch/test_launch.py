@@ -199,7 +199,8 @@ def test_a_broken_connection_is_reopened(tmp_path: Path):
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 if"]
-    assert "tail -n 10 " in cloud.calls()[-2][-1]
+    tails = [call[-1] for call in cloud.calls() if "tail -n" in call[-1]]
+    assert ["-n 100 " in tails[0], "-n 10 " in tails[1]] == [True, True]
     assert len(cloud.trainings()) == 1
 
 

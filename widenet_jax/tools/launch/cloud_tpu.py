@@ -358,7 +358,8 @@ class CloudTpu:
         Raises:
           RunFailedError: worker 0 cannot be reached for long, though the TPU is ready.
         """
-        lines, lost, unreached, began = "+1", 0, 0, time.monotonic()
+        # Not the whole log: gcloud repeats the command by itself whenever the connection breaks.
+        lines, lost, unreached, began = "100", 0, 0, time.monotonic()
         while True:
             self.tools.stream(self.ssh_command(follow_script(lines), "0"))
             said = self.on_first(ENDED, dry_answer="0")  # None: the connection broke
@@ -444,7 +445,7 @@ def ssh_flags(tool: str) -> list[str]:
 
 
 def follow_script(lines: str) -> str:
-    """Returns a command that prints the log from `lines` on until the run ends."""
+    """Returns a command that prints the last `lines` of the log, and what follows, to its end."""
     return f"tail -n {lines} -s 0.2 -F --pid=$(cat {REMOTE}/run.pid) {LOG}"
 
 
