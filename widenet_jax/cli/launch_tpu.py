@@ -5,8 +5,8 @@
   python scripts/launch_tpu.py status|logs|stop|delete NAME --zone=europe-west4-a
 
 --config.FIELD=VALUE sets fields, as in training. Every command is printed before it runs. Exit
-codes: those of the run; 2 your input; 3 the launch or the run failed; 143 the launcher received
-SIGTERM, the run goes on.
+codes: those of the run; 2 your input; 3 the launch or the run failed; 143 the run was stopped and
+saved ("the run ended with exit code 143"), or the launcher received SIGTERM and the run goes on.
 """
 
 import signal
