@@ -426,6 +426,8 @@ def test_gcloud_flags_go_to_the_command_that_creates(tmp_path: Path, backend: st
     flags = "--network=mine --labels='team=a b,x=1' --reserved"
     done = cloud.launch(*ARGUMENTS, f"--backend={backend}", f"--gcloud_flags={flags}", "--dry_run")
     assert done.returncode == 0, done.stderr
+    lost = {"tpu-vm": "PREEMPTED", "queued-resource": "SUSPENDED"}[backend]
+    assert f"# if describe reports {lost}: " in done.stdout
     printed = [shlex.split(line[2:]) for line in done.stdout.splitlines() if line[:2] == "$ "]
     for command in printed:
         own = command[-3:] == ["--network=mine", "--labels=team=a b,x=1", "--reserved"]

@@ -136,7 +136,8 @@ class CloudTpu:
             self.replace(self.polled_state())
             self.begin()
         if self.tools.dry:
-            print("# if describe reports PREEMPTED: delete the TPU, then repeat from create")
+            lost = "SUSPENDED" if self.queued else "PREEMPTED"
+            print(f"# if describe reports {lost}: delete the TPU, then repeat from create")
         return code
 
     def keep_project(self) -> None:
