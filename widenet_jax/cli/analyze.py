@@ -17,6 +17,8 @@ where capacity is mostly ample; --config.model.moe.capacity_factor_eval=1.2 show
 training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
+import math
+
 from widenet_jax.cli.parser import Argv, Options, Parser, add_model_flags, positive, show
 from widenet_jax.tools.markdown import markdown_table
 
@@ -62,7 +64,10 @@ def report(facts: dict, out: str) -> str:
         means = ", ".join(f"{mean:.1f}" for mean in active["mean"])
         lines.append(f"active units of {active['of']:,} in blocks {active['blocks']}: {means}")
     if usage := facts.get("expert_usage"):
-        lines.append("block  load of the experts; router entropy; dropped")
+        most = math.log(len(usage["load"][0]))
+        lines.append(
+            f"block  load of the experts; router entropy (nats, at most {most:.3f}); dropped"
+        )
         for i, block in enumerate(usage["blocks"]):
             shares = usage["load"][i]
             load = "  ".join(f"{share:.1%}" for share in shares)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from widenet_jax.cli.parser import Options, show
@@ -47,7 +48,8 @@ def predict_images(options: Options, trained: "Trained") -> None:
         top = best(classify([{"image": picture}])[0], trained, options.top)
         rows.append({"image": path, "top": top})
         if route:
-            title = f"{top[0]['class']} {top[0]['probability']:.0%}"
+            name = os.fsencode(Path(path).name).decode(errors="replace")
+            title = f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}"
             drawn.append((title, picture, route(picture)))
     if drawn:
         draw_overlay(trained, drawn, options.overlay)

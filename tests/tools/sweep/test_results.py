@@ -137,6 +137,21 @@ def test_a_picture_of_each_axis_and_the_curves(outcomes, directory):
     assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 14 * 120
 
 
+def test_trials_that_were_evaluated_once_show_their_training(outcomes, directory, drawn):
+    """One evaluation is a dot, beside which training is drawn; of two there is a curve."""
+    for step in (5, 9):
+        for outcome in outcomes:
+            workdir = Path(directory.workdir(outcome.trial))
+            with (workdir / "metrics.jsonl").open("a") as file:
+                for split in ("train", "eval") if step == 9 else ("train",):
+                    record = {"step": step, "split": split, "accuracy": 0.5, "cross_entropy": 1.0}
+                    file.write(json.dumps(record) + "\n")
+        Results(outcomes, directory, {}).write()
+    once, twice = (figure.axes[0].lines for figure in drawn[::2])
+    assert [len(line.get_xdata()) for line in once] == [1, 1] * len(outcomes)
+    assert [len(line.get_xdata()) for line in twice] == [2] * len(outcomes)
+
+
 def test_the_picture_orders_seeds_by_number_and_not_by_result(directory):
     """Seed 0 is the worst, so that the order by result would be 1, 2, 0."""
     found = []

@@ -76,7 +76,8 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
     for i, (title, picture, routing) in enumerate(images):
         own = axes[i * rows : (i + 1) * rows]
         own[0, 0].imshow(as_rgb(picture))
-        own[0, 0].set_title(textwrap.fill(title, TITLE_WIDTH), fontsize=8)
+        lines = [textwrap.fill(line, TITLE_WIDTH) for line in title.split("\n")]
+        own[0, 0].set_title("\n".join(lines), fontsize=8)
         for position, block in enumerate(blocks):
             axis = own[position // PANELS_A_ROW, 1 + position % PANELS_A_ROW]
             draw_block(axis, trained, picture, routing, position)

@@ -50,7 +50,7 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     if not usage.drop_rate.any():  # else the box would be empty
         drop.text(0.5, 0.5, "0%", ha="center", va="center", transform=drop.transAxes, fontsize=20)
     draw_categories(categories, usage)
-    title = "same first choice\n(share of tokens)"
+    title = "same first choice (share of tokens),\nif the blocks share their experts"
     draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
     title = "mutual information\n(share)"
     draw_between_blocks(information, usage.mutual_information, usage.blocks, title)

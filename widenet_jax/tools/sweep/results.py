@@ -11,6 +11,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.files import write_text
+from widenet_jax.run.metrics import JsonLines
 from widenet_jax.tools.analysis.figures import draw_learning_curves
 from widenet_jax.tools.markdown import text_table
 from widenet_jax.tools.sweep.axes import Space
@@ -180,13 +181,22 @@ class Results:
         workdirs = [epath.Path(row["workdir"]) for row in curves]
         curves_file, axes_file = (self.directory.path / name for name in PICTURES)
         metric = self.headline.name
+        # Of a single evaluation there is no curve, and training shows more.
+        often = any(len(evaluations(workdir)) > 1 for workdir in workdirs)
+        splits = ("eval",) if often else ("train", "eval")
         draw_learning_curves(
-            workdirs, epath.Path(curves_file), metric=metric, names=names, splits=("eval",)
+            workdirs, epath.Path(curves_file), metric=metric, names=names, splits=splits
         )
         if self.fields:
             settings = [outcome.trial.settings for outcome in self.outcomes]
             axes = [axis_of(field, settings, self.space) for field in self.fields]
             draw_against(done, axes, self.metric, axes_file)
+
+
+def evaluations(workdir: epath.Path) -> list[dict]:
+    """Returns the records of a run's evaluations in training."""
+    records = JsonLines(workdir / "metrics.jsonl").read()
+    return [record for record in records if record["split"] == "eval"]
 
 
 def table(rows: Sequence[dict], columns: Sequence[str]) -> str:
