@@ -31,6 +31,8 @@ class Double:
     def __init__(self, gib_per_image: float):
         self.gib_per_image = gib_per_image
         self.seen: list[str] = []
+        self.noted: list[str] = []
+        self.note = self.noted.append
 
     def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
         parts = config.optimizer.accumulation_steps
@@ -91,8 +93,13 @@ def test_gradient_accumulation_makes_a_step_fit():
     assert facts["advice"]["flags"] == ["--config.optimizer.accumulation_steps=4"]
     assert facts["advice"]["hbm_peak_gib"] == 9.0
     assert facts["advice"]["step_ms"] == pytest.approx(100.0)
+    # As in `test_the_figures_of_a_plan`.
+    assert facts["advice"]["core_days"] == pytest.approx(93_835 * 0.1 * 256 / 86_400)
     remat = "--config.model.remat=block"  # tried first; the double ignores it
-    assert double.seen == ["v", f"v {remat}", "v --config.optimizer.accumulation_steps=4"]
+    parts = "--config.optimizer.accumulation_steps=4"
+    assert double.seen == ["v", f"v {remat}", f"v {parts}"]
+    need = "needs 33.0 of 15.5 GiB, does not fit; trying"
+    assert double.noted == [f"v: {need} {remat}", f"v {remat}: {need} {parts}"]
 
 
 def test_changes_that_split_token_groups_are_skipped():

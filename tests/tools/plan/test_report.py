@@ -19,7 +19,8 @@ NO_TIMES = dict.fromkeys(
 TOO_LARGE = FITS | NO_TIMES | {
     "config": "configs/imagenet.py:widenet_l", "hbm_peak_gib": 17.8, "fits": False,
     "advice": {"flags": ["--config.optimizer.accumulation_steps=2"], "hbm_peak_gib": 9.8,
-               "step_ms": 480.0, "tried": ["--config.optimizer.accumulation_steps=2"]},
+               "step_ms": 480.0, "core_days": 133.5,
+               "tried": ["--config.optimizer.accumulation_steps=2"]},
 }  # fmt: skip
 
 
@@ -40,8 +41,9 @@ def test_one_plan():
 def test_a_plan_that_does_not_fit_names_a_change():
     text = plan_rows(TOO_LARGE)
     assert "17.8 of 15.5 GiB: does not fit" in text
-    assert "add --config.optimizer.accumulation_steps=2: 9.8 GiB, 480.0 ms (compiled)" in text
-    nothing = {"flags": None, "hbm_peak_gib": None, "step_ms": None, "tried": ["--a=1", "--b=2"]}
+    change = "add --config.optimizer.accumulation_steps=2: 9.8 GiB, 480.0 ms, 133.5 core-days"
+    assert f"{change} (compiled)" in text
+    nothing = dict.fromkeys(TOO_LARGE["advice"]) | {"tried": ["--a=1", "--b=2"]}
     assert "none found (tried: --a=1; --b=2)." in plan_rows(TOO_LARGE | {"advice": nothing})
     nothing["tried"] = []
     assert "the config allows no change" in plan_rows(TOO_LARGE | {"advice": nothing})

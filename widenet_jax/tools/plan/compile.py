@@ -61,7 +61,7 @@ class TpuCompiler:
     Args:
       topology: the slice.
       cache: directory of compiled steps; None for no cache.
-      note: receives a line before each compilation.
+      note: receives a line before each compilation; an attribute, for the planner's own lines.
 
     Raises:
       BadInputError: libtpu is missing, or does not know the slice.
@@ -70,7 +70,7 @@ class TpuCompiler:
     def __init__(
         self, topology: Topology, *, cache: Path | None = None, note: Callable[[str], None] = print
     ):
-        self.topology, self._cache, self._note = topology, cache, note
+        self.topology, self._cache, self.note = topology, cache, note
         self._devices = tpu_devices(topology)
 
     def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
@@ -85,7 +85,7 @@ class TpuCompiler:
             place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
             if place.is_file():
                 return CompiledStep(**json.loads(gzip.decompress(place.read_bytes())))
-        self._note(f"{name}: compiling for {self.topology.name}")
+        self.note(f"{name}: compiling for {self.topology.name}")
         step = compile_lowered(lowered)
         if place:
             store(place, step)

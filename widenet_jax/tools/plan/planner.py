@@ -146,25 +146,32 @@ def time_facts(
 def advise(
     name: str, config: ConfigDict, data: DataFacts, compiler: TpuCompiler, step: CompiledStep
 ) -> dict[str, Any]:
-    """Compiles changes in turn and returns {flags, hbm_peak_gib, step_ms, tried}.
+    """Compiles changes in turn and returns {flags, hbm_peak_gib, step_ms, core_days, tried}.
 
-    `flags` are those of the first change that fits; None if none of `tried` does.
+    `flags` are those of the first change that fits; None if none of `tried` does. Notes before each
+    change why it is compiled.
     """
     topology, tried = compiler.topology, []
-    for change in changes(config, step.peak_bytes / (topology.chip.hbm_limit * GIB)):
+    limit, peak = topology.chip.hbm_limit, step.peak_bytes / GIB
+    tested = name  # what needs `peak`
+    for change in changes(config, peak / limit):
         flags = [f"--config.{key}={value}" for key, value in change.items()]
         changed = ConfigDict(config.to_dict())
         changed.update_from_flattened_dict(change)
+        text = " ".join(flags)
+        compiler.note(f"{tested}: needs {peak:.1f} of {limit:.1f} GiB, does not fit; trying {text}")
         try:
-            attempt = compiler.compile(f"{name} {' '.join(flags)}", changed, data)
+            attempt = compiler.compile(f"{name} {text}", changed, data)
         except BadInputError:
             continue  # for example token groups that the smaller parts would split
-        tried.append(" ".join(flags))
+        tried.append(text)
+        tested, peak = f"{name} {text}", attempt.peak_bytes / GIB
         if fits(attempt, topology):
             prices = price_module(parse(attempt.hlo), topology)
-            peak, ms = attempt.peak_bytes / GIB, sum(price.ms for price in prices)
-            return {"flags": flags, "hbm_peak_gib": peak, "step_ms": ms, "tried": tried}
-    return {"flags": None, "hbm_peak_gib": None, "step_ms": None, "tried": tried}
+            times = time_facts(size_facts(changed, data, topology), prices, topology, None)
+            found = {key: times[key] for key in ("step_ms", "core_days")}
+            return {"flags": flags, "hbm_peak_gib": peak, **found, "tried": tried}
+    return dict.fromkeys(("flags", "hbm_peak_gib", "step_ms", "core_days")) | {"tried": tried}
 
 
 def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:

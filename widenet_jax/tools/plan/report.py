@@ -59,7 +59,7 @@ def advice_text(advice: Mapping[str, Any]) -> str:
         return f"none found (tried: {tried}). Use more cores or a smaller model"
     return (
         f"add {' '.join(advice['flags'])}: {advice['hbm_peak_gib']:.1f} GiB, "
-        f"{advice['step_ms']:.1f} ms (compiled)"
+        f"{advice['step_ms']:.1f} ms, {advice['core_days']:.1f} core-days (compiled)"
     )
 
 
