@@ -131,7 +131,7 @@ def check_folder(options: Options) -> None:
     if bad:
         raise BadInputError(
             f"{options.path}: {bad:,} of {found.images:,} images cannot be read; replace or "
-            "remove them, or train with --config.data.on_bad_example=skip, which takes "
-            f"{FEW_BAD} of a split, but no more than {FEW_BAD_SHARE:.0%}; for more, with a "
-            f"config.data.max_bad_fraction above {bad / found.images:.2g}"
+            "remove them, or train with --config.data.on_bad_example=skip (configs/finetune.py has "
+            f"it), which takes {FEW_BAD} of a split, but no more than {FEW_BAD_SHARE:.0%}; for "
+            f"more, with a config.data.max_bad_fraction above {bad / found.images:.2g}"
         )

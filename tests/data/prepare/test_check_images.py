@@ -6,6 +6,7 @@ import pytest
 from messy_photos import readable, unreadable, write_folder
 from preparing import ROOT, error_line, photo, run, write
 
+from widenet_jax.config.files import load_config
 from widenet_jax.data.shards import ArrayRecord
 
 IMAGES = len(readable()) + len(unreadable()) + 24
@@ -29,7 +30,10 @@ def test_check_names_every_file_that_is_not_read(messy, capsys):
         f"{messy}: {IMAGES} images, {len(unreadable())} of them unreadable; 4 files left out "
         "(.DS_Store 2, .heic 1, .txt 1)"
     )
-    assert f"{len(unreadable())} of {IMAGES} images cannot be read" in error_line(err)
+    told = error_line(err)
+    assert f"{len(unreadable())} of {IMAGES} images cannot be read" in told
+    assert "--config.data.on_bad_example=skip (configs/finetune.py has it)" in told
+    assert load_config("configs/finetune.py").data.on_bad_example == "skip"
     assert run("check", messy, "--json") == 2
     assert len(json.loads(capsys.readouterr().out)["unreadable"]) == len(unreadable())
 
