@@ -112,8 +112,9 @@ def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
     assert run(unbroken, other, mode="eval")["test_sequences"] == 3
     other.write_bytes(TEXT[::-1])
     for mode in ("train", "eval"):
-        with pytest.raises(BadInputError, match="trained on data with another text_sha256"):
+        with pytest.raises(BadInputError, match="was trained on another text than") as caught:
             run(unbroken, other, mode=mode)
+        assert f"a new --workdir; --config.init_from={unbroken} lets" in str(caught.value)
 
 
 def test_evaluation_remembers_all_segments(unbroken: Path):

@@ -254,6 +254,12 @@ def test_data_with_other_facts_is_refused(tmp_path: Path):
     other = same | {"tokenizer": {"model": {"vocab": [["b", -1.5]]}}}
     with pytest.raises(BadInputError, match="trained on data with another tokenizer"):
         check_facts(meta, other, workdir=place)
+    with pytest.raises(BadInputError, match="another vocab_size than"):  # no model to start from
+        check_facts(
+            {"vocab_size": 8, "text_sha256": "a"},
+            {"vocab_size": 256, "text_sha256": "b"},
+            workdir=place,
+        )
     with pytest.raises(BadInputError, match="another unigram_entropy"):
         check_facts(meta, same | {"unigram_entropy": 5.2}, workdir=place)
 

@@ -50,6 +50,7 @@ MAY_CHANGE = (
 )
 # Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
+TEXT = "text_sha256"  # the fact by which texts differ
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
 
 
@@ -146,6 +147,12 @@ def check_facts(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: ep
 
     here = json.loads(json.dumps(dict(info)))
     if odd := [name for name in here if name in meta and not same(meta[name], here[name])]:
+        if odd == [TEXT]:  # only language models have it
+            raise BadInputError(
+                f"--workdir={workdir} was trained on another text than config.data names now; give "
+                f"that run's text, or name a new --workdir; --config.init_from={workdir} lets the "
+                "run there start from this model"
+            )
         raise BadInputError(
             f"--workdir={workdir} was trained on data with another {odd[0]} than the data that "
             "config.data names now; give that run's data, or name a new --workdir"
