@@ -37,7 +37,7 @@ class Headline(NamedTuple):
 class Baseline(NamedTuple):
     """The value of a metric that a model reaches without learning what the task is about.
 
-    Runs show it beside the metric, and say at their end if they did not beat it.
+    Runs and `scripts/evaluate.py` show it beside the metric, and say if they did not beat it.
 
     Attributes:
       metric: a key of the task's `summarize`, and of its training metrics. Lower is better.

@@ -24,8 +24,8 @@ from widenet_jax.data.text.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import first_carry, placed_batches, total
 from widenet_jax.experiment import build_task, make_forward
-from widenet_jax.run.stopping import Stop
-from widenet_jax.run.summary import routing_means
+from widenet_jax.run.stopping import Stop, say
+from widenet_jax.run.summary import routing_means, unbeaten
 from widenet_jax.sharding import BATCH, build_mesh
 from widenet_jax.tasks import Evaluation
 from widenet_jax.tasks.span import check_questions
@@ -118,7 +118,7 @@ def real_token_mask(
 def metrics_over_source(
     trained: Trained, opened: tuple[Source, Any] | None = None
 ) -> tuple[dict[str, float], dict[str, Any], dict[str, np.ndarray], Source]:
-    """Evaluates the task over a source.
+    """Evaluates the task over a source. Warns of metrics that do not beat its baseline, on stderr.
 
     Args:
       trained: the model.
@@ -141,8 +141,10 @@ def metrics_over_source(
     metrics = trained.task.summarize(totals.sums, totals.rows, source)
     info, stream = {**trained.info, **source.info}, stream_facts(source, source)
     known = DataFacts(0, {}, info, stream)
-    baseline = build_task(trained.config, known).baseline
-    facts = {"baseline": baseline._asdict()} if baseline else {}
+    task = build_task(trained.config, known)
+    if message := unbeaten(task, metrics):
+        say(f"warning: {message}")
+    facts = {"baseline": task.baseline._asdict()} if task.baseline else {}
     facts |= routing_means(trained.model.summarize(totals.layer_sums))
     return metrics, facts, totals.rows, source
 
