@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from configs import language_model
 from widenet_jax.cli import evaluate, predict
 from widenet_jax.data.text.tiny_text import FOLDER
 from widenet_jax.data.text.tokenizer import load_tokenizer
+from widenet_jax.tools.analysis import over_source
 from widenet_jax.weights.exported import read_exported, write_exported
 
 TEXT = "It was raining. Ann did not mind; she read.\n" * 4
@@ -61,8 +63,9 @@ def refused(command, capsys, *arguments: object) -> str:
     return lines[0]
 
 
-def test_bits_a_byte_by_hand(folder: Path, capsys):
+def test_bits_a_byte_by_hand(folder: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """176 bytes make 21 segments of 8; the first byte and the last 7 are not predicted."""
+    monkeypatch.setattr(over_source, "QUIET_SECONDS", 0.0)
     flags = [f"--workdir={folder / 'bytes'}", f"--file={folder / 'text.txt'}", "--json"]
     assert evaluate.main(flags) == 0
     printed = capsys.readouterr()
@@ -76,6 +79,7 @@ def test_bits_a_byte_by_hand(folder: Path, capsys):
     entropy = -(shares * np.log2(shares)).sum()
     warning = f"warning: bits per byte {bits:.4f} is not below the unigram entropy {entropy:.4f}: "
     assert warning in printed.err
+    assert re.search(r"evaluation: 100%.* 21/21 .*batch/s", printed.err), "a batch a segment"
 
 
 def test_bits_a_byte_of_word_pieces(folder: Path, capsys):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tqdm
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -33,6 +34,7 @@ from widenet_jax.typing import Array, PyTree
 from widenet_jax.weights.pretrained import check_same_tokens
 from widenet_jax.weights.trained import Trained
 
+QUIET_SECONDS = 10.0  # before the progress bar appears: most evaluations are over by then
 # (params, batch) -> what the task's `evaluate` returns, or the like
 Evaluate = Callable[[PyTree, Mapping[str, Array]], Evaluation]
 
@@ -43,7 +45,7 @@ def totals_over_source(
     """Adds up the sums of `evaluate` over a source, and joins its rows.
 
     The batches are those of the run's evaluation, so that the results are equal. Parameters are
-    replicated.
+    replicated. A progress bar on stderr counts batches after QUIET_SECONDS.
 
     Args:
       trained: the model; its config has the batch size and the workers.
@@ -76,7 +78,17 @@ def totals_over_source(
             beat=lambda what: None,
             note=partial(print, file=sys.stderr),
         )
-        totals = total(partial(step, params), batches, carry)
+        count = math.ceil(len(source) / config.evaluation.batch_size)
+        read = tqdm.tqdm(
+            batches,
+            desc="evaluation",
+            total=count,
+            unit="batch",
+            file=sys.stderr,
+            mininterval=1,
+            delay=QUIET_SECONDS,
+        )
+        totals = total(partial(step, params), read, carry)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
     return totals.replace(rows=rows)
 
