@@ -26,7 +26,7 @@ else:
 
         from widenet_jax.cli.platforms import skip_absent_tpu
 
-        skip_absent_tpu(os.environ)  # before JAX is imported
+        skip_absent_tpu(os.environ)  # before JAX looks for devices
         from widenet_jax import api
 
         return getattr(api, name)

@@ -9,11 +9,26 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import jax
 import pytest
 
 from widenet_jax.cli.platforms import has_tpu, skip_absent_tpu
 
 CPU = {"JAX_PLATFORMS": "cpu"}
+COMMAND = """
+import sys
+from widenet_jax.cli.parser import exit_code_of
+def run():
+    import jax
+    print(jax.default_backend())
+sys.exit(exit_code_of(run))
+"""
+NOTEBOOK = """
+import jax
+import widenet_jax as wj
+wj.load
+print(jax.default_backend())
+"""
 
 
 @pytest.fixture
@@ -49,6 +64,24 @@ def test_a_machine_with_libtpu_and_no_tpu(libtpu, tmp_path):
     assert chosen({}, tmp_path) == CPU
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "cpu"), ("", ""), ("tpu,cpu", "tpu,cpu")])
+def test_where_jax_is_imported_already(libtpu, tmp_path, before: str | None, after: str):
+    """Importing JAX has set two variables. A platform that the user chose in JAX's config stays."""
+    there = find_spec("libtpu").origin.replace("__init__.py", "libtpu.so")
+    by_jax = {"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": there}
+    try:
+        jax.config.update("jax_platforms", before)
+        assert chosen(by_jax, tmp_path) == CPU
+        assert jax.config.jax_platforms == after
+        jax.config.update("jax_platforms", before)
+        assert chosen(by_jax | {"TPU_LIBRARY_PATH": "/mine/libtpu.so"}, tmp_path) == {}
+        device(tmp_path, "accel0")
+        assert chosen(by_jax, tmp_path) == {}
+        assert jax.config.jax_platforms == before
+    finally:
+        jax.config.update("jax_platforms", "cpu")  # as conftest.py sets it
+
+
 def test_without_libtpu_nothing_is_chosen(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)  # as if it were not installed
     assert chosen({}, tmp_path) == {}
@@ -56,12 +89,9 @@ def test_without_libtpu_nothing_is_chosen(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not find_spec("libtpu"), reason="libtpu is not installed")
 @pytest.mark.skipif(has_tpu({}, Path("/")), reason="this machine has a TPU")
-def test_the_real_libtpu_prints_nothing():
-    """A command that uses JAX, in a new process that has not chosen a platform."""
-    code = (
-        "import sys\nfrom widenet_jax.cli.parser import exit_code_of\ndef run():\n"
-        "    import jax\n    print(jax.default_backend())\nsys.exit(exit_code_of(run))"
-    )
+@pytest.mark.parametrize("code", [COMMAND, NOTEBOOK], ids=["a command", "a notebook"])
+def test_the_real_libtpu_prints_nothing(code: str):
+    """Code that uses JAX, in a new process that has not chosen a platform."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_PLATFORM")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (0, "")

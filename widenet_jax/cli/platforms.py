@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def skip_absent_tpu(environment: MutableMapping[str, str], root: Path = Path("/"
     Compiling for a TPU topology, as plan.py does, works under any choice of platform.
 
     Changes nothing where the user chose a platform or anything about TPUs, or where the machine
-    shows any sign of a TPU. Has to run before JAX is imported.
+    shows any sign of a TPU. Has no effect on a process whose JAX has used a device.
 
     Args:
       environment: of this process; JAX_PLATFORMS, or two variables of libtpu, are set in it.
@@ -33,6 +34,9 @@ def skip_absent_tpu(environment: MutableMapping[str, str], root: Path = Path("/"
         environment.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")
     else:
         environment["JAX_PLATFORMS"] = "cpu"
+        # JAX reads the variable when it is imported, in a notebook often before this package.
+        if (jax := sys.modules.get("jax")) and jax.config.jax_platforms is None:
+            jax.config.update("jax_platforms", "cpu")
 
 
 def has_tpu(environment: MutableMapping[str, str], root: Path) -> bool:
@@ -41,7 +45,9 @@ def has_tpu(environment: MutableMapping[str, str], root: Path) -> bool:
     A TPU VM has /dev/accel0, ... (v2 to v4) or /dev/vfio/0, ... (v5e and later; the file
     /dev/vfio/vfio alone says that a driver is loaded). Containers on GKE have TPU_* variables.
     """
-    if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in environment):
+    by_jax = set_by_jax()
+    names = [name for name, text in environment.items() if by_jax.get(name) != text]
+    if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in names):
         return True
     if any(root.glob("dev/accel[0-9]*")) or any(root.glob("dev/vfio/[0-9]*")):
         return True
@@ -50,6 +56,15 @@ def has_tpu(environment: MutableMapping[str, str], root: Path) -> bool:
         if vendor.read_text().strip() == GOOGLE and not kind.startswith(OTHER_GOOGLE_DEVICES):
             return True
     return False
+
+
+def set_by_jax() -> dict[str, str]:
+    """Returns variables that importing JAX sets: without a TPU, and with libtpu installed."""
+    found = {"TPU_SKIP_MDS_QUERY": "1"}
+    libtpu = importlib.util.find_spec("libtpu")
+    if libtpu and libtpu.origin:
+        found["TPU_LIBRARY_PATH"] = str(Path(libtpu.origin).with_name("libtpu.so"))
+    return found
 
 
 def has_other_plugins() -> bool:
