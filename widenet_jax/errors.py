@@ -77,6 +77,22 @@ def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
     raise BadInputError(f"{field}={name!r} is unknown; choose one of {known} (--{field}={near}?)")
 
 
+def choose_option(table: Mapping[str, Any], name: str, *, option: str) -> Any:
+    """Returns `table[name]`, as `choose`, for an option of a variant: `--config=FILE:VARIANT,a=b`.
+
+    Args:
+      table: the valid choices.
+      name: the user's choice.
+      option: the option's name.
+    """
+    if name in table:
+        return table[name]
+    known, near = ", ".join(table), nearest(name, table)
+    raise BadInputError(
+        f"option {option}={name!r} is unknown; choose one of {known}; did you mean {option}={near}?"
+    )
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """Returns the known name that is most similar: an example of a valid one, at worst.
 

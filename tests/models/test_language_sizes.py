@@ -149,6 +149,7 @@ def test_every_row_builds(preset: str):
         ("wt_x", "there are wt_s"),
         ("wt_s,expert=8", "no option 'expert'"),
         ("wt_s,ffn=mlp", "ffn='mlp'"),
+        ("wt_s,preset=sigma", "; did you mean preset=sigma_moe?"),
         ("wt_s,preset=sigma", "preset='sigma'"),
         ("wt_s,ffn=moe,num_active=8", "option num_active has no effect on wt_s with moe"),
         ("wt_s,experts=8", "option experts has no effect on wt_s with dense"),

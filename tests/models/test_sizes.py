@@ -111,7 +111,12 @@ def test_every_name_builds(family: str, size: str):
         ("vit_b,experts=8", "vit_b has no experts, so option experts has no effect"),
         ("vit_b,ffn_blocks=last_1", "vit_b has no experts, so option ffn_blocks has no effect"),
         ("widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
-        ("widenet_b,router=sigmod", "router='sigmod' is unknown; there are top_k, softmax"),
+        ("widenet_b,router=sigmod", "router='sigmod' is unknown; choose one of top_k, softmax"),
+        ("widenet_b,router=sigmod", "; did you mean router=sigmoid?"),
+        (
+            "widenet_b,ffn=topk",
+            "choose one of dense, moe, top_k, product_key; did you mean ffn=top_",
+        ),
         ("vit_b,num_active=8", "option num_active needs ffn=top_k"),
         ("widenet_b,ffn=product_key,selected=2", "so option selected has no effect"),
         ("widenet_b,moe=false,examples_per_group=8", "so option examples_per_group has no effect"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError, choose_option
 from widenet_jax.models.matching import dense_parameters, matched_num_keys
 
 # option ffn -> config.model.ffn
@@ -26,7 +26,7 @@ def choose_ffn(name: str, options: Mapping, *, usual: str, of_experts: Collectio
       BadInputError: an unknown feed-forward, or an option that has no effect on it.
     """
     ffn = options.get("ffn", usual)
-    choose(FFNS, ffn, field="ffn")
+    choose_option(FFNS, ffn, option="ffn")
     for key in options:
         if key in of_experts and ffn != "moe":
             raise BadInputError(f"{name} has no experts, so option {key} has no effect; remove it")

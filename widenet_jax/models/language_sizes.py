@@ -6,7 +6,7 @@ JAX, so that a mistyped variant is reported at once.
 
 from collections.abc import Mapping
 
-from widenet_jax.errors import BadInputError, choose, known_names
+from widenet_jax.errors import BadInputError, choose_option, known_names
 from widenet_jax.models.feed_forward_sizes import FFNS, product_key_section, top_k_section
 from widenet_jax.models.matching import (
     experts_parameters,
@@ -151,10 +151,10 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
         raise BadInputError(f"no language model is named {name!r}; {known_names(name, SIZES)}")
     given = parse_options(name, pairs, OPTIONS)
     asked = given.pop("preset", "")
-    preset = choose(PRESETS, asked, field="preset") if asked else {"ffn": "dense"}
+    preset = choose_option(PRESETS, asked, option="preset") if asked else {"ffn": "dense"}
     options = preset | given
     ffn = options["ffn"]
-    choose(FFNS, ffn, field="ffn")
+    choose_option(FFNS, ffn, option="ffn")
     if asked and ffn != preset["ffn"]:
         raise BadInputError(f"preset={asked} has ffn={preset['ffn']}; remove it, or ffn={ffn}")
     for key, value in given.items():
@@ -163,7 +163,7 @@ def parse_language_variant(text: str) -> tuple[str, dict]:
     common = ("ffn", "depth", "dropout", "kernel_init")
     if odd := [key for key in given if key not in (*common, *OPTIONS_OF[ffn])]:
         raise BadInputError(f"option {odd[0]} has no effect on {name} with {ffn}; remove it")
-    choose(ENTROPY_OF, options.get("entropy_of", "all"), field="entropy_of")
+    choose_option(ENTROPY_OF, options.get("entropy_of", "all"), option="entropy_of")
     router = options.get("router", "sigmoid")
     if odd := [key for key in without_effect(router) if key in given]:
         raise BadInputError(f"option {odd[0]} has no effect on router={router}; remove it")

@@ -5,7 +5,7 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 
 from collections.abc import Mapping, Sequence
 
-from widenet_jax.errors import BadInputError, known_names
+from widenet_jax.errors import BadInputError, choose_option, known_names
 from widenet_jax.models import feed_forward_sizes
 from widenet_jax.models.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
 
@@ -113,9 +113,7 @@ def parse_options(name: str, pairs: Sequence[str], known: Mapping[str, type]) ->
                 f"{name} has no option {key!r}; {known_names(key, known)} (as key=value)"
             )
         options[key] = parse_value(key, value, known[key])
-    if options.get("router", "top_k") not in ROUTERS:
-        known = ", ".join(ROUTERS)
-        raise BadInputError(f"option router={options['router']!r} is unknown; there are {known}")
+    choose_option(ROUTERS, options.get("router", "top_k"), option="router")
     return options
 
 
