@@ -89,6 +89,18 @@ EARLY = [
     (("--config=configs/imagnet.py", "--workdir=W"), "did you mean configs/imagenet.py? there"),
     (("--config=configs/imagenet.py:vit_b,experts=x", "--workdir=W"), "option experts='x' needs"),
     (("--config=configs/imagenet.py:vit_b,foo=1", "--workdir=W"), "vit_b has no option 'foo'"),
+    (
+        ("--config=configs/digits.py:vit_tiny", "--workdir=W", "--ffn=top_k"),
+        "no flag --ffn; it is an option after the colon: --config=configs/digits.py:vit_tiny,"
+        "ffn=top_k",
+    ),
+    (
+        ("--config", "configs/language_model.py", "--key-heads", "3"),
+        "after the colon: --config=configs/language_model.py:VARIANT,key_heads=...",
+    ),
+    (("--config=configs/digits.py", "--key_heads=3"), "no flag --key_heads; --help lists the"),
+    (("--config=configs/glue.py", "--ffn=top_k"), "did you mean --config.model.ffn?"),
+    (("--config=nope.py", "--ffn=top_k"), "did you mean --config.model.ffn?"),
     # The fields: the message names the nearest one.
     (
         (DIGITS, "--workdir=W", "--config.lerning_rate=1"),

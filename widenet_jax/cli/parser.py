@@ -19,6 +19,7 @@ from absl import logging
 
 from widenet_jax.cli.platforms import skip_absent_tpu
 from widenet_jax.config.comments import field_names
+from widenet_jax.config.files import variant_options
 from widenet_jax.config.names import same_name
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
 
@@ -84,7 +85,8 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             name = word.partition("=")[0].removeprefix("--")
             if word.startswith("--") and name not in known:
-                raise BadInputError(f"there is no flag --{name}; {self._hint(name, known)}")
+                hint = option_hint(word, words) or self._hint(name, known)
+                raise BadInputError(f"there is no flag --{name}; {hint}")
 
     def _hint(self, name: str, known: Collection[str]) -> str:
         """Returns what to tell about an unknown flag: the field or the flag that may be meant."""
@@ -101,6 +103,30 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 for subparser in action.choices.values():
                     yield from subparser._flag_names()
+
+
+def option_hint(word: str, words: Sequence[str]) -> str:
+    """Returns what to tell of an unknown flag that is an option of the config's variants.
+
+    Args:
+      word: the unknown flag, perhaps with a value.
+      words: all words; one of them may be --config=FILE or --config=FILE:VARIANT.
+
+    Returns:
+      "" where the flag is no such option.
+    """
+    name, _, value = word.removeprefix("--").partition("=")
+    name = name.replace("-", "_")
+    config = ""
+    for one, after in zip(words, [*words[1:], ""], strict=True):
+        if one.startswith("--config="):
+            config = one.removeprefix("--config=")
+        elif one == "--config":
+            config = after
+    if not config or name not in variant_options(config):
+        return ""
+    variant = config if ":" in config else f"{config}:VARIANT"
+    return f"it is an option after the colon: --config={variant},{name}={value or '...'}"
 
 
 def with_home(word: str) -> str:

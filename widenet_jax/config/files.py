@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import math
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ PACKAGE = Path(__file__).parents[1]
 # This project's: within an installed package, or beside the package in a checkout.
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").exists() else PACKAGE.parent / "configs"
 
+PARSER = re.compile(r"parse_(\w+_)?variant")  # of models/*sizes.py
 # How a message names the type of a field where "a list", "a tuple" would not do.
 WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
 # The least value of a whole number where that is not 1, of another number where that is not 0.
@@ -98,6 +100,22 @@ def load_config(text: str) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise BadInputError(f"--config={text}: its get_config() must return a ConfigDict")
     return config
+
+
+def variant_options(text: str) -> set[str]:
+    """Returns the options that may follow a variant of the config that `text` names.
+
+    They are the OPTIONS of the module whose parse_variant, parse_text_variant, ... the file
+    imports; none where it imports no such function, is missing or fails.
+    """
+    try:
+        names = vars(import_file(find_config(text.partition(":")[0])))
+    except Exception:  # `load_config` reports it
+        return set()
+    homes = [
+        getattr(one, "__module__", "") for name, one in names.items() if PARSER.fullmatch(name)
+    ]
+    return {key for home in homes for key in getattr(sys.modules.get(home), "OPTIONS", ())}
 
 
 def find_config(name: str) -> str:
