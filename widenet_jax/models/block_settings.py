@@ -120,9 +120,11 @@ class BlockSettings(nn.Module):
                 f"memory of earlier tokens needs config.model.attention={' or '.join(kinds)}"
             )
         if not self.head_dim and embed_dim % self.num_heads:
+            # The sections of other models have no such field.
+            other = ", or config.model.head_dim be given" if memory else ""
             raise BadInputError(
                 f"config.model.num_heads={self.num_heads} must divide "
-                f"config.model.embed_dim={embed_dim}, or config.model.head_dim be given"
+                f"config.model.embed_dim={embed_dim}{other}"
             )
 
     def ffn_names(self) -> tuple[str, ...]:

@@ -163,6 +163,8 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
     elif model["norm_position"] != "post" or model["ffn_output_activation"]:
         field = "ffn_output_activation" if model["ffn_output_activation"] else "norm_position"
         what = f"a model with {field}={model[field]}, which their BERT and ALBERT do not have"
+    elif model.get("head_dim", 0) not in (0, model["embed_dim"] / model["num_heads"]):
+        what = f"a model with head_dim={model['head_dim']}, which their BERT and ALBERT do not have"
     else:
         return
     raise BadInputError(
