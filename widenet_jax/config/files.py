@@ -108,8 +108,11 @@ def variant_options(text: str) -> set[str]:
     They are the OPTIONS of the module whose parse_variant, parse_text_variant, ... the file
     imports; none where it imports no such function, is missing or fails.
     """
+    file, _, variant = text.partition(":")
+    if variant == "stored":  # takes fields only
+        return set()
     try:
-        names = vars(import_file(find_config(text.partition(":")[0])))
+        names = vars(import_file(find_config(file)))
     except Exception:  # `load_config` reports it
         return set()
     homes = [

@@ -10,8 +10,9 @@ from widenet_jax.tasks.contract import Baseline
 from widenet_jax.typing import Array, Shapes
 
 ADVICE = (
-    "the model has learned how frequent tokens are, not which follow from the context. Train "
-    "longer (config.duration), or with another config.optimizer.learning_rate"
+    "the model predicts this text no better than one that knows only how frequent its tokens are. "
+    "If it was trained for such text, train longer (config.duration), or with another "
+    "config.optimizer.learning_rate"
 )
 
 

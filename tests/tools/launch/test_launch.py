@@ -206,7 +206,7 @@ def test_a_broken_connection_is_reopened(tmp_path: Path):
 
 def test_a_worker_that_can_no_longer_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As where a person stops the TPU of a queued resource, which then stays ACTIVE."""
-    monkeypatch.setattr(cloud_tpu, "CHECKS_WITHOUT_ANSWER", 2)
+    monkeypatch.setattr(cloud_tpu, "CHECKS_UNREACHED", 2)
     fails = {"ssh": ["", "", "", *["TPU not in state READY"] * 4]}
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "ACTIVE"), fails=fails)
     done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
@@ -362,6 +362,15 @@ def test_the_same_launch_again_follows_the_running_job(
     assert (ended.returncode, still_running.poll()) == (143, None)
     assert ended.stderr.splitlines()[-1] == f"mine may exist and cost money: {DELETE}"
     assert len(cloud.trainings(1)) == 1
+    # Worker 0 can be followed without the key in an agent, which all workers together need.
+    asked = cloud.directory / "bin" / "ssh-add"
+    empty = asked.read_text()
+    asked.write_text("#!/bin/sh\necho '3072 SHA256:other me@here (RSA)'\n")
+    once_followed(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ended = cloud.launch(*ARGUMENTS, HOME=str(tmp_path))
+    assert ended.returncode == 143 and "warning: " in ended.stderr
+    asked.write_text(empty)
+    assert len(cloud.trainings(1)) == 1
     (cloud.directory / "worker_1" / "widenet_run" / "run.exit").unlink()
     before = len(cloud.calls())
     # `wait`, so that its pid disappears
@@ -385,7 +394,7 @@ def test_what_is_left_of_a_run_on_another_worker_is_ended(
     assert still_running.poll() is None
     before = len(cloud.calls())
     assert cloud.launch(*ARGUMENTS).returncode == 0
-    again = ["describe", "ssh 0 if", "describe", "ssh all if", *START]
+    again = ["describe", "ssh 0 if", "describe", "ssh 0 if", "ssh all if", *START]
     assert cloud.steps()[before:] == again
     assert still_running.wait(10) == -signal.SIGKILL
 

@@ -33,6 +33,9 @@ ENDING = ("DELETING", "STOPPING", "SUSPENDING by USER")
 CHECKS_AFTER_FAILURE = 4
 CONNECTION_ATTEMPTS = 5
 CHECKS_WITHOUT_ANSWER = 30  # in a row, before the launcher gives up: ten minutes by default
+# Of a ready TPU whose worker 0 does not answer: two minutes where gcloud refuses at once, as of a
+# stopped TPU; half an hour where each ssh waits for a silent host.
+CHECKS_UNREACHED = 5
 # Without these ssh would wait for two minutes, ten times over, for a machine that is gone, and for
 # two hours where the machine went while it was connected.
 SSH_OPTIONS = ("ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
@@ -122,16 +125,19 @@ class CloudTpu:
             raise BadInputError(self.stopped_text())
         runs = self.runs_already() if state in READY else None
         self.may_exist = bool(runs)
-        if self.job.tpu.several_hosts:
-            check_ssh_key(self.tools)
         if not runs:
+            if self.job.tpu.several_hosts:
+                check_ssh_key(self.tools)
             plan()
             self.bring_up(state)
+            if runs is False:  # asked again, since another launch may have begun during the plan
+                runs = self.runs_already()
             if runs is False:
                 self.end_leftovers()
-            self.begin()
-        elif self.job.tpu.several_hosts:  # a worker may have missed its start
-            self.tools.stream(self.ssh_command(START_MISSED, "all"))
+            if not runs:
+                self.begin()
+        elif self.job.tpu.several_hosts:
+            self.start_missed()
         while (code := self.follow()) is None:
             self.replace(self.polled_state())
             self.begin()
@@ -139,6 +145,15 @@ class CloudTpu:
             lost = "SUSPENDED" if self.queued else "PREEMPTED"
             print(f"# if describe reports {lost}: delete the TPU, then repeat from create")
         return code
+
+    def start_missed(self) -> None:
+        """Starts the run on workers that missed its start, where ssh to all asks for nothing."""
+        try:
+            check_ssh_key(self.tools)
+        except BadInputError as error:  # worker 0 alone needs no agent, and can be followed
+            say(f"warning: {error}")
+        else:
+            self.tools.stream(self.ssh_command(START_MISSED, "all"))
 
     def keep_project(self) -> None:
         """Names gcloud's default project in all commands: it may change before the run ends."""
@@ -375,7 +390,7 @@ class CloudTpu:
                 self.show_ends()
                 return int(said)
             unreached = unreached + 1 if said is None else 0
-            if unreached == CHECKS_WITHOUT_ANSWER:
+            if unreached == CHECKS_UNREACHED:
                 raise RunFailedError(self.unreached_text())
             lost = lost + 1 if said == "" else 0
             if lost == CHECKS_OF_A_LOST_RUN:
