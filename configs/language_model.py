@@ -73,7 +73,7 @@ experts; parameter_matched=true does so for the other dense models, whose printe
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.models.language_sizes import (
+from widenet_jax.config.language_sizes import (
     hidden_dropout,
     language_model,
     parse_language_variant,

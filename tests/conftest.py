@@ -1,14 +1,15 @@
 """Test settings: eight CPU devices, fast compilation, a shared compilation cache, --slow."""
 
-import atexit
 import fcntl
+import hashlib
 import os
+import platform
 import signal
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compilation takes most of a test's time, so skip expensive optimisations of the machine code.
@@ -21,11 +22,17 @@ if version("jaxlib").startswith("0.10."):  # other releases may exit at these un
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join(FLAGS)
 
-# Many tests run the same program, some in separate processes: the cache compiles it only once.
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the main process's directory
-    _compiled = tempfile.TemporaryDirectory(prefix="widenet_jax_compiled_")
-    atexit.register(_compiled.cleanup)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+# Many tests run the same program, some in separate processes: the cache compiles it only once. It
+# is kept for the next session, by machine and versions: a program of another processor may crash.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers inherit the main process's directory
+    described = Path("/proc/cpuinfo")  # the first line on what the processor can do
+    lines = described.read_text().splitlines() if described.exists() else []
+    processor = next((line for line in lines if line.startswith("flags")), platform.machine())
+    machine = [processor, *(version(name) for name in ("jax", "jaxlib", "flax", "optax"))]
+    key = hashlib.sha256(" ".join(machine).encode()).hexdigest()[:16]
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+        Path(__file__).parents[1] / ".pytest_cache" / "compiled" / key
+    )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 # In a shell's background job SIGINT is ignored; the runs that tests interrupt would inherit this.
@@ -64,3 +71,26 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (workdir / "result.json").exists():
             train.run(small_config(), str(workdir), devices=jax.devices()[:1])
     return workdir
+
+
+@pytest.fixture
+def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for training end within milliseconds: look at them more often than at runs."""
+    from widenet_jax.ops.sweep import runner
+
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(runner, "JUDGE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Lists the figures that are saved during the test, as they were drawn."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *args, **options) -> None:
+        save(figure, *args, **options)
+        figures.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures

@@ -2,9 +2,9 @@
 
 import pytest
 
-from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
+from widenet_jax.vision.data.transforms import build_transforms
 
 AUGMENT = {
     "exif_orientation": False,

@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 from widenet_jax.config.durations import to_steps
 from widenet_jax.config.files import override
 from widenet_jax.experiment import build_task, check_batch, input_spec
-from widenet_jax.models.build import build_model
-from widenet_jax.models.counting import parameter_shapes
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.ops.plan.facts import data_facts
 from widenet_jax.optim.build import build_optimizer
-from widenet_jax.paper import FINETUNING, PRETRAINING
+from widenet_jax.papers.printed import FINETUNING, PRETRAINING
 from widenet_jax.sharding import build_mesh
-from widenet_jax.tools.plan.facts import data_facts
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {

@@ -12,7 +12,7 @@ from small_runs import assert_same_end, final_state, small_config
 from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.config.files import stored_config
-from widenet_jax.weights.trained import open_trained
+from widenet_jax.inference.trained import open_trained
 
 OPTIONS = {
     "linear probe": {"optimizer.freeze": "backbone"},

@@ -16,12 +16,12 @@ from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
+from widenet_jax.inference.finetune import finetune_params
+from widenet_jax.inference.over_source import metrics_over_source
+from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.losses import label_cross_entropy
 from widenet_jax.run.stopping import Stop
-from widenet_jax.tasks.losses import label_cross_entropy
-from widenet_jax.tools.analysis.over_source import metrics_over_source
-from widenet_jax.weights.finetune import finetune_params
-from widenet_jax.weights.pretrained import load_pretrained
-from widenet_jax.weights.trained import open_trained
 
 # 2,000 bytes are three steps an epoch of 16 rows, and three segments to evaluate.
 ROWS, T, EPOCH = 16, 32, 3

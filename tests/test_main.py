@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from widenet_jax.cli.parser import exit_code_of
 from widenet_jax.config.files import load_config
+from widenet_jax.config.parser import exit_code_of
 from widenet_jax.main import main, parse_flags, report
 
 ROOT = Path(__file__).parents[1]

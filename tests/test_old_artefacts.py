@@ -17,10 +17,10 @@ from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.config.files import stored_config
 from widenet_jax.data.chunks import read_example
-from widenet_jax.data.images.transforms import image_of
-from widenet_jax.tools.analysis.class_prediction import classifier
-from widenet_jax.tools.analysis.over_source import open_source
-from widenet_jax.weights.trained import open_trained
+from widenet_jax.inference.classes import classifier
+from widenet_jax.inference.over_source import open_source
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.vision.data.transforms import image_of
 
 OLD = Path(__file__).parent / "old_artefacts"
 # The old run's flags under their present names.

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.layers import dense
-from widenet_jax.models.build import build_model
-from widenet_jax.models.sizes import vision_model
+from widenet_jax.config.sizes import vision_model
+from widenet_jax.nn import dense
+from widenet_jax.nn.build import build_model
 
 SHARED = ("attention", "moe")
 

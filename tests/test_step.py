@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from widenet_jax.step import TrainState, collect, deal, make_train_step
-from widenet_jax.tasks import Metrics
+from widenet_jax.task import Metrics
 
 
 def test_groups_are_dealt_out_in_turn():

@@ -5,9 +5,9 @@ import numpy as np
 
 from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import DataFacts
-from widenet_jax.data.text.instances import instance_spec
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.step import TrainState
+from widenet_jax.text.data.instances import instance_spec
 
 B, T, P, V = 16, 16, 3, 64
 

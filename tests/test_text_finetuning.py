@@ -12,9 +12,9 @@ from text_sets import write_squad, write_table, write_tokenizer
 from widenet_jax import train
 from widenet_jax.cli.evaluate import main as evaluate
 from widenet_jax.errors import BadInputError
+from widenet_jax.inference.over_source import open_source
+from widenet_jax.inference.trained import open_trained
 from widenet_jax.main import main, parse_flags
-from widenet_jax.tools.analysis.over_source import open_source
-from widenet_jax.weights.trained import open_trained
 
 COMMON = {
     "batch_size": 16, "evaluation.batch_size": 16, "model.depth": 2, "log_every_steps": 1,

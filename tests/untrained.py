@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 from widenet_jax.data.contract import ArraySpec, DataFacts
 from widenet_jax.experiment import build_task
-from widenet_jax.models.build import build_model
-from widenet_jax.models.counting import parameter_shapes
-from widenet_jax.weights.exported import Exported, write_exported
-from widenet_jax.weights.trained import model_inputs
+from widenet_jax.inference.exported import Exported, write_exported
+from widenet_jax.inference.trained import model_inputs
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import parameter_shapes
 
 
 def export_untrained(config: ConfigDict, info: dict[str, Any], directory: Path) -> Path:

@@ -6,9 +6,9 @@ python tests/with_slow_data.py --config=... --config.data.source=hanging_digits
 import sys
 import time
 
-from widenet_jax.data.images.sources import Digits
 from widenet_jax.data.sources import SOURCES
 from widenet_jax.main import main
+from widenet_jax.vision.data.sources import Digits
 
 
 class HangingDigits(Digits):

@@ -7,7 +7,7 @@
     model.features(["a.jpg"])
     wj.build_model("widenet_b")
 
-`widenet_jax.api` has their documentation. JAX is imported when one of them is first used.
+`widenet_jax.inference.api` has their documentation. JAX is imported when one of them is first used.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 __all__ = ["Model", "__version__", "build_model", "load"]
 
 if TYPE_CHECKING:
-    from widenet_jax.api import Model, build_model, load
+    from widenet_jax.inference.api import Model, build_model, load
 else:
 
     def __getattr__(name: str) -> object:
@@ -24,10 +24,10 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import os
 
-        from widenet_jax.cli.platforms import skip_absent_tpu
+        from widenet_jax.config.platforms import skip_absent_tpu
 
         skip_absent_tpu(os.environ)  # before JAX looks for devices
-        from widenet_jax import api
+        from widenet_jax.inference import api
 
         return getattr(api, name)
 

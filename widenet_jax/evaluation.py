@@ -18,7 +18,7 @@ from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import BATCH, global_batch, host_positions
-from widenet_jax.tasks import Evaluation, Task
+from widenet_jax.task import Evaluation, Task
 from widenet_jax.typing import Array, PyTree
 
 

@@ -21,14 +21,14 @@ from ml_collections import ConfigDict
 from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataFacts
 from widenet_jax.errors import BadInputError, check_group, choose
-from widenet_jax.models.build import build_model
-from widenet_jax.models.counting import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.optim.parts import check_freeze, stop_frozen
 from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
+from widenet_jax.specs import task_class
 from widenet_jax.step import Forward, Gradients, TrainState, make_gradients, make_train_step
-from widenet_jax.tasks import TASKS, Evaluation, Task
-from widenet_jax.tasks.contract import Rngs
+from widenet_jax.task import Evaluation, Rngs, Task
 from widenet_jax.typing import Array, Aux, Inputs, PyTree, Shapes
 
 TOKEN_GROUP = "config.model.moe.examples_per_group"
@@ -194,7 +194,7 @@ def build_task(config: ConfigDict, facts: DataFacts) -> Task:
     Raises:
       BadInputError: unknown name, or a field out of range.
     """
-    return choose(TASKS, config.task.name, field="config.task.name").build(config, facts)
+    return task_class(config.task.name).build(config, facts)
 
 
 def input_spec(task: Task) -> Shapes:

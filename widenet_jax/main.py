@@ -19,15 +19,15 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from widenet_jax.cli.compiled import keep_compiled
-from widenet_jax.cli.metric_rows import beside, number, routing_rows
-from widenet_jax.cli.parser import Parser, exit_code_of, positive, seconds
 from widenet_jax.config.comments import described
+from widenet_jax.config.compiled import keep_compiled
 from widenet_jax.config.files import load_config, stored_config
+from widenet_jax.config.parser import Parser, exit_code_of, positive, seconds
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
+from widenet_jax.inference.stored import set_fields
+from widenet_jax.run.markdown import text_table
+from widenet_jax.run.metric_rows import beside, number, routing_rows
 from widenet_jax.run.stopping import Stop, end_process, say
-from widenet_jax.tools.markdown import text_table
-from widenet_jax.weights.stored import set_fields
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 JOIN_SECONDS = 300.0  # for all hosts to start

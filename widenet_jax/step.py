@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.tasks.contract import Metrics, Rngs, Task
+from widenet_jax.task import Metrics, Rngs, Task
 from widenet_jax.typing import Array, Aux, Inputs, PyTree
 
 COUNTERS = ("skipped_updates", "bad_examples")

@@ -23,6 +23,8 @@ from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
+from widenet_jax.inference.finetune import finetune_params
+from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.optim.parts import is_frozen
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
@@ -51,8 +53,6 @@ from widenet_jax.run.workdir import (
 )
 from widenet_jax.sharding import global_batch, to_host
 from widenet_jax.step import TrainState
-from widenet_jax.weights.finetune import finetune_params
-from widenet_jax.weights.pretrained import load_pretrained
 
 COMPILING = (
     "compiling the training step: this can take a minute, a few seconds where this machine has "

@@ -15,7 +15,7 @@ from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.sharding import build_mesh, tree_shardings
 from widenet_jax.step import TrainState
-from widenet_jax.tasks import Headline
+from widenet_jax.task import Headline
 
 ACCURACY = Headline("accuracy")
 META = {"config": {"seed": 0}, "class_names": ["cat", "dog"]}

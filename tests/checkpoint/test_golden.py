@@ -17,7 +17,7 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import Checkpoints, load_checkpoint
 from widenet_jax.checkpoint.series import FORMAT_VERSION
 from widenet_jax.step import TrainState
-from widenet_jax.tasks import Headline
+from widenet_jax.task import Headline
 
 OPTIONS = {"keep": 1, "headline": Headline("accuracy")}
 GOLDEN = Path(__file__).parent / "golden"

@@ -14,10 +14,10 @@ from untrained import export_untrained
 
 from configs import language_model
 from widenet_jax.cli import evaluate, predict
-from widenet_jax.data.text.tiny_text import FOLDER
-from widenet_jax.data.text.tokenizer import load_tokenizer
-from widenet_jax.tools.analysis import over_source
-from widenet_jax.weights.exported import read_exported, write_exported
+from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.inference import over_source
+from widenet_jax.inference.exported import read_exported, write_exported
 
 TEXT = "It was raining. Ann did not mind; she read.\n" * 4
 

@@ -13,10 +13,10 @@ from untrained import export_untrained
 from configs import glue, squad, text_tiny
 from widenet_jax import train
 from widenet_jax.cli import evaluate, predict
-from widenet_jax.data.text.tiny_text import FOLDER
-from widenet_jax.data.text.tokenizer import load_tokenizer
-from widenet_jax.tools.analysis.text_prediction import masked_ids, word
-from widenet_jax.weights.trained import Trained, open_trained
+from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.inference.trained import Trained, open_trained
+from widenet_jax.text.predict import masked_ids, word
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.comments import comments, described, field_names
 from widenet_jax.config.files import load_config, override
+from widenet_jax.config.page import page
+from widenet_jax.config.sizes import ROUTERS
 from widenet_jax.main import main
-from widenet_jax.models.sizes import ROUTERS
-from widenet_jax.tools.config_page import page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "CONFIG.md"
@@ -57,7 +57,7 @@ def test_every_field_has_a_meaning_and_is_on_the_page(name: str):
 
 
 def test_the_page_is_that_of_the_comments():
-    command = "python -m widenet_jax.tools.config_page > docs/CONFIG.md"
+    command = "python -m widenet_jax.config.page > docs/CONFIG.md"
     assert PAGE.read_text() == page(), f"out of date; run {command}"
 
 
@@ -68,8 +68,8 @@ def test_the_page_is_that_of_the_comments():
         ("", "data.prefetch", "configs/defaults.py", r" prefetch=4,  # (.*)"),
         ("", "optimizer.momentum", "configs/defaults.py", r'"momentum": 0\.9,  # (.*)'),
         ("span", "data.stride", "configs/defaults.py", r'"stride": 128,  # (.*)'),
-        ("", "model.cls_token", "widenet_jax/models/sizes.py", r'# (.*)\n +"cls_token"'),
-        ("", "model.moe.router.groups", "widenet_jax/models/sizes.py", r"= groups  # (.*)"),
+        ("", "model.cls_token", "widenet_jax/config/sizes.py", r'# (.*)\n +"cls_token"'),
+        ("", "model.moe.router.groups", "widenet_jax/config/sizes.py", r"= groups  # (.*)"),
     ],
 )
 def test_a_meaning_is_the_comment_at_the_line(task: str, name: str, file: str, line: str):

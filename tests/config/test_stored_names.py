@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
+from widenet_jax.config.sizes import parse_variant, vision_model
 from widenet_jax.config.stored_names import upgrade
-from widenet_jax.models.build import build_model
-from widenet_jax.models.sizes import parse_variant, vision_model
+from widenet_jax.nn.build import build_model
 
 # config.model of `widenet_tiny` and of `vit_tiny` as stored up to November 2026.
 OLD_DENSE = {

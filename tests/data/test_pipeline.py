@@ -16,11 +16,11 @@ from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, sampler
-from widenet_jax.data.images.folders import ImageFolder
-from widenet_jax.data.images.transforms import build_transforms
 from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.vision.data.folders import ImageFolder
+from widenet_jax.vision.data.transforms import build_transforms
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ import multiprocessing, sys, time
 import numpy as np
 from widenet_jax.data import pipeline
 from widenet_jax.data.sources import build_source
-from widenet_jax.data.images.transforms import build_transforms
+from widenet_jax.vision.data.transforms import build_transforms
 
 def main():
     source = build_source({"source": "digits"}, "train")
@@ -257,7 +257,7 @@ def test_impossible_settings_are_named(digits, field):
 )
 def test_real_photos(tmp_path):
     from widenet_jax.data import records
-    from widenet_jax.data.prepare import archives
+    from widenet_jax.vision.prepare import archives
 
     tar = Path(os.environ["WIDENET_DATA_DIR"]) / "imagenet_sample" / "imagenet_sample_1000.tar"
     found = archives.read_tar({"train": [str(tar)]})

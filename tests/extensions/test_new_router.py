@@ -12,10 +12,10 @@ from small_runs import final_state, metrics_of, small_config
 
 from widenet_jax import train
 from widenet_jax.errors import BadInputError
-from widenet_jax.layers.initializers import KernelInit
-from widenet_jax.moe.layer import MoeLayer
-from widenet_jax.moe.losses import LOSSES
-from widenet_jax.moe.routers import ROUTERS
+from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.nn.moe.losses import LOSSES
+from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.typing import Array, Routing
 
 

@@ -8,10 +8,11 @@ from extensions.life_of_a_run import check_life
 from small_runs import small_config
 
 from widenet_jax.data.sources import SOURCES, TRANSFORMS
-from widenet_jax.models.block_settings import BlockSettings
-from widenet_jax.models.blocks import Blocks
-from widenet_jax.models.build import MODELS
-from widenet_jax.tasks import TASKS, Evaluation, Headline, Metrics, Task
+from widenet_jax.nn.block_settings import BlockSettings
+from widenet_jax.nn.blocks import Blocks
+from widenet_jax.nn.build import MODELS
+from widenet_jax.specs import TASKS
+from widenet_jax.task import Evaluation, Headline, Metrics, Task
 
 FIELDS = {"batch_size": 32, "evaluation.batch_size": 32, "optimizer.learning_rate": 0.01}
 BLOCKS = {"name": "tokens", "depth": 2, "num_heads": 4, "mlp_dim": 32}

@@ -217,7 +217,7 @@ WANDB_RUN = """
 import sys
 from functools import partial
 from etils import epath
-from widenet_jax.cli.parser import exit_code_of
+from widenet_jax.config.parser import exit_code_of
 from widenet_jax.run.metrics import MetricsWriter
 
 def write():

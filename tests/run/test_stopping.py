@@ -354,7 +354,7 @@ def test_a_background_job_goes_on_ignoring_ctrl_c():
 
 def test_ctrl_c_ends_other_commands_with_one_line():
     program = (
-        "import sys, time; from widenet_jax.cli.parser import exit_code_of; "
+        "import sys, time; from widenet_jax.config.parser import exit_code_of; "
         "print('ready', flush=True); sys.exit(exit_code_of(lambda: time.sleep(60)))"
     )
     run = subprocess.Popen(

@@ -6,11 +6,11 @@ import pytest
 from ml_collections import ConfigDict
 from preparing import run, write
 
+from widenet_jax.corpus.tiny_text import FOLDER
 from widenet_jax.data.sources import build_source
-from widenet_jax.data.text.tiny_text import FOLDER
 from widenet_jax.main import metric_rows
 from widenet_jax.run.summary import loss_text, result_metrics, shortened, unbeaten
-from widenet_jax.tasks.masked_lm import MaskedLm
+from widenet_jax.text.masked_lm import MaskedLm
 
 TASK = MaskedLm(vocab_size=8000, example={}, unigram_entropy=6.62)
 UNKNOWN = MaskedLm(vocab_size=8000, example={}, unigram_entropy=None)

@@ -16,6 +16,8 @@ from small_runs import ROOT
 from configs import digits
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import may_replace, warn_without_locks
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.trials import expand
 from widenet_jax.run.workdir import (
     check_facts,
     check_workdir,
@@ -25,8 +27,6 @@ from widenet_jax.run.workdir import (
     locked,
     write_run,
 )
-from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.trials import expand
 
 INFO = {"class_names": ["zero", "one"]}
 

@@ -19,7 +19,7 @@ from widenet_jax.checkpoint.series import FORMAT_VERSION, Restored, Series
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.optim.average import swap
 from widenet_jax.step import COUNTERS, TrainState
-from widenet_jax.tasks.contract import Headline
+from widenet_jax.task import Headline
 from widenet_jax.typing import PyTree
 
 LAST, BEST, FAILED = "checkpoints", "best", "failed"

@@ -19,8 +19,8 @@ training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 
 import math
 
-from widenet_jax.cli.parser import Argv, Options, Parser, add_model_flags, positive, show
-from widenet_jax.tools.markdown import markdown_table
+from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
+from widenet_jax.run.markdown import markdown_table
 
 MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
 TASKS = ("classification", "masked_lm", "text_classification", "span", "language_modeling")
@@ -41,8 +41,8 @@ def main(argv: Argv = None) -> int:
 
 def analyze(options: Options) -> None:
     from widenet_jax.files import absolute, write_json
-    from widenet_jax.tools.analysis.report import analyze_model
-    from widenet_jax.weights.trained import open_trained
+    from widenet_jax.inference.trained import open_trained
+    from widenet_jax.ops.analysis.report import analyze_model
 
     trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
     trained.require_task(*TASKS)

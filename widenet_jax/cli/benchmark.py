@@ -25,12 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive, seconds, show
 from widenet_jax.cli.plan import add_data_flags, read_configs
 from widenet_jax.config.files import load_config
+from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive, seconds, show
 from widenet_jax.errors import BadInputError, choose
-from widenet_jax.tools.plan.topology import parse_topology
-from widenet_jax.weights.stored import set_fields
+from widenet_jax.inference.stored import set_fields
+from widenet_jax.ops.plan.topology import parse_topology
 
 Rows = list[dict[str, Any]]
 SIZES = {
@@ -107,7 +107,7 @@ def main(argv: Argv = None) -> int:
 def run(options: Options) -> None:
     """Measures, prints and draws."""
     rows = options.measure(options)
-    from widenet_jax.tools.benchmark.report import draw, table
+    from widenet_jax.ops.benchmark.report import draw, table
 
     show(options, rows, table(rows))
     if options.picture:
@@ -126,7 +126,7 @@ def experiments(options: Options) -> list[tuple[str, Any]]:
 
 def train_step(options: Options) -> Rows:
     named = experiments(options)
-    from widenet_jax.tools.benchmark.train_step import train_step_row
+    from widenet_jax.ops.benchmark.train_step import train_step_row
 
     return [train_step_row(*one, rounds=options.rounds, steps=options.steps) for one in named]
 
@@ -136,7 +136,7 @@ def checkpoint(options: Options) -> Rows:
     if options.out.exists():
         raise BadInputError(f"--out={options.out} exists; give a new directory")
     from widenet_jax.files import absolute
-    from widenet_jax.tools.benchmark.checkpoint import checkpoint_row
+    from widenet_jax.ops.benchmark.checkpoint import checkpoint_row
 
     out = absolute(str(options.out))
     return [
@@ -146,8 +146,8 @@ def checkpoint(options: Options) -> Rows:
 
 
 def dispatch(options: Options) -> Rows:
-    from widenet_jax.moe.dispatch import DISPATCHERS
-    from widenet_jax.tools.benchmark.dispatch import dispatch_row, sizes
+    from widenet_jax.nn.moe.dispatch import DISPATCHERS
+    from widenet_jax.ops.benchmark.dispatch import dispatch_row, sizes
 
     rows = [
         dispatch_row(method, size, dtype=options.dtype, rounds=options.rounds)
@@ -163,7 +163,7 @@ def dispatch(options: Options) -> Rows:
 
 
 def feed_forward(options: Options) -> Rows:
-    from widenet_jax.tools.benchmark.feed_forward import METHODS, feed_forward_row, sizes
+    from widenet_jax.ops.benchmark.feed_forward import METHODS, feed_forward_row, sizes
 
     for method in options.method:
         choose(dict.fromkeys(METHODS), method, field="method")
@@ -184,7 +184,7 @@ def feed_forward(options: Options) -> Rows:
 
 
 def input_pipeline(options: Options) -> Rows:
-    from widenet_jax.tools.benchmark.input_pipeline import input_rows
+    from widenet_jax.ops.benchmark.input_pipeline import input_rows
 
     names = ("image_size", "batch_size", "workers", "rounds", "seconds")
     sizes = {name: getattr(options, name) for name in names}
@@ -193,7 +193,7 @@ def input_pipeline(options: Options) -> Rows:
 
 def text_pipeline(options: Options) -> Rows:
     config = set_fields(load_config(options.config), options.fields)
-    from widenet_jax.tools.benchmark.text_pipeline import stream_rows, text_rows
+    from widenet_jax.ops.benchmark.text_pipeline import stream_rows, text_rows
 
     measures = {"masked_lm": text_rows, "language_modeling": stream_rows}
     if config.task.name not in measures:

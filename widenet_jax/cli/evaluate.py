@@ -21,15 +21,15 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 
 from typing import TYPE_CHECKING
 
-from widenet_jax.cli.metric_rows import beside, number, routing_rows
-from widenet_jax.cli.parser import Argv, Options, Parser, add_model_flags, show
+from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, show
 from widenet_jax.errors import BadInputError
-from widenet_jax.tools.markdown import text_table
+from widenet_jax.run.markdown import text_table
+from widenet_jax.run.metric_rows import beside, number, routing_rows
 
 if TYPE_CHECKING:
     from etils import epath
 
-    from widenet_jax.weights.trained import Trained
+    from widenet_jax.inference.trained import Trained
 
 WORST, CONFUSED = 5, 5  # rows of the report
 ROWS = "--config.evaluation.batch_size="
@@ -50,7 +50,7 @@ def main(argv: Argv = None) -> int:
 
 def evaluate(options: Options) -> None:
     from widenet_jax.files import absolute
-    from widenet_jax.weights.trained import open_trained
+    from widenet_jax.inference.trained import open_trained
 
     trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
     out = absolute(options.out) if options.out else None
@@ -70,7 +70,7 @@ def evaluate_classifier(
 ) -> None:
     """Prints and writes the accuracy, by class and with the confusions."""
     from widenet_jax.files import write_json, write_text
-    from widenet_jax.tools.analysis import classification
+    from widenet_jax.inference import classification
 
     accuracy = classification.measure_accuracy(trained)
     unit = trained.task.unit
@@ -92,11 +92,11 @@ def evaluate_task(
     Of question answering it also writes the answers.
     """
     from widenet_jax.files import write_json
-    from widenet_jax.tools.analysis.over_source import metrics_over_source
+    from widenet_jax.inference.over_source import metrics_over_source
 
     opened = None
     if options.file:
-        from widenet_jax.tools.analysis.text_files import open_file
+        from widenet_jax.language.data.text_files import open_file
 
         if not any(field.startswith(ROWS) for field in options.fields):
             trained.config.evaluation.batch_size = trained.model.examples_per_group

@@ -12,7 +12,7 @@ experts. The last is a program that classifies images or texts in any process th
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-from widenet_jax.cli.parser import Argv, Options, Parser, add_model_flags, show
+from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, show
 from widenet_jax.errors import choose
 
 
@@ -29,10 +29,10 @@ def main(argv: Argv = None) -> int:
 
 def export(options: Options) -> None:
     from widenet_jax.files import absolute
-    from widenet_jax.tools import stablehlo
-    from widenet_jax.weights import huggingface_export
-    from widenet_jax.weights.exported import FORMATS, write_exported
-    from widenet_jax.weights.trained import open_trained, read_model
+    from widenet_jax.inference import stablehlo
+    from widenet_jax.inference.exported import FORMATS, write_exported
+    from widenet_jax.inference.trained import open_trained, read_model
+    from widenet_jax.text.weights import huggingface_export
 
     others = {"huggingface": huggingface_export.WEIGHTS, "stablehlo": stablehlo.FILE}
     file, out = choose(FORMATS | others, options.format, field="format"), absolute(options.out)

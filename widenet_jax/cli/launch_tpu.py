@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from widenet_jax.cli.parser import Argv, Options, Parser, seconds
 from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
 from widenet_jax.config.files import load_config, override
+from widenet_jax.config.parser import Argv, Options, Parser, seconds
 from widenet_jax.errors import STOPPED, BadInputError
-from widenet_jax.tools.launch import job as jobs
-from widenet_jax.tools.launch.cloud_tpu import CloudTpu
-from widenet_jax.tools.launch.handover import Gke, SkyPilot
-from widenet_jax.tools.launch.job import Job
-from widenet_jax.tools.launch.plan_line import check_plan, plan_line, plan_of
-from widenet_jax.tools.launch.tools import Tools
+from widenet_jax.ops.launch import job as jobs
+from widenet_jax.ops.launch.cloud_tpu import CloudTpu
+from widenet_jax.ops.launch.handover import Gke, SkyPilot
+from widenet_jax.ops.launch.job import Job
+from widenet_jax.ops.launch.plan_line import check_plan, plan_line, plan_of
+from widenet_jax.ops.launch.tools import Tools
 
 VERBS = ("status", "logs", "stop", "delete")
 CREATED_BY_GCLOUD = ("tpu-vm", "queued-resource")

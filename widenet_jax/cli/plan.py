@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.config.files import load_config
+from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import user_cache
-from widenet_jax.tools.plan.topology import parse_topology
-from widenet_jax.weights.stored import set_fields
+from widenet_jax.inference.stored import set_fields
+from widenet_jax.ops.plan.topology import parse_topology
 
 if TYPE_CHECKING:
     from widenet_jax.data.contract import DataFacts
@@ -63,20 +63,20 @@ def read_configs(
     """Returns (name, config, facts about its data) for each name, with the fields of `options`."""
     known = {name: getattr(options, name) for name in DATA_SIZES}
     configs = [set_fields(load_config(name), options.fields) for name in names]
-    from widenet_jax.tools.plan.facts import data_facts
+    from widenet_jax.ops.plan.facts import data_facts
 
     return [(name, one, data_facts(one, **known)) for name, one in zip(names, configs, strict=True)]
 
 
 def run(options: Options) -> None:
     if options.counts:
-        from widenet_jax.tools.plan.counts import count_rows, counts_table
+        from widenet_jax.ops.plan.counts import count_rows, counts_table
 
         rows = count_rows()
         show(options, rows, counts_table(rows))
         return
     reports = plan(options)
-    from widenet_jax.tools.plan.report import breakdown_table, comparison, plan_rows
+    from widenet_jax.ops.plan.report import breakdown_table, comparison, plan_rows
 
     parts = [plan_rows(reports[0]) if options.config else comparison(reports, paper=options.paper)]
     for report in reports if options.breakdown else ():
@@ -93,15 +93,15 @@ def plan(options: Options) -> list[dict[str, Any]]:
     topology = parse_topology(options.topology)
     names = options.compare or [options.config]
     if options.paper:
-        from widenet_jax.tools.plan.report import PAPER_VARIANTS
+        from widenet_jax.ops.plan.report import PAPER_VARIANTS
 
         names = [f"{PAPER_CONFIG}:{variant}" for variant in PAPER_VARIANTS]
     if len(names) > 1 and options.dump_hlo:
         raise BadInputError("--dump_hlo writes one program; give one --config")
     configs = read_configs(names, options)
-    from widenet_jax.tools.plan.breakdown import breakdown
-    from widenet_jax.tools.plan.compile import TpuCompiler
-    from widenet_jax.tools.plan.planner import plan_run
+    from widenet_jax.ops.plan.breakdown import breakdown
+    from widenet_jax.ops.plan.compile import TpuCompiler
+    from widenet_jax.ops.plan.planner import plan_run
 
     note = partial(print, file=sys.stderr, flush=True)
     compiler = TpuCompiler(topology, cache=None if options.no_cache else CACHE, note=note)

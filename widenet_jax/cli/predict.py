@@ -18,7 +18,7 @@ Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 
 from typing import TYPE_CHECKING
 
-from widenet_jax.cli.parser import (
+from widenet_jax.config.parser import (
     Argv,
     Options,
     Parser,
@@ -27,11 +27,11 @@ from widenet_jax.cli.parser import (
     positive,
     show,
 )
-from widenet_jax.cli.predict_images import predict_images, shares
 from widenet_jax.errors import BadArgumentError, BadInputError
+from widenet_jax.vision.prediction_files import predict_images, shares
 
 if TYPE_CHECKING:
-    from widenet_jax.weights.trained import Trained
+    from widenet_jax.inference.trained import Trained
 
 # What a user gives -> the task whose models take it.
 TASKS = {
@@ -92,7 +92,7 @@ def main(argv: Argv = None) -> int:
 
 def predict(options: Options) -> None:
     kind = kind_of(options)
-    from widenet_jax.weights.public import open_model
+    from widenet_jax.inference.public import open_model
 
     trained = open_model(options.workdir, checkpoint=options.checkpoint)
     if trained.config.task.name != TASKS[kind]:
@@ -134,8 +134,8 @@ def kind_of(options: Options) -> str:
 
 
 def predict_texts(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.tools.analysis.class_prediction import best, classifier
-    from widenet_jax.tools.analysis.text_prediction import text_rows
+    from widenet_jax.inference.classes import best, classifier
+    from widenet_jax.text.predict import text_rows
 
     row_of, classify, found = text_rows(trained), classifier(trained), []
     for text, pair in zip(options.text, options.pair or [None] * len(options.text), strict=True):
@@ -147,7 +147,7 @@ def predict_texts(options: Options, trained: "Trained") -> tuple[str, list[Shown
 
 
 def predict_answer(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.tools.analysis.text_prediction import answer_question
+    from widenet_jax.text.predict import answer_question
 
     found = answer_question(trained, options.question, options.context, options.top)
     row = {"question": options.question, **found._asdict()}
@@ -160,7 +160,7 @@ def predict_answer(options: Options, trained: "Trained") -> tuple[str, list[Show
 
 
 def predict_words(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.tools.analysis.text_prediction import fill_masks
+    from widenet_jax.text.predict import fill_masks
 
     found = []
     for text in options.fill:
@@ -174,7 +174,7 @@ def predict_words(options: Options, trained: "Trained") -> tuple[str, list[Shown
 
 
 def predict_more(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.tools.analysis.sampling import Sampling, continue_text
+    from widenet_jax.language.sampling import Sampling, continue_text
 
     given = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     sampling = Sampling(**{name: value for name, value in given.items() if value is not None})

@@ -8,8 +8,8 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.cli.parser import Options, show
-from widenet_jax.data.prepare.text_readers import READERS
+from widenet_jax.config.parser import Options, show
+from widenet_jax.corpus.readers import READERS
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote
 
@@ -43,9 +43,9 @@ def check(options: Options) -> None:
     Raises:
       BadInputError: some cannot be read, or there is nothing to check.
     """
-    from widenet_jax.data.images.folders import IMAGE_SUFFIXES
-    from widenet_jax.data.prepare.text_inputs import TFDS_INFO
+    from widenet_jax.corpus.inputs import TFDS_INFO
     from widenet_jax.data.records import MANIFEST
+    from widenet_jax.vision.data.folders import IMAGE_SUFFIXES
 
     path = options.path
     if is_remote(path):
@@ -58,15 +58,15 @@ def check(options: Options) -> None:
             "scripts/prepare_data.py preview"
         )
     if os.path.exists(os.path.join(path, MANIFEST)):
-        from widenet_jax.data.prepare.check_sets import check_set
+        from widenet_jax.cli.check_sets import check_set
 
         report(options, *check_set(path))
     elif os.path.isfile(path) and path.lower().endswith(IMAGE_SUFFIXES):
-        from widenet_jax.data.prepare.check_images import problem_of
+        from widenet_jax.vision.prepare.check_images import problem_of
 
         report(options, "1 image", {path: list(filter(None, [problem_of(path)]))})
     elif files := text_files(options):
-        from widenet_jax.data.prepare.check_texts import check_files
+        from widenet_jax.text.prepare.check_texts import check_files
 
         columns = {name: getattr(options, name) for name in COLUMNS}
         report(options, *check_files(files, columns, options.format))
@@ -79,9 +79,9 @@ def text_files(options: Options) -> list[str]:
 
     Returns [] of a folder that holds an image, only pictures of other formats, or nothing.
     """
-    from widenet_jax.data.images.folders import kind_left_out
-    from widenet_jax.data.prepare.check_images import walk
-    from widenet_jax.data.prepare.text_inputs import files_below
+    from widenet_jax.corpus.inputs import files_below
+    from widenet_jax.vision.data.folders import kind_left_out
+    from widenet_jax.vision.prepare.check_images import walk
 
     if not os.path.isdir(options.path):
         return [options.path]
@@ -116,8 +116,8 @@ def check_folder(options: Options) -> None:
       BadInputError: some images cannot be read.
     """
     from widenet_jax.data.chunks import FEW_BAD, FEW_BAD_SHARE
-    from widenet_jax.data.images.folders import left_out_text
-    from widenet_jax.data.prepare.check_images import check_images
+    from widenet_jax.vision.data.folders import left_out_text
+    from widenet_jax.vision.prepare.check_images import check_images
 
     found = check_images(options.path)
     lines = [*found.unreadable, *(f"{path}: left out ({kind})" for path, kind in found.left_out)]

@@ -24,12 +24,12 @@ Exit codes: 0 done, 2 your input (one line on stderr).
 from collections.abc import Callable
 from typing import Any
 
-from widenet_jax.cli.parser import Argv, Options, Parser, not_negative, positive
 from widenet_jax.cli.prepare_check import add_check
-from widenet_jax.cli.prepare_stream import add_stream_command
-from widenet_jax.cli.prepare_text import add_text_commands
 from widenet_jax.config.files import load_config, override
+from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive
 from widenet_jax.errors import BadInputError
+from widenet_jax.language.prepare.command import add_stream_command
+from widenet_jax.text.prepare.command import add_text_commands
 
 
 def main(argv: Argv = None) -> int:
@@ -98,7 +98,7 @@ def add_converters(commands: Any) -> None:
 
 def pack(options: Options) -> None:
     """Converts the set that `options` name into ArrayRecord files."""
-    from widenet_jax.cli import prepare_images
+    from widenet_jax.vision.prepare import command as prepare_images
 
     prepare_images.pack(options)
 
@@ -109,7 +109,7 @@ def show_preview(options: Options) -> None:
     if options.config:
         config = override(load_config(options.config), options.fields)
         if "augment" not in config:
-            from widenet_jax.data.prepare.text_preview import PREVIEWS
+            from widenet_jax.text.prepare.preview import PREVIEWS
 
             if config.task.name not in PREVIEWS:
                 known = " or ".join(PREVIEWS)
@@ -124,6 +124,6 @@ def show_preview(options: Options) -> None:
             return
     if not options.out:
         raise BadInputError("preview of images needs --out=PNG")
-    from widenet_jax.cli.prepare_images import draw_images
+    from widenet_jax.vision.prepare.command import draw_images
 
     draw_images(options, config)

@@ -21,21 +21,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
 from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
+from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_json
-from widenet_jax.tools.launch.plan_line import Plan, plan_line, plan_of
-from widenet_jax.tools.reproduce.experiment import PaperExperiment
-from widenet_jax.tools.reproduce.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
-from widenet_jax.tools.reproduce.runs import (
+from widenet_jax.ops.launch.plan_line import Plan, plan_line, plan_of
+from widenet_jax.ops.sweep.check import check_finished, check_shared
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.trials import MakeCommand, Trial, exit_code
+from widenet_jax.papers.experiment import PaperExperiment
+from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
+from widenet_jax.papers.runs import (
     Trials,
     carry_out,
     look_at,
     seeds_of,
     with_known_flags,
 )
-from widenet_jax.tools.reproduce.scales import (
+from widenet_jax.papers.scales import (
     SCALES,
     Run,
     Scale,
@@ -43,9 +46,6 @@ from widenet_jax.tools.reproduce.scales import (
     runs_of,
     trial_of,
 )
-from widenet_jax.tools.sweep.check import check_finished, check_shared
-from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.trials import MakeCommand, Trial, exit_code
 
 RECORD = "reproduce.json"  # in a workdir, with the SHARED flags of its runs and the last --launch
 SHARED = {"scale": "smoke", "data_dir": "data", "trial_workdir": ""}  # and what they are by default
@@ -124,7 +124,7 @@ def run(options: Options) -> int:
         )
         measured |= new
         time_layers(experiments, scale, directory, stopped=stopped)
-    from widenet_jax.tools.reproduce.results import provenance, write_all  # imports JAX
+    from widenet_jax.papers.results import provenance, write_all  # imports JAX
 
     words = words_of_runs(options, len(seeds)) if options.report else options.words
     made_by = provenance(measured, ["scripts/reproduce.py", *words], differing)
@@ -180,7 +180,7 @@ def time_layers(
     """Times the single layers that figures compare, unless the runs were stopped."""
     for one in experiments:
         if one.layer and not stopped:
-            from widenet_jax.tools.reproduce.layers import measure  # imports JAX
+            from widenet_jax.papers.layers import measure  # imports JAX
 
             measure(one, scale, directory.path)
 

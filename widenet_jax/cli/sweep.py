@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from widenet_jax.cli.parser import Argv, Options, Parser, positive, show
+from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.tools.launch.tools import LAUNCHER
-from widenet_jax.tools.sweep import axes
-from widenet_jax.tools.sweep.check import check_finished, check_shared
-from widenet_jax.tools.sweep.directory import Directory
-from widenet_jax.tools.sweep.runner import Listed, Runner
-from widenet_jax.tools.sweep.trials import (
+from widenet_jax.ops.launch.tools import LAUNCHER
+from widenet_jax.ops.sweep import axes
+from widenet_jax.ops.sweep.check import check_finished, check_shared
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.runner import Listed, Runner
+from widenet_jax.ops.sweep.trials import (
     MakeCommand,
     Trial,
     exit_code,
@@ -88,7 +88,7 @@ def run(options: Options) -> int:
     directory = Directory(workdir, options.trial_workdir)
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:
-        from widenet_jax.tools.sweep.search import Search  # Optuna is an optional requirement
+        from widenet_jax.ops.sweep.search import Search  # Optuna is an optional requirement
 
         space = axes.parse_space(options.space)
         if not directory.any_begun():
@@ -117,7 +117,7 @@ def run(options: Options) -> int:
     with closing(source):
         stopped = Runner(source, workers=options.workers, command=command).run()
         outcomes = source.outcomes()
-    from widenet_jax.tools.sweep.results import Results  # imports Matplotlib
+    from widenet_jax.ops.sweep.results import Results  # imports Matplotlib
 
     found = Results(outcomes, directory, source.space)
     found.write()

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import CONFIGS, fields_of
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parent
 # Where the comments of sections stand: file, function or constant, section. The first one counts.
 PLACES = (
     (CONFIGS / "defaults.py", "get_config", ""),

@@ -16,7 +16,6 @@ import grain
 import numpy as np
 from absl import flags
 
-from widenet_jax.cores import usable_cores
 from widenet_jax.data import workers
 from widenet_jax.data.chunks import (
     COMPLAINTS,
@@ -28,6 +27,7 @@ from widenet_jax.data.chunks import (
     skips,
 )
 from widenet_jax.data.contract import Batch, Source, Stream, Transform
+from widenet_jax.data.cores import usable_cores
 from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16

@@ -16,11 +16,11 @@ from array_record.python import array_record_module
 from google.protobuf.message import DecodeError
 
 from widenet_jax.data import records
-from widenet_jax.data.images.sources import LabelledImages
 from widenet_jax.data.input_files import bytes_in
 from widenet_jax.data.splits import check_part, check_split, parts_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import is_remote
+from widenet_jax.vision.data.sources import LabelledImages
 
 # Raised by ArrayRecord for a record or a shard that it cannot read.
 READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError)

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus.tiny_text import TinyText, tiny_bytes, tiny_pieces
+from widenet_jax.corpus.tokenizer import FILE
+from widenet_jax.corpus.unigrams import unigram_bits
 from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.contract import (
     BuildSource,
@@ -19,34 +22,31 @@ from widenet_jax.data.contract import (
     Stream,
     StreamFacts,
 )
-from widenet_jax.data.images.folders import (
+from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.data.splits import parse_slice
+from widenet_jax.errors import BadExampleError, BadInputError, choose
+from widenet_jax.files import may_replace, split_checkpoint
+from widenet_jax.language.data.token_streams import open_stream, segment_transform
+from widenet_jax.text.data.finetuning import alike
+from widenet_jax.text.data.instances import instance_transforms
+from widenet_jax.text.data.squad import Squad, Window
+from widenet_jax.text.data.tables import LabelledSequence, Table
+from widenet_jax.text.data.text_records import TextRecords
+from widenet_jax.vision.data.folders import (
     FRACTION_FIELD,
     Holdout,
     ImageFolder,
     left_out_text,
     names_text,
 )
-from widenet_jax.data.images.sources import (
+from widenet_jax.vision.data.sources import (
     Chosen,
     Digits,
     LabelledImages,
     Relabelled,
     by_class,
 )
-from widenet_jax.data.images.transforms import build_transforms
-from widenet_jax.data.shards import ArrayRecord, Tfds
-from widenet_jax.data.splits import parse_slice
-from widenet_jax.data.text.finetuning import alike
-from widenet_jax.data.text.instances import instance_transforms
-from widenet_jax.data.text.squad import Squad, Window
-from widenet_jax.data.text.tables import LabelledSequence, Table
-from widenet_jax.data.text.text_records import TextRecords
-from widenet_jax.data.text.tiny_text import TinyText, tiny_bytes, tiny_pieces
-from widenet_jax.data.text.token_streams import open_stream, segment_transform
-from widenet_jax.data.text.tokenizer import FILE
-from widenet_jax.data.text.unigrams import unigram_bits
-from widenet_jax.errors import BadExampleError, BadInputError, choose
-from widenet_jax.files import may_replace, split_checkpoint
+from widenet_jax.vision.data.transforms import build_transforms
 
 
 def _path(data: Mapping[str, Any]) -> str:

@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import Checkpoints
 from widenet_jax.data.contract import Source
-from widenet_jax.data.text.text_records import TextRecords
 from widenet_jax.experiment import Experiment, input_spec
 from widenet_jax.files import write_json
-from widenet_jax.moe.layer import dispatch_methods, dispatch_text
+from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.optim.parts import count_frozen
 from widenet_jax.sharding import platform
-from widenet_jax.tasks.contract import Baseline, Task
+from widenet_jax.task import Baseline, Task
+from widenet_jax.text.data.text_records import TextRecords
 from widenet_jax.typing import PyTree
 
 BEST_CHECKPOINT = "best_checkpoint"  # in front of its metric and step in result.json
@@ -149,7 +149,7 @@ def unbeaten(task: Task, metrics: Mapping[str, Any]) -> str:
 
 def write_result(workdir: epath.Path, result: dict[str, Any]) -> None:
     """Writes result.json and draws the learning curve."""
-    from widenet_jax.tools.analysis.figures import draw_learning_curves  # takes a second to import
+    from widenet_jax.run.figures import draw_learning_curves  # takes a second to import
 
     write_json(workdir / "result.json", result)
     headline = result["headline"]["name"]

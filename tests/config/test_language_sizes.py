@@ -1,0 +1,183 @@
+"""Names of language models, the paper's parameter counts, and equal parameters."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from widenet_jax.config import matching
+from widenet_jax.config.language_sizes import (
+    PRESETS,
+    SIZES,
+    language_model,
+    parse_language_variant,
+)
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import count_parameters, parameter_shapes
+
+
+def section(variant: str) -> dict:
+    return language_model(*parse_language_variant(variant))
+
+
+def count(variant: str, vocab_size: int) -> int:
+    """Counts the parameters of a model, from those of one of its equal blocks."""
+    fields = section(variant)
+    model = build_model(fields | {"depth": 1}, vocab_size=vocab_size)
+    memory = jax.ShapeDtypeStruct((1, 1, 8, fields["embed_dim"]), jnp.float32)
+    inputs = {"tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32), "memory": memory,
+              "memory_length": jax.ShapeDtypeStruct((1,), jnp.int32)}  # fmt: skip
+    shapes = parameter_shapes(model, inputs)
+    blocks = {name: part for name, part in shapes["encoder"].items() if name != "norm_out"}
+    return count_parameters(shapes) + (fields["depth"] - 1) * count_parameters(blocks)
+
+
+@pytest.mark.parametrize(
+    ("size", "vocab_size", "dense", "experts"),
+    [
+        # As printed in section 6 of the paper, less the two scalars a block of its attention.
+        ("wt_s", 8000, 47_260_136 - 2 * 16, 47_260_248 - 2 * 16),
+        ("wt_s_star", 8000, 237.70e6, 237.00e6),
+        ("wt_b", 8000, 262.48e6, 262.46e6),
+        ("e8", 205, 41.23e6, 41.24e6),  # 205 of the 256 bytes occur in enwik8
+    ],
+)
+def test_parameters_of_the_paper(size: str, vocab_size: int, dense: float, experts: float):
+    rounding = 0 if isinstance(dense, int) else 5000
+    for variant, printed in ((size, dense), (f"{size},preset=sigma_moe", experts)):
+        assert count(variant, vocab_size) == pytest.approx(printed, abs=rounding), variant
+
+
+def test_wt_s_by_hand():
+    """D = 412, 16 blocks, 10 heads of 41, F = 2053, V = 8000."""
+    D, W, F, V = 412, 410, 2053, 8000
+    block = 5 * D * W + 2 * W + 2 * D * F + F + D + 2 * 2 * D
+    assert count("wt_s", V) == V * D + 16 * block + 2 * D + D * V + V
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_has_equal_parameters(size: str):
+    """Dense and product keys, as solved, are within 0.5% of the whole model with experts."""
+    base = SIZES[size]
+    vocab_size = 256 if size in ("byte_s", "tiny", "e8") else 8000
+    expected = count(f"{size},preset=sigma_moe", vocab_size)
+    D, L = base["embed_dim"], base["depth"]
+    experts = matching.experts_parameters(D, base["experts"], base["width"])
+    for variant in ("", ",parameter_matched=true", ",ffn=product_key"):
+        fields = section(size + variant)
+        if fields["product_key"]:
+            keys = fields["product_key"]
+            own = matching.product_key_parameters(D, keys["num_keys"], keys["num_heads"])
+        else:
+            own = matching.dense_parameters(D, fields["mlp_dim"])
+        assert abs(L * (own - experts)) <= 0.005 * expected, variant
+
+
+def test_counts_of_layers_are_those_of_the_models():
+    """The formulas of `matching`, compared with the parameters of tiny models."""
+    D, L, V = 96, 2, 256
+    outside = count("tiny", V) - L * matching.dense_parameters(D, section("tiny")["mlp_dim"])
+    of_experts = L * matching.experts_parameters(D, 8, 32)
+    assert count("tiny,preset=sigma_moe", V) == outside + of_experts
+    keys = L * matching.product_key_parameters(D, 21, 4)
+    assert count("tiny,ffn=product_key", V) == outside + keys
+
+
+def test_the_paper_s_numbers_of_keys_and_widths():
+    """Table 6: 62 and 89 keys with equal parameters, 46 and 64 with equal values."""
+    for size, matched, values in (("wt_s", 62, 46), ("wt_b", 89, 64), ("e8", 62, 46)):
+        keys = section(f"{size},preset=product_key")["product_key"]
+        assert (keys["num_keys"], keys["num_heads"], keys["knn"]) == (matched, 4, 128)
+        keys = section(f"{size},preset=product_key_values_softmax")["product_key"]
+        assert (keys["num_keys"], keys["weights"]) == (values, "softmax")
+    assert section("e8,parameter_matched=true")["mlp_dim"] == 2053
+    assert matching.matched_mlp_dim(matching.dense_parameters(412, 777), 412) == 777
+
+
+def moe(variant: str) -> dict:
+    return section(variant)["moe"]
+
+
+def test_rows_of_the_tables():
+    sigma = moe("wt_s_star,preset=sigma_moe")
+    sizes = ("num_experts", "mlp_dim", "num_selected_experts")
+    assert [sigma[key] for key in sizes] == [128, 128, 4]
+    assert sigma["router"] == {"name": "sigmoid", "expert_dropout": 0.05}
+    assert {k: v for k, v in sigma["losses"].items() if v} == {"entropy": 1e-3, "over": "batch"}
+    assert (sigma["capacity_rule"], sigma["activation"]) == ("unlimited", "relu")
+    assert (sigma["use_bias"], sigma["dropout"], sigma["output_dropout"]) == (False, 0.0, 0.1)
+    assert sigma["kernel_init"] == "pre_norm"
+
+    switch = moe("wt_s,preset=switch")
+    assert [switch[key] for key in sizes] == [4, 512, 1]
+    assert {k: v for k, v in switch["losses"].items() if v} == {"switch": 0.01, "over": "batch"}
+    assert (switch["kernel_init"], switch["dropout"]) == ("switch", 0.1)
+    assert moe("wt_s,preset=switch_no_dropout")["dropout"] == 0.0
+    wide = moe("wt_s,preset=switch,selected=4,mlp_dim=128")
+    assert [wide[key] for key in sizes] == [16, 128, 4]
+
+    assert [moe("wt_b,preset=sigma_moe,selected=8,mlp_dim=64")[key] for key in sizes] == [64, 64, 8]
+    unregularized = moe("wt_b,preset=unregularized")
+    assert not unregularized["losses"]["entropy"]
+    assert not unregularized["router"]["expert_dropout"]
+    assert moe("wt_b,preset=standard_dropout")["dropout"] == 0.2
+    assert moe("byte_s,preset=standard_dropout,dropout=0.1")["dropout"] == 0.1
+    assert moe("wt_b,preset=standard_init")["kernel_init"] == "pre_norm_each_expert"
+    assert moe("wt_b,preset=s_base_released")["router"]["name"] == "sinkhorn_released"
+    of_chosen = moe("e8,preset=softmax_renormalized_released")
+    assert of_chosen["router"]["name"] == "softmax_renormalized"
+    weights = {k: v for k, v in of_chosen["losses"].items() if v}
+    assert weights == {"entropy_of_chosen": 1e-4, "over": "batch"}
+    assert section("wt_s,preset=top_k,num_active=64")["top_k_mlp"] == {
+        "mlp_dim": 2053,
+        "num_active": 64,
+        "kernel_init": "pre_norm",
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_row_builds(preset: str):
+    build_model(section(f"tiny,preset={preset},dropout=0.1"), vocab_size=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("wt_x", "there are wt_s"),
+        ("wt_s,expert=8", "no option 'expert'"),
+        ("wt_s,ffn=mlp", "ffn='mlp'"),
+        ("wt_s,preset=sigma", "; did you mean preset=sigma_moe?"),
+        ("wt_s,preset=sigma", "preset='sigma'"),
+        ("wt_s,ffn=moe,num_active=8", "option num_active has no effect on wt_s with moe"),
+        ("wt_s,experts=8", "option experts has no effect on wt_s with dense"),
+        ("wt_s,preset=switch,entropy=0.1", "option entropy has no effect on router=switch"),
+        ("wt_s,ffn=moe,router=noisy_top_k,entropy=0.1", "option entropy has no effect"),
+        ("wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no effect"),
+        ("wt_s,preset=switch,entropy_of=chosen", "option entropy_of has no effect"),
+        ("wt_s,ffn=moe,entropy_of=some", "entropy_of='some'"),
+        (
+            "byte_s,preset=switch_no_dropout",
+            "option hidden_dropout of preset=switch_no_dropout has",
+        ),
+        ("wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),
+        ("wt_s,preset=sigma_moe,ffn=dense", "preset=sigma_moe has ffn=moe; remove it"),
+        ("wt_s,ffn=moe,mlp_dim=0", "option mlp_dim=0 must be 1 or more"),
+        ("wt_s,ffn=moe,router=hierarchical,experts=0", "option experts=0 must be 1 or more"),
+        ("wt_s,ffn=product_key,query_dim=-2", "option query_dim=-2 must be 0 or more"),
+        ("wt_s,mlp_dim=8,parameter_matched=true", "mlp_dim is what parameter_matched=true solves"),
+        ("wt_s,ffn=product_key,num_keys=many", "needs a value of type int"),
+    ],
+)
+def test_names_that_do_not_exist(text: str, message: str):
+    with pytest.raises(BadInputError) as caught:
+        parse_language_variant(text)
+    assert message in str(caught.value)
+
+
+def test_needs_no_jax():
+    code = "import sys, widenet_jax.config.language_sizes; print('jax' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"

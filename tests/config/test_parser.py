@@ -1,0 +1,180 @@
+"""The parser that all commands share: flags, fields, mistakes, exit codes."""
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.config.parser import Parser, exit_code_of, not_negative, positive, seconds
+from widenet_jax.errors import BadInputError, RunFailedError
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [path.stem for path in sorted((ROOT / "scripts").glob("*.py"))]
+
+
+def raising(error: BaseException):
+    def run() -> int:
+        raise error
+
+    return run
+
+
+def test_exit_codes(capsys):
+    assert exit_code_of(lambda: 143) == 143
+    assert exit_code_of(lambda: None) == 0
+    assert exit_code_of(raising(BadInputError("no"))) == 2
+    assert exit_code_of(raising(RunFailedError("broke"))) == 3
+    assert exit_code_of(raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "error: no\nfailed: broke\ninterrupted\n"
+
+
+def test_a_file_that_is_not_there_is_a_mistake_other_system_errors_are_not(tmp_path, capsys):
+    missing = tmp_path / "missing"
+    assert exit_code_of(lambda: Path(missing).read_text() and None) == 2
+    assert capsys.readouterr().err == f"error: {missing}: No such file or directory\n"
+    with pytest.raises(OSError, match="of no file"):
+        exit_code_of(raising(OSError("of no file")))
+
+
+def test_names_that_are_no_utf_8_are_printed(capsysbinary, monkeypatch):
+    """As they are. A notebook's stdout, which has no encoding, is left alone."""
+    assert exit_code_of(lambda: print(os.fsdecode(b"caf\xe9.jpg"))) == 0
+    assert capsysbinary.readouterr().out == b"caf\xe9.jpg\n"
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert exit_code_of(lambda: print("a.jpg")) == 0
+    assert sys.stdout.getvalue() == "a.jpg\n"
+
+
+def test_a_reader_who_has_left():
+    """`plan.py --counts --json | head -1` closes the pipe early; this used to print a traceback."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = ["scripts/sweep.py", "--config=configs/digits.py", "--sweep=seed=0,1", "--dry_run"]
+    done = subprocess.run(
+        [sys.executable, *program], stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    os.close(writing)
+    assert done.returncode == 141, done.stderr
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def test_a_broken_pipe_to_another_program_is_not_about_stdout():
+    with pytest.raises(BrokenPipeError):
+        exit_code_of(raising(BrokenPipeError("of a helper program")))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
+def test_positive_numbers(text):
+    assert positive("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 1"):
+        positive(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", ""])
+def test_numbers_that_may_be_zero(text):
+    assert not_negative("0") == 0 and not_negative("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 0"):
+        not_negative(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "1e12", "soon"])
+def test_seconds(text):
+    assert seconds("0") == 0 and seconds("1.5") == 1.5
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a number of seconds"):
+        seconds(text)
+
+
+@pytest.fixture
+def parser() -> Parser:
+    made = Parser("what it does")
+    made.add_argument("files", nargs="*")
+    made.add_argument("--workdir", required=True)
+    made.add_argument("--top", type=int)
+    return made
+
+
+def test_flags_fields_and_files_in_any_order(parser):
+    options = parser.read(
+        ["--config.b=1", "x", "--workdir=a", "--config.c", "2", "y", "--top", "3", "--config.d=-1"]
+    )
+    assert (options.workdir, options.files, options.top) == ("a", ["x", "y"], 3)
+    assert options.fields == ["--config.b=1", "--config.c=2", "--config.d=-1"]
+
+
+def test_the_home_directory_after_an_equals_sign(parser, monkeypatch):
+    """Shells leave it: a sweep in --workdir=~/x wrote elsewhere than its runs."""
+    monkeypatch.setenv("HOME", "/me")
+    options = parser.read(["--workdir=~/x", "a=~/y", "--config.b=~/z"])
+    assert (options.workdir, options.files) == ("/me/x", ["a=~/y"])
+    assert options.fields == ["--config.b=~/z"]  # the run replaces it
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "--workdir"),
+        (["--work=2"], r"there is no flag --work; did you mean --workdir\?"),  # no abbreviation
+        (["--workdir=a", "--bogus"], "there is no flag --bogus; --help lists the flags"),
+        (["--workdir=a", "-x"], "not a flag: '-x'"),
+        (["--workdir=a", "--top=x"], "--top: invalid int value: 'x'"),
+        (["--workdir=a", "--config.b"], "--config.b has no value; write --config.b=VALUE"),
+        (["--config.b", "--workdir=a"], "--config.b has no value"),
+        (["--workdir=a", "--noconfig.b"], "there is no flag --noconfig.b"),
+    ],
+)
+def test_mistakes(parser, words: list[str], told: str):
+    with pytest.raises(BadInputError, match=told):
+        parser.read(words)
+
+
+def test_a_command_without_fields_refuses_them():
+    for words in (["--config.b=1"], ["draw", "--config.b=1"]):
+        made = Parser(takes_fields=len(words) == 2)
+        made.add_subparsers().add_parser("draw", takes_fields=False)
+        with pytest.raises(BadInputError, match=r"--config.b=1: this command sets no field"):
+            made.read(words)
+
+
+def test_flags_of_subcommands_are_known():
+    made = Parser()
+    made.add_subparsers(dest="command").add_parser("pack").add_argument("--out")
+    options = made.read(["pack", "--out=x", "--config.b=1"])
+    assert (options.command, options.out, options.fields) == ("pack", "x", ["--config.b=1"])
+    with pytest.raises(BadInputError, match=r"did you mean --out\?"):
+        made.read(["pack", "--oot=x"])
+
+
+# Runs scripts, each with --bogus=1 and with --help, as programs that the process starts.
+PROGRAM = """
+import contextlib, io, json, runpy, sys
+answers = {}
+for name in sys.argv[1:]:
+    for flag in ("--bogus=1", "--help"):
+        sys.argv[1:] = [flag]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            with contextlib.redirect_stderr(io.StringIO()) as err:
+                try:
+                    runpy.run_path(f"scripts/{name}.py", run_name="__main__")
+                except SystemExit as end:
+                    answers[f"{name} {flag}"] = [end.code, out.getvalue(), err.getvalue()]
+print(json.dumps(answers))
+"""
+
+
+def test_every_command_refuses_a_flag_it_has_not_and_has_help():
+    """The program in scripts/ answers in one line."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *COMMANDS], capture_output=True, text=True, cwd=ROOT
+    )
+    answers = json.loads(done.stdout)
+    assert len(answers) == 2 * len(COMMANDS)
+    for name in COMMANDS:
+        told = "error: there is no flag --bogus; --help lists the flags\n"
+        assert answers[f"{name} --bogus=1"] == [2, "", told], name
+        code, out, err = answers[f"{name} --help"]
+        assert (code, err) == (0, "") and f"scripts/{name}.py" in out

@@ -1,0 +1,174 @@
+"""Names of models, and the exact number of parameters of every model of the paper."""
+
+import jax
+import pytest
+
+from widenet_jax.config.matching import dense_parameters
+from widenet_jax.config.sizes import FAMILIES, ROUTERS, SIZES, parse_variant, vision_model
+from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import count_parameters, parameter_shapes
+from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.papers import printed as paper
+from widenet_jax.vision.model import image_spec
+
+# variant -> parameters at pretraining: 1000 classes, a representation layer, 224 pixels.
+PRETRAINING = {
+    "vit_b": 87_158_248,
+    "vit_l": 305_376_232,
+    "vit_h": 633_685_480,
+    "vit_moe_b": 128_088_552,
+    "vit_moe_l": 406_115_304,
+    "widenet_b": 29_689_832,
+    "widenet_l": 40_940_520,
+    "widenet_h": 63_186_920,
+    "widenet_b,share_norms=true": 29_656_040,
+    "widenet_l,share_norms=true": 40_846_312,
+    "widenet_h,share_norms=true": 63_028_200,
+    "widenet_b,moe=false": 9_223_912,
+    "widenet_l,moe=false": 15_755_240,
+    "widenet_h,moe=false": 23_841_000,
+    "vit_l,share=true": 15_757_288,
+    "vit_l,share=true,mlp_dim=8192": 24_149_992,
+    "widenet_l,depth=12": 40_891_368,
+}
+# At finetuning on CIFAR-10: 10 classes, no representation layer.
+FINETUNING = {
+    "vit_b": 85_806_346,
+    "vit_l": 303_311_882,
+    "vit_moe_b": 126_736_650,
+    "vit_moe_l": 404_050_954,
+    "widenet_b": 28_337_930,
+    "widenet_l": 38_876_170,
+}
+
+
+def count(variant: str, *, num_classes: int = 1000, representation: bool = True) -> int:
+    fields = vision_model(*parse_variant(variant)) | {"representation": representation}
+    fields["unroll"] = False  # the same parameters, but only one block is traced
+    model = build_model(fields, num_classes=num_classes)
+    return count_parameters(parameter_shapes(model, image_spec((224, 224, 3))))
+
+
+@pytest.mark.parametrize("variant", PRETRAINING)
+def test_parameters_at_pretraining(variant: str):
+    assert count(variant) == PRETRAINING[variant]
+
+
+@pytest.mark.parametrize("variant", FINETUNING)
+def test_parameters_at_finetuning(variant: str):
+    assert count(variant, num_classes=10, representation=False) == FINETUNING[variant]
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts"), [(paper.PRETRAINING, PRETRAINING), (paper.FINETUNING, FINETUNING)]
+)
+def test_every_printed_figure_is_ours_truncated(rows: tuple[paper.Printed, ...], counts: dict):
+    """Except for the two slips of Table 5, which must differ."""
+    assert {row.variant for row in rows} == set(counts)
+    for row in rows:
+        if row.millions is not None:
+            assert (counts[row.variant] // 10**6 == row.millions) is not row.slip, row
+
+
+def test_widenet_b_by_hand():
+    """D = 768, F = 4096, E = 4, 12 blocks, 196 patches; no part counted twice."""
+    D, F, E = 768, 4096, 4
+    patches = 16 * 16 * 3 * D + D
+    positions = 196 * D
+    attention = 4 * (D * D + D)
+    moe = D * E + E * (D * F + F + F * D + D)
+    norms = 12 * 2 * 2 * D + 2 * D
+    representation, head = D * D + D, D * 1000 + 1000
+    total = patches + positions + attention + moe + norms + representation + head
+    assert total == PRETRAINING["widenet_b"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_name_builds(family: str, size: str):
+    model = build_model(vision_model(family, size, {}), num_classes=10)
+    model = model.clone(depth=min(model.depth, 6))  # the counts above are of the full depth
+    side = 4 * model.patch_size
+    logits, aux = jax.eval_shape(
+        lambda inputs: model.init_with_output(jax.random.key(0), inputs, train=False)[0],
+        image_spec((side, side, 3)),
+    )
+    assert logits.shape == (1, 10)
+    assert ("loss" in aux) == (family != "vit")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("widenet_x", "there are vit_tiny"),
+        ("resnet_b", "there are vit_tiny"),
+        ("widenet_b,exprets=8", "no option 'exprets'; did you mean experts? there are"),
+        ("widenet_b,experts=many", "needs a value of type int"),
+        ("widenet_b,share_norms=1", "needs true or false"),
+        ("widenet_b,preset=mine", "paper or authors_code"),
+        ("vit_b,experts=8", "vit_b has no experts, so option experts has no effect"),
+        ("vit_b,ffn_blocks=last_1", "vit_b has no experts, so option ffn_blocks has no effect"),
+        ("widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
+        ("widenet_b,router=sigmod", "router='sigmod' is unknown; choose one of top_k, softmax"),
+        ("widenet_b,router=sigmod", "; did you mean router=sigmoid?"),
+        (
+            "widenet_b,ffn=topk",
+            "choose one of dense, moe, top_k, product_key; did you mean ffn=top_",
+        ),
+        ("vit_b,num_active=8", "option num_active needs ffn=top_k"),
+        ("widenet_b,ffn=product_key,selected=2", "so option selected has no effect"),
+        ("widenet_b,moe=false,examples_per_group=8", "so option examples_per_group has no effect"),
+    ],
+)
+def test_names_that_do_not_exist(text: str, message: str):
+    with pytest.raises(BadInputError) as caught:
+        parse_variant(text)
+    assert message in str(caught.value)
+
+
+def test_groups_of_no_experts():
+    """The check of the config refuses their number."""
+    variant = parse_variant("widenet_tiny,router=hierarchical,experts=0")
+    assert vision_model(*variant)["moe"]["router"]["groups"] == 1
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("family", ["vit_moe_tiny", "widenet_4_tiny"])
+def test_every_router_has_a_variant(family: str, router: str):
+    """Of images and texts, with the losses of the router's paper."""
+    text = family.startswith("widenet_4")
+    parse, section = (parse_text_variant, text_model) if text else (parse_variant, vision_model)
+    moe = section(*parse(f"{family},router={router},depth=1,selected=2"))["moe"]
+    assert moe["router"]["name"] == router
+    assert {name for name, weight in moe["losses"].items() if weight} - {"over"}
+    MoeLayer(**moe).check()
+
+
+@pytest.mark.parametrize("ffn", ["top_k", "product_key"])
+@pytest.mark.parametrize(
+    "variant", ["widenet_tiny,depth=2", "vit_moe_tiny,depth=2", "bert_tiny,depth=1"]
+)
+def test_other_feed_forwards(variant: str, ffn: str):
+    """As many parameters as the dense layer, in the blocks that have experts otherwise."""
+    bert = variant.startswith("bert")
+    parse, section = (parse_text_variant, text_model) if bert else (parse_variant, vision_model)
+    fields = section(*parse(f"{variant},ffn={ffn}"))
+    name = {"top_k": "top_k_mlp"}.get(ffn, ffn)
+    assert (fields["ffn"], fields["moe"]) == (name, None)
+    of_task = {"vocab_size": 50, "head": "pretraining"} if bert else {"num_classes": 10}
+    model = build_model(fields, **of_task)
+    tokens = dict.fromkeys(("tokens", "segments"), jax.ShapeDtypeStruct((1, 8), "int32"))
+    text = {**tokens, "mask": jax.ShapeDtypeStruct((1, 8), "bool"),
+            "mlm_positions": jax.ShapeDtypeStruct((1, 2), "int32")}  # fmt: skip
+    inputs = text if bert else image_spec((8, 8, 3))
+    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    run = lambda inputs: model.init_with_output(rngs, inputs, train=True)  # noqa: E731
+    (_, aux), variables = jax.eval_shape(run, inputs)
+    assert aux == {}
+    parts = variables["params"]["encoder"]
+    found = [part for key, part in parts.items() if key.endswith(name)]
+    assert len(found) == {"widenet": 1, "vit_moe": 1, "bert": 1}[variant.partition("_tiny")[0]]
+    D, F = fields["embed_dim"], fields["mlp_dim"]
+    assert count_parameters(found[0]) == pytest.approx(dense_parameters(D, F), rel=0.1)

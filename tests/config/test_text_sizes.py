@@ -1,0 +1,94 @@
+"""Names of text models, and the exact number of parameters of every text model of the paper."""
+
+import pytest
+
+from configs import glue, squad
+from widenet_jax.config.text_sizes import finetuned_model, parse_text_variant, text_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.ops.plan.counts import count_text
+from widenet_jax.papers import printed as paper
+
+# encoder; with embeddings and projection; with the pooler; with the heads of pretraining
+COUNTS = {
+    "albert": (7_087_872, 11_092_992, 11_683_584, 11_813_810),
+    "bert": (85_054_464, 89_059_584, 89_650_176, 89_780_402),
+    "widenet_4": (21_292_032, 25_297_152, 25_887_744, 26_017_970),
+    "widenet_8": (40_184_832, 44_189_952, 44_780_544, 44_910_770),
+    "widenet_16": (77_970_432, 81_975_552, 82_566_144, 82_696_370),
+}
+
+
+@pytest.mark.parametrize("variant", COUNTS)
+def test_parameters(variant: str):
+    names = ("encoder", "with_embeddings", "params", "with_heads")
+    assert tuple(count_text(variant)[name] for name in names) == COUNTS[variant]
+
+
+def test_the_last_norm_of_pre_norm_has_1536_parameters():
+    pre, post = (count_text(f"albert{option}") for option in (",norm_position=pre", ""))
+    assert pre["encoder"] - post["encoder"] == 2 * 768
+
+
+def test_every_printed_figure_is_ours_rounded_but_berts_which_is_truncated():
+    assert {row.variant for row in paper.TEXT} == set(COUNTS)
+    for row in paper.TEXT:
+        millions = COUNTS[row.variant][2] / 1e6
+        assert row.millions == (int(millions) if row.variant == "bert" else round(millions))
+
+
+def test_names_and_options():
+    assert parse_text_variant("albert") == ("albert", "", {})
+    assert parse_text_variant("widenet_4") == ("widenet_4", "", {})
+    parsed = parse_text_variant("widenet_16_s,capacity_factor=2,norm_position=pre")
+    assert parsed == ("widenet_16", "s", {"capacity_factor": 2.0, "norm_position": "pre"})
+    model = text_model(*parsed)
+    assert (model["moe"]["num_experts"], model["moe"]["capacity_factor"]) == (16, 2.0)
+    assert (model["norm_position"], model["embed_dim"]) == ("pre", 128)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("roberta", "named 'roberta'; did you mean bert. there are albert, bert, widenet_4"),
+        ("albert_xl", "albert_s"),
+        ("albert,heads=4", "albert has no option 'heads'"),
+        ("bert,selected=1", "bert has no experts, so option selected has no effect"),
+        ("albert,depth=x", "option depth='x' needs a value of type int"),
+    ],
+)
+def test_mistakes(text: str, words: str):
+    with pytest.raises(BadInputError, match=words):
+        parse_text_variant(text)
+
+
+def test_the_paper_s_settings():
+    """Post-norm, GELU tanh, an epsilon of 1e-12, dropout 0.1 but not within the feed-forward."""
+    for variant in COUNTS:
+        model = text_model(*parse_text_variant(variant))
+        assert (model["depth"], model["embed_dim"], model["num_heads"]) == (12, 768, 12)
+        assert (model["embedding_dim"], model["num_positions"]) == (128, 512)
+        assert (model["norm_position"], model["norm_epsilon"]) == ("post", 1e-12)
+        assert (model["activation"], model["kernel_init"]) == ("gelu_tanh", "truncated_normal")
+        assert (model["dropout"], model["ffn_dropout"]) == (0.1, False)
+        sharing = (model["share_attention"], model["share_ffn"], model["share_norms"])
+        assert sharing == {"albert": (True,) * 3, "bert": (False,) * 3}.get(
+            variant, (True, True, False)
+        )
+        if variant.startswith("widenet"):
+            assert model["moe"]["num_experts"] == int(variant.partition("_")[2])
+            assert (model["moe"]["num_selected_experts"], model["moe"]["mlp_dim"]) == (2, 3072)
+
+
+@pytest.mark.parametrize("variant", ["mnli", "sst2", "own"])
+def test_finetuning_of_experts_suits_eight_devices(variant: str):
+    """Batches of 32, 48 and 128 divide, since each sequence is routed alone."""
+    made = [glue.get_config(f"{variant},model=widenet_4")]
+    made += [squad.get_config(f"{version},model=widenet_4") for version in ("v1", "v2")]
+    for config in made:
+        group = config.model.moe.examples_per_group
+        assert group == 1
+        assert config.batch_size % (8 * group) == config.evaluation.batch_size % (8 * group) == 0
+    stored = finetuned_model("", "", {}, dropout=0.0, capacity_factor=1.2, balance=0.0)
+    assert stored["moe"]["examples_per_group"] == 1  # of the stored model, pretrained with 16
+    options = squad.get_config("v2,model=widenet_4,examples_per_group=2").model.moe
+    assert options.examples_per_group == 2

@@ -1,0 +1,175 @@
+"""Inputs of `prepare_data.py text`: every format, and files that cannot be read."""
+
+import bz2
+import codecs
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from preparing import refused, run, write
+
+from widenet_jax.corpus.inputs import Reading, documents, plan
+from widenet_jax.corpus.tiny_text import FOLDER
+
+PARAGRAPHS = [["It rained. We stayed.", "He left."], ["A second text."]]
+
+
+def refuse(capsys, tmp_path: Path, path: Path, *options: object) -> str:
+    """Prepares one bad file; returns the message, which must name it."""
+    out = tmp_path / "new" / "out"
+    command = ("text", path, "--tokenizer", FOLDER, "--workers=1", *options, "--out", out)
+    message = refused(capsys, *command)
+    assert not out.exists()
+    assert path.name in message
+    return message
+
+
+def titles(path: Path) -> Path:
+    parts = [f"= Title {k} =\n\n" + "\n".join(lines) for k, lines in enumerate(PARAGRAPHS)]
+    return write(path / "a.txt", "\n\n".join(parts) + "\n")
+
+
+def sentence_lines(path: Path) -> Path:
+    return write(path / "a.txt", "It rained.\nWe stayed.\nHe left.\n\n\nA second text.\n")
+
+
+def json_lines(path: Path) -> Path:
+    rows = [json.dumps({"id": k, "text": "\n".join(ps)}) for k, ps in enumerate(PARAGRAPHS)]
+    return write(path / "a.jsonl", "\n".join(rows))
+
+
+def with_byte_order_mark(path: Path) -> Path:
+    file = titles(path)
+    return write(file, codecs.BOM_UTF8 + file.read_bytes())
+
+
+def wikiextractor(path: Path) -> Path:
+    return json_lines(path).rename(path / "wiki_00")
+
+
+def compressed(path: Path) -> Path:
+    return write(path / "a.jsonl.gz", gzip.compress(json_lines(path).read_bytes()))
+
+
+def parquet(path: Path) -> Path:
+    table = pa.table({"text": ["\n".join(paragraphs) for paragraphs in PARAGRAPHS]})
+    pq.write_table(table, path / "a.parquet")
+    return path / "a.parquet"
+
+
+@pytest.mark.parametrize(
+    "make", [titles, with_byte_order_mark, json_lines, wikiextractor, compressed, parquet]
+)
+def test_every_format_gives_the_same_documents(tmp_path: Path, make):
+    [unit] = plan([str(make(tmp_path))], Reading())
+    found = list(documents(unit))
+    assert [list(document.paragraphs) for document in found] == PARAGRAPHS
+    assert [document.index for document in found] == [0, 1] and found[0].split
+
+
+def test_a_sentence_a_line(tmp_path: Path):
+    [unit] = plan([str(sentence_lines(tmp_path))], Reading(format="sentences"))
+    found = list(documents(unit))
+    assert [list(document.paragraphs) for document in found] == [
+        ["It rained.", "We stayed.", "He left."],
+        ["A second text."],
+    ]
+    assert not found[0].split
+
+
+def test_a_directory_holds_a_document_a_file(tmp_path: Path):
+    for name in ("b/two.txt", "a/one.txt", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, f"This is {name}\nin lines.\n\nSecond paragraph.")
+    units = plan([str(tmp_path)], Reading())
+    found = [document for unit in units for document in documents(unit)]
+    assert [document.source for document in found] == ["a/one.txt", "b/two.txt"]
+    assert found[0].paragraphs == ["This is a/one.txt in lines.", "Second paragraph."]
+
+
+def test_many_files_share_units(tmp_path: Path):
+    for k in range(600):
+        write(tmp_path / f"{k:03d}.txt", f"Text {k}.")
+    units = plan([str(tmp_path)], Reading())
+    assert len(units) == 200 and sum(map(len, units)) == 600
+
+
+def test_a_tfds_set(tmp_path: Path):
+    from array_record.python import array_record_module
+
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+    place = tmp_path / "wiki"
+    place.mkdir()
+    sizes = [2, 1]
+    texts = iter(["One. Two.", "Three.", "Four."])
+    for shard, size in enumerate(sizes):
+        name = place / f"wiki-train.array_record-{shard:05d}-of-00002"
+        writer = array_record_module.ArrayRecordWriter(str(name), "group_size:1")
+        for _ in range(size):
+            writer.write(features.serialize_example(features.encode_example({"text": next(texts)})))
+        writer.close()
+    split = tfds.core.SplitInfo(
+        name="train", shard_lengths=sizes, num_bytes=0,
+        filename_template=tfds.core.ShardedFileTemplate(
+            dataset_name="wiki", split="train", data_dir=place, filetype_suffix="array_record",
+            template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        ),
+    )  # fmt: skip
+    tfds.folder_dataset.write_metadata(
+        data_dir=place, features=features, split_infos=[split], check_data=False
+    )
+    units = plan([str(place)], Reading())
+    assert len(units) == 2
+    found = [d.paragraphs for unit in units for d in documents(unit)]
+    assert found == [["One. Two."], ["Three."], ["Four."]]
+    options = ("--tokenizer", FOLDER, "--max_length=16", "--valid", place, "--workers=1")
+    assert run("text", place, "--out", tmp_path / "out", *options) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.txt", b"One.\nTw\xffo.", "line 2: not UTF-8"),
+        ("a.txt", b"One.\0", "line 1: holds a NUL"),
+        ("a.txt", gzip.compress(b"One. Two. " * 999, mtime=0)[:-20], "damaged or cut short"),
+        ("a.txt.gz", b"\x1f\x8bgarbage", "damaged or cut short"),
+        ("a.xml.bz2", bz2.compress(b'<mediawiki xml:lang="en">\n'), "extract its text first"),
+        ("a.jsonl", b'{"text": "One."}\n{"body": "Two."}', "line 2: no text 'text'; it has body"),
+        ("a.jsonl", b'{"text": 3}', "line 1: no text 'text'"),
+        ("a.jsonl", b'{"text": "One.\\u0000"}', "line 1: holds a NUL"),
+        ("a.jsonl", b'{"text": "One.\\ud800"}', "line 1: not UTF-8"),
+        ("a.jsonl", b"[1]", "line 1: no text 'text'; it is no object"),
+        ("a.jsonl", b'{"text": "One."', "line 1: not valid JSON"),
+        ("a.parquet", b"PAR1 garbage", "not a parquet file"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, capsys, name, content, problem):
+    message = refuse(capsys, tmp_path, write(tmp_path / name, content))
+    assert problem in message
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"= Title =\n"])
+def test_a_file_without_text_is_refused(tmp_path: Path, capsys, content: bytes):
+    path = write(tmp_path / "empty.txt", content)
+    out = tmp_path / "out"
+    message = refused(capsys, "text", path, "--out", out, "--tokenizer", FOLDER)
+    assert "split train: no text found" in message
+
+
+def test_parquet_without_the_column(tmp_path: Path, capsys):
+    message = refuse(capsys, tmp_path, parquet(tmp_path), "--text_column=body")
+    assert "there are text" in message and "--text_column" in message
+
+
+def test_paths_that_are_not_there(tmp_path: Path, capsys):
+    assert "No such file" in refuse(capsys, tmp_path, tmp_path / "absent.txt")
+    (tmp_path / "folder").mkdir()
+    assert "holds no files" in refuse(capsys, tmp_path, tmp_path / "folder")
+    os.mkfifo(tmp_path / "fifo.txt")
+    assert "not a regular file" in refuse(capsys, tmp_path, tmp_path / "fifo.txt")

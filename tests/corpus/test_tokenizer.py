@@ -1,0 +1,202 @@
+"""Tokenizers: files of every kind, offsets, the tables of masking, and ALBERT's own rule."""
+
+import gzip
+import json
+import os
+import pickle
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.errors import BadInputError
+
+DATA = os.environ.get("WIDENET_DATA_DIR")
+needs_data = pytest.mark.skipif(not DATA, reason="needs WIDENET_DATA_DIR")
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "able", ",", "##s", "a"]
+
+
+@pytest.fixture(scope="module")
+def unigram() -> Tokenizer:
+    return load_tokenizer(str(FOLDER))
+
+
+@pytest.fixture
+def word_piece(tmp_path: Path) -> Tokenizer:
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    return load_tokenizer(str(tmp_path))
+
+
+def test_word_piece_from_a_vocabulary(word_piece: Tokenizer):
+    assert word_piece.encode("Unables, xyz ÀBLE").tolist() == [5, 6, 9, 8, 1, 7]
+    special = (word_piece.pad_id, word_piece.unk_id, word_piece.cls_id, word_piece.sep_id)
+    assert (*special, word_piece.mask_id) == (0, 1, 2, 3, 4)
+    continuing = ["##able", "##s"]
+    starts = [piece not in continuing for piece in VOCABULARY]
+    assert word_piece.starts_word.tolist() == starts
+    assert word_piece.special.tolist() == [k < 5 for k in range(len(VOCABULARY))]
+    assert word_piece.vocab_size == len(VOCABULARY)
+
+
+def test_old_files_do_not_name_their_model(word_piece: Tokenizer, unigram: Tokenizer):
+    for known in (word_piece, unigram):
+        model = {key: value for key, value in known.json["model"].items() if key != "type"}
+        old = Tokenizer({**known.json, "model": model})
+        assert old.kind == known.kind
+        np.testing.assert_array_equal(old.starts_word, known.starts_word)
+
+
+def test_half_a_character_is_one_line(word_piece: Tokenizer):
+    for encode in (word_piece.encode, word_piece.encode_with_offsets):
+        with pytest.raises(BadInputError, match="half a character"):
+            encode("un\ud83d")
+
+
+def test_a_vocabulary_with_capitals_keeps_case(tmp_path: Path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*VOCABULARY, "Able"]))
+    assert load_tokenizer(str(path)).encode("able Able").tolist() == [7, 11]
+
+
+def test_words_start_as_in_alberts_code(unigram: Tokenizer):
+    """_is_start_piece_sp of create_pretraining_data.py, by the kinds of pieces."""
+    table = {unigram.token(k): bool(starts) for k, starts in enumerate(unigram.starts_word)}
+    for piece in ("▁", "▁the", ",", ";", "(", "'", "é", "1", "<unk>", "[CLS]"):
+        assert table.get(piece, True), piece
+    for piece in ("s", "ing", "er"):
+        assert not table[piece], piece
+
+
+def test_offsets_are_places_in_the_raw_text(unigram: Tokenizer):
+    text = "  The naïve\tÉlan, (fine) \u201cgood\u201d."
+    encoded = unigram.encode_with_offsets(text)
+    assert encoded.ids.tolist() == unigram.encode(text).tolist()
+    words = "".join(text[first:last] for first, last in encoded.offsets)
+    assert words == "".join(text.split())
+
+
+def test_a_character_that_becomes_two_tokens_is_the_place_of_both(unigram: Tokenizer):
+    encoded = unigram.encode_with_offsets("a ½")
+    assert [unigram.token(k) for k in encoded.ids][-1:] in (["2"], ["<unk>"])
+    assert encoded.offsets[-1].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("marker", ["[MASK]", "[SEP]", "<pad>", "<unk>", "[CLS]"])
+def test_markers_in_a_text_are_ordinary_characters(unigram, word_piece, marker: str):
+    for tokenizer in (unigram, word_piece):
+        found = set(tokenizer.encode(f"a {marker} b").tolist())
+        assert not found & set(np.flatnonzero(tokenizer.special)) - {tokenizer.unk_id}
+
+
+def test_empty_texts_have_no_tokens(unigram: Tokenizer):
+    assert [len(ids) for ids in unigram.encode_all(["", "  ", "\n", "\u200b"])][:3] == [0, 0, 0]
+    assert unigram.encode_with_offsets("").offsets.shape == (0, 2)
+
+
+def test_a_pickled_copy_and_one_made_from_the_content_are_the_same(unigram: Tokenizer):
+    text = "It is a truth universally acknowledged"
+    for copy in (
+        pickle.loads(pickle.dumps(unigram)),
+        Tokenizer(json.loads(json.dumps(unigram.json))),
+    ):
+        assert copy.encode(text).tolist() == unigram.encode(text).tolist()
+        assert copy.sha256 == unigram.sha256
+
+
+def test_decoding_gives_the_text_back(unigram: Tokenizer):
+    text = "she had been forced into prudence in her youth, she learned romance as she grew older"
+    assert unigram.decode(unigram.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"{", "not valid JSON"),
+        ("tokenizer.json", b"[]", "has no model"),
+        ("tokenizer.json", b'{"model": {"type": "Other"}}', "not a tokenizer.json"),
+        ("tokenizer.json", b"\xff\xfe", "not UTF-8"),
+        ("vocab.txt", b"[PAD]\na\nb\n", "no line [UNK]"),
+        ("vocab.txt", "\n".join([*VOCABULARY, "a"]).encode(), "a piece twice"),
+        ("x.model", b"garbage", "sentencepiece model"),
+        ("x.model", b"", "sentencepiece model"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInputError) as caught:
+        load_tokenizer(str(tmp_path / name))
+    assert message in str(caught.value) and name in str(caught.value)
+
+
+def test_a_place_without_a_tokenizer_is_refused(tmp_path: Path):
+    for place in (tmp_path, tmp_path / "absent.json", tmp_path / "params.safetensors"):
+        with pytest.raises(BadInputError, match="tokenizer"):
+            load_tokenizer(str(place))
+
+
+# --- Against sentencepiece and ALBERT's code, on real text ----------------------------------------
+
+
+def albert_pieces(model: sentencepiece.SentencePieceProcessor, text: str) -> list[str]:
+    """google-research/albert, tokenization.py: preprocess_text and encode_pieces, restated."""
+    text = unicodedata.normalize("NFKD", " ".join(text.split()))
+    text = "".join(c for c in text if not unicodedata.combining(c)).lower()
+    pieces: list[str] = []
+    for piece in model.encode(text, out_type=str):
+        if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit():
+            again = model.encode(piece[:-1].replace("▁", ""), out_type=str)
+            if piece[0] != "▁" and again[0][0] == "▁":
+                again = again[1:] if len(again[0]) == 1 else [again[0][1:], *again[1:]]
+            pieces += [*again, ","]
+        else:
+            pieces.append(piece)
+    return pieces
+
+
+def answers() -> Iterator[tuple[str, str, int]]:
+    """Yields (context, answer, its first character) of SQuAD 1.1 and 2.0."""
+    for path in sorted(Path(DATA, "text/squad").glob("*.json.gz")):
+        for article in json.loads(gzip.decompress(path.read_bytes()))["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    for answer in question["answers"][:1]:
+                        yield paragraph["context"], answer["text"], answer["answer_start"]
+
+
+@pytest.fixture(scope="module")
+def albert() -> tuple[Tokenizer, sentencepiece.SentencePieceProcessor]:
+    path = f"{DATA}/text/vocab/wiki_uncased_spm30k_albert_layout.model"
+    return load_tokenizer(path), sentencepiece.SentencePieceProcessor(model_file=path)
+
+
+@needs_data
+def test_lines_are_encoded_as_by_alberts_code(albert):
+    """At least 99.7% of 3,000 lines have the same ids."""
+    tokenizer, model = albert
+    text = gzip.decompress(Path(DATA, "text/wiki/wiki_valid_2MB.txt.gz").read_bytes()).decode()
+    lines = [line for line in text.split("\n") if line.strip()][:3000]
+    same = [
+        ours.tolist() == [model.piece_to_id(piece) for piece in albert_pieces(model, line)]
+        for line, ours in zip(lines, tokenizer.encode_all(lines), strict=True)
+    ]
+    assert len(lines) == 3000 and np.mean(same) >= 0.997, np.mean(same)
+
+
+@needs_data
+def test_answers_are_recovered_from_their_tokens(albert):
+    """At least 99.5% of SQuAD's answers are exactly the characters of the tokens they touch."""
+    tokenizer, _ = albert
+    offsets: dict[str, np.ndarray] = {}
+    recovered = []
+    for context, answer, start in answers():
+        if context not in offsets:
+            offsets[context] = tokenizer.encode_with_offsets(context).offsets
+        first, last = offsets[context].T
+        touched = np.flatnonzero((first < start + len(answer)) & (last > start) & (first < last))
+        recovered.append(context[first[touched[0]] : last[touched[-1]]] == answer)
+    assert len(recovered) > 10_000 and np.mean(recovered) >= 0.995, np.mean(recovered)

@@ -1,0 +1,212 @@
+"""The package in Python: `import widenet_jax as wj`."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+from small_runs import ROOT
+from untrained import export_untrained
+
+import widenet_jax as wj
+from configs import glue, language_model, squad, text_tiny
+from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.nn.counting import count_parameters, parameter_shapes
+from widenet_jax.vision.model import image_spec
+from widenet_jax.vision.predict import read_file, read_pillow
+
+OLD_EXPORT = ROOT / "tests" / "old_artefacts" / "export"  # a WideNet for the digits
+DIGITS = load_digits().images[40:43].astype(np.uint8) * 15
+TEXT = "She was persuaded to believe the engagement a wrong thing."
+CONFIGS = {
+    "texts": lambda: glue.get_config("own,model=albert_tiny"),
+    "masks": text_tiny.get_config,
+    "answers": lambda: squad.get_config("v2,model=albert_tiny"),
+    "more": lambda: language_model.get_config("tiny"),
+}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], wj.Model]:
+    """Opens a model by what it is for; those of texts are untrained and of one block."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {"images": wj.load(OLD_EXPORT)}
+
+    def model_for(name: str) -> wj.Model:
+        if name not in models:
+            config, tokenizer = CONFIGS[name](), load_tokenizer(str(FOLDER))
+            config.update_from_flattened_dict({"model.depth": 1, "data.max_length": 16})
+            info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+            info |= {"class_names": ["no", "yes"], "pairs": False} if name == "texts" else {}
+            if name == "answers":
+                config.update_from_flattened_dict({"data.max_question_length": 4, "data.stride": 4})
+            models[name] = wj.load(export_untrained(config, info, folder / name))
+        return models[name]
+
+    return model_for
+
+
+def softmax_of(model: wj.Model, features: np.ndarray, layer: str) -> np.ndarray:
+    """Returns the probabilities that the last layer makes of features."""
+    last = model.params[layer]
+    return np.asarray(jax.nn.softmax(features @ last["kernel"] + last["bias"]))
+
+
+def test_the_package_is_imported_without_jax(tmp_path: Path):
+    """From another directory; the names that import JAX are listed."""
+    code = (
+        "import sys, widenet_jax as wj; print(wj.__version__, set(wj.__all__) <= set(dir(wj)), "
+        "[m for m in ('jax', 'numpy', 'flax') if m in sys.modules], hasattr(wj, 'lode'))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert out.stdout.split() == [wj.__version__, "True", "[]", "False"]
+
+
+def test_images_in_every_form(opened, tmp_path: Path):
+    """A file, Pillow's image and arrays of the same pixels; each image is predicted by itself."""
+    model, file = opened("images"), tmp_path / "digit.png"
+    Image.fromarray(DIGITS[0]).save(file)
+    forms = [file, str(file), Image.open(file).convert("RGBA"), DIGITS[0], DIGITS[0][..., None],
+             np.stack([DIGITS[0]] * 3, axis=-1)]  # fmt: skip
+    apply = jax.jit(lambda x: model.module.apply({"params": model.params}, x, train=False)[0][0])
+    images = DIGITS[:, None, ..., None].astype(np.float32) / 127.5 - 1
+    probs = [np.asarray(jax.nn.softmax(apply({"image": image}))) for image in images]
+    found = model.predict([*DIGITS, *forms], top=10)
+    for top, expected in zip(found, [*probs, *[probs[0]] * len(forms)], strict=True):
+        order = np.argsort(-expected)
+        assert [one["class"] for one in top] == [model.class_names[k] for k in order]
+        np.testing.assert_allclose([one["probability"] for one in top], expected[order], 1e-4)
+    ((alone,),) = model.predict([DIGITS[1]], top=1)
+    assert alone["class"] == found[1][0]["class"] and model.predict([]) == []
+    assert alone["probability"] == pytest.approx(found[1][0]["probability"], abs=1e-6)
+    assert softmax_of(model, model.features(DIGITS), "head") == pytest.approx(
+        np.stack(probs), abs=1e-5
+    )
+    assert model.features([]).shape == (0, 16)
+
+
+def test_images_of_pillow_that_are_no_bytes(tmp_path: Path):
+    """Of 16 bits the upper 8 are taken, as from the file; what cannot be read is named."""
+    wide, cut = tmp_path / "wide.png", tmp_path / "cut.png"
+    Image.fromarray((DIGITS[0].astype(np.uint16) << 8) + 7).save(wide)
+    for turn in (True, False):
+        grey = read_pillow(Image.open(wide), turn)
+        np.testing.assert_array_equal(grey, read_file(str(wide), turn))
+        np.testing.assert_array_equal(grey, np.stack([DIGITS[0]] * 3, axis=-1))
+    cut.write_bytes(wide.read_bytes()[:-30])
+    with pytest.raises(BadExampleError, match=r"cut\.png: cannot be decoded \("):
+        read_pillow(Image.open(cut), turn=True)
+    with pytest.raises(BadExampleError, match=r"^an image of Pillow: pixels of 32 bits"):
+        read_pillow(Image.fromarray(np.ones((4, 4), np.float32)), turn=True)
+
+
+def test_more_images_than_a_batch(opened, monkeypatch):
+    model = opened("images")
+    apart = model.features(DIGITS)
+    monkeypatch.setattr("widenet_jax.inference.api.BATCH", 2)
+    assert model.features(DIGITS) == pytest.approx(apart, abs=1e-6)
+
+
+def test_texts(opened):
+    model = opened("texts")
+    texts = [TEXT, "Anne Elliot"]
+    features = model.features(texts)
+    assert features.shape == (2, 64)
+    for found, expected in zip(
+        model.predict(texts), softmax_of(model, features, "classifier"), strict=True
+    ):
+        assert [one["probability"] for one in found] == pytest.approx(-np.sort(-expected))
+    with pytest.raises(BadInputError, match="trained on single texts: leave the pair out"):
+        model.predict(texts, texts)
+    with pytest.raises(BadInputError, match="2 texts and 1 pairs: give a pair for each text"):
+        model.predict(texts, texts[:1])
+
+
+def test_masks_answers_and_more_text(opened):
+    """One list for each mask; a span of the context; as many bytes as asked for."""
+    ((first, second),) = opened("masks").fill(["She was [MASK] and [MASK]."], top=3)
+    for words in (first, second):
+        shares = [one["probability"] for one in words]
+        assert len(words) == 3 and shares == sorted(shares, reverse=True)
+    found = opened("answers").answer("Who?", TEXT, top=1)
+    assert found.top[0]["text"] in TEXT and found.answer in ("", found.top[0]["text"])
+    writer = opened("more")
+    greedy = writer.continue_text("She was", length=3, temperature=0)
+    assert greedy.startswith("she was") and greedy == writer.continue_text(
+        "She was", length=3, top_k=1, seed=7
+    )
+
+
+MISTAKES = [
+    ("images", lambda m: m.predict("a.jpg"), r"'a.jpg' is one input: give a list, as in \['a.jpg"),
+    ("images", lambda m: m.predict(["no.jpg"]), "no.jpg: No such file"),
+    ("images", lambda m: m.predict([DIGITS[0] / 1.0]), r"an array float64 \[8, 8, 1\]; give a pa"),
+    ("images", lambda m: m.predict([DIGITS]), r"an array uint8 \[3, 8, 8\]; give a path, an image"),
+    ("images", lambda m: m.predict(DIGITS, top=0), "top=0 must be a whole number of at least 1"),
+    ("images", lambda m: m.predict(DIGITS, top=2.5), "top=2.5 must be a whole number of at"),
+    ("images", lambda m: m.predict(np.zeros((8, 8, 3), np.uint8)), r"\(8x8x3\) is one image: giv"),
+    ("images", lambda m: m.features(DIGITS[0][..., None]), r"one image: give a list, as in \[ima"),
+    ("images", lambda m: m.predict(Image.fromarray(DIGITS[0])), r"\(8x8\) is one image: give a li"),
+    ("images", lambda m: m.predict(DIGITS, ["a"]), "export classifies images: leave pairs out"),
+    ("images", lambda m: m.fill(["a [MASK]"]), r"no fill\(\); use predict\(images\) or features"),
+    ("texts", lambda m: m.continue_text("a"), r"task text_classification, which has no continue_t"),
+    ("texts", lambda m: m.predict([""]), "text='' is empty: give a text to classify"),
+    ("masks", lambda m: m.features([TEXT]), r"which has no features\(\); use fill\(texts\)$"),
+    ("masks", lambda m: m.fill(TEXT), "is one input: give a list"),
+    ("more", lambda m: m.continue_text(""), "^text='' is empty: give at least one word"),
+    ("more", lambda m: m.continue_text("a", top_p=2), "^top_p=2 must be above 0 and at most 1"),
+    ("more", lambda m: m.continue_text("a", top_k=-1), "^top_k=-1 must be a whole number of at l"),
+    ("more", lambda m: m.continue_text("a", length=0), "^length=0 must be a whole number of at le"),
+    ("more", lambda m: m.continue_text("a", length=2.0), "^length=2.0 must be a whole number of a"),
+    ("more", lambda m: m.continue_text("a", seed=-1), "^seed=-1 must be a whole number of at lea"),
+    ("answers", lambda m: m.answer("", TEXT), "^question='' is empty: give one that the context"),
+    ("more", lambda m: m.answer("Who?", TEXT), r"has no answer\(\); use continue_text\(text\)$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "call", "message"), MISTAKES)
+def test_mistakes(opened, kind: str, call: Callable, message: str):
+    with pytest.raises(BadInputError, match=message):
+        call(opened(kind))
+
+
+def test_only_runs_have_checkpoints(tmp_path: Path):
+    with pytest.raises(BadInputError, match=r"is an export, .* leave the choice of best out"):
+        wj.load(OLD_EXPORT, checkpoint="best")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(BadInputError, match=r"public weights, .* leave the choice of 20 out"):
+        wj.load(tmp_path, checkpoint=20)
+
+
+def test_a_model_says_what_it_is(opened):
+    model = opened("images")
+    assert repr(model).startswith(f"Model('{OLD_EXPORT}', classification, WideNet: 2 blocks of")
+    assert (model.task, model.step) == ("classification", 30)
+
+
+def test_untrained_models():
+    """The digits' WideNet has 53,066 parameters; the representation layer of D = 64 is extra."""
+    digits = wj.build_model("widenet_tiny", num_classes=10)
+    shapes = parameter_shapes(digits, image_spec((8, 8, 1)))
+    assert count_parameters(shapes) == 53_066 + 64 * 64 + 64
+    assert wj.build_model("widenet_b,experts=8").feed_forwards["moe"]["num_experts"] == 8
+    assert wj.build_model("albert", vocab_size=21).vocab_size == 21
+    assert wj.build_model("wt_s,ffn=moe,depth=2").depth == 2
+    for variant, fields, message in (
+        ("widenet_c", {}, "no model is named 'widenet_c'; .*there are vit_tiny, .*albert, .*wt_s"),
+        ("alberta", {}, "no model is named 'alberta'; did you mean albert. there are vit_tiny"),
+        ("widenet_b,expert=8", {}, "widenet_b has no option 'expert'; did you mean experts. there"),
+        ("wt_s", {"num_classes": 10}, "wt_s.num_classes is unknown; wt_s may have vocab_size"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            wj.build_model(variant, **fields)

@@ -1,0 +1,226 @@
+"""Which checkpoint of a run is taken: the last, the best, or that of a step."""
+
+import json
+import os
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import cv2
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from etils import epath
+from etils.epath.testing import mock_epath
+from small_runs import metrics_of, small_config
+
+import widenet_jax as wj
+from widenet_jax import train
+from widenet_jax.checkpoint.checkpoints import CHOICES, load_checkpoint
+from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.cli import evaluate, export, predict
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.files import split_checkpoint
+from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.stored import stored_sections
+from widenet_jax.inference.trained import open_trained, read_model
+
+ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+@pytest.fixture(scope="module")
+def run(digits_run, tmp_path_factory) -> Path:
+    """Makes a run whose last checkpoint is that of step 20 and whose best is that of step 10."""
+    place = Path(shutil.copytree(digits_run, tmp_path_factory.mktemp("runs") / "run"))
+    shutil.rmtree(place / "best")
+    (place / "best").mkdir()
+    (place / "checkpoints" / "10").rename(place / "best" / "10")
+    return place
+
+
+def test_each_is_found(run: Path, digits_run: Path):
+    """By an argument or by the end of the place; the step's is that of the unchanged run."""
+    hashes = {step: params_sha256(read_model(f"{digits_run}@{step}").params) for step in (10, 20)}
+    assert hashes[10] != hashes[20]
+    for which, step in {"last": 20, "20": 20, "best": 10, "10": 10}.items():
+        found = open_trained(str(run), checkpoint=which)
+        assert (found.step, params_sha256(found.params)) == (step, hashes[step]), which
+        assert found.place == f"{run}@{which}"
+        assert params_sha256(read_model(f"{run}@{which}").params) == hashes[step]
+    assert read_model(str(run)).step == 20
+
+
+def test_a_run_starts_from_the_best(run: Path):
+    fields = stored_sections(f"{run}@best")["model"]
+    taken = load_pretrained(f"{run}@best", ONE_DEVICE, model=fields, info={}).params
+    assert params_sha256(taken) == params_sha256(open_trained(str(run), checkpoint="10").params)
+
+
+def test_commands_take_it(run: Path, tmp_path: Path, capsys):
+    cv2.imwrite(str(tmp_path / "digit.png"), np.zeros((8, 8), np.uint8))
+    for main, *flags in (
+        (export.main, f"--out={tmp_path}/exported"),
+        (predict.main, str(tmp_path / "digit.png")),
+    ):
+        assert main([*flags, f"--workdir={run}", "--checkpoint=best", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["step"] == 10
+    assert json.loads((tmp_path / "exported" / "export.json").read_text())["step"] == 10
+
+
+def test_the_best_has_no_other_facts_than_the_last(digits_run: Path):
+    """Its stored metric is no fact of the data, which an export would write to a file."""
+    last, best = (read_model(f"{digits_run}@{which}") for which in ("last", "best"))
+    assert last.info == best.info and last.info.keys() == {"class_names"}
+    assert best.result["test_accuracy"] == last.result["test_accuracy"]  # also of step 20
+
+
+@pytest.mark.parametrize(
+    ("which", "told"),
+    [
+        ("15", r"run has no checkpoint 15; it has 20, best \(step 10\)\. A run keeps the newest"),
+        ("best", "both name a checkpoint"),
+    ],
+)
+def test_one_that_is_not_there(run: Path, which: str, told: str):
+    place = f"{run}@last" if which == "best" else str(run)
+    with pytest.raises(BadInputError, match=told):
+        read_model(place, checkpoint=which)
+
+
+@pytest.mark.parametrize("which", ["first", "-1", "1.5"])
+def test_what_names_no_checkpoint(run: Path, which: str, capsys):
+    assert evaluate.main([f"--workdir={run}", f"--checkpoint={which}"]) == 2
+    assert f"{which!r} must be last, best or a step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["bset", "step_20", "", "-1", -1, 20.0, True])
+def test_in_python_what_names_no_checkpoint(run: Path, which: object):
+    message = f"checkpoint={str(which)!r} must be last, best or a step"
+    with pytest.raises(BadInputError, match=message):
+        wj.load(run, checkpoint=which)
+
+
+def test_only_a_run_has_checkpoints(run: Path, tmp_path: Path, capsys):
+    assert export.main([f"--workdir={run}", f"--out={tmp_path / 'e'}"]) == 0
+    capsys.readouterr()
+    for place, told in ((tmp_path / "e", "is an export"), ("hf.safetensors", "holds public")):
+        assert predict.main([f"--workdir={place}", "--checkpoint=best", "x.png"]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("which", "series"), [("20", "checkpoints"), ("best", "best")])
+def test_no_other_takes_the_place_of_a_damaged_one(run: Path, tmp_path: Path, which, series):
+    place = Path(shutil.copytree(run, tmp_path / "run"))
+    next((place / series).glob("*/manifest.json")).write_text("{}")
+    with pytest.raises(RunFailedError, match=f"in {place}/{series} is not intact|no checkpoint"):
+        read_model(f"{place}@{which}")
+
+
+def test_an_older_one_is_not_the_best(run: Path, tmp_path: Path):
+    """A killed run may leave two; where the newer one is damaged, the older one is not taken."""
+    best = Path(shutil.copytree(run / "best", tmp_path / "run" / "best"))
+    shutil.copytree(run / "checkpoints" / "20", best / "20")
+    assert read_model(f"{tmp_path}/run@best").step == 20
+    (best / "20" / "manifest.json").write_text("{}")
+    with pytest.raises(RunFailedError, match=r"best is not intact \(20: "):
+        read_model(f"{tmp_path}/run@best")
+
+
+@pytest.mark.parametrize(("deleted", "read"), [(2, ["7", "8", "9", "9"]), (3, ["7", "8", "9"])])
+def test_a_run_may_delete_the_best_while_it_is_read(
+    tmp_path: Path, deleted: int, read: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Here after its meta, before its parameters; a newer one is there by then."""
+    golden = Path(__file__).parents[1] / "checkpoint" / "golden" / "version_1" / "checkpoints" / "7"
+    best, restore, tried = tmp_path / "best", ocp.AsyncCheckpointer.restore, []
+    shutil.copytree(golden, best / "7")
+
+    def train_on(self, path: Path, **how):
+        tried.append(path.name)
+        found = restore(self, path, **how)
+        if len(tried) <= deleted:
+            shutil.copytree(golden, best / str(int(path.name) + 1))
+            shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", train_on)
+    load = partial(load_checkpoint, epath.Path(tmp_path), ONE_DEVICE, "best")
+    if deleted < CHOICES:
+        assert load().meta["step"] == 7
+    else:
+        with pytest.raises(RunFailedError, match="best/9 cannot be read"):
+            load()
+    assert tried == read
+
+
+def test_a_directory_may_end_like_a_checkpoint(tmp_path: Path):
+    assert split_checkpoint("runs/mine@best") == ("runs/mine", "best")
+    assert split_checkpoint("me@home/mine") == ("me@home/mine", "")
+    os.mkdir(tmp_path / "mine@best")
+    assert split_checkpoint(f"{tmp_path}/mine@best") == (f"{tmp_path}/mine@best", "")
+
+
+def test_a_remote_directory_may_end_like_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for call in (split_checkpoint, wj.load):
+        with pytest.raises(
+            BadInputError, match="gs://b/mine@120 needs the gcsfs package: pip inst"
+        ):
+            call("gs://b/mine@120")
+    monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
+    with mock_epath(exists=lambda _, path: path == "gs://b/export@120"):
+        assert split_checkpoint("gs://b/export@120") == ("gs://b/export@120", "")
+        assert split_checkpoint("gs://b/mine@120") == ("gs://b/mine", "120")
+
+    def without_credentials(_: object, path: str) -> bool:
+        raise OSError(f"Anonymous caller does not have storage.objects.list access to {path}.\n...")
+
+    told = (
+        "gs://b/mine cannot be read: Anonymous caller .* to gs://b/mine.; log in with `gcloud auth"
+    )
+    with mock_epath(isdir=without_credentials), pytest.raises(BadInputError, match=told):
+        wj.load("gs://b/mine")
+
+
+def test_of_a_bucket_only_errors_of_access_ask_for_a_login(monkeypatch: pytest.MonkeyPatch):
+    """Some come from packages that are not installed here, also once public weights are found."""
+    monkeypatch.setitem(sys.modules, "gcsfs", ModuleType("gcsfs"))
+    expired = type("RefreshError", (Exception,), {"__module__": "google.auth.exceptions"})
+    login = "gs://b/m.npz cannot be read: Expired; log in with `gcloud"
+    cases = (
+        ("isdir", expired("Expired"), BadInputError, login.replace("m.npz", "mine")),
+        ("open", expired("Expired"), BadInputError, login),
+        ("isdir", type("Expired", (expired,), {"__module__": "x"})(), BadInputError, "; log in"),
+        ("isdir", KeyError("mlm"), KeyError, "^'mlm'$"),
+        ("isdir", RunFailedError("nothing is intact"), RunFailedError, "^nothing is intact$"),
+    )
+    for call, error, kind, told in cases:
+
+        def broken(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        with mock_epath(**{call: broken}), pytest.raises(kind, match=told):
+            wj.load("gs://b/m.npz" if call == "open" else "gs://b/mine")
+
+
+@pytest.mark.slow
+def test_three_accuracies_of_one_run(tmp_path: Path, capsys):
+    """The rate grows until it destroys what was learned, so that the best is an early one."""
+    often = {"evaluation.every": "50 steps", "checkpoint.every": "50 steps", "checkpoint.keep": 9}
+    rates = {"learning_rate": 0.3, "warmup": "300 steps", "schedule": "constant"}
+    rates = {f"optimizer.{name}": value for name, value in rates.items()}
+    config = small_config(duration="300 steps", **often, **rates)
+    train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
+    logged = {r["step"]: r["accuracy"] for r in metrics_of(tmp_path / "run", "eval")}
+    capsys.readouterr()
+    found = {}
+    for which in ("last", "best", "150"):
+        flags = [f"--workdir={tmp_path / 'run'}", f"--checkpoint={which}", "--json"]
+        assert evaluate.main(flags) == 0
+        facts = json.loads(capsys.readouterr().out)
+        found[facts["step"]] = facts["top_1"]
+    assert len(found) == len(set(found.values())) == 3
+    assert found == pytest.approx({step: logged[step] for step in found}, rel=1e-6)

@@ -1,0 +1,122 @@
+"""Accuracy by hand, and of a run against its own result and a loop over images."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from widenet_jax.cli.evaluate import report
+from widenet_jax.data.chunks import read_example
+from widenet_jax.inference.classification import (
+    Accuracy,
+    confusion_csv,
+    draw_confusion,
+    measure_accuracy,
+)
+from widenet_jax.inference.over_source import open_source
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.vision.data.transforms import image_of
+from widenet_jax.vision.task import to_unit_range
+
+BY_HAND = Accuracy(
+    class_names=("cat", "dog", "yak"),
+    confusion=np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]),
+    in_top=np.array([4, 3, 0]),
+    cross_entropy=0.5,
+)
+
+
+def test_by_hand():
+    """8 images: 3 + 2 are right; none is a yak."""
+    facts = BY_HAND.as_json("images")
+    assert (facts["images"], facts["top_1"]) == (8, 5 / 8)
+    assert facts["per_class"] == {"cat": 0.75, "dog": 0.5}
+    assert BY_HAND.confused(5) == [("dog", "cat", 2), ("cat", "dog", 1)]
+    assert BY_HAND.confused(1) == [("dog", "cat", 2)]
+
+
+def test_top_5_takes_more_than_5_classes():
+    """Of fewer classes it would be 100% whatever the model."""
+    for V in (5, 6):
+        right = Accuracy(tuple("abcdef"[:V]), 8 * np.eye(V, dtype=int), np.full(V, 6), 0.5)
+        facts = {"step": 1, **right.as_json("images")}
+        assert facts.get("top_5") == (0.75 if V == 6 else None)
+        assert ("top-5" in report(facts, [], "images")) == (V == 6)
+
+
+def test_the_confusion_matrix_as_csv():
+    assert confusion_csv(BY_HAND) == (
+        "class \\ predicted,cat,dog,yak\ncat,3,1,0\ndog,2,2,0\nyak,0,0,0\n"
+    )
+
+
+def test_the_picture_of_few_classes_has_their_counts(tmp_path, drawn):
+    """Zeros are blank, except that of a class of which no example was right."""
+    confusion = np.array([[3, 1, 0], [4, 0, 0], [0, 0, 0]])
+    accuracy = Accuracy(BY_HAND.class_names, confusion, np.array([4, 3, 0]), 0.5)
+    draw_confusion(accuracy, tmp_path / "c.png", title="split val: 8 images")
+    axis, _ = drawn[0].axes  # and the colour bar
+    texts = {text.get_position(): text.get_text() for text in axis.texts}
+    assert texts == {(0, 0): "3", (1, 0): "1", (0, 1): "4", (1, 1): "0"}
+    for ticks in (axis.get_xticklabels(), axis.get_yticklabels()):
+        assert [tick.get_text() for tick in ticks] == ["cat", "dog", "yak"]
+    assert drawn[0].get_suptitle() == "split val: 8 images"
+
+
+@pytest.mark.parametrize("V", [30, 31])
+def test_the_picture_of_many_classes_has_their_most_frequent_confusions(V, tmp_path, drawn):
+    confusion = 8 * np.eye(V, dtype=int)
+    confusion[2, 5], confusion[4, 0] = 24, 2
+    names = tuple(f"class {label}" for label in range(V))
+    draw_confusion(Accuracy(names, confusion, np.full(V, 8), 0.5), tmp_path / "c.png")
+    axis = drawn[0].axes[0]
+    if V == 30:
+        assert axis.images and not axis.patches
+        return
+    assert not axis.images and [bar.get_width() for bar in axis.patches] == [24, 2]
+    ticks = [tick.get_text() for tick in axis.get_yticklabels()]
+    assert ticks == ["class 2 taken for class 5", "class 4 taken for class 0"]
+    assert [text.get_text() for text in axis.texts] == ["24 (75.0%)", "2 (20.0%)"]
+    assert axis.yaxis_inverted()  # the most frequent one is on top
+
+
+def test_no_mistakes_of_many_classes(tmp_path, drawn):
+    names = tuple(str(label) for label in range(31))
+    draw_confusion(Accuracy(names, np.eye(31, dtype=int), np.ones(31), 0.1), tmp_path / "c.png")
+    assert [text.get_text() for text in drawn[0].axes[0].texts] == ["no mistakes"]
+
+
+@pytest.fixture(scope="module")
+def trained(digits_run):
+    return open_trained(str(digits_run))
+
+
+@pytest.fixture(scope="module")
+def accuracy(trained) -> Accuracy:
+    return measure_accuracy(trained)
+
+
+def test_equals_the_result_of_the_run(accuracy, digits_run):
+    result = json.loads((digits_run / "result.json").read_text())
+    facts = accuracy.as_json("images")
+    assert facts["top_1"] == result["test_accuracy"]
+    assert facts["images"] == result["test_images"] == 360
+    assert facts["cross_entropy"] == pytest.approx(result["test_cross_entropy"], rel=1e-5)
+
+
+def test_against_a_loop_over_images(accuracy, trained):
+    """360 images are whole groups of 4, without padding; ranks are counted one by one."""
+    source, transform = open_source(trained)
+    examples = [read_example(source, i) for i in range(len(source))]
+    images = np.stack([transform.picture(image_of(example)) for example in examples])
+    variables = {"params": trained.params}
+    apply = jax.jit(lambda x: trained.model.apply(variables, {"image": x}, train=False)[0])
+    logits = np.asarray(apply(to_unit_range(images)))
+    confusion, in_top = np.zeros((10, 10), int), np.zeros(10, int)
+    for row, example in zip(logits, examples, strict=True):
+        label = example["label"]
+        confusion[label, row.argmax()] += 1
+        in_top[label] += (row > row[label]).sum() < 5
+    np.testing.assert_array_equal(accuracy.confusion, confusion)
+    np.testing.assert_array_equal(accuracy.in_top, in_top)

@@ -1,0 +1,202 @@
+"""Finetuning: the backbone is copied, the head is not; resized positions by hand."""
+
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.finetune import finetune_params, resize_positions
+from widenet_jax.optim.parts import is_frozen
+
+
+def positions(grid: list) -> np.ndarray:
+    """Returns the rows of a grid of numbers as [1, T, 1]."""
+    return np.asarray(grid, np.float32).reshape(1, -1, 1)
+
+
+def test_bilinear_by_hand():
+    """2x2 to 4x4: new centres lie at -1/4, 1/4, 3/4, 5/4 of the old; the border is repeated."""
+    resized = resize_positions(positions([[0, 4], [8, 12]]), 16, cls_token=False)
+    np.testing.assert_allclose(
+        resized.reshape(4, 4), [[0, 1, 3, 4], [2, 3, 5, 6], [6, 7, 9, 10], [8, 9, 11, 12]]
+    )
+
+
+def test_shrinking_by_hand():
+    """4x4 to 2x2: each new centre lies between four old ones."""
+    grid = np.arange(16).reshape(4, 4)
+    resized = resize_positions(positions(grid), 4, cls_token=False)
+    np.testing.assert_allclose(resized.reshape(2, 2), [[2.5, 4.5], [10.5, 12.5]])
+
+
+@pytest.mark.parametrize("side", [1, 5, 7, 14])
+def test_a_constant_stays_constant(side: int):
+    constant = np.full((1, 49, 600), 1.5, np.float32)  # more channels than an image may have
+    resized = resize_positions(constant, side * side, cls_token=False)
+    np.testing.assert_array_equal(resized, np.full((1, side * side, 600), 1.5, np.float32))
+
+
+def test_channels_do_not_mix():
+    grid = np.random.default_rng(0).normal(size=(1, 9, 5)).astype(np.float32)
+    whole = resize_positions(grid, 16, cls_token=False)
+    for d in range(5):
+        alone = resize_positions(grid[..., d : d + 1], 16, cls_token=False)
+        np.testing.assert_array_equal(whole[..., d : d + 1], alone)
+
+
+def test_the_cls_row_is_kept():
+    position = np.concatenate([positions([99]), positions([[0, 4], [8, 12]])], axis=1)
+    resized = resize_positions(position, 17, cls_token=True)
+    assert resized.shape == (1, 17, 1)
+    assert resized[0, 0, 0] == 99
+    without = resize_positions(position[:, 1:], 16, cls_token=False)
+    np.testing.assert_array_equal(resized[:, 1:], without)
+
+
+@pytest.mark.parametrize(("old", "new", "named"), [(5, 16, 5), (4, 6, 6)])
+def test_a_grid_that_is_not_square(old: int, new: int, named: int):
+    with pytest.raises(BadInputError, match=f"positions of {named} patches do not form a square"):
+        resize_positions(np.zeros((1, old, 3), np.float32), new, cls_token=False)
+
+
+def params(value: float, *, tokens: int = 4, classes: int = 3, embed_dim: int = 2) -> dict:
+    full = lambda *shape: np.full(shape, value, np.float32)  # noqa: E731
+    return {
+        "embed": {"kernel": full(3, embed_dim)},
+        "encoder": {"norm": {"scale": full(embed_dim)}},
+        "head": {"kernel": full(embed_dim, classes)},
+        "position": {"position_embedding": full(1, tokens, embed_dim)},
+    }
+
+
+MODEL = MappingProxyType({"name": "vision_transformer", "cls_token": "none"})
+TO_PRETRAINED = MappingProxyType({"model": MODEL, "source": "runs/pretrained"})
+
+
+def test_the_backbone_is_copied_and_the_head_is_not():
+    pretrained = params(1.0, classes=7) | {"representation": {"kernel": np.ones((2, 2))}}
+    new, told = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
+    assert told == (
+        "taken from runs/pretrained: embed, encoder, position; new: head; not used: head, "
+        "representation; positions resized 2x2 -> 4x4"
+    )
+    expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
+    assert new.keys() == expected.keys()  # no representation
+    for section, leaves in expected.items():
+        np.testing.assert_equal(new[section], leaves)
+
+
+def test_the_head_is_kept_where_the_classes_are_the_same():
+    new, told = finetune_params(
+        params(0.0, tokens=16), params(1.0), **TO_PRETRAINED, same_classes=True
+    )
+    np.testing.assert_equal(new, params(1.0, tokens=16))
+    assert told == (
+        "taken from runs/pretrained: embed, encoder, position, head; new: nothing; positions "
+        "resized 2x2 -> 4x4; the classes are the same, so the head is kept"
+    )
+
+
+@pytest.mark.parametrize("extra_here", [True, False])
+def test_a_head_of_other_inputs_is_new(extra_here: bool):
+    """The head of the same shape saw the outputs of the representation layer."""
+    fresh, pretrained = params(0.0), params(1.0)
+    (fresh if extra_here else pretrained)["representation"] = {"kernel": np.ones((2, 2))}
+    new, told = finetune_params(fresh, pretrained, **TO_PRETRAINED, same_classes=True)
+    np.testing.assert_equal(new["head"], params(0.0)["head"])
+    assert new["embed"]["kernel"].all() and "new: head" in told and "is kept" not in told
+
+
+def test_a_text_classifier_is_kept_and_a_span_is_not():
+    head = {"kernel": np.ones((2, 3))}
+    stored = text_params(1.0, classifier=head, span=head)
+    fresh = text_params(
+        0.0, classifier={"kernel": np.zeros((2, 3))}, span={"kernel": np.zeros((2, 3))}
+    )
+    new, _ = finetune_params(fresh, stored, **TO_TEXT, same_classes=True)
+    assert new["classifier"]["kernel"].all() and not new["span"]["kernel"].any()
+
+
+def test_positions_of_the_same_length_are_copied():
+    """Even if the grid is not square."""
+    fresh, pretrained = params(0.0, tokens=6), params(1.0, tokens=6)
+    new, _ = finetune_params(fresh, pretrained, **TO_PRETRAINED)
+    np.testing.assert_equal(new["position"], pretrained["position"])
+
+
+def test_another_width_names_the_first_parameter():
+    with pytest.raises(BadInputError) as caught:
+        finetune_params(params(0.0), params(1.0, embed_dim=5), **TO_PRETRAINED)
+    assert str(caught.value) == (
+        "config.init_from=runs/pretrained holds another model: embed/kernel is [3, 5] there and "
+        "[3, 2] here; finetune with the config.model it was trained with"
+    )
+
+
+@pytest.mark.parametrize("extra_here", [True, False])
+def test_another_tree_names_the_first_parameter(extra_here: bool):
+    fresh, pretrained = params(0.0), params(1.0)
+    (fresh if extra_here else pretrained)["encoder"] |= {
+        "block_01": {"scale": np.ones(2)},
+        "block_02": {"scale": np.ones(2)},
+    }
+    with pytest.raises(BadInputError) as caught:
+        finetune_params(fresh, pretrained, **TO_PRETRAINED)
+    text = str(caught.value)
+    assert "encoder/block_01/scale is in only one of the two" in text and "\n" not in text
+
+
+def text_params(value: float, *, positions: int = 8, vocab_size: int = 5, **parts: dict) -> dict:
+    full = lambda *shape: np.full(shape, value, np.float32)  # noqa: E731
+    tables = {"token": full(vocab_size, 2), "position": full(positions, 2)}
+    return {"embeddings": tables, "encoder": {"norm": {"scale": full(2)}}, **parts}
+
+
+POOLER = MappingProxyType({"kernel": np.ones((2, 2))})
+TO_TEXT = MappingProxyType({"model": {"name": "text_encoder"}, "source": "runs/text"})
+
+
+def test_a_text_model_keeps_its_pooler_and_gets_a_new_head():
+    mlm, head = {"bias": np.ones(5)}, {"kernel": np.zeros((2, 3))}
+    stored = text_params(1.0, pooler=dict(POOLER), mlm=mlm, classifier={"kernel": np.ones((2, 3))})
+    fresh = text_params(0.0, pooler={"kernel": np.zeros((2, 2))}, classifier=head)
+    new, told = finetune_params(fresh, stored, **TO_TEXT)
+    np.testing.assert_equal(new, text_params(1.0, pooler=dict(POOLER), classifier=head))
+    assert told == (
+        "taken from runs/text: embeddings, encoder, pooler; new: classifier; not used: classifier, "
+        "mlm"
+    )
+
+
+def test_what_the_stored_text_model_lacks_is_new():
+    """A masked language model of Hugging Face has neither a pooler nor an order head."""
+    zeros = {"kernel": np.zeros((2, 2))}
+    fresh = text_params(0.0, pooler=zeros, order=zeros, mlm={"bias": np.zeros(5)})
+    stored = text_params(1.0, mlm={"bias": np.ones(5)})
+    new, told = finetune_params(fresh, stored, **TO_TEXT)
+    assert told == "taken from runs/text: embeddings, encoder, mlm; new: order, pooler"
+    assert new["mlm"]["bias"].all() and not new["pooler"]["kernel"].any()
+    backbone = partial(is_frozen, freeze="backbone")
+    with pytest.raises(
+        BadInputError, match=r"freeze would keep pooler random, because config.init"
+    ):
+        finetune_params(fresh, stored, **TO_TEXT, frozen=backbone)
+    stored["pooler"] = dict(POOLER)
+    assert finetune_params(fresh, stored, **TO_TEXT, frozen=backbone)[0]["pooler"]["kernel"].all()
+
+
+def test_shorter_inputs_take_the_first_positions():
+    """Rows beyond the vocabulary, which some tables are padded with, are left out as well."""
+    stored = text_params(1.0, positions=3, vocab_size=4)
+    stored["embeddings"]["position"][:] = [[0, 1], [2, 3], [4, 5]]
+    new, _ = finetune_params(text_params(0.0, positions=2, vocab_size=3), stored, **TO_TEXT)
+    np.testing.assert_array_equal(new["embeddings"]["position"], [[0, 1], [2, 3]])
+    assert new["embeddings"]["token"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("field", ["positions", "vocab_size"])
+def test_more_rows_than_the_stored_table_has(field: str):
+    with pytest.raises(BadInputError, match=r"embeddings/\w+ is \[4, 2\] there and \[9, 2\] here"):
+        finetune_params(text_params(0.0, **{field: 9}), text_params(1.0, **{field: 4}), **TO_TEXT)

@@ -1,0 +1,46 @@
+"""The labelled images that a model is measured on, with the model's labels."""
+
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.over_source import Relabelled, map_classes, open_source
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.vision.data.sources import Digits
+
+
+def test_classes_are_matched_by_name():
+    """The source has fewer classes, in another order."""
+    labels = map_classes(("ship", "cat"), ("bird", "cat", "dog", "ship"), place="runs/x")
+    np.testing.assert_array_equal(labels, [3, 1])
+
+
+def test_a_class_the_model_does_not_know():
+    with pytest.raises(BadInputError) as caught:
+        map_classes(("cat", "zebra", "yak"), ("bird", "cat"), place="runs/x")
+    assert str(caught.value) == (
+        "class 'zebra' of the data (2 such of 3) is none of the 2 that runs/x knows (bird, cat); "
+        "classes are matched by name: rename them, or finetune on this data"
+    )
+
+
+def test_labels_are_the_models():
+    source = Relabelled(Digits("test"), ("a",) * 10, np.arange(10)[::-1])
+    assert len(source) == 360 and source.describe(3) == "digits test image 3"
+    for i in range(5):
+        theirs = Digits("test")[i]
+        assert source[i]["label"] == 9 - theirs["label"]
+        np.testing.assert_array_equal(source[i]["image"], theirs["image"])
+
+
+def test_images_of_other_channels(digits_run, tmp_path):
+    """A folder of the digits as PNG files, which are RGB."""
+    import cv2
+
+    for name in "0123456789":
+        (tmp_path / "test" / name).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / "test" / name / "1.png"), np.zeros((8, 8, 3), np.uint8))
+    changes = [f"--config.data.path={tmp_path}", "--config.data.source=image_folder"]
+    trained = open_trained(str(digits_run), changes)
+    with pytest.raises(BadInputError, match=r"has images of 3 channels, and .* trained on 1"):
+        open_source(trained)

@@ -1,0 +1,174 @@
+"""What `config.init_from` accepts: runs, exported directories, and public ViT files."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from etils import epath
+from inference import reference_vit as reference
+from inference.ours import our_vit
+
+from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.config.sizes import vision_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.exported import write_exported
+from widenet_jax.inference.finetune import finetune_params
+from widenet_jax.inference.pretrained import differing_fields, load_pretrained
+from widenet_jax.inference.trained import read_model
+from widenet_jax.nn.counting import parameter_shapes
+
+DIGITS_HEADS = {"num_heads": 4}
+HEAD = {"head": {"kernel": np.ones((2, 3))}}
+
+
+def load(place: Path, **fields: object) -> dict:
+    """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
+    model = vision_model("vit", "tiny", {}) | {"num_heads": reference.N} | fields
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return load_pretrained(str(place), device, model=model, info={}).params
+
+
+def write_huggingface(place: Path, vit: reference.Vit, **facts: object) -> None:
+    """Writes a directory with the weights in two files, as large models have them."""
+    arrays = {k: np.ascontiguousarray(v) for k, v in reference.huggingface_names(vit).items()}
+    names = sorted(arrays)
+    place.mkdir()
+    for number, half in enumerate((names[:10], names[10:]), start=1):
+        safetensors.numpy.save_file(
+            {k: arrays[k] for k in half}, place / f"model-0000{number}-of-00002.safetensors"
+        )
+    (place / "config.json").write_text(json.dumps(reference.huggingface_config(**facts)))
+
+
+def test_a_run_and_its_export_are_the_same(digits_run, tmp_path):
+    write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
+    run, export = (load(place, **DIGITS_HEADS) for place in (digits_run, tmp_path / "e"))
+    assert params_sha256(run) == params_sha256(export)
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_the_classes_are_compared(exported: bool, digits_run, tmp_path):
+    """By name and order: a head of other classes, or of classes without names, does not fit."""
+    place = tmp_path / "e" if exported else digits_run
+    if exported:
+        write_exported(epath.Path(place), read_model(str(digits_run)), file_format="npz")
+    model = vision_model("vit", "tiny", {}) | DIGITS_HEADS
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    names = list("0123456789")
+    for info, same in (
+        ({"class_names": names}, True),
+        ({"class_names": names[::-1]}, False),
+        ({"class_names": names[:9]}, False),
+        ({}, False),
+    ):
+        found = load_pretrained(str(place), device, model=model, info=info)
+        assert found.same_classes == same, info
+
+
+def test_another_kind_of_model_is_refused(tmp_path):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    told = "this run's model is odd, and only .* start from stored weights"
+    with pytest.raises(BadInputError, match=told):
+        load_pretrained(str(tmp_path), device, model={"name": "odd", "depth": 2}, info={})
+
+
+def test_google_and_huggingface_are_the_same(tmp_path):
+    """One model under both names."""
+    vit = reference.random_vit()
+    np.savez(tmp_path / "ViT-S_16.npz", **reference.google_names(vit))
+    write_huggingface(tmp_path / "hf", vit)
+    google, hugging_face = load(tmp_path / "ViT-S_16.npz"), load(tmp_path / "hf")
+    assert params_sha256(google) == params_sha256(hugging_face)
+
+
+def test_the_normalisation_of_pixels_beside_the_weights_is_folded_in(tmp_path):
+    """mean 0 and std 0.5: z = 2 u = x + 1, so that the bias grows by the sum of the kernel."""
+    vit = reference.random_vit()
+    write_huggingface(tmp_path / "hf", vit)
+    told = {"do_normalize": True, "image_mean": [0.0] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(told))
+    projection = load(tmp_path / "hf")["embed"]["projection"]
+    kernel, bias = vit.outside["patch_kernel"], vit.outside["patch_bias"]
+    np.testing.assert_allclose(projection["kernel"], kernel)
+    np.testing.assert_allclose(projection["bias"], bias + kernel.sum((0, 1, 2)), atol=1e-5)
+
+
+def test_another_function_is_refused_with_the_flags_to_add(tmp_path):
+    """The shapes are the same, so nothing else would notice."""
+    write_huggingface(
+        tmp_path / "hf", reference.random_vit(), hidden_act="gelu", layer_norm_eps=1e-12
+    )
+    with pytest.raises(BadInputError) as caught:
+        load(tmp_path / "hf", num_heads=4)
+    assert str(caught.value) == (
+        f"config.init_from={tmp_path}/hf was trained with another function than this run's "
+        "num_heads=4, norm_epsilon=1e-06, activation=gelu_tanh; add --config.model.num_heads=2 "
+        "--config.model.norm_epsilon=1e-12 --config.model.activation=gelu"
+    )
+    load(tmp_path / "hf", norm_epsilon=1e-12, activation="gelu")
+
+
+@pytest.mark.parametrize("exported", [True, False])
+def test_a_run_of_another_function_is_refused(exported: bool, digits_run, tmp_path):
+    if exported:
+        write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
+    with pytest.raises(BadInputError, match=r"; add --config\.model\.num_heads=4$"):
+        load(tmp_path / "e" if exported else digits_run, num_heads=8)
+
+
+def test_what_is_computed_otherwise_is_told():
+    """A router, K and the values read may be meant, another activation not."""
+    stored = vision_model("widenet", "tiny", {"selected": 4})
+    stored["dropout"], stored["moe"]["losses"]["z"] = 0.5, 1.0  # of training alone
+    here = vision_model("widenet", "tiny", {"selected": 2, "router": "sigmoid"})
+    told = ["moe.num_selected_experts=2 (4 there)", "moe.router.name=sigmoid (top_k there)"]
+    assert differing_fields(stored, here, "runs/a") == told
+    line = finetune_params(HEAD, HEAD, model=here, source="runs/a", differing=told)[1]
+    assert line.endswith(f"not used: head; differs from the stored model in: {told[0]}, {told[1]}")
+    keys = vision_model("vit", "tiny", {"ffn": "product_key"})
+    fewer = keys | {"product_key": keys["product_key"] | {"knn": 7}}
+    assert differing_fields(keys, fewer, "runs/a") == ["product_key.knn=7 (32 there)"]
+    assert differing_fields(keys, keys, "runs/a") == []
+    here["moe"]["activation"] = "relu"
+    with pytest.raises(BadInputError, match=r"; add --config\.model\.moe\.activation=gelu_tanh$"):
+        differing_fields(stored, here, "runs/a")
+
+
+def test_huggingface_weights_without_their_config(tmp_path):
+    write_huggingface(tmp_path / "hf", reference.random_vit())
+    (tmp_path / "hf" / "config.json").unlink()
+    with pytest.raises(BadInputError, match=r"config\.json is missing beside the weights"):
+        load(tmp_path / "hf")
+
+
+def test_public_weights_into_a_new_model_at_another_size(tmp_path):
+    """The backbone is taken, positions grow to 4x4 and keep the CLS row, the head is new."""
+    vit = reference.random_vit(pre_logits=True)
+    np.savez(tmp_path / "vit.npz", **reference.google_names(vit))
+    pretrained = load(tmp_path / "vit.npz")
+    model = our_vit(pretrained, representation=False)
+    side = 4 * reference.P
+    inputs = {"image": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
+    shapes = parameter_shapes(model, inputs)
+    fresh = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    fields = {"name": "vision_transformer", "cls_token": "learned"}
+    new, _ = finetune_params(fresh, pretrained, model=fields, source="vit.npz")
+    assert new["position"]["position_embedding"].shape == (1, 17, reference.D)
+    assert "representation" not in new and not new["head"]["kernel"].any()
+    np.testing.assert_array_equal(
+        new["encoder"]["block_01_mlp"]["wi"]["kernel"], vit.blocks[1]["wi_kernel"]
+    )
+
+
+def test_a_file_of_another_architecture(tmp_path):
+    np.savez(tmp_path / "resnet.npz", **{"conv1.weight": np.ones(3)})
+    with pytest.raises(BadInputError, match="neither Google's ViT nor a ViT, BERT or ALBERT of"):
+        load(tmp_path / "resnet.npz")
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(BadInputError, match="no finished checkpoint there"):
+        load(tmp_path)

@@ -1,0 +1,63 @@
+"""Masked words predicted by a BERT or ALBERT of Hugging Face, straight from its directory."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from inference import reference_bert as reference
+
+from widenet_jax.cli import predict
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]  # V of them
+
+
+def write(directory: Path, kind: str, arrays: dict) -> Path:
+    directory.mkdir()
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(reference.config_of(kind)))
+    (directory / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"), [("bert", "no part"), ("albert", "pooler, sop_classifier, classifier")]
+)
+def test_masked_words(kind: str, left_out: str, tmp_path: Path, monkeypatch, capsys):
+    """As the function of their library, whose ForMaskedLM has neither pooler nor order head."""
+    parts = tuple(left_out.split(", "))
+    arrays = reference.random_arrays(kind)
+    kept = {k: v for k, v in arrays.items() if not k.removeprefix(f"{kind}.").startswith(parts)}
+    place = write(tmp_path / "hf", kind, kept)
+    flags = [f"--workdir={place}", "--fill=a [MASK] b", f"--top={reference.V}", "--json"]
+    assert predict.main(flags) == 0
+    (row,) = json.loads(capsys.readouterr().out)["fills"]
+    found = {one["word"].removeprefix("##"): one["probability"] for one in row["masks"][0]}
+
+    monkeypatch.setattr(reference, "TOKENS", np.array([[2, 5, 4, 6, 3]]))  # [CLS] a [MASK] b [SEP]
+    monkeypatch.setattr(reference, "SEGMENTS", np.zeros((1, 5), int))
+    monkeypatch.setattr(reference, "LENGTHS", (5,))
+    logits = reference.outputs(kind, arrays, reference.config_of(kind), 0)["mlm"][2]
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose([found[word] for word in WORDS], expected, atol=1e-5)
+
+
+def test_what_it_cannot_do_is_one_line(tmp_path: Path, capsys):
+    def refused(*flags: str) -> str:
+        assert predict.main(list(flags)) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1
+        return err
+
+    arrays = reference.random_arrays("bert")
+    place = write(tmp_path / "whole", "bert", arrays)
+    assert "which takes --fill" in refused(f"--workdir={place}", "--text=a")
+    headless = {k: v for k, v in arrays.items() if not k.startswith("cls.")}
+    place = write(tmp_path / "headless", "bert", headless)
+    said = refused(f"--workdir={place}", "--fill=[MASK]")
+    assert "without a head for masked words" in said and f"--config.init_from={place}" in said
+    place = write(tmp_path / "short", "bert", arrays)
+    (place / "vocab.txt").write_text("\n".join([*WORDS, "i"]) + "\n")
+    said = refused(f"--workdir={place}", "--fill=[MASK]")
+    assert "its tokenizer has 14 tokens, and its weights have 13" in said

@@ -1,0 +1,147 @@
+"""Export to StableHLO: a process that has JAX only gets the model's predictions."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jax import export
+from messy_photos import EXIF_ORIENTATION, picture, wide
+from PIL import Image
+from sklearn.datasets import load_digits
+from untrained import export_untrained
+
+import widenet_jax as wj
+from configs import glue, text_tiny
+from widenet_jax.cli import export as export_command
+from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.inference.stablehlo import preparation
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.vision.predict import picture_of
+
+OLD_EXPORT = Path(__file__).parents[1] / "old_artefacts" / "export"  # a WideNet for the digits
+ONLY_JAX = """
+import sys
+images = np.load("images.npy")
+found = [classify.call({"image": batch}) for batch in (images, images[:1])]
+np.savez("found.npz", *found)
+print([name for name in ("flax", "optax", "orbax", "widenet_jax") if name in sys.modules])
+"""
+
+
+def probabilities(model: wj.Model, *inputs: object) -> list[list[float]]:
+    """Returns the probabilities that `predict` gives, in the order of the classes."""
+    tops = model.predict(*inputs, top=len(model.class_names))
+    found = [{one["class"]: one["probability"] for one in top} for top in tops]
+    return [[top[name] for name in model.class_names] for top in found]
+
+
+def code_in(readme: str) -> str:
+    """Returns the indented lines of a README."""
+    lines = (line for line in readme.splitlines() if line.startswith("    ") or not line)
+    return textwrap.dedent("\n".join(lines))
+
+
+def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
+    out = tmp_path / "program"
+    flags = [f"--workdir={OLD_EXPORT}", f"--out={out}", "--format=stablehlo"]
+    assert export_command.main([*flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 30
+    readme = (out / "README.md").read_text()
+    images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
+    np.save(out / "images.npy", images)
+    Image.fromarray(np.kron(images[0, ..., 0], np.ones((5, 3), np.uint8))).save(out / "photo.jpg")
+    done = subprocess.run(
+        [sys.executable, "-c", code_in(readme) + ONLY_JAX],
+        cwd=out,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    predicted, others = done.stdout.splitlines()
+    assert others == "[]"
+    with np.load(out / "found.npz") as found:
+        all_three, first = found["arr_0"], found["arr_1"]
+    model = wj.load(OLD_EXPORT)
+    np.testing.assert_allclose(all_three, probabilities(model, images), atol=1e-6)
+    np.testing.assert_allclose(first, all_three[:1], atol=1e-6)
+    [[best]] = model.predict([str(out / "photo.jpg")], top=1)
+    name, probability = predicted.split()
+    assert name == best["class"] and abs(float(probability) - best["probability"]) < 0.01
+    assert json.loads((out / "class_names.json").read_text()) == list(model.class_names)
+    assert '"image": uint8 [n, 8, 8, 1]' in readme
+    assert export_command.main(flags) == 2
+    assert "is not empty; name a new directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("crop", "turn", "channels"), [("central", True, 3), ("squash", False, 3), ("squash", True, 1)]
+)
+def test_the_readme_prepares_photos_as_evaluation_does(
+    tmp_path: Path, crop: str, turn: bool, channels: int
+):
+    """Larger and smaller ones, upright and turned, and grey of 16 bits, to one level of 255."""
+    fields = {"eval_crop": crop, "exif_orientation": turn, "eval_crop_fraction": 0.875}
+    fields = [f"--config.augment.{name}={value}" for name, value in fields.items()]
+    trained = open_trained(str(OLD_EXPORT), fields)
+    trained.config.data.image_size = 20
+    task = dataclasses.replace(trained.task, image_shape=(20, 20, channels))
+    trained = dataclasses.replace(trained, task=task)
+    names: dict = {}
+    exec(code_in(preparation(trained)).split("with open")[0], names)
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6
+    for k, size in enumerate([(97, 61), (40, 211), (60, 40), (20, 20), (17, 13)]):
+        photo = picture(k).resize(size, Image.Resampling.BICUBIC)
+        photo.save(tmp_path / f"{k}.png", exif=exif)
+    wide().save(tmp_path / "5.png")
+    for k in range(6):
+        ours = picture_of(str(tmp_path / f"{k}.png"), trained).astype(int)
+        theirs = names["prepare"](tmp_path / f"{k}.png")
+        assert theirs.shape == ours.shape and theirs.dtype == np.uint8
+        assert np.abs(theirs - ours).max() <= 1
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained models of texts: a classifier and one that fills masks."""
+    folder, tokenizer = tmp_path_factory.mktemp("texts"), load_tokenizer(str(FOLDER))
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+    facts = {"classes": {"class_names": ["no", "yes"], "pairs": True}, "masks": {}}
+    configs = {"classes": glue.get_config("own,model=widenet_4_tiny"),
+               "masks": text_tiny.get_config()}  # fmt: skip
+    for name, config in configs.items():
+        config.update_from_flattened_dict({"model.depth": 1, "data.max_length": 16})
+        export_untrained(config, info | facts[name], folder / name)
+    return folder
+
+
+@pytest.mark.slow
+def test_texts(texts: Path, tmp_path: Path):
+    """[CLS] text [SEP] pair [SEP] by hand, padded with zeros."""
+    out = tmp_path / "program"
+    flags = [f"--workdir={texts}/classes", f"--out={out}", "--format=stablehlo"]
+    assert export_command.main(flags) == 0
+    tokenizer = load_tokenizer(str(out / "tokenizer.json"))
+    text, pair = (tokenizer.encode(words) for words in ("She was", "persuaded"))
+    second, sep = [*pair, tokenizer.sep_id], [tokenizer.sep_id]
+    first = [tokenizer.cls_id, *text, *sep]
+    rows = np.zeros((2, 1, 16), np.int32)
+    length = len(first) + len(second)
+    rows[:, 0, :length] = [*first, *second], [0] * len(first) + [1] * len(second)
+    classify = export.deserialize(bytearray((out / "classifier.stablehlo").read_bytes()))
+    batch = {"tokens": rows[0], "segments": rows[1], "length": np.int32([length])}
+    expected = probabilities(wj.load(texts / "classes"), ["She was"], ["persuaded"])
+    np.testing.assert_allclose(classify.call(batch), expected, atol=1e-6)
+
+
+def test_another_task_is_refused(texts: Path, tmp_path: Path, capsys):
+    flags = [f"--workdir={texts}/masks", f"--out={tmp_path}/program", "--format=stablehlo"]
+    assert export_command.main(flags) == 2
+    assert "here it must be classification or text_classification\n" in capsys.readouterr().err
+    assert not (tmp_path / "program").exists()

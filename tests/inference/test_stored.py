@@ -1,0 +1,203 @@
+"""config.model.name="stored": the section of a run, an export or a Hugging Face model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from etils import epath
+from inference import reference_bert as reference
+from ml_collections import ConfigDict
+
+from configs import defaults, finetune, glue
+from widenet_jax.config.sizes import vision_model
+from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.exported import write_exported
+from widenet_jax.inference.stored import merged, set_fields, stored_sections
+from widenet_jax.inference.trained import read_model
+from widenet_jax.main import parse_flags
+from widenet_jax.text.weights.huggingface_config import model_section
+
+WIDENET = text_model(*parse_text_variant("widenet_4_s"))
+ALBERT = text_model(*parse_text_variant("albert_s"))
+
+
+def run(place: Path, model: dict, **sections: dict) -> str:
+    """Writes what the workdir of a run has that matters here."""
+    place.mkdir()
+    content = {"model": model, "task": {"name": "masked_lm"}, **sections}
+    (place / "config.json").write_text(json.dumps(content))
+    return str(place)
+
+
+def config(**beside: object) -> ConfigDict:
+    return defaults.get_config({"name": "stored", **beside}, "text_classification")
+
+
+def test_the_whole_section_is_taken(tmp_path):
+    made = config()
+    set_fields(made, [f"--config.init_from={run(tmp_path / 'run', WIDENET)}"])
+    assert made.model.to_dict() == WIDENET
+    with pytest.raises(AttributeError):  # the config is locked, as any other
+        made.model.other = 1
+
+
+def test_fields_beside_the_name_and_flags_override_it(tmp_path):
+    """Flags come last, and may set any field of the stored model."""
+    moe = {"capacity_factor": 1.5, "losses": {"load_balance": 0.0}}
+    made = config(dropout=0.25, dtype="bfloat16", moe=moe)
+    place = run(tmp_path / "run", WIDENET)
+    flags = [f"--config.init_from={place}", "--config.model.dropout=0.5", "--config.seed=3",
+             "--config.model.remat=block"]  # fmt: skip
+    set_fields(made, flags)
+    expected = json.loads(json.dumps(WIDENET))
+    expected |= {"dropout": 0.5, "dtype": "bfloat16", "remat": "block"}
+    expected["moe"]["capacity_factor"] = 1.5
+    expected["moe"]["losses"]["load_balance"] = 0.0
+    assert made.model.to_dict() == expected and made.seed == 3
+
+
+@pytest.mark.parametrize("router", ["top_k", "noisy_top_k", "sigmoid"])
+def test_a_stored_router_has_the_losses_that_it_has_from_scratch(router: str, tmp_path):
+    variant = f"widenet_4_s,router={router}"
+    place = run(tmp_path / "run", text_model(*parse_text_variant(variant)))
+    stored = set_fields(glue.get_config("mnli"), [f"--config.init_from={place}"])
+    scratch = glue.get_config(f"mnli,model={variant}")
+    assert stored.model.to_dict() == scratch.model.to_dict()
+    weights = {name for name, weight in stored.model.moe.losses.items() if weight}
+    own = {"top_k": {"load_balance"}, "noisy_top_k": {"importance", "load"}}
+    assert weights == own.get(router, {"entropy"}) | {"over"}
+
+
+def test_photos_have_the_size_of_the_stored_model_and_its_learning_rate(tmp_path):
+    """A flag, and a config of one's own, go before; a run that has begun keeps what it has."""
+
+    def found(*flags: str, own: float | None = None, workdir: str = "") -> tuple[int, float]:
+        made = finetune.get_config("stored")
+        if own:
+            made.optimizer.learning_rate = own
+        set_fields(made, flags, workdir=workdir)
+        assert "image_size" not in made.model and "learning_rate" not in made.model
+        return made.data.image_size, made.optimizer.learning_rate
+
+    for size, pixels, rate in (("b", 224, 1e-4), ("s", 24, 1e-3)):
+        place, model = tmp_path / size, vision_model("widenet", size, {})
+        run(place, model, data={"image_size": pixels}, optimizer={"learning_rate": 7.0})
+        flag = f"--config.init_from={place}"
+        assert found(flag) == (pixels, rate)
+        assert found(flag, "--config.data.image_size=32", own=0.5) == (32, 0.5)
+        (place / "checkpoints").mkdir()
+        assert found(flag, workdir=str(place)) == (pixels, 7.0)
+
+
+def test_a_section_that_the_stored_model_lacks_has_no_effect(tmp_path):
+    made = config(moe={"capacity_factor": 1.5})
+    place = run(tmp_path / "run", ALBERT)
+    set_fields(made, [f"--config.init_from={place}"])
+    assert made.model.to_dict() == ALBERT
+    told = "config.model.moe is empty in this config"
+    with pytest.raises(BadInputError, match=told):
+        set_fields(config(), [f"--config.init_from={place}", "--config.model.moe.mlp_dim=8"])
+
+
+def test_a_field_of_no_stored_model():
+    with pytest.raises(BadInputError, match=r"config.model.odd is no field of the model in .*=run"):
+        merged(ALBERT, {"odd": 1}, "run")
+
+
+def test_other_configs_are_left_alone():
+    made = defaults.get_config(dict(ALBERT), "text_classification")
+    set_fields(made, ["--config.seed=5"])
+    assert made.model.to_dict() == ALBERT and made.seed == 5
+
+
+def test_a_hugging_face_model(tmp_path):
+    facts = reference.config_of("albert", hidden_act="gelu_new", hidden_dropout_prob=0)
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    (tmp_path / "model.safetensors").touch()
+    for place in (tmp_path, tmp_path / "model.safetensors"):
+        made = config()
+        set_fields(made, [f"--config.init_from={place}", "--config.model.dropout=0.1"])
+        expected = model_section(facts, source="config.json") | {"dropout": 0.1}
+        assert made.model.to_dict() == expected
+
+
+def test_an_export_and_its_run(digits_run, tmp_path):
+    """An export without parameters: they are not read."""
+    write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
+    (tmp_path / "e" / "params.npz").unlink()
+    assert (
+        stored_sections(str(tmp_path / "e"))["model"] == stored_sections(str(digits_run))["model"]
+    )
+
+
+def test_the_command_line_of_a_run(tmp_path):
+    """A run that has begun resumes without the model that it started from."""
+    place = tmp_path / "first"
+    run(place, WIDENET)
+    flags = ["main", "--config=configs/glue.py:own", f"--config.init_from={place}",
+             f"--workdir={tmp_path / 'run'}", "--config.model.dropout=0.5"]  # fmt: skip
+    _, made = parse_flags(flags)
+    assert made.model.num_positions == 128 and made.model.dropout == 0.5
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(made.to_dict()))
+    (tmp_path / "run" / "environment.json").write_text("[]")
+    corrected = [*flags, f"--config.init_from={run(tmp_path / 'other', ALBERT)}"]
+    assert parse_flags(corrected)[1].model.moe is None  # nothing has been saved yet
+    (tmp_path / "run" / "checkpoints").mkdir()
+    shutil.rmtree(place)
+    assert parse_flags(flags)[1].to_dict() == made.to_dict()
+
+
+def test_a_new_workdir_that_ends_like_a_checkpoint(tmp_path):
+    """It is a run of its own: another's section is not taken in place of that of init_from."""
+    other, start = run(tmp_path / "run", ALBERT), run(tmp_path / "first", WIDENET)
+    made = config()
+    set_fields(made, [f"--config.init_from={start}@best"], workdir=f"{other}@100")
+    assert made.model.to_dict() == WIDENET
+
+
+def test_no_place():
+    with pytest.raises(BadInputError, match=r"^config.model.name=stored needs the model to start"):
+        set_fields(config(), [])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "no config.json there; give the workdir of a training run"),
+        ("{", "Expecting property name"),
+        ("[]", r"describes no model of ours, no BERT and no ALBERT \(model_type=None\)"),
+        ('{"model_type": "vit"}', r"name the model in .*, as in configs/finetune.py:vit_b"),
+        ('{"model_type": "roberta"}', r"no BERT and no ALBERT \(model_type='roberta'\)"),
+        ('{"model_type": "albert", "num_hidden_groups": 4}', "num_hidden_groups=4 of 12 layers"),
+        ('{"model_type": "bert", "hidden_size": "wide"}', "hidden_size='wide' is not a number"),
+        ('{"model_type": "bert", "hidden_act": "swish"}', "hidden_act='swish' is not an activ"),
+        ('{"model_type": "bert", "position_embedding_type": "relative_key"}',
+         "position_embedding_type='relative_key', and our models have 'absolute' only"),
+    ],
+)  # fmt: skip
+def test_no_stored_model(content: str | None, told: str, tmp_path):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(BadInputError, match=told) as caught:
+        set_fields(config(), [f"--config.init_from={tmp_path}"])
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(tmp_path)
+
+
+def test_defaults_of_their_configs():
+    """Fields that an old `config.json` leaves out, and one that lacks its type."""
+    bert = model_section({"vocab_size": 9, "hidden_size": 768}, source="x")
+    expected = text_model("bert", "", {}) | {
+        "embedding_dim": 768,
+        "projection": False,
+        "activation": "gelu",
+    }
+    assert bert == expected
+    albert = {"vocab_size": 9, "hidden_size": 768, "embedding_size": 128}
+    found = model_section(
+        albert | {"num_attention_heads": 12, "intermediate_size": 3072}, source=""
+    )
+    assert found == text_model("albert", "", {}) | {"dropout": 0.0}

@@ -1,0 +1,282 @@
+"""Streams of tokens: which segments a row reads, whoever reads them; mistakes in one line."""
+
+import gzip
+import hashlib
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worker_processes import assert_no_worker_left
+
+from widenet_jax.config.files import load_config, override
+from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.corpus.unigrams import unigram_bits
+from widenet_jax.data import pipeline, sampler
+from widenet_jax.data.sources import build_source, open_data, overview
+from widenet_jax.errors import BadInputError
+from widenet_jax.language.data.token_files import sample_sha256
+from widenet_jax.language.data.token_streams import TokenStream, open_stream, segment_transform
+
+ROOT = Path(__file__).parents[3]
+T, B = 3, 2
+SPLITS = ("train", "valid", "test", "all")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A file of the bytes 0, 1, ..., 199: its training split holds 0 to 179."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(200)))
+    return str(path)
+
+
+def train_stream(source: TokenStream, **changes) -> list[dict[str, np.ndarray]]:
+    options = {
+        "transform": segment_transform,
+        "seed": 0,
+        "batch_size": B,
+        "positions": np.arange(B),
+        "start_step": 0,
+        "num_steps": 70,
+        "num_workers": 0,
+        "prefetch": 2,
+        **changes,
+    }
+    with pipeline.train_batches(source, **options) as batches:
+        return list(batches)
+
+
+def eval_stream(source: TokenStream, batch_size: int, positions=None) -> list[dict]:
+    positions = np.arange(batch_size) if positions is None else positions
+    with pipeline.eval_batches(
+        source,
+        batch_size=batch_size,
+        positions=positions,
+        transform=segment_transform,
+        num_workers=0,
+        prefetch=2,
+    ) as batches:
+        return list(batches)
+
+
+def assert_same(ours: list[dict], theirs: list[dict]) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def test_a_hand_worked_epoch(text):
+    """180 tokens make 59 segments of 3, so 29 batches of 2 rows; the 59th segment is left out."""
+    batches = train_stream(open_stream(text, "train", T))
+    assert [b["fresh"].tolist() for b in batches[:3]] == [[True] * 2, [False] * 2, [False] * 2]
+    assert batches[0]["tokens"].tolist() == [[0, 1, 2, 3], [87, 88, 89, 90]]
+    assert batches[1]["tokens"].tolist() == [[3, 4, 5, 6], [90, 91, 92, 93]]
+    assert batches[28]["tokens"].tolist() == [[84, 85, 86, 87], [171, 172, 173, 174]]
+    assert batches[29]["tokens"].tolist() == batches[0]["tokens"].tolist()
+    assert [k for k, b in enumerate(batches) if b["fresh"].any()] == [0, 29, 58]
+    assert batches[0]["tokens"].dtype == np.int32
+
+
+def test_a_plain_file_has_splits(text):
+    first = {name: open_stream(text, name, T)[0]["tokens"][0] for name in ("valid", "test", "all")}
+    assert first == {"valid": 180, "test": 190, "all": 0}
+    sizes = {name: open_stream(text, name, T).num_tokens for name in first}
+    assert sizes == {"valid": 10, "test": 10, "all": 200}
+
+
+def test_rows_follow_the_rule_of_the_specification():
+    """Row b at step s reads tokens (b S + s mod S) T .. + T, with S = floor((N - 1) / (T B))."""
+    for N, length, rows in ((1000, 7, 5), (1001, 10, 4), (41, 10, 4)):
+        S = (N - 1) // (length * rows)
+        segments = (N - 1) // length
+        for step in (0, S - 1, S, 3 * S + 1):
+            positions = step * rows + np.arange(rows)
+            place, found = sampler.stream_at(
+                positions, batch_size=rows, num_segments=segments, whole=False
+            )
+            assert found.tolist() == [b * S + step % S for b in range(rows)]
+            assert (place == step % S).all() and found.max() * length + length < N
+
+
+def test_the_entropy_is_that_of_the_tokens_that_segments_predict(tmp_path):
+    """Three segments of 3 predict 4 a, 4 b and 1 c; the first token is read only, the last not.
+
+    4/9 of the tokens have log2(9/4) bits twice, 1/9 log2(9). A token is 2 bytes.
+    """
+    prepared = written(tmp_path, np.array([7, 1, 1, 2, 2, 1, 1, 2, 2, 3, 7, 7], "u1"), 8, bytes=24)
+    expected = (8 / 9 * np.log2(9 / 4) + 1 / 9 * np.log2(9)) / 2
+    assert unigram_bits(open_stream(prepared, "train", T)) == pytest.approx(expected)
+
+
+def test_hosts_and_a_later_start_read_the_same(text):
+    source = open_stream(text, "train", T)
+    unbroken = train_stream(source)
+    assert_same(train_stream(source, start_step=31), unbroken[31:])
+    hosts = [train_stream(source, positions=np.array([row])) for row in range(B)]
+    for step, batch in enumerate(unbroken):
+        for key in ("tokens", "fresh", "record"):
+            joined = np.concatenate([host[step][key] for host in hosts])
+            np.testing.assert_array_equal(joined, batch[key])
+    assert_same(train_stream(pickle.loads(pickle.dumps(source)), num_steps=5), unbroken[:5])
+
+
+@pytest.mark.slow
+def test_workers_read_the_same(text):
+    source = open_stream(text, "train", T)
+    assert_same(train_stream(source, num_workers=2), train_stream(source))
+    assert_no_worker_left()
+
+
+def test_evaluation_reads_every_segment_once_and_in_order(text):
+    """19 segments in 4 rows of 5: the last row has ended after its fourth segment."""
+    source = open_stream(text, "all", 10)
+    batches = eval_stream(source, 4)
+    assert [b["fresh"].tolist() for b in batches] == [[True] * 4] + [[False] * 4] * 4
+    assert [b["mask"].tolist() for b in batches] == [[True] * 4] * 4 + [[True] * 3 + [False]]
+    assert [b["record"].tolist() for b in batches[3:]] == [[3, 8, 13, 18], [4, 9, 14, -1]]
+    assert batches[4]["tokens"][0].tolist() == list(range(40, 51))
+    assert not batches[4]["tokens"][3].any()
+    seen = [r for b in batches for r in b["record"].tolist() if r >= 0]
+    assert sorted(seen) == list(range(19))
+    halves = [eval_stream(source, 4, np.arange(2) + first) for first in (0, 2)]
+    for one, two, whole in zip(*halves, batches, strict=True):
+        np.testing.assert_array_equal(np.concatenate([one["mask"], two["mask"]]), whole["mask"])
+
+
+def test_a_file_of_more_than_256_different_tokens(tmp_path):
+    ids = np.arange(2000, dtype="<u2") % 700
+    prepared = written(tmp_path, ids)
+    source = open_stream(prepared, "train", 600)
+    np.testing.assert_array_equal(source[1]["tokens"], np.arange(600, 1201) % 700)
+    assert source.info["vocab_size"] == 700 and len(source) == 3
+    assert (source.bytes_per_token, source.words_per_token) == (4.0, 0.5)
+
+
+def written(folder: Path, ids: np.ndarray, vocab_size: int = 700, **changes) -> str:
+    """Writes a set of one split by hand; returns its directory."""
+    entry = {"tokens": len(ids), "bytes": 8000, "words": 1000, "file_bytes": ids.nbytes}
+    entry["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    manifest = {"format_version": 1, "kind": "stream", "vocab_size": vocab_size}
+    manifest |= {"splits": {"train": {**entry, **changes}}}
+    (folder / "train.tokens").write_bytes(ids.tobytes())
+    (folder / "dataset.json").write_text(json.dumps(manifest))
+    return str(folder)
+
+
+def test_the_info_tells_texts_apart(text, tmp_path):
+    """All splits of a text have the same hash, wherever it lies; other text has another."""
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(Path(text).read_bytes())
+    hashes = [open_stream(str(p), s, T).info["text_sha256"] for p in (text, moved) for s in SPLITS]
+    assert set(hashes) == {hashlib.sha256(bytes(range(200))).hexdigest()}
+    moved.write_bytes(bytes(range(199, -1, -1)))
+    assert open_stream(str(moved), "train", T).info["text_sha256"] not in hashes
+    sets = [written(tmp_path, np.full(100, token, "<u2")) for token in (1, 1)]
+    one, same = (open_stream(path, "train", 9).info for path in sets)
+    other = open_stream(written(tmp_path, np.full(100, 2, "<u2")), "train", 9).info
+    assert one == same and one["text_sha256"] != other["text_sha256"]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    prepared = written(tmp_path, np.full(100, 701, "<u2"))
+    with pytest.raises(BadInputError, match=r"train\.tokens: holds token 701.* prepare the set"):
+        open_stream(prepared, "train", 9)[0]
+    few = written(tmp_path, np.full(100, 201, "u1"), vocab_size=200)
+    with pytest.raises(BadInputError, match=r"train\.tokens: holds token 201"):
+        open_stream(few, "train", 9)[0]
+    prepared = written(tmp_path, np.full(100, 701, "<u2"))
+    with pytest.raises(BadInputError, match=r"train\.tokens: 200 bytes, 202 were written"):
+        open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
+    prepared = written(tmp_path, np.ones(100, "<u2"))
+    (tmp_path / "train.tokens").write_bytes(bytes(200))
+    with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sha256"):
+        open_stream(prepared, "train", 9)
+    (tmp_path / "train.tokens").unlink()
+    with pytest.raises(BadInputError, match=r"train\.tokens: no such file"):
+        open_stream(prepared, "train", 9)
+
+
+def test_a_large_file_is_told_apart_by_parts_of_it(tmp_path):
+    """Of 17 MiB the parts begin 1 1/15 MiB apart, so that the first gap begins at 1 MiB."""
+    content = np.zeros(17 << 20, "u1")
+    prepared, file = written(tmp_path, content, 256), tmp_path / "train.tokens"
+    hashes = [sample_sha256(str(file))]
+    for place in (0, (1 << 20) + 1000, 8 << 20, (17 << 20) - 1):
+        with file.open("r+b") as changed:
+            changed.seek(place)
+            changed.write(b"a")
+        hashes.append(sample_sha256(str(file)))
+    zeros, beginning, gap, *_ = hashes
+    assert beginning == gap and len(set(hashes)) == 4
+    written(tmp_path, content, 256, sample_sha256=zeros)
+    assert open_stream(prepared, "train", 9).num_tokens == 17 << 20
+    file.write_bytes(content[1:].tobytes() + b"a")
+    with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sample"):
+        open_stream(prepared, "train", 9)
+
+
+def test_mistakes_are_one_line(text, tmp_path):
+    def opened(path=text, split="train", max_length=T):
+        data = {"source": "token_stream", "path": str(path), "max_length": max_length}
+        return build_source(data, split)
+
+    with pytest.raises(BadInputError, match=r"config\.data\.path=.*no such file or directory"):
+        opened(tmp_path / "missing.txt")
+    with pytest.raises(BadInputError, match="no split 'dev'; there are train, valid, test, all"):
+        opened(split="dev")
+    with pytest.raises(BadInputError, match=r"split valid: 10 tokens, too few for one segment"):
+        opened(split="valid", max_length=10)
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    with pytest.raises(BadInputError, match=r"empty\.txt: an empty file"):
+        opened(empty)
+    packed = tmp_path / "text.gz"
+    packed.write_bytes(gzip.compress(b"text " * 100))
+    with pytest.raises(BadInputError, match=r"text\.gz: compressed; unpack it"):
+        opened(packed)
+    large = written(tmp_path, np.zeros(100, "<u2"), vocab_size=65_537)
+    with pytest.raises(BadInputError, match="65,537 tokens is too large for a stream"):
+        opened(large)[0]
+
+
+def test_the_embedded_novel_is_a_stream():
+    source = build_source({"source": "token_stream", "path": "", "max_length": 64}, "valid")
+    assert source.describe(1) == "the embedded novel, split valid, tokens 64 to 128"
+    assert source.info["vocab_size"] == 256 and source.bytes_per_token == 1.0
+    assert bytes(source[0]["tokens"].astype("u1")).decode().isascii()
+
+
+def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
+    """Without one it reads the embedded novel. The first line of a run says which."""
+    told = []
+    for flags in ([], [f"--config.data.path={text}", "--config.data.max_length=2"]):
+        config = override(load_config(f"{ROOT}/configs/language_model.py:tiny"), flags)
+        data = open_data(config)
+        told.append(overview((("train", data.train), ("valid", data.eval)), "sequences"))
+    sizes = [(TEXT.stat().st_size * share // 100 - 1) // 64 for share in (90, 5)]
+    assert told == [
+        f"train: {sizes[0]:,} sequences of the embedded novel; valid: {sizes[1]} sequences",
+        # 180 and 10 bytes, in segments of 2 and the byte after them
+        f"train: 89 sequences of {text}; valid: 4 sequences",
+    ]
+
+
+def test_the_embedded_novel_in_word_pieces():
+    """The three splits are the whole text, in order."""
+    data = {"source": "tiny_pieces", "max_length": 1}
+    streams = [build_source(data, split) for split in ("train", "valid", "test")]
+    tokenizer = load_tokenizer(str(FOLDER))
+    whole = np.concatenate(tokenizer.encode_all(TEXT.read_text().split("\n")))
+    first = [stream.segments(np.arange(len(stream)))[:, 0] for stream in streams]
+    last = [stream[len(stream) - 1]["tokens"][1:] for stream in streams]
+    joined = np.concatenate([part for pair in zip(first, last, strict=True) for part in pair])
+    np.testing.assert_array_equal(joined, whole)
+    sizes = [stream.bytes_per_token * stream.num_tokens for stream in streams]
+    assert sum(sizes) == pytest.approx(TEXT.stat().st_size)
+    assert np.array(sizes) / sum(sizes) == pytest.approx([0.9, 0.05, 0.05], abs=0.01)
+    assert streams[0].info["tokenizer"] == tokenizer.json

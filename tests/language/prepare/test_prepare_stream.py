@@ -1,0 +1,208 @@
+"""`prepare_data.py stream`: what a set holds, where it is cut, kills, mistakes in one line."""
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from preparing import ROOT, refused, run, write
+
+from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.language.data.token_streams import open_stream
+
+
+def prepare(inputs: object, out: Path, *options: object) -> int:
+    inputs = inputs if isinstance(inputs, list) else [inputs]
+    return run("stream", *inputs, "--out", out, "--workers=1", *options)
+
+
+def tokens(out: Path, split: str, dtype: str = "u1") -> np.ndarray:
+    return np.fromfile(out / f"{split}.tokens", dtype)
+
+
+def manifest(out: Path) -> dict:
+    return json.loads((out / "dataset.json").read_text())
+
+
+def test_bytes_are_taken_as_they_are(tmp_path: Path):
+    content = bytes(range(256)) * 40 + b"the end"
+    text, out = write(tmp_path / "enwik", content), tmp_path / "set"
+    assert prepare(text, out, "--splits=train=9k,valid=1000,test=2%") == 0
+    assert tokens(out, "train").tobytes() == content[:9000]
+    assert tokens(out, "valid").tobytes() == content[9000:10_000]
+    assert tokens(out, "test").tobytes() == content[10_000 : 10_000 + round(len(content) * 0.02)]
+    assert {path.name for path in out.iterdir()} == {
+        "dataset.json", "train.tokens", "valid.tokens", "test.tokens",
+    }  # fmt: skip
+    entry = manifest(out)["splits"]["train"]
+    assert entry["sha256"] == hashlib.sha256(content[:9000]).hexdigest() == entry["sample_sha256"]
+    assert (entry["tokens"], entry["bytes"], entry["file_bytes"]) == (9000, 9000, 9000)
+    source = open_stream(str(out), "train", 8)
+    assert source.info["vocab_size"] == 256 and source.bytes_per_token == 1.0
+
+
+def test_words_are_counted_by_hand(tmp_path: Path):
+    """Five words, the last cut off by the end, and two ends of lines."""
+    text = write(tmp_path / "a.txt", "one  two\nthree\tfour \nfive")
+    assert prepare(text, tmp_path / "set", "--splits=train=100%") == 0
+    assert manifest(tmp_path / "set")["splits"]["train"]["words"] == 7
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_inputs(tmp_path: Path, compress, capsys):
+    packed = compress(b"abc\n" * 5000)
+    text = write(tmp_path / "text", packed)
+    assert prepare(text, tmp_path / "set") == 0
+    assert tokens(tmp_path / "set", "train").tobytes() == b"abc\n" * 4500
+    write(text, packed[: len(packed) // 2])
+    message = refused(capsys, "stream", text, "--out", tmp_path / "other")
+    assert "text: damaged or cut short" in message and not (tmp_path / "other").exists()
+
+
+def test_documents_of_json_lines_and_parquet_are_joined_by_a_separator(tmp_path: Path):
+    texts = ["One.\nTwo.", "Drei für vier."]
+    lines = write(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": text}) for text in texts))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "b.parquet")
+    for number, path in enumerate((lines, tmp_path / "b.parquet")):
+        out = tmp_path / f"set{number}"
+        assert prepare(path, out, "--splits=train=100%", "--separator", "\\n\\n") == 0
+        expected = "".join(text + "\n\n" for text in texts)
+        assert tokens(out, "train").tobytes() == expected.encode()
+        assert manifest(out)["documents"] == 2
+
+
+def test_word_pieces_are_those_of_each_line(tmp_path: Path):
+    tokenizer = load_tokenizer(str(FOLDER))
+    lines = ["  Anne was here.", "", "She smiled. [SEP]"]
+    train, valid = write(tmp_path / "a.txt", "\n".join(lines)), write(tmp_path / "b.txt", "No.\n")
+    out = tmp_path / "set"
+    options = ("--valid", valid, "--tokenizer", FOLDER, "--separator=[SEP]")
+    assert prepare([train, valid], out, *options) == 0
+    parts = [*map(tokenizer.encode, lines), [tokenizer.sep_id], tokenizer.encode("No.")]
+    expected = np.concatenate([*parts, [tokenizer.sep_id]])
+    np.testing.assert_array_equal(tokens(out, "train", "<u2"), expected)
+    assert (expected == tokenizer.sep_id).sum() == 2, "a marker in a text is ordinary characters"
+    source = open_stream(str(out), "valid", 1)
+    assert source.info["tokenizer"] == tokenizer.json
+    # "No.\n" has 4 bytes, one word and one end of a line.
+    assert source.bytes_per_token * source.num_tokens == 4
+    assert source.words_per_token * source.num_tokens == 2
+
+
+def test_word_pieces_are_cut_between_lines_and_counted(tmp_path: Path):
+    out, text = tmp_path / "set", TEXT.read_bytes()
+    assert prepare(TEXT, out, "--tokenizer", FOLDER) == 0
+    splits = manifest(out)["splits"]
+    assert sum(entry["bytes"] for entry in splits.values()) == len(text)
+    total = sum(entry["tokens"] for entry in splits.values())
+    tokenizer, done = load_tokenizer(str(FOLDER)), 0
+    for split, share in (("train", 0.9), ("valid", 0.05), ("test", 0.05)):
+        entry = splits[split]
+        assert entry["tokens"] / total == pytest.approx(share, abs=0.01)
+        part = text[done : done + entry["bytes"]]
+        done += entry["bytes"]
+        lines = [line for line in part.decode().split("\n") if line.strip()]
+        whole = np.concatenate(tokenizer.encode_all(lines))
+        np.testing.assert_array_equal(tokens(out, split, "<u2"), whole)
+        assert entry["words"] == len(part.split()) + part.count(b"\n")
+
+
+def test_parts_of_a_split_are_joined(tmp_path: Path):
+    """Validation text from the middle."""
+    text = write(tmp_path / "a.txt", bytes(range(100)))
+    assert prepare(text, tmp_path / "set", "--splits=train=40%,valid=10%,train=50%") == 0
+    assert tokens(tmp_path / "set", "valid").tolist() == list(range(40, 50))
+    assert tokens(tmp_path / "set", "train").tolist() == [*range(40), *range(50, 100)]
+
+
+def test_the_preview_shows_the_first_segments(tmp_path: Path, capsys):
+    config = write(
+        tmp_path / "config.py",
+        "from ml_collections import ConfigDict\n"
+        "def get_config():\n"
+        "    data = dict(source='token_stream', path='', train_split='train', max_length=12)\n"
+        "    return ConfigDict(dict(task=dict(name='language_modeling'), data=data))\n",
+    )
+    assert run("preview", "--config", config, "--num=1") == 0
+    shown = capsys.readouterr().out
+    assert "split train, tokens 0 to 12" in shown and "then" in shown
+
+
+# --- Kills and mistakes ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_five_kills_change_no_byte(tmp_path: Path):
+    """SIGKILL at five places; the set is that of an undisturbed preparation."""
+    files = []
+    for number in range(6):
+        files.append(write(tmp_path / f"{number}.txt", TEXT.read_text() * (1 + number % 2)))
+    options = ["--tokenizer", str(FOLDER), "--separator=[SEP]"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert prepare(files, whole, *options) == 0
+    command = [sys.executable, str(ROOT / "scripts/prepare_data.py"), "stream", *map(str, files)]
+    command += ["--out", str(killed), "--workers=1", *options]
+    for attempt in range(5):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT)
+        while len(list(killed.glob(".part-*.json"))) <= attempt:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (killed / "dataset.json").exists()
+    assert subprocess.run(command, stderr=subprocess.DEVNULL, cwd=ROOT).returncode == 0
+    assert {p.name: p.read_bytes() for p in whole.iterdir()} == {
+        p.name: p.read_bytes() for p in killed.iterdir()
+    }
+
+
+def test_the_same_command_again_changes_nothing(tmp_path: Path, capsys):
+    text, out = write(tmp_path / "a.txt", "One. Two. " * 10), tmp_path / "set"
+    assert prepare(text, out) == 0
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert prepare(text, out) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    assert "--overwrite" in refused(capsys, "stream", text, "--out", out, "--separator=x")
+    write(text, "One. Six. " * 10)
+    assert "other inputs" in refused(capsys, "stream", text, "--out", out)
+    assert prepare(text, out, "--overwrite") == 0
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys):
+    text = write(tmp_path / "a.txt", b"One.\nTw\xff.\nThree.")
+    out = ("--out", tmp_path / "set")
+
+    def message(*options: object) -> str:
+        found = refused(capsys, "stream", *options, *out)
+        assert not (tmp_path / "set").exists()
+        return found
+
+    assert "a.txt line 2: not UTF-8 text" in message(text, "--tokenizer", FOLDER)
+    separated = message(text, "--tokenizer", FOLDER, "--separator=\\n")
+    assert "the tokenizer makes no token of it" in separated
+    packed = write(tmp_path / "enwik8.zip", b"PK\x03\x04rest")
+    assert "enwik8.zip: a zip archive; unpack it first" in message(packed)
+    assert "missing.txt" in message(tmp_path / "missing.txt")
+    assert "is not NAME=SIZE" in message(text, "--splits=train:90")
+    assert "names no split train" in message(text, "--splits=valid=90%")
+    assert "valid is given by --valid, too" in message(
+        text, "--valid", text, "--splits=train=9%,valid=1%"
+    )
+    empty = write(tmp_path / "empty.txt", b"")
+    for inputs, options, problem in (
+        (text, "--splits=train=16,valid=5", "valid=5 ends at token 21, and the text has 16"),
+        (empty, "--splits=train=90%", "split train: no text found"),
+    ):
+        found = refused(capsys, "stream", inputs, "--out", tmp_path / "b", "--overwrite", options)
+        assert problem in found

@@ -1,0 +1,55 @@
+"""No logit of a language model depends on later tokens, with any feed-forward and router."""
+
+import compiled
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.config.language_sizes import language_model, parse_language_variant
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.moe.routers import ROUTERS
+
+T, V, D = 8, 13, 16
+# One row for each place from which on its tokens are changed.
+TOKENS = jax.random.randint(jax.random.key(0), (T, T), 0, V)
+CHANGED = jnp.where(jnp.arange(T) > jnp.arange(T)[:, None], (TOKENS + 5) % V, TOKENS)
+# Whose choice of experts in training balances the tokens of a sequence or of the batch.
+SINKHORN = ("sinkhorn", "sinkhorn_released")
+
+
+def variant(name: str) -> dict:
+    """Returns `config.model` of a size variant of 1 narrow block with dropout."""
+    model = language_model(*parse_language_variant(f"tiny,depth=1,dropout=0.2,{name}"))
+    return model | {"embed_dim": D, "num_heads": 2, "head_dim": 4}
+
+
+def logits(name: str, tokens: jax.Array, *, train: bool) -> np.ndarray:
+    model = build_model(variant(name), vocab_size=V)
+    memory = jax.random.normal(jax.random.key(1), (T, 1, 4, D))
+    inputs = {"tokens": tokens, "memory": memory, "memory_length": jnp.arange(T) % 5}
+    rng = np.random.default_rng(0)
+    shapes = parameter_shapes(model, jax.eval_shape(lambda: inputs))
+    params = jax.tree.map(lambda s: np.float32(0.3 * rng.normal(size=s.shape)), shapes)
+    streams = ("dropout", "router") if train else ()
+    rngs = {stream: jax.random.key(2) for stream in streams}
+    outputs, _ = compiled.apply(model, params, inputs, train=train, rngs=rngs)
+    return np.asarray(outputs["logits"])
+
+
+QUICK = ["ffn=dense", "ffn=top_k,num_active=6", "ffn=product_key"]
+QUICK += [f"ffn=moe,router={name}" for name in ("noisy_top_k", "sigmoid", "sinkhorn")]
+VARIANTS = [f"ffn=moe,router={name}" for name in ROUTERS]
+VARIANTS += ["ffn=product_key,weights=softmax", "ffn=product_key,combine_heads=before", *QUICK[:3]]
+MARKED = [v if v in QUICK else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_logits_ignore_later_tokens(name: str):
+    """In training, with dropout and noise; with Sinkhorn's balance, in evaluation alone."""
+    train = not name.endswith(SINKHORN)
+    before, after = (logits(name, tokens, train=train) for tokens in (TOKENS, CHANGED))
+    seen = np.arange(T) <= np.arange(T)[:, None]
+    np.testing.assert_allclose(after[seen], before[seen], atol=1e-5)
+    assert np.abs(after - before)[~seen].max() > 1e-3

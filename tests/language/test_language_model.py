@@ -1,0 +1,149 @@
+"""The language model: a memory is as good as one long segment; no token sees later ones."""
+
+from functools import cache
+
+import compiled
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.language.model import LanguageModel
+from widenet_jax.nn.build import build_model
+
+B, T, D, V = 3, 12, 16, 11
+TOKENS = jax.random.randint(jax.random.key(0), (B, T), 0, V)
+MODEL = {
+    "name": "language_model",
+    "embed_dim": D,
+    "num_heads": 2,
+    "head_dim": 5,
+    "mlp_dim": 24,
+    "activation": "relu",
+    "kernel_init": "pre_norm",
+    "norm_epsilon": 1e-5,
+}
+
+
+def model_of(**changes) -> LanguageModel:
+    return build_model(MODEL | {"depth": 3} | changes, vocab_size=V)
+
+
+def empty(model: LanguageModel, rows: int) -> dict[str, jax.Array]:
+    memory = jnp.zeros((B, model.depth, rows, D))
+    return {"memory": memory, "memory_length": jnp.zeros(B, jnp.int32)}
+
+
+@cache
+def params_of(depth: int = 3) -> dict:
+    """Returns parameters with position biases that are not 0."""
+    model = model_of(depth=depth)
+    params = compiled.init(model, {"tokens": TOKENS, **empty(model, 0)})
+
+    def moved(path: tuple, leaf: jax.Array) -> jax.Array:
+        is_bias = path[-1].key in ("content_bias", "position_bias")
+        return leaf + is_bias * jnp.linspace(-1, 1, leaf.size).reshape(leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(moved, params)
+
+
+def run(model: LanguageModel, lengths: tuple[int, ...], rows: int, **inputs: jax.Array) -> tuple:
+    """Returns the logits of TOKENS, read in segments of some lengths, and the last outputs."""
+    carry, logits, start = empty(model, rows) | inputs, [], 0
+    for length in lengths:
+        tokens = TOKENS[:, start : start + length]
+        start += length
+        params = params_of(model.depth)
+        outputs, _ = compiled.apply(model, params, {"tokens": tokens, **carry}, train=False)
+        logits.append(outputs.pop("logits"))
+        carry = outputs
+    return np.concatenate(logits, axis=1), carry
+
+
+@pytest.mark.parametrize(
+    ("depth", "lengths"),
+    [
+        (3, (4, 4, 4)),
+        pytest.param(1, (1, 7, 4), marks=pytest.mark.slow),
+        pytest.param(3, (1, 7, 4), marks=pytest.mark.slow),
+        pytest.param(2, (1,) * 12, marks=pytest.mark.slow),
+    ],
+)
+def test_segments_with_a_full_memory_equal_one_pass(depth: int, lengths: tuple[int, ...]):
+    """Whatever stood in the memory before counts as empty."""
+    model = model_of(depth=depth)
+    whole, _ = run(model, (T,), 0)
+    noise = jax.random.normal(jax.random.key(1), (B, depth, T, D))
+    parts, carry = run(model, lengths, T, memory=noise)
+    np.testing.assert_allclose(parts, whole, atol=1e-5)
+    assert carry["memory_length"].tolist() == [T] * B
+
+
+def test_a_short_memory_holds_the_latest_tokens():
+    """Rows are block inputs: those of the first block are embeddings. The oldest are forgotten."""
+    model = model_of()
+    whole, _ = run(model, (T,), 0)
+    parts, carry = run(model, (4, 4, 4), 6)
+    assert carry["memory_length"].tolist() == [6] * B
+    np.testing.assert_allclose(carry["memory"][:, 0], params_of()["embedding"][TOKENS[:, -6:]])
+    np.testing.assert_allclose(parts[:, :8], whole[:, :8], atol=1e-5)  # nothing was forgotten yet
+    assert np.abs(parts[:, 8:] - whole[:, 8:]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"unroll": False, "remat": "block"},
+        pytest.param({"unroll": False}, marks=pytest.mark.slow),
+        pytest.param({"remat": "block"}, marks=pytest.mark.slow),
+    ],
+)
+def test_loop_and_recomputation_change_nothing(how: dict):
+    """Logits, memory and gradients are those of unrolled blocks."""
+    inputs = {"tokens": TOKENS, "memory": jax.random.normal(jax.random.key(1), (B, 2, 5, D))}
+    inputs["memory_length"] = jnp.array([0, 3, 5])
+
+    def results(model: LanguageModel) -> tuple:
+        def loss(params: dict) -> tuple:
+            outputs, _ = model.apply({"params": params}, inputs, train=True)
+            return (outputs["logits"] ** 2).sum(), outputs
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params_of(2))
+
+    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)  # noqa: E731
+    jax.tree.map(compare, results(model_of(depth=2)), results(model_of(depth=2, **how)))
+
+
+def test_no_gradient_flows_through_the_memory():
+    """A loss of a later segment would not reach the parameters that made the memory."""
+    model = model_of(depth=1)
+
+    def later(params: dict) -> jax.Array:
+        inputs = {"tokens": TOKENS, **empty(model, 2)}
+        outputs, _ = model.apply({"params": params}, inputs, train=False)
+        return outputs["memory"].sum()
+
+    gradients = jax.jit(jax.grad(later))(params_of(1))
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
+
+
+def test_embedding_and_output_start_as_in_the_paper():
+    """Xavier uniform, and uniform within 1 / sqrt(D)."""
+    params = params_of()
+    table, output = params["embedding"], params["output"]
+    assert 0.9 < np.abs(table).max() / np.sqrt(6 / (V + D)) <= 1
+    assert all(0.5 < np.abs(x).max() * np.sqrt(D) <= 1 for x in output.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "full"}, "needs config.model.attention=relative"),
+        ({"embed_dim": 15}, "config.model.embed_dim=15 must be even"),
+        ({"head_dim": 0, "num_heads": 3}, "config.model.num_heads=3 must divide"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict, message: str):
+    with pytest.raises(BadInputError, match=message):
+        model_of(**changes)

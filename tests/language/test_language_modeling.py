@@ -1,0 +1,178 @@
+"""Language modelling: the loss, the units of its metrics, and what enters the memory."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_runs import small_config
+
+from widenet_jax.data.contract import DataFacts, StreamFacts
+from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
+from widenet_jax.language.task import LanguageModeling
+from widenet_jax.step import TrainState, make_gradients
+
+B, T, V = 4, 8, 256
+SMALL = {"batch_size": B, "data.max_length": T, "model.depth": 1, "model.dropout": 0.0}
+SMALL |= {"evaluation.batch_size": B}
+
+
+def experiment_of(**changes: object) -> Experiment:
+    config = small_config(run="language", **SMALL, **changes)
+    return build_experiment(config, DataFacts(64, {}, {"vocab_size": V}), jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return experiment_of()
+
+
+@pytest.fixture(scope="module")
+def skipping() -> Experiment:
+    return experiment_of(on_nonfinite="skip", max_skipped_updates=1)
+
+
+def batch_of(experiment: Experiment, seed: int, *, fresh: bool = False) -> dict[str, np.ndarray]:
+    shapes = train_batch_shapes(experiment)
+    batch = {name: np.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+    batch["tokens"] = np.random.default_rng(seed).integers(0, V, (B, T + 1), np.int32)
+    return batch | {"fresh": np.full(B, fresh)}
+
+
+def one_step(experiment: Experiment, batch: dict, **changes) -> tuple[TrainState, dict]:
+    """Returns the state after one step from the first one with some fields changed."""
+    with jax.set_mesh(experiment.mesh):
+        state = experiment.init().replace(**changes)
+        state, metrics = experiment.train_step(state, batch)
+    return jax.device_get((state, metrics))
+
+
+def used(seed: int = 1) -> dict[str, jax.Array]:
+    """Returns a carry as later steps have it."""
+    memory = jax.random.normal(jax.random.key(seed), (B, 1, T, 32))
+    return {"memory": memory, "memory_length": jnp.full(B, T)}
+
+
+def test_loss_is_the_mean_over_tokens_of_the_next_one():
+    """Against a loop in float64; the memory of the model's outputs is the next carry."""
+    stream = StreamFacts(bytes_per_token=2.0)
+    task = LanguageModeling(5, 3, 3, 12, depth=1, embed_dim=2, dtype="float32", stream=stream)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    tokens = rng.integers(0, 5, (2, 4))
+    memory = {"memory": jnp.ones((2, 1, 3, 2)), "memory_length": jnp.array([3, 1])}
+
+    def apply(inputs: dict, rngs: object) -> tuple:
+        np.testing.assert_array_equal(inputs["tokens"], tokens[:, :3])
+        assert inputs["memory_length"].tolist() == [3, 0]
+        return {"logits": logits, **{k: v + 1 for k, v in memory.items()}}, {}
+
+    batch = {"tokens": tokens, "fresh": jnp.array([False, True]), **memory}
+    each = [
+        np.log(np.exp(logits[b, t].astype(float)).sum()) - logits[b, t, tokens[b, t + 1]]
+        for b, t in np.ndindex(2, 3)
+    ]
+    loss, metrics = task.loss(apply, batch, {})
+    np.testing.assert_allclose(loss, np.mean(each), rtol=1e-6)
+    np.testing.assert_allclose(metrics.means["cross_entropy"], np.mean(each), rtol=1e-6)
+    np.testing.assert_allclose(metrics.means["bits_per_byte"], np.mean(each) / np.log(2) / 2, 1e-6)
+    assert metrics.carry["memory_length"].tolist() == [4, 2]
+    # Of the second row only zeros are left, which are no text.
+    found = task.evaluate(apply, batch | {"mask": jnp.array([True, False])})
+    np.testing.assert_allclose(found.sums["cross_entropy"], sum(each[:3]), rtol=1e-6)
+    assert found.sums["sequences"] == 1 and found.carry["memory_length"].tolist() == [4, 2]
+
+
+def test_units_of_the_metrics():
+    """10 segments of 8 tokens with 2 nats each; a token is 4 bytes, or half a word."""
+    task = LanguageModeling(V, T, T, 4 * T, depth=1, embed_dim=2, dtype="float32")
+    sums = {"cross_entropy": np.float64(10 * T * 2), "sequences": np.int64(10)}
+    source = SimpleNamespace(bytes_per_token=4.0, words_per_token=0.5)
+    metrics = task.summarize(sums, {}, source)
+    expected = {
+        "bits_per_byte": 2 / np.log(2) / 4,
+        "cross_entropy": 2,
+        "perplexity": np.exp(2),
+        "word_perplexity": np.exp(4),
+        "sequences": 10,
+    }
+    assert metrics == pytest.approx(expected)
+    source.words_per_token = None
+    assert task.summarize(sums, {}, source).keys() == expected.keys() - {"word_perplexity"}
+
+
+def test_the_step_carries_the_memory(experiment: Experiment):
+    """The rows of the first block are the embeddings of the tokens; evaluation has four times."""
+    batch = batch_of(experiment, 0)
+    state, _ = one_step(experiment, batch)
+    with jax.set_mesh(experiment.mesh):
+        table = jax.device_get(experiment.init().params["embedding"])
+    np.testing.assert_array_equal(state.carry["memory"][:, 0], table[batch["tokens"][:, :T]])
+    assert state.carry["memory_length"].tolist() == [T] * B
+    rows = [
+        s(1)["memory"].shape[2]
+        for s in (experiment.task.carry_spec, experiment.task.eval_carry_spec)
+    ]
+    assert rows == [T, 4 * T]
+
+
+def test_a_fresh_row_has_an_empty_memory(experiment: Experiment):
+    """The loss is that without a memory, whatever is in it; other rows see theirs."""
+    batch, fresh = batch_of(experiment, 0), batch_of(experiment, 0, fresh=True)
+    empty = one_step(experiment, batch)[1]["loss"]
+    assert one_step(experiment, fresh, carry=used())[1]["loss"] == empty
+    assert one_step(experiment, batch, carry=used())[1]["loss"] != empty
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_skipped_update_empties_the_memory(skipping: Experiment, before: int):
+    """One may be skipped. The second ends the run, and the memory that it met is kept for a replay.
+
+    A parameter that is not finite makes every hidden state NaN: none of them is remembered.
+    """
+    params = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), skipping.state.params)
+    state, metrics = one_step(
+        skipping,
+        batch_of(skipping, 0),
+        params=params,
+        carry=used(),
+        skipped_updates=jnp.int32(before),
+    )
+    assert np.isnan(metrics["loss"]) and state.skipped_updates == before + 1
+    left = dict(used()) if before else jax.tree.map(np.zeros_like, dict(used()))
+    jax.tree.map(np.testing.assert_array_equal, state.carry, left)
+
+
+def test_accumulation_deals_the_rows_of_the_memory():
+    """Two parts of the batch: the same loss, and each row's next memory at its own place."""
+    task = LanguageModeling(V, T, T, 4 * T, depth=1, embed_dim=2, dtype="float32")
+    rng = np.random.default_rng(0)
+    batch = {
+        "tokens": rng.integers(0, V, (B, T + 1)),
+        "fresh": np.arange(B) == 1,
+        "memory": rng.normal(size=(B, 1, T, 2)).astype(np.float32),
+        "memory_length": np.arange(B),
+    }
+
+    table = jnp.asarray(rng.normal(size=(V, V)), jnp.float32)
+
+    def forward(params: dict, inputs: dict, rngs: object) -> tuple:
+        seen = inputs["memory"].sum((1, 2, 3)) * (inputs["memory_length"] > 0)
+        logits = params["table"][inputs["tokens"]] * seen[:, None, None]
+        carry = {"memory": inputs["memory"] * 2, "memory_length": inputs["memory_length"] + 1}
+        return {"logits": logits, **carry}, {}
+
+    def loss_and_carry(parts: int) -> tuple:
+        gradients = jax.jit(
+            make_gradients(
+                forward=forward, task=task, seed=0, accumulation_steps=parts, group_size=1
+            )
+        )
+        _, metrics = gradients({"table": table}, batch, jnp.int32(0))
+        return metrics.means["loss"], metrics.carry
+
+    (loss, carry), (of_parts, dealt) = loss_and_carry(1), loss_and_carry(2)
+    np.testing.assert_allclose(of_parts, loss, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, dealt, carry)
+    assert carry["memory_length"].tolist() == [1, 1, 3, 4]

@@ -1,0 +1,372 @@
+"""The mixture-of-experts layer agrees with loops, the dense layer, and values by hand."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import apply, init
+from reference import Reference, moe_group
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.mlp import Mlp
+from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.nn.moe.layer import MoeLayer
+
+D, F, T, GROUPS = 3, 4, 6, 8
+CASES = [(E, K) for E in range(1, 9) for K in range(1, min(4, E) + 1)]  # 26, of 8 groups each
+EVERY = [(1, 1), (4, 2), (8, 4)]
+
+
+def layer(E: int, K: int, **changes) -> MoeLayer:
+    fields = {
+        "mlp_dim": F,
+        "num_experts": E,
+        "num_selected_experts": K,
+        "capacity_factor": 1.2,
+        "capacity_factor_eval": 2.0,
+        "examples_per_group": 2,
+        "losses": {"load_balance": 0.01, "over": "group"},
+    }
+    return MoeLayer(**(fields | changes))
+
+
+def random_weights(rng: np.random.Generator, E: int) -> dict[str, np.ndarray]:
+    """Draws weights; the router's are small whole numbers, so that exact ties are common."""
+    return {
+        "router": rng.integers(-1, 2, (D, E)).astype(float),
+        "wi": rng.normal(size=(E, D, F)),
+        "bi": rng.normal(size=(E, F)),
+        "wo": rng.normal(size=(E, F, D)),
+        "bo": rng.normal(size=(E, D)),
+    }
+
+
+def params_of(weights: dict[str, np.ndarray]) -> dict:
+    w = {name: jnp.float32(value) for name, value in weights.items()}
+    return {
+        "router": {"kernel": w["router"]},
+        "experts": {
+            "wi": {"kernel": w["wi"], "bias": w["bi"]},
+            "wo": {"kernel": w["wo"], "bias": w["bo"]},
+        },
+    }
+
+
+class Case(NamedTuple):
+    """Random groups with ties, drops and padding, and what loops over their tokens make of them."""
+
+    settings: dict[str, Any]
+    weights: dict[str, np.ndarray]
+    x: np.ndarray
+    mask: np.ndarray
+    cotangent: np.ndarray
+    real_groups: int
+    groups: list[Reference]
+
+
+@cache  # every dispatcher has the same cases
+def case(E: int, K: int) -> Case:
+    rng = np.random.default_rng([E, K])
+    capacity_factor = float(rng.choice([0.5, 1.0, 1.2, 2.0]))
+    first = bool(rng.integers(2))
+    weights = random_weights(rng, E)
+    x = rng.integers(-2, 3, (2 * GROUPS, T, D)).astype(float)
+    mask = rng.random((2 * GROUPS, T)) < rng.choice([0.5, 0.9, 1.0])
+    mask[:2] = True  # one full group
+    mask[-2:] = False  # one group of padding only
+    cotangent = rng.normal(size=x.shape)
+    settings = {
+        "capacity_factor": capacity_factor,
+        "priority": "first_choice_first" if first else "token_order",
+        "losses": {"load_balance": 0.7, "over": "group"},
+    }
+    flat = {"x": x, "mask": mask, "cotangent": cotangent}
+    flat = {k: v.reshape(GROUPS, 2 * T, *v.shape[2:]) for k, v in flat.items()}
+    real_groups = flat["mask"].any(axis=1).sum()
+    groups = [
+        moe_group(
+            flat["x"][g],
+            flat["mask"][g],
+            weights,
+            flat["cotangent"][g],
+            K=K,
+            capacity_factor=capacity_factor,
+            first_choice_first=first,
+            balance_weight=0.7 / real_groups if flat["mask"][g].any() else 0.0,
+        )
+        for g in range(GROUPS)
+    ]
+    return Case(settings, weights, x, mask, cotangent, real_groups, groups)
+
+
+# Every dispatcher has the small, the usual and the large case, and every other case has one of the
+# dispatchers; the rest only with --slow.
+METHODS = [
+    (E, K, dispatch)
+    if (E, K) in EVERY or i % len(DISPATCHERS) == j
+    else pytest.param(E, K, dispatch, marks=pytest.mark.slow)
+    for j, dispatch in enumerate(DISPATCHERS)
+    for i, (E, K) in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize(("E", "K", "dispatch"), METHODS)
+def test_equals_a_loop_over_tokens(E: int, K: int, dispatch: str):
+    """208 random groups: outputs, gradients, losses and counts."""
+    settings, weights, x, mask, cotangent, real_groups, groups = case(E, K)
+    moe = layer(E, K, **settings, dispatch=dispatch)
+
+    @jax.jit
+    def loss_and_grads(params: dict, x: jax.Array):
+        def loss(params: dict, x: jax.Array):
+            out = moe.apply({"params": params}, x, mask=jnp.asarray(mask), train=True)
+            return (out.y * cotangent).sum() + out.aux["loss"], out
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+    (_, out), (grads, x_grad) = loss_and_grads(params_of(weights), jnp.float32(x))
+
+    def close(ours: jax.Array, theirs: np.ndarray) -> None:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * (1 + np.abs(theirs).max()))
+
+    close(out.y.reshape(GROUPS, 2 * T, D), np.stack([g.y for g in groups]))
+    close(out.aux["losses"]["load_balance"], sum(g.balance for g in groups) / real_groups)
+    assert int(out.aux["sums"]["dropped"]) == sum(g.dropped for g in groups)
+    np.testing.assert_array_equal(out.aux["sums"]["load"], sum(g.load for g in groups))
+    expected = {name: sum(g.gradients[name] for g in groups) for name in weights}
+    ours = {"router": grads["router"]["kernel"]}
+    for w, b in (("wi", "bi"), ("wo", "bo")):
+        ours |= {w: grads["experts"][w]["kernel"], b: grads["experts"][w]["bias"]}
+    for name, grad in ours.items():
+        close(grad, expected[name])
+    close(x_grad.reshape(GROUPS, 2 * T, D), np.stack([g.gradients["x"] for g in groups]))
+
+
+def test_three_tokens_by_hand():
+    """Three tokens, two experts, K=1, C=1: ceil(1 * 1 * 3 / 2) = 2 slots an expert.
+
+    The router scores x by (x, -x): tokens 2, 1, 3 all choose expert 0, and the third finds it
+    full. Expert 0 computes x -> GELU(x), so with sigma the logistic function and p(x) =
+    e^x / (e^x + e^-x) = sigma(2x), the outputs are p(2) GELU(2), p(1) GELU(1) and 0.
+    """
+    moe = layer(2, 1, mlp_dim=1, capacity_factor=1.0, examples_per_group=1)
+    one = jnp.ones((2, 1, 1))
+    zero = jnp.zeros((2, 1))
+    params = {
+        "router": {"kernel": jnp.array([[1.0, -1.0]])},
+        "experts": {"wi": {"kernel": one, "bias": zero}, "wo": {"kernel": one, "bias": zero}},
+    }
+    x = jnp.array([[[2.0], [1.0], [3.0]]])
+    out = apply(moe, params, x, train=True)
+    gelu_2, gelu_1 = 1.95459769, 0.84119199  # 0.5x(1 + tanh(0.79788(x + 0.0447x^3)))
+    p_2, p_1 = 0.98201379, 0.88079708  # sigma(4), sigma(2)
+    np.testing.assert_allclose(out.y[0, :, 0], [p_2 * gelu_2, p_1 * gelu_1, 0], rtol=1e-5)
+    assert out.routing.slot.ravel().tolist() == [0, 1, 2]  # 2 is one past the last slot: dropped
+    assert out.aux["sums"]["load"].tolist() == [3, 0]
+    assert int(out.aux["sums"]["dropped"]) == 1
+    # Only expert 0 is sent tokens: 2 * (1 * mean p + 0) with p(3) = sigma(6) = 0.99752738.
+    expected = 2 * (p_2 + p_1 + 0.99752738) / 3
+    np.testing.assert_allclose(out.aux["losses"]["load_balance"], expected, rtol=1e-5)
+
+
+def test_one_expert_with_room_is_the_dense_layer():
+    """E = K = 1: the gate is softmax of one score, 1, and no token is dropped."""
+    x = jax.random.normal(jax.random.key(0), (4, T, D))
+    moe, mlp = layer(1, 1), Mlp(F)
+    params = init(moe, x, seed=1)
+    dense = jax.tree.map(lambda leaf: leaf[0], params["experts"])
+    expected = apply(mlp, dense, x, train=True)
+    np.testing.assert_allclose(apply(moe, params, x, train=True).y, expected.y, atol=1e-6)
+    assert expected.aux == {}
+
+
+def test_even_routing_gives_balance_one_and_collapse_gives_num_experts():
+    """E * sum m_i P_i: with m = P = 1/E it is 1; with all tokens at one sure expert it is E."""
+    E = 4
+    moe = layer(E, 1, examples_per_group=1)
+    x = 50.0 * jnp.eye(E)[None]  # token i points at expert i
+    params = init(moe, x)
+    params["router"]["kernel"] = jnp.eye(E)
+    even = apply(moe, params, x, train=True).aux["losses"]["load_balance"]
+    collapsed = apply(moe, params, x[:, :1].repeat(E, 1), train=True).aux
+    np.testing.assert_allclose([even, collapsed["losses"]["load_balance"]], [1, E], rtol=1e-6)
+
+
+def test_padding_changes_nothing_for_real_tokens():
+    """Half the tokens masked: the real ones have the outputs of a group without the others."""
+    rng = np.random.default_rng(0)
+    x = jnp.float32(rng.normal(size=(2, T, D)))
+    moe = layer(4, 2)
+    params = init(moe, x)
+    real = jnp.arange(T) % 2 == 0
+    mask = jnp.broadcast_to(real, (2, T))
+    padded = apply(moe, params, x, mask=mask, train=True)
+    alone = apply(moe, params, x[:, ::2], train=True)
+    np.testing.assert_allclose(padded.y[:, ::2], alone.y, atol=1e-6)
+    np.testing.assert_array_equal(padded.y[:, 1::2], 0)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5),
+        padded.aux,
+        alone.aux,
+    )
+
+
+def test_a_given_routing_is_followed_and_not_counted_again():
+    x = jax.random.normal(jax.random.key(0), (2, T, D))
+    moe = layer(4, 2)
+    params = init(moe, x, seed=1)
+    first = apply(moe, params, x, train=True)
+    follows = apply(moe, params, -x, train=True, routing=first.routing)
+    routes = apply(moe, params, -x, train=True)
+    assert follows.aux == {}
+    np.testing.assert_array_equal(follows.routing.expert_index, first.routing.expert_index)
+    assert (routes.routing.expert_index != first.routing.expert_index).any()
+
+
+def test_noise_only_in_training_and_of_the_stated_size():
+    """Zero logits plus noise of std 1/E: log-probabilities differ by N(0, 2/E^2)."""
+    E = 4
+    moe = layer(E, 1, router={"name": "top_k", "noise_std": 1.0})
+    x = jnp.zeros((2000, 2, D))
+    params = init(moe, x[:1])
+    quiet = apply(moe, params, x, train=False).routing.router_probs
+    np.testing.assert_array_equal(quiet, 1 / E)
+    noisy = apply(moe, params, x, train=True, rngs={"router": jax.random.key(1)})
+    logs = jnp.log(noisy.routing.router_probs)
+    std = float((logs[..., 0] - logs[..., 1]).std())
+    np.testing.assert_allclose(std, np.sqrt(2) / E, rtol=0.05)
+
+
+def test_the_router_multiplies_in_full_float32():
+    """Checks dtype and precision of its product in a bfloat16 layer, as given to the compiler."""
+    moe = layer(4, 2, dtype=jnp.bfloat16)
+    x = jnp.ones((2, T, D), jnp.bfloat16)
+    params = init(moe, x)
+    trace = jax.make_jaxpr(lambda p: moe.apply({"params": p}, x, train=True).y)(params)
+    products = [eqn for eqn in trace.eqns if eqn.primitive.name == "dot_general"]
+    [router] = [eqn for eqn in products if eqn.invars[1].aval.shape == (D, 4)]
+    assert {str(v.aval.dtype) for v in router.invars} == {"float32"}
+    assert set(router.params["precision"]) == {jax.lax.Precision.HIGHEST}
+
+
+def test_evaluation_has_its_own_capacity():
+    """Six tokens for one of two experts: C = 0.5 keeps ceil(0.5 * 6 / 2) = 2, C = 1 keeps 3."""
+    moe = layer(2, 1, capacity_factor=0.5, capacity_factor_eval=1.0, examples_per_group=1)
+    x = jnp.ones((2, T, D))
+    params = init(moe, x)
+    dropped = [int(apply(moe, params, x, train=t).aux["sums"]["dropped"]) for t in (True, False)]
+    assert dropped == [2 * (6 - 2), 2 * (6 - 3)]
+
+
+def test_dropout_after_both_layers_of_an_expert():
+    """E = K = 1, identity-like weights: outputs are 0 or scaled by 1/keep or 1/keep^2.
+
+    wi and wo map D = 1 to F = 1 with weight 1 and no bias; the hidden value is GELU(x), dropped
+    or doubled at rate 0.5, and so is the output: a quarter of the tokens survive, times 4.
+    """
+    moe = layer(1, 1, mlp_dim=1, capacity_factor=1.0, examples_per_group=1, dropout=0.5)
+    one, zero = jnp.ones((1, 1, 1)), jnp.zeros((1, 1))
+    dense = {"kernel": one, "bias": zero}
+    params = {"router": {"kernel": jnp.ones((1, 1))}, "experts": {"wi": dense, "wo": dense}}
+    x = jnp.ones((1, 4000, 1))
+    y = apply(moe, params, x, train=True, rngs={"dropout": jax.random.key(0)}).y
+    values = np.asarray(y).ravel() / 0.84119199  # GELU(1)
+    np.testing.assert_allclose(np.unique(values.round(4)), [0, 4])
+    np.testing.assert_allclose((values > 0).mean(), 0.25, atol=0.03)
+
+
+def test_dropout_after_the_weighted_sum():
+    """At rate 1/2 half of the entries are 0 and the others double, in training only."""
+    moe = layer(4, 2, output_dropout=0.5, capacity_rule="unlimited")
+    x = jax.random.normal(jax.random.key(0), (2, 200, D))
+    params = init(moe, x[:, :2])
+    quiet = apply(moe, params, x, train=False).y
+    y = apply(moe, params, x, train=True, rngs={"dropout": jax.random.key(1)}).y
+    kept = np.asarray(y) != 0
+    np.testing.assert_allclose(np.asarray(y)[kept], 2 * np.asarray(quiet)[kept], rtol=1e-5)
+    np.testing.assert_allclose(kept.mean(), 0.5, atol=0.05)
+
+
+def test_a_single_image_is_one_group_in_evaluation_only():
+    x = jnp.ones((1, T, D))
+    moe = layer(4, 2, examples_per_group=16)
+    params = init(moe, x)
+    assert apply(moe, params, x, train=False).y.shape == x.shape
+    with pytest.raises(BadInputError, match="a batch of 16, would do"):
+        apply(moe, params, x, train=True)
+
+
+def test_a_batch_that_is_no_whole_number_of_groups_names_sizes_that_would_do():
+    moe = layer(4, 2, examples_per_group=5)
+    x = jnp.ones((12, T, D))
+    with pytest.raises(BadInputError, match="3 or 4 or 6, or a batch of 15, would do"):
+        init(moe, x, train=True)
+
+
+def test_no_more_experts_selected_than_there_are():
+    moe = layer(2, 3)
+    with pytest.raises(BadInputError, match="num_selected_experts=3 must be between 1 and 2"):
+        init(moe, jnp.ones((2, T, D)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"router": {"name": "top"}}, "--config.model.moe.router.name=top_k"),
+        ({"router": {"noise_std": 1.0}}, "--config.model.moe.router.name=top_k"),
+        ({"dispatch": "gathr"}, "--config.model.moe.dispatch=gather"),
+        ({"priority": "token_orde"}, "--config.model.moe.priority=token_order"),
+        ({"capacity_rule": "papr"}, "--config.model.moe.capacity_rule=paper"),
+        ({"activation": "rel"}, "--config.model.moe.activation=relu"),
+        ({"router": {"name": "top_k", "noise": 1.0}}, "may have noise_std"),
+    ],
+)
+def test_unknown_names_and_fields(change: dict, message: str):
+    with pytest.raises(BadInputError, match=message):
+        init(layer(2, 1, **change), jnp.ones((2, T, D)))
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHERS)
+def test_experts_without_bias_and_with_another_activation(dispatch: str):
+    """E = K = 1 with all weights 1: relu(x) and no parameter but the kernels."""
+    fields = {"mlp_dim": 1, "examples_per_group": 1, "use_bias": False, "activation": "relu"}
+    moe = layer(1, 1, **fields, dispatch=dispatch)
+    x = jnp.array([[[-2.0], [3.0]]])
+    params = init(moe, x)
+    assert {name: list(kept) for name, kept in params["experts"].items()} == {
+        "wi": ["kernel"],
+        "wo": ["kernel"],
+    }
+    params = jax.tree.map(jnp.ones_like, params)
+
+    def loss(params: dict) -> tuple:
+        y = apply(moe, params, x, train=False).y
+        return y.sum(), y
+
+    (_, y), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    np.testing.assert_allclose(y.ravel(), [0, 3])
+    np.testing.assert_allclose(grads["experts"]["wi"]["kernel"].ravel(), [3])
+
+
+def test_noise_needs_its_random_stream():
+    moe = layer(2, 1, router={"name": "top_k", "noise_std": 1.0})
+    x = jnp.ones((2, T, D))
+    params = init(moe, x)
+    with pytest.raises(ValueError, match="stream 'router'"):
+        apply(moe, params, x, train=True)
+
+
+def test_dropout_after_the_sum_takes_the_place_of_that_after_each_output():
+    """One expert, all weights and the gate 1: hidden units 2 or 0, then 2.5 or 0."""
+    layer = MoeLayer(1, 1, 1, 1.0, 1.0, 1, activation="relu", dropout=0.5, output_dropout=0.2)
+    x = jnp.ones((1, 3000, 1))
+    params = jax.tree.map(jnp.ones_like, init(layer, x))
+    params["experts"] = jax.tree.map_with_path(
+        lambda path, leaf: leaf * ("bias" not in jax.tree_util.keystr(path)), params["experts"]
+    )
+    y = apply(layer, params, x, train=True, rngs={"dropout": jax.random.key(0)}).y
+    np.testing.assert_allclose(np.unique(y), [0, 2.5])
+    np.testing.assert_allclose((y > 0).mean(), 0.5 * 0.8, atol=0.04)

@@ -1,0 +1,99 @@
+"""Capacities and priorities, by hand."""
+
+import jax.numpy as jnp
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.moe.slots import CAPACITY_RULES, assign_slots, capacity_limit
+from widenet_jax.typing import Routing
+
+
+@pytest.mark.parametrize(
+    ("rule", "tokens", "slots"),
+    [
+        ("paper", 196, 118),  # 1.2 * 2 * 196 / 4 = 117.6
+        ("paper", 3136, 1882),  # 16 images: 1881.6
+        ("paper", 10, 6),  # exactly 6, where floating point says 6.000000000000001
+        ("paper", 0, 0),
+        ("literal", 196, 471),  # 1.2 * 2 * 196 = 470.4
+        ("authors_code", 3152, 1890),  # 16 images of 197 tokens: int(1891.2) - 1
+        ("authors_code", 1, 0),
+        ("unlimited", 196, 196),  # a slot for every token, whatever the factor
+    ],
+)
+def test_capacity(rule: str, tokens: int, slots: int):
+    numbers = {"rule": rule, "capacity_factor": 1.2, "num_selected": 2, "num_experts": 4}
+    assert capacity_limit(tokens, **numbers) == slots
+    assert capacity_limit(jnp.array([tokens]), **numbers).tolist() == [slots]
+
+
+@pytest.mark.parametrize("factor", [333.333, 999.999])
+def test_no_number_in_between_leaves_int32(factor: float):
+    """With 4112 tokens, the product 4112 * 333333 * 2 alone would exceed 2**31."""
+    numbers = {"capacity_factor": factor, "num_selected": 2, "num_experts": 4}
+    for rule in CAPACITY_RULES:
+        slots = capacity_limit(4112, rule=rule, **numbers)
+        assert slots > 4112 or rule == "unlimited"
+        assert capacity_limit(jnp.array([4112]), rule=rule, **numbers).tolist() == [slots]
+
+
+def test_unknown_rule():
+    with pytest.raises(BadInputError, match="paper"):
+        capacity_limit(1, rule="papr", capacity_factor=1.0, num_selected=1, num_experts=1)
+
+
+# Three tokens choose (0, 1), (1, 0), (0, 1); their best gates are 0.5, 0.9, 0.6.
+ROUTING = Routing(
+    expert_index=jnp.array([[[0, 1], [1, 0], [0, 1]]]),
+    gate=jnp.array([[[0.5, 0.3], [0.9, 0.1], [0.6, 0.2]]]),
+    router_probs=jnp.zeros((1, 3, 2)),
+    router_logits=jnp.zeros((1, 3, 2)),
+)
+
+
+@pytest.mark.parametrize(
+    ("priority", "slots"),
+    [
+        # In order: token 0 is first everywhere, token 1 second everywhere; 2 is "dropped".
+        ("token_order", [[0, 0], [1, 1], [2, 2]]),
+        # Expert 0 serves tokens 0, 2 (first choices), then 1; expert 1 serves 1, then 0, 2.
+        ("first_choice_first", [[0, 1], [0, 2], [1, 2]]),
+        # Tokens in the order 1, 2, 0. Expert 0: 2, 0, then 1. Expert 1: 1, then 2, 0.
+        ("batch_prioritized", [[1, 2], [0, 2], [0, 1]]),
+    ],
+)
+def test_priorities(priority: str, slots: list):
+    """Two slots per expert: positions 0 and 1 are kept, 2 means dropped."""
+    mask = jnp.ones((1, 3), bool)
+    limit = jnp.array([2])
+    filled = assign_slots(ROUTING, mask, capacity=2, limit=limit, priority=priority)
+    assert filled.slot[0].tolist() == slots
+
+
+@pytest.mark.parametrize(
+    ("priority", "slots"),
+    [("token_order", [[0, 0], [1, 1]]), ("batch_prioritized", [[0, 1], [0, 1]])],
+)
+def test_masked_tokens_take_no_slot(priority: str, slots: list):
+    """Whatever the gates of token 0; the others' first choices are experts 1 and 0."""
+    mask = jnp.array([[False, True, True]])
+    routing = ROUTING.replace(gate=ROUTING.gate.at[0, 0].set(2.0))
+    filled = assign_slots(routing, mask, capacity=3, limit=jnp.array([3]), priority=priority)
+    assert filled.slot[0].tolist() == [[3, 3], *slots]
+
+
+def test_the_live_limit_lies_below_the_buffer():
+    limit = jnp.array([1])
+    mask = jnp.ones((1, 3), bool)
+    filled = assign_slots(ROUTING, mask, capacity=3, limit=limit, priority="token_order")
+    assert filled.slot[0].tolist() == [[0, 0], [3, 3], [3, 3]]
+
+
+def test_priority_goes_by_the_largest_gate_wherever_it_stands():
+    """A router need not sort its choices by gate: token 2 comes first for its second gate, 3.0."""
+    gate = jnp.array([[[0.6, 0.4], [0.9, 0.1], [0.5, 3.0]]])
+    index = jnp.array([[[0, 1], [0, 1], [0, 1]]])
+    mask, limit = jnp.ones((1, 3), bool), jnp.array([1])
+    routing = ROUTING.replace(gate=gate, expert_index=index)
+    filled = assign_slots(routing, mask, capacity=1, limit=limit, priority="batch_prioritized")
+    assert filled.slot[0].tolist() == [[1, 1], [1, 1], [0, 0]]

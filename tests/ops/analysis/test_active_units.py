@@ -1,0 +1,116 @@
+"""Active units of dense layers: counted by hand, and against a loop over tokens."""
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from matplotlib.colors import to_rgb
+
+from widenet_jax.config.sizes import parse_variant, vision_model
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.ops.analysis.active_units import ActiveUnits, active_counts, dense_blocks
+from widenet_jax.ops.analysis.expert_usage import ExpertUsage
+from widenet_jax.ops.analysis.selection_figures import (
+    draw_active,
+    draw_co_occurrence,
+    draw_shares,
+    percent,
+)
+from widenet_jax.param_names import ENCODER
+
+IMAGES = {"image": jax.random.normal(jax.random.key(1), (2, 8, 8, 1))}
+
+
+def relu_model(variant: str) -> nn.Module:
+    return build_model(
+        vision_model(*parse_variant(variant)) | {"activation": "relu", "dtype": "float32"},
+        num_classes=10,
+    )
+
+
+def test_by_hand():
+    """F = 3; of ten tokens of block 0 one has no active unit, five have 1, four have 3."""
+    active = ActiveUnits((0, 2), np.array([[1, 5, 0, 4], [0, 0, 10, 0]]))
+    assert active.width == 3
+    np.testing.assert_allclose(active.mean, [1.7, 2.0])
+    np.testing.assert_array_equal(active.quantile(0.1), [0, 2])
+    np.testing.assert_array_equal(active.quantile(0.5), [1, 2])
+    np.testing.assert_array_equal(active.quantile(0.9), [3, 2])
+    assert active.as_json()["mean"] == [1.7, 2.0]
+
+
+@pytest.mark.parametrize("variant", ["vit_tiny,depth=2", "vit_tiny,depth=2,share_ffn=true"])
+def test_against_a_loop_over_tokens(variant: str):
+    """Each unit is computed from the norm's output, which Linen captures."""
+    model = relu_model(variant)
+    rng = np.random.default_rng(0)
+    shapes = parameter_shapes(model, IMAGES)
+    params = jax.tree.map(lambda s: rng.normal(size=s.shape, scale=0.3), shapes)
+    outputs, counts, width = active_counts(model.clone(unroll=False), params, IMAGES)
+    captured = model.apply(
+        {"params": params}, IMAGES, train=False, capture_intermediates=True,
+        mutable=["intermediates"],
+    )  # fmt: skip
+    np.testing.assert_allclose(outputs, captured[0][0], atol=1e-5)
+    layers, own = captured[1]["intermediates"][ENCODER], params[ENCODER]
+    assert counts.shape[:2] == (2, 2) and width == 64
+    for block in range(2):
+        (x,) = layers[f"block_{block:02d}_norm_ffn"]["__call__"]
+        layer = own.get("mlp") or own[f"block_{block:02d}_mlp"]
+        for b in range(2):
+            for t in range(x.shape[1]):
+                z = np.asarray(x)[b, t] @ layer["wi"]["kernel"] + layer["wi"]["bias"]
+                assert counts[block, b, t] == sum(unit > 0 for unit in z)
+    assert 0 < jnp.min(counts) < jnp.max(counts) < 64
+
+
+def test_other_feed_forwards_are_not_counted():
+    """The first of two blocks is dense, the second keeps its largest units."""
+    model = relu_model("vit_tiny,depth=2,ffn=top_k,ffn_blocks=last_1")
+    shapes = parameter_shapes(model, IMAGES)
+    params = jax.tree.map(lambda s: jnp.zeros(s.shape), shapes)
+    _, counts, _ = active_counts(model, params, IMAGES)
+    assert dense_blocks(model) == (0,) and len(counts) == 1
+
+
+def test_which_blocks_count():
+    assert dense_blocks(relu_model("vit_tiny,depth=2")) == (0, 1)
+    assert dense_blocks(relu_model("vit_moe_tiny,depth=3")) == (0, 1)
+    gelu = build_model(vision_model(*parse_variant("vit_tiny")), num_classes=10)
+    assert dense_blocks(gelu) == ()
+
+
+def rows_of(picture, colour: str) -> np.ndarray:
+    """Rows of the pixels of a colour, apart from the legends' below and on the right."""
+    image = cv2.cvtColor(cv2.imread(str(picture)), cv2.COLOR_BGR2RGB).astype(float)
+    near = np.abs(image - 255 * np.array(to_rgb(colour))).sum(axis=-1) < 30
+    height, width = near.shape
+    return np.argwhere(near[: height * 3 // 4, : width * 3 // 4])[:, 0]
+
+
+def test_more_active_units_lie_higher(tmp_path):
+    few, many = (ActiveUnits((0, 1), np.eye(9)[[n, n]]) for n in (2, 7))
+    draw_active({"few": few, "many": many}, tmp_path / "a.png")
+    assert rows_of(tmp_path / "a.png", "C1").mean() < rows_of(tmp_path / "a.png", "C0").mean()
+
+
+def test_a_collapsed_block_falls_below_an_even_one(tmp_path):
+    """The picture of co-occurrence shows the numbers of two blocks, and is no blank page."""
+    shares = np.array([[0.25] * 4, [0.997, 0.001, 0.001, 0.001]])
+    none = np.zeros(2)
+    usage = ExpertUsage(
+        (0, 1), "class", ("one",), sent=none, pairs=none, importance=shares, drop_rate=none,
+        router_entropy=none, together=none,
+        selected_together=np.array([np.ones((4, 4)), 2 * np.eye(4) + np.ones((4, 4))]),
+    )  # fmt: skip
+    draw_shares(usage, tmp_path / "s.png")
+    assert rows_of(tmp_path / "s.png", "C1").max() > rows_of(tmp_path / "s.png", "C0").max() + 50
+    draw_co_occurrence(usage, tmp_path / "c.png")
+    assert np.ptp(cv2.imread(str(tmp_path / "c.png"))) > 100
+
+
+def test_shares_are_plain_decimals():
+    assert [percent(share) for share in (1.0, 0.1, 1e-5)] == ["100%", "10%", "0.001%"]

@@ -1,0 +1,124 @@
+"""Expert choices over images: the routing of one image, and the overlay read back by colours."""
+
+import cv2
+import jax
+import numpy as np
+import pytest
+from untrained import export_untrained
+
+from configs import finetune
+from widenet_jax.errors import BadExampleError
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.ops.analysis.image_overlay import (
+    TINT,
+    draw_overlay,
+    draw_overlay_of_source,
+    image_router,
+    patch_grid,
+)
+from widenet_jax.ops.analysis.routing import TokenRouting, token_routing
+from widenet_jax.ops.analysis.routing_figures import expert_colours
+from widenet_jax.vision.task import to_unit_range
+
+
+def count(path, colour) -> int:
+    """Counts the pixels near an RGB colour in [0, 1]."""
+    image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB).astype(float)
+    return int((np.abs(image - 255 * np.asarray(colour)).sum(axis=-1) < 12).sum())
+
+
+def routing_of(experts: list[int]) -> TokenRouting:
+    """Builds the routing of 16 tokens in 2 blocks: first choices as given in block 0, expert 3 in
+    block 1; second choices equal the first."""
+    first = np.array([experts, [3] * 16])[:, None, :, None]
+    index = np.concatenate([first, first], axis=-1)
+    return TokenRouting(index, np.ones(index.shape), np.ones((2, 1, 16, 4)), index < 0)
+
+
+def test_one_image_is_its_own_group(digits_run):
+    trained = open_trained(str(digits_run))
+    image = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
+    routing = image_router(trained)(image)
+    look = jax.jit(lambda x: token_routing(trained.model, trained.params, {"image": x})[1])
+    expected = look(to_unit_range(np.stack([image] * 4)))  # in a group of four
+    assert routing.expert_index.shape == (2, 1, 16, 2)
+    # Only the first block has equal inputs: the larger group drops other choices there.
+    np.testing.assert_array_equal(routing.expert_index[0], expected.expert_index[0, :1])
+    assert routing.dropped.sum() == expected_drops(routing.expert_index)
+
+
+def expected_drops(expert_index: np.ndarray) -> int:
+    """C = 1, K = 2, E = 4: an expert keeps 16 * 2 / 4 = 8 choices of one image's 32 in a block."""
+    sent = [[(block == e).sum() for e in range(4)] for block in expert_index]
+    return sum(max(0, count - 8) for block in sent for count in block)
+
+
+def test_tokens_on_the_grid_of_patches(digits_run):
+    trained = open_trained(str(digits_run))
+    grid = patch_grid(trained, np.arange(16))
+    np.testing.assert_array_equal(grid[1], [4, 5, 6, 7])
+    with_cls = trained.config.copy_and_resolve_references()
+    with_cls.model.cls_token = "zero"
+    grid = patch_grid(type(trained)(**vars(trained) | {"config": with_cls}), np.arange(17))
+    np.testing.assert_array_equal(grid[0], [1, 2, 3, 4])
+
+
+def test_patches_have_the_colours_of_their_experts(digits_run, tmp_path):
+    """12 of 16 patches of block 0 go to expert 1, 4 to expert 0: three times as many pixels. All of
+    block 1 go to expert 3: 4/3 as many as to expert 1. In a grey picture a tint is one colour."""
+    trained = open_trained(str(digits_run))
+    picture = np.full((8, 8, 1), 128, np.uint8)
+    images = [("grey", picture, routing_of([1] * 12 + [0] * 4))]
+    draw_overlay(trained, images, tmp_path / "o.png")
+    tints = (1 - TINT) * 128 / 255 + TINT * expert_colours(4)
+    pixels = [count(tmp_path / "o.png", tint) for tint in tints]
+    assert pixels[1] / pixels[0] == pytest.approx(3, rel=0.1)
+    assert pixels[3] / pixels[1] == pytest.approx(4 / 3, rel=0.1)
+    assert pixels[2] == 0
+
+
+def test_dropped_patches_are_crossed_out(digits_run, tmp_path, drawn):
+    """The legend says what the marks mean, of those that occur."""
+    trained = open_trained(str(digits_run))
+    picture, routing = np.full((8, 8, 1), 255, np.uint8), routing_of([1] * 16)
+    black = []
+    for name, dropped in (("none.png", False), ("all.png", True)):
+        lost = routing.replace(dropped=np.full(routing.dropped.shape, dropped))
+        draw_overlay(trained, [("", picture, lost)], tmp_path / name)
+        black.append(count(tmp_path / name, (0, 0, 0)))
+    assert black[1] > black[0] + 32 * 10  # 32 crosses
+    marks = [figure.legends[0].get_title().get_text() for figure in drawn]
+    assert marks[0] == "fill: first expert, dot: second"
+    assert marks[1] == "fill: first expert, dot: second, cross: first dropped"
+
+
+def test_a_long_name_takes_several_lines(digits_run, tmp_path, drawn):
+    """One expert a token has no dot."""
+    routing = routing_of([1] * 16)
+    single = routing.replace(
+        expert_index=routing.expert_index[..., :1], dropped=routing.dropped[..., :1]
+    )
+    name = "American Staffordshire bull terrier and another breed"
+    picture = np.full((8, 8, 1), 255, np.uint8)
+    draw_overlay(open_trained(str(digits_run)), [(name, picture, single)], tmp_path / "o.png")
+    title = drawn[0].axes[0].get_title()
+    assert title.count("\n") == 1 and title.replace("\n", " ") == name
+    assert drawn[0].legends[0].get_title().get_text() == "fill: first expert"
+
+
+def test_in_place_of_an_unreadable_photo_the_next_is_drawn(tmp_path, drawn):
+    for name, number in (("ant", 0), ("bee", 1), ("cat", 2)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / "photos" / name / "a.png"), np.full((9, 9, 3), 80 * number))
+    (tmp_path / "photos" / "bee" / "a.png").write_bytes(b"no image")
+    config = finetune.get_config("widenet_tiny,depth=1,image_size=16")
+    config.data.update(path=str(tmp_path / "photos"), eval_fraction=1.0)
+    info = {"class_names": ["ant", "bee", "cat"]}
+    trained = open_trained(str(export_untrained(config, info, tmp_path / "model")))
+    draw_overlay_of_source(trained, tmp_path / "o.png", 3)
+    titles = [axis.get_title() for axis in drawn[0].axes]
+    found = [title for title in titles if title in info["class_names"]]
+    assert len(found) == 3 and set(found) == {"ant", "cat"}
+    trained.config.data.on_bad_example = "error"
+    with pytest.raises(BadExampleError, match=r"bee/a\.png"):
+        draw_overlay_of_source(trained, tmp_path / "o.png", 3)

@@ -1,0 +1,79 @@
+"""The routing read from a model is the one it used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.config.sizes import parse_variant, vision_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.ops.analysis.routing import routed_blocks, token_routing
+
+# The last image is padding.
+INPUTS = {"image": jax.random.normal(jax.random.key(1), (8, 8, 8, 1)), "mask": jnp.arange(8) < 7}
+VARIANTS = ["widenet_tiny,depth=2,preset=authors_code", "widenet_tiny,depth=2,routing_groups=1",
+            "vit_moe_tiny,ffn_blocks=last_2,depth=3"]  # fmt: skip
+
+
+def tiny(variant: str):
+    """Builds a model whose buffers hold 3 of 4 choices, so that some are dropped."""
+    fields = vision_model(*parse_variant(variant)) | {"dtype": "float32"}
+    fields["moe"] = fields["moe"] | {"capacity_factor_eval": 0.75}
+    model = build_model(fields, num_classes=10)
+    rng = np.random.default_rng(0)
+    shapes = parameter_shapes(model, INPUTS)
+    return model, jax.tree.map(lambda s: rng.normal(size=s.shape, scale=0.3), shapes)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_counts_are_those_of_the_model(variant: str):
+    """Pairs sent to each expert and pairs dropped, counted token by token, equal the model's own
+    statistics; reading the routing does not change the logits."""
+    model, params = tiny(variant)
+
+    @jax.jit
+    def both(p):
+        plain = model.apply({"params": p}, INPUTS, train=False)
+        return plain, token_routing(model, p, INPUTS)
+
+    (logits, aux), (same, routing) = both(params)
+    np.testing.assert_allclose(same, logits, atol=1e-5)
+    blocks = routed_blocks(model)
+    sums = aux["sums"]
+    operations = len(sums["load"])  # one if all blocks reuse the first block's routing
+    for position in range(len(blocks)):
+        load, dropped = np.zeros(4, int), 0
+        for b in range(7):  # the last image is padding
+            for t in range(routing.expert_index.shape[2]):
+                for k in range(2):
+                    load[routing.expert_index[position, b, t, k]] += 1
+                    dropped += bool(routing.dropped[position, b, t, k])
+        operation = min(position, operations - 1)
+        np.testing.assert_array_equal(load, sums["load"][operation])
+        assert dropped == sums["dropped"][operation] > 0
+
+
+@pytest.mark.parametrize("changes", [{"unroll": False}, {"remat": "block"}])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_blocks_run_in_a_loop_or_recomputed_route_the_same(variant: str, changes: dict):
+    """`unroll` and `remat` change how the blocks run, not what they compute."""
+    model, params = tiny(variant)
+
+    @jax.jit
+    def both(p):
+        return tuple(token_routing(m, p, INPUTS) for m in (model, model.clone(**changes)))
+
+    expected, found = both(params)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_which_blocks_route():
+    def blocks_of(variant: str) -> tuple[int, ...]:
+        return routed_blocks(build_model(vision_model(*parse_variant(variant)), num_classes=10))
+
+    assert blocks_of("widenet_tiny") == (0, 1, 2)
+    assert blocks_of("vit_moe_tiny,ffn_blocks=every_2,depth=4") == (1, 3)
+    with pytest.raises(BadInputError, match="has no mixture of experts"):
+        blocks_of("vit_tiny")

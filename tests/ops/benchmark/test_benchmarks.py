@@ -1,0 +1,247 @@
+"""Benchmarks at small sizes: the rows that they report, not the speed of this machine."""
+
+import itertools
+import json
+import multiprocessing
+import time
+from functools import partial
+from pathlib import Path
+
+import cv2
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from widenet_jax.config.files import import_file, load_config
+from widenet_jax.errors import RunFailedError
+from widenet_jax.experiment import build_experiment
+from widenet_jax.ops.benchmark import (
+    dispatch,
+    input_pipeline,
+    peaks,
+    report,
+    text_pipeline,
+    train_step,
+    turns,
+)
+from widenet_jax.ops.benchmark.checkpoint import checkpoint_row, directory_bytes
+from widenet_jax.ops.benchmark.timing import median_seconds
+from widenet_jax.ops.benchmark.train_step import random_batch
+from widenet_jax.ops.plan.facts import data_facts
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_median_of_rounds_without_the_first_call():
+    pauses = iter([0.5, *[0.01] * 3, *[0.05] * 3, *[0.02] * 3])
+    seconds = median_seconds(lambda: time.sleep(next(pauses)), rounds=3, calls=3)
+    assert seconds == pytest.approx(0.02, abs=0.01)
+
+
+def test_peaks():
+    assert peaks.peak_flops("NVIDIA H200") == 989e12
+    assert peaks.peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peaks.peak_flops("NVIDIA L40S") == 362e12
+    assert peaks.peak_flops("NVIDIA L40") == 181e12
+    assert peaks.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert peaks.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert peaks.peak_flops("NVIDIA RTX A1000 Laptop GPU") is None
+    assert peaks.peak_flops("TPU v3") == 61.5e12
+    assert peaks.peak_flops("TPU v5 lite") == 197e12
+    assert peaks.peak_flops("cpu") is None
+
+
+def test_mfu():
+    assert peaks.mfu(61.5e12, "TPU v3", num_devices=2) == 0.5
+    assert peaks.mfu(61.5e12, "cpu", num_devices=2) is None
+
+
+def test_random_batches_are_valid_for_every_task():
+    """Pixels, tokens below 7, real numbers, a mask of real examples, and no example marked bad."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shaped = partial(jax.ShapeDtypeStruct, (8, 100), sharding=sharding)
+    dtypes = {"image": "uint8", "tokens": "int32", "x": "float32", "mask": "bool", "bad": "bool"}
+    batch = random_batch({k: shaped(v) for k, v in dtypes.items()}, below={"a": 7, "head": "span"})
+    assert {name: str(array.dtype) for name, array in batch.items()} == dtypes
+    assert set(np.unique(batch["tokens"])) == set(range(7))
+    assert batch["image"].max() > 200 and batch["x"].min() < 0
+    assert batch["mask"].all() and not batch["bad"].any()
+
+
+def test_a_checkpoint_is_measured(tmp_path: Path):
+    """53,066 parameters and two moments of 4 bytes; noise hardly compresses."""
+    config = load_config("configs/digits.py:widenet_tiny")
+    experiment = build_experiment(config, data_facts(config), jax.devices()[:1])
+    row = checkpoint_row("d", experiment, workdir=epath.Path(tmp_path), rounds=2)
+    assert row["state_mb"] == pytest.approx(3 * 4 * 53_066 / 1e6, rel=1e-3)
+    assert row["disk_mb"] == directory_bytes(epath.Path(tmp_path / "checkpoints" / "2")) / 1e6
+    assert 0.8 < row["disk_mb"] / row["state_mb"] < 1.2
+    assert 0 < row["blocking_ms"] / 1e3 < row["save_s"]
+    assert 0 < row["verify_s"] < row["restore_s"]
+
+
+def test_out_of_memory_suggests_a_batch_size(monkeypatch: pytest.MonkeyPatch):
+    config = load_config("configs/digits.py:widenet_tiny")
+
+    def fail(experiment):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(train_step, "lower_step", fail)
+    experiment = build_experiment(config, data_facts(config), jax.devices()[:2])
+    with pytest.raises(RunFailedError, match=r"batch 64 does not fit 2 .*batch_size=32"):
+        train_step.train_step_row("d", experiment, rounds=1, steps=1)
+
+
+def test_sizes_keep_groups_whole_and_k_at_most_e():
+    choices = {"images": [4], "tokens": [8], "examples_per_group": [1, 3, 4], "experts": [1, 4],
+               "selected": [2], "embed_dim": [8], "mlp_dim": [16]}  # fmt: skip
+    found = [(s.examples_per_group, s.experts) for s in dispatch.sizes(**choices)]
+    assert found == [(1, 4), (4, 4)]
+
+
+def test_a_dispatch_method_is_timed():
+    size = dispatch.DispatchSize(4, 8, 2, 4, 2, 16, 32)
+    row = dispatch.dispatch_row("einsum", size, dtype="float32", rounds=1)
+    # 32 tokens, 2 experts each, two matrices of 16 x 32; the backward pass counts twice.
+    flops = 3 * (32 * 2 * 2 * 2 * 16 * 32)
+    assert row["tflops"] * 1e12 * row["ms"] / 1e3 == pytest.approx(flops)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "train" / "noise"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        picture = cv2.resize(rng.integers(0, 255, (8, 10, 3), np.uint8), (50, 40))
+        cv2.imwrite(str(folder / f"{i}.jpg"), picture)
+    return tmp_path
+
+
+def test_a_turn_counts_whole_batches(monkeypatch: pytest.MonkeyPatch):
+    """Batches of 8, with a clock that advances a quarter of a second at each reading."""
+    clock = itertools.count(0.0, 0.25)
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
+    cpu = iter([10.0, 10.28])
+    monkeypatch.setattr(turns, "cpu_seconds", lambda: next(cpu))
+    rate, cpu_ms = turns.one_turn(itertools.repeat(None), 8, seconds=2.0)
+    # Readings at 0.25, 0.5, ... 1.75, end at 2.0: seven batches in 2 s, with 0.28 s of processor.
+    assert rate == pytest.approx(7 * 8 / 2.0)
+    assert cpu_ms == pytest.approx(280 / 56)
+
+
+def test_processor_time_includes_workers():
+    before = turns.cpu_seconds()
+    worker = multiprocessing.get_context("spawn").Process(target=sum, args=(range(10**9),))
+    worker.start()
+    try:
+        deadline = time.monotonic() + 30
+        while (grown := turns.cpu_seconds() - before) < 0.3:
+            assert time.monotonic() < deadline, f"counted only {grown:.2f} s"
+            time.sleep(0.05)
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None)
+    argv = ["input", f"--path={photos}", "--image_size=16", "--batch_size=2", "--seconds=0.01"]
+    argv += ["--rounds=1", "--workers", "0", f"--picture={photos}/input.png"]
+    assert command()([*argv, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["operations"], row["pipeline"]) for row in rows] == [
+        ("decode, crop, flip", "ours, threads"),
+        ("and RandAugment", "ours, threads"),
+    ]
+    assert all(row["images_per_second"] > 0 and row["of_peer"] is None for row in rows)
+    assert cv2.imread(f"{photos}/input.png").shape[1] > 500
+
+
+def test_the_text_command(capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text_pipeline.importlib.util, "find_spec", lambda name: None)
+    config = f"{ROOT}/configs/text_tiny.py"
+    argv = ["text", f"--config={config}", "--seconds=0.01", "--rounds=1", "--workers", "0"]
+    assert command()([*argv, "--batch_size=2", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["pipeline"] == "ours, threads" and row["of_peer"] is None
+    assert row["sequences_per_second"] > 0 and row["cpu_ms"] > 0
+
+
+def test_the_text_command_times_streams(capsys):
+    config = f"{ROOT}/configs/language_model.py:tiny"
+    argv = ["text", f"--config={config}", "--seconds=0.01", "--rounds=1", "--workers", "0"]
+    assert command()([*argv, "--batch_size=16", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["pipeline"] == "ours, threads" and row["tokens_per_second"] > 1e5
+
+
+def test_quotients_are_taken_within_a_round():
+    """Rounds (ours, theirs): (10, 20), (90, 100), (80, 200), with quotients 0.5, 0.9 and 0.4.
+
+    The median of the quotients is 0.5; the quotient of the medians would be 80 / 100.
+    """
+    ours, theirs = (
+        [(10.0, 1.0), (90.0, 2.0), (80.0, 3.0)],
+        [(20.0, 4.0), (100.0, 4.0), (200.0, 4.0)],
+    )
+    rows = turns.summarize({"ours": ours, "peer": theirs}, unit="images", peer="peer")
+    assert rows[0] == {"pipeline": "ours", "images_per_second": 80.0, "cpu_ms": 2.0, "of_peer": 0.5}
+    assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_peer"] == 1.0
+
+
+def command():
+    return import_file(str(ROOT / "scripts/benchmark.py")).main
+
+
+def test_the_train_step_command(capsys: pytest.CaptureFixture):
+    config = str(ROOT / "configs/digits.py:vit_tiny,depth=1")
+    argv = ["train_step", "--config", config, "--rounds=1", "--steps=1", "--json"]
+    assert command()([*argv, "--config.batch_size=32"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["batch_size"] == 32 and row["devices"] == len(jax.devices())
+    assert row["examples_per_second"] == pytest.approx(32 / (1e-3 * row["step_ms"]))
+    assert row["memory_gib"] * 2**30 > 3 * 4 * 27_466  # parameters and two moments
+    assert row["mfu"] is None and row["compile_seconds"] > 0  # the peak of a CPU is unknown
+
+
+def test_the_train_step_command_takes_text(capsys: pytest.CaptureFixture):
+    """A task whose fields of the model are not all numbers."""
+    argv = ["train_step", "--config", str(ROOT / "configs/text_tiny.py:albert_tiny,depth=1")]
+    argv += ["--rounds=1", "--steps=1", "--json", "--config.data.max_length=16"]
+    assert command()([*argv, "--config.batch_size=8"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["examples_per_second"] == pytest.approx(8 / (1e-3 * row["step_ms"]))
+
+
+def test_the_dispatch_command(capsys: pytest.CaptureFixture):
+    argv = ["dispatch", "--images", "2", "--tokens", "4", "--examples_per_group", "1", "2"]
+    argv += ["--embed_dim", "8", "--mlp_dim", "8", "--rounds", "1", "--dtype", "float32"]
+    assert command()([*argv, "--method", "einsum"]) == 0
+    assert capsys.readouterr().out.count("| einsum |") == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["text", f"--config={ROOT}/configs/digits.py"], "digits.py does not pretrain on text"),
+        (["input", "--path=/nowhere"], "/nowhere: no such directory"),
+        (["input", "--path=/nowhere", "--wrong=1"], "no flag --wrong"),
+        (["dispatch", "--images", "3", "--examples_per_group", "2"], "must divide --images"),
+        (["dispatch", "--examples_per_group", "0"], "'0' must be a whole number of at least 1"),
+        (["dispatch", "--method", "einsun", "--images", "1"], "config.model.moe.dispatch='einsun'"),
+        (["train_step", "--config", "configs/none.py"], "no Python file"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(capsys, argv: list[str], says: str):
+    assert command()(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+
+
+def test_tables():
+    rows = [{"name": "a", "ms": 1234.5, "share": None}, {"name": "b", "ms": 0.01234, "share": 2}]
+    lines = report.table(rows).splitlines()
+    assert [c.strip() for c in lines[2].split("|")[1:-1]] == ["a", "1,234", "-"]
+    assert [c.strip() for c in lines[3].split("|")[1:-1]] == ["b", "0.0123", "2"]

@@ -1,0 +1,73 @@
+"""The benchmark of feed-forwards at small sizes: its rows, and the curves drawn from them."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.cli import benchmark
+from widenet_jax.ops.benchmark.feed_forward import feed_forward_row, sizes
+from widenet_jax.ops.benchmark.report import draw_curves
+from widenet_jax.ops.plan.topology import parse_topology
+
+SMALL = ["--tokens=8", "--length=4", "--embed_dim=8", "--expert_dim=4", "--selected=2"]
+
+
+def test_experts_fill_four_times_the_width():
+    choices = {"tokens": [8], "length": [3, 4], "embed_dim": [8, 16], "expert_dim": [4, 64],
+               "experts": [0, 6], "selected": [2]}  # fmt: skip
+    found = [(s.length, s.embed_dim, s.expert_dim, s.experts) for s in sizes(**choices)]
+    assert found == [(4, 8, 4, 8), (4, 8, 4, 6), (4, 8, 64, 6), (4, 16, 4, 16), (4, 16, 4, 6),
+                     (4, 16, 64, 6)]  # fmt: skip
+
+
+def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path):
+    """Eight experts of which each token sees two: a quarter of the dense layer's products."""
+    argv = ["feed_forward", *SMALL, "--method", "dense", "auto", "--rounds=1", "--dtype=float32"]
+    assert benchmark.main([*argv, "--json", f"--picture={tmp_path}/x.png"]) == 0
+    dense, experts = json.loads(capsys.readouterr().out)
+    assert (dense["method"], experts["method"]) == ("dense", "auto")
+    for row, used in ((dense, 8), (experts, 2)):
+        assert row["experts"] == 8 and row["guessed"] is None and row["device"] == "cpu"
+        flops = 3 * (8 * used * 2 * 2 * 8 * 4)  # 8 tokens, two matrices of 8 x 4 per expert
+        assert row["tflops"] * 1e12 * row["ms"] / 1e3 == pytest.approx(flops)
+    assert dense["memory_gib"] * 2**30 > 4 * 2 * 8 * 8 * 4  # the kernels
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--length=3"], "--length must divide --tokens"),
+        (["--method=masket"], "method='masket' is unknown"),
+        (["--topology=v9-8"], "no TPU generation v9"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture, flags: list[str], says: str):
+    assert benchmark.main(["feed_forward", *SMALL, *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+
+
+def test_curves_over_the_first_size_that_varies():
+    """Over D, from which E follows; K tells lines apart; a layer that does not fit is a gap."""
+    common = {"tokens": 8, "length": 4, "expert_dim": 4, "device": "v3-8", "method": "auto"}
+    rows = [
+        common | {"embed_dim": D, "experts": D, "selected": K, "ms": ms, "memory_gib": 1.0}
+        for D, K, ms in ((8, 1, 1.0), (8, 2, 2.0), (16, 1, 3.0), (16, 2, None))
+    ]
+    times, memory = draw_curves("feed_forward", rows).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in times.lines}
+    assert lines == {"auto, selected 1": [[8, 1], [16, 3]], "auto, selected 2": [[8, 2]]}
+    assert (times.get_xlabel(), memory.get_ylabel()) == ("embed dim", "GiB")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+def test_a_layer_priced_for_a_tpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know
+    size = next(sizes(tokens=[512], length=[256], embed_dim=[128], expert_dim=[128], experts=[4],
+                      selected=[2]))  # fmt: skip
+    row = feed_forward_row("masked", size, dtype="bfloat16", capacity_factor=0.0, rounds=1,
+                           topology=parse_topology("v3-8"))  # fmt: skip
+    assert row["device"] == "v3-8" and 0 < row["ms"] < 1 and 0 <= row["guessed"] < 0.5

@@ -1,0 +1,721 @@
+"""scripts/launch_tpu.py with stand-ins on PATH: commands, their order, what the workers receive."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import gethostname
+from threading import Thread
+
+import pytest
+import yaml
+from stand_in import ROOT, Cloud
+
+from widenet_jax.errors import RunFailedError
+from widenet_jax.ops.launch import cloud_tpu
+from widenet_jax.ops.launch.job import Job, parse_tpu
+from widenet_jax.ops.launch.tools import Tools
+
+ARGUMENTS = (
+    "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
+    "--workdir=gs://bucket/a run", "--name=mine", "--skip_plan", "--poll_seconds=0.02",
+)  # fmt: skip
+DELETE = f"{sys.executable} -m widenet_jax.cli.launch_tpu delete mine --zone=us-west4-a"
+HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must preserve
+START = [
+    "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
+    "ssh 0 if",
+]  # fmt: skip
+
+
+def test_creates_waits_sets_up_runs_and_follows(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps() == ["describe", "create", "describe", "describe", *START]
+    create = cloud.calls()[1]
+    assert create == [
+        "gcloud", "compute", "tpus", "tpu-vm", "create", "mine", "--zone=us-west4-a",
+        "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite",
+    ]  # fmt: skip
+    assert done.stdout == "worker_0: step 1 of 1\n"
+    assert DELETE in done.stderr
+    for call in cloud.calls():
+        assert f"$ {shlex.join(call)}" in done.stderr
+        if (tool := call[4]) in ("ssh", "scp"):
+            flags = [word for word in call if word.startswith(f"--{tool}-flag=-o")]
+            options = dict(flag.partition("=-o")[2].split("=") for flag in flags)
+            # A machine that is gone is given up within a quarter of a minute, a silent one a minute
+            alive = int(options["ServerAliveInterval"]) * int(options["ServerAliveCountMax"])
+            assert (options["ConnectTimeout"], alive) == ("15", 60)
+
+
+def test_every_worker_receives_the_arguments_unchanged(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS, "--extend", f"--config.data.path={HARD}")
+    assert done.returncode == 0, done.stderr
+    for worker in (0, 1):
+        ((arguments, _),) = cloud.trainings(worker)
+        assert arguments == [
+            "-m", "widenet_jax.main", "--config=configs/digits.py:vit_tiny",
+            "--workdir=gs://bucket/a run", "--distributed", "--extend",
+            f"--config.data.path={HARD}",
+        ]  # fmt: skip
+    code = cloud.directory / "worker_1" / "widenet_run" / "code"
+    assert (code / "widenet_jax/main.py").read_bytes() == (
+        ROOT / "widenet_jax/main.py"
+    ).read_bytes()
+    assert not (code / ".git").exists()
+
+
+def test_secrets_travel_in_a_file_and_in_no_command_line(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS, WANDB_API_KEY="s3cr3t 'key'")
+    assert done.returncode == 0, done.stderr
+    assert "s3cr3t" not in json.dumps(cloud.calls()) + done.stdout + done.stderr
+    assert cloud.trainings()[0][1] == "s3cr3t 'key'"
+    there = cloud.directory / "worker_0" / "widenet_run"
+    assert stat.S_IMODE((there / "env").stat().st_mode) == 0o600
+    assert stat.S_IMODE(there.stat().st_mode) == 0o700
+    assert "[tpu,gcs,wandb]" in (there / "setup.sh").read_text()
+
+
+@pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])
+def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path, backend: str):
+    ready, gone = ("READY", "PREEMPTED") if backend == "tpu-vm" else ("ACTIVE", "SUSPENDED")
+    states = ("NOT_FOUND", "CREATING", ready, ready, gone, gone, "CREATING", ready)
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134, 0))
+    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", "--spot")
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps() == [
+        *("describe", "create", "describe", "describe"), *START,
+        *("describe", "describe"),  # the run failed; the preemption is reported a moment later
+        *("describe", "delete", "create", "describe", "describe"), *START,
+    ]  # fmt: skip
+    assert f"mine is {gone}; creating it again" in done.stderr
+    creates = [call for call in cloud.calls() if "create" in call]
+    assert creates[0] == creates[1]
+    assert "--spot" in creates[0]
+    assert len(cloud.trainings()) == 1  # the first one's machine was deleted
+
+
+@pytest.mark.parametrize("state", ["NOT_FOUND", "STOPPED"])
+def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Path, state: str):
+    """While the run is followed. The service itself leaves a TPU listed, as PREEMPTED or alike."""
+    doing = {"NOT_FOUND": "DELETING", "STOPPED": "STOPPING"}[state]
+    states = ("NOT_FOUND", "READY", doing, doing, state)
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    assert cloud.steps() == ["describe", "create", "describe", *START, *["describe"] * 4]
+    *_, cost, line = done.stderr.splitlines()
+    if state == "NOT_FOUND":
+        assert line == "failed: mine was deleted by someone; the same command creates it again"
+        assert "cost money" not in done.stderr
+        return
+    start = "gcloud compute tpus tpu-vm start mine --zone=us-west4-a"
+    assert line.startswith(f"failed: mine was stopped by someone; start it (`{start}`)")
+    assert cost.startswith("mine may exist and cost money")
+    again = cloud.launch(*ARGUMENTS)  # the boot disk may hold something
+    assert (again.returncode, cloud.steps()[13:]) == (2, ["describe"])
+    assert f"or delete it with its disk (`{DELETE}`)" in again.stderr
+
+
+def test_a_tpu_deleted_while_another_one_is_created(tmp_path: Path):
+    """A plain preemption is replaced; what a person then deletes is not."""
+    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "NOT_FOUND")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS)
+    assert (done.returncode, cloud.steps().count("create")) == (3, 2)
+    assert "mine was deleted by someone" in done.stderr.splitlines()[-1]
+
+
+def test_a_queued_resource_whose_tpu_a_person_deletes(tmp_path: Path):
+    """It stays listed, and is replaced by the next launch only."""
+    deleted = ("SUSPENDING USER", "SUSPENDED USER", "SUSPENDED USER")
+    states = ("NOT_FOUND", "ACTIVE SERVICE", *deleted, "ACTIVE USER")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
+    assert done.returncode == 3
+    assert cloud.steps() == ["describe", "create", "describe", *START, *["describe"] * 3]
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("failed: the TPU of mine was deleted by someone; the same command")
+    assert line.endswith(f"`{DELETE} --backend=queued-resource` removes its queued resource")
+    assert "cost money" not in done.stderr
+    (cloud.directory / "states.json").write_text(json.dumps(states[-2:]))
+    (cloud.directory / "exit_codes_worker_0.json").write_text("[0]")
+    before = len(cloud.calls())
+    assert cloud.launch(*ARGUMENTS, "--backend=queued-resource").returncode == 0
+    assert cloud.steps()[before:] == ["describe", "delete", "create", "describe", *START]
+
+
+def test_queued_resource(tmp_path: Path):
+    states = ("NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
+    cloud = Cloud(tmp_path / "cloud", states=states)
+    done = cloud.launch(
+        *ARGUMENTS, "--backend=queued-resource", "--project=p", "--delete_when_done"
+    )
+    assert done.returncode == 0, done.stderr
+    queued = ["gcloud", "compute", "tpus", "queued-resources"]
+    place = ["mine", "--zone=us-west4-a", "--project=p"]
+    calls = [call for call in cloud.calls() if "queued-resources" in call]
+    fields = "state.state,tpu.nodeSpec[0].node.acceleratorType,state.stateInitiator"
+    assert calls[0] == [*queued, "describe", *place, f"--format=value({fields})"]
+    assert calls[1] == [
+        *queued, "create", *place, "--node-id=mine", "--accelerator-type=v5litepod-16",
+        "--runtime-version=v2-alpha-tpuv5-lite",
+    ]  # fmt: skip
+    assert calls[-1] == [*queued, "delete", *place, "--force", "--quiet"]
+    assert "WAITING_FOR_RESOURCES" in done.stderr
+
+
+def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", exit_codes=(3,))
+    done = cloud.launch(*ARGUMENTS, "--delete_when_done")
+    assert done.returncode == 3
+    assert "delete" not in cloud.steps()
+    ends = [f"{gethostname()}: worker_{worker}: step 1 of 1" for worker in (0, 1)]
+    assert done.stdout.splitlines() == ["worker_0: step 1 of 1", *ends]
+
+
+def test_connecting_is_retried_while_workers_start(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused", "Connection refused"]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps().count("ssh all mkdir") == 3
+
+
+def test_a_broken_connection_is_reopened(tmp_path: Path):
+    """Following the log and reading the exit code both fail; the TPU is still ready."""
+    fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
+    cloud = Cloud(tmp_path / "cloud", fails=fails)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 if"]
+    tails = [call[-1] for call in cloud.calls() if "tail -n" in call[-1]]
+    assert ["-n 100 " in tails[0], "-n 10 " in tails[1]] == [True, True]
+    assert len(cloud.trainings()) == 1
+
+
+def test_a_worker_that_can_no_longer_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As where a person stops the TPU of a queued resource, which then stays ACTIVE."""
+    monkeypatch.setattr(cloud_tpu, "CHECKS_UNREACHED", 2)
+    fails = {"ssh": ["", "", "", *["TPU not in state READY"] * 4]}
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "ACTIVE"), fails=fails)
+    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
+    assert done.returncode == 3
+    *_, cost, line = done.stderr.splitlines()
+    assert line.endswith("`gcloud compute tpus tpu-vm describe mine --zone=us-west4-a` tells")
+    assert cost == f"mine may exist and cost money: {DELETE} --backend=queued-resource"
+
+
+def test_an_outage_does_not_end_a_launch_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No answer to 2 checks while the TPU is created, and to 2 while the run is followed."""
+    monkeypatch.setattr(cloud_tpu, "CHECKS_WITHOUT_ANSWER", 3)
+    outage = ["ERROR: 503", "ERROR: no active account"]
+    fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
+    fails["describe"] = ["", *outage, "", *outage]
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), fails=fails)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("mine: its state is unknown, asking again: ") == 4
+    checks = ["describe"] * 3
+    begun = ["describe", "create", *checks, *START]
+    assert cloud.steps() == [*begun, *checks, "ssh 0 tail", "ssh 0 if"]
+    cloud = Cloud(tmp_path / "other", fails={"describe": ["", *["ERROR: 503"] * 4]})
+    assert cloud.launch(*ARGUMENTS).returncode == 3
+    assert cloud.steps() == ["describe", "create", *checks]
+
+
+def test_a_run_that_left_no_exit_code_is_started_again(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(-9, 0))
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert "mine: the run left no exit code" in done.stderr
+    follow = ["ssh 0 tail", "ssh 0 if", "describe"]
+    begun = ["describe", "create", "describe", *START, "describe", *follow]
+    assert cloud.steps() == [*begun, "describe", "describe", "ssh all if", *START]
+    assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
+    logs = [cloud.directory / "worker_0" / "widenet_run" / f"run.log{end}" for end in ("", ".old")]
+    assert [log.read_text() for log in logs] == ["worker_0: step 1 of 1\n"] * 2
+
+
+def test_three_runs_in_a_row_that_left_no_exit_code():
+    """A run of more than an hour begins a new row: it was lost for another reason."""
+    job = Job("mine", parse_tpu("v3-8"), "z", ())
+    tpu = cloud_tpu.CloudTpu(job, Tools("v3-8", "z"), queued=False)
+    for seconds in (10, 20, 4000, 3000):
+        tpu.count_lost_run(seconds)
+    with pytest.raises(RunFailedError, match=r"3 times in a row; its log: .* logs mine --zone=z"):
+        tpu.count_lost_run(10)
+
+
+def test_a_repaired_tpu_is_kept_and_the_run_restarted_on_all_workers(tmp_path: Path):
+    """Worker 0 fails; worker 1 hangs, and would keep the second run from starting there."""
+    states = ("NOT_FOUND", "READY", "REPAIRING", "REPAIRING", "REPAIRING", "READY")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134, 0))
+    (cloud.directory / "exit_codes_worker_1.json").write_text("[null, 0]")
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert "mine: REPAIRING" in done.stderr
+    checks = ["describe"] * 4
+    begun = ["describe", "create", "describe", *START]
+    assert cloud.steps() == [*begun, *checks, "ssh all if", *START]
+    assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
+
+
+def test_a_hidden_tpu_is_refused_and_one_whose_repair_failed_replaced(tmp_path: Path):
+    states = ("NOT_FOUND", "READY", "UNKNOWN", "UNKNOWN", "HIDDEN")
+    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
+    done = cloud.launch(*ARGUMENTS)
+    assert (done.returncode, cloud.steps().count("create")) == (3, 2)
+    assert "mine is UNKNOWN; creating it again" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("failed: mine is HIDDEN instead of ready; ")
+
+
+def test_workers_that_never_accept_connections(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", fails={"ssh": ["Connection refused"] * 9})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].endswith("Connection refused")
+    done = cloud.launch("status", "mine", "--zone=z")
+    assert done.stdout.splitlines() == ["mine: READY", "worker 0 cannot be reached"]
+
+
+def test_preemption_during_set_up(tmp_path: Path):
+    """Then no capacity for another one, then one that is preempted before it is ready."""
+    absent, lost = ["NOT_FOUND"] * 2, ["PREEMPTED"] * 2
+    states = ("NOT_FOUND", "READY", "PREEMPTED", *absent, *lost, "READY")
+    fails = {"scp": ["ERROR: lost connection"], "create": ["", "ERROR: no more capacity"]}
+    cloud = Cloud(tmp_path / "cloud", states=states, fails=fails)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert [step for step in cloud.steps() if step in ("create", "delete", "scp")] == [
+        *("create", "scp", "delete", "create", "create", "delete", "create", "scp"),
+    ]
+    assert "no free v5e-16 in us-west4-a;" in done.stderr
+    assert "mine is PREEMPTED instead of ready;" in done.stderr
+
+
+def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
+    """After the end of what the hosts said: the last 20 lines."""
+    reason = "× No solution found: requires Python>=3.13"
+    failed = "##### Command execution on worker 3 failed with exit status 1. Continuing."
+    said = [
+        "Using scp batch size of 1.Attempting to SCP into 1 nodes with a total of 4 workers.",
+        *(f"SCP: Attempting to connect to worker {worker}..." for worker in range(4)),
+        *(f"Resolved {count} packages" for count in range(30)), f"  {reason}", failed,
+    ]  # fmt: skip
+    cloud = Cloud(tmp_path / "cloud", fails={"scp": ["\n".join(said)]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    *shown, cost, line = done.stderr.splitlines()[-23:]
+    assert shown[:-1] == said[-20:]
+    assert shown[-1].startswith("$ gcloud compute tpus tpu-vm describe")
+    assert line.endswith(f" scp ...: {reason}")
+    assert cost == f"mine may exist and cost money: {DELETE}"
+    assert cloud.launch(*shlex.split(DELETE)[3:]).returncode == 0
+    assert cloud.steps()[-1] == "delete"
+
+
+@pytest.fixture
+def still_running() -> Iterator[subprocess.Popen]:
+    """A process that stands in for the run on worker 0."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_the_same_launch_again_follows_the_running_job(
+    tmp_path: Path, still_running: subprocess.Popen
+):
+    """And starts it on worker 1 if it missed its start there, but not if it has ended there."""
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0, 0))
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    home = cloud.directory / "worker_0" / "widenet_run"
+    (home / "run.pid").write_text(str(still_running.pid))
+    other = cloud.launch(*ARGUMENTS, "--config.seed=1")
+    assert other.returncode == 2
+    assert "running another job" in other.stderr
+
+    def once_followed(then: Callable[[], object]) -> None:
+        before = len(cloud.calls())
+
+        def wait() -> None:
+            while "ssh 0 tail" not in cloud.steps()[before:]:
+                time.sleep(0.05)
+            then()
+
+        Thread(target=wait, daemon=True).start()
+
+    once_followed(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ended = cloud.launch(*ARGUMENTS)
+    assert (ended.returncode, still_running.poll()) == (143, None)
+    assert ended.stderr.splitlines()[-1] == f"mine may exist and cost money: {DELETE}"
+    assert len(cloud.trainings(1)) == 1
+    # Worker 0 can be followed without the key in an agent, which all workers together need.
+    asked = cloud.directory / "bin" / "ssh-add"
+    empty = asked.read_text()
+    asked.write_text("#!/bin/sh\necho '3072 SHA256:other me@here (RSA)'\n")
+    once_followed(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ended = cloud.launch(*ARGUMENTS, HOME=str(tmp_path))
+    assert ended.returncode == 143 and "warning: " in ended.stderr
+    asked.write_text(empty)
+    assert len(cloud.trainings(1)) == 1
+    (cloud.directory / "worker_1" / "widenet_run" / "run.exit").unlink()
+    before = len(cloud.calls())
+    # `wait`, so that its pid disappears
+    once_followed(lambda: (still_running.terminate(), still_running.wait()))
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh all [", *START[-2:]]
+    assert (len(cloud.trainings(0)), len(cloud.trainings(1))) == (1, 2)
+
+
+def test_what_is_left_of_a_run_on_another_worker_is_ended(
+    tmp_path: Path, still_running: subprocess.Popen
+):
+    """Before the run starts on a ready TPU. But the run may live if worker 0 gives no answer."""
+    cloud = Cloud(tmp_path / "cloud", states=("READY",), exit_codes=(0, 0))
+    there = cloud.directory / "worker_1" / "widenet_run"
+    there.mkdir()
+    (there / "run.pid").write_text(str(still_running.pid))
+    (cloud.directory / "fails.json").write_text('{"ssh": ["Connection reset"]}')
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    assert cloud.steps() == ["describe", "ssh 0 if", "describe", *START]
+    assert still_running.poll() is None
+    before = len(cloud.calls())
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    again = ["describe", "ssh 0 if", "describe", "ssh 0 if", "ssh all if", *START]
+    assert cloud.steps()[before:] == again
+    assert still_running.wait(10) == -signal.SIGKILL
+
+
+def test_a_repair_during_set_up(tmp_path: Path):
+    """The run may have started on some workers; it starts again on all of them."""
+    states = ("NOT_FOUND", "READY", "REPAIRING", "READY")
+    cloud = Cloud(tmp_path / "cloud", states=states, fails={"scp": ["ERROR: lost connection"]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    begun = ["describe", "create", "describe", *START[:2]]
+    assert cloud.steps() == [*begun, *["describe"] * 2, "ssh all if", *START]
+
+
+def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
+    assert cloud.launch(*ARGUMENTS, "--tpu=v3-8").returncode == 0
+    before = len(cloud.calls())
+    done = cloud.launch(*ARGUMENTS, "--tpu=v3-256")
+    assert (done.returncode, cloud.steps()[before:]) == (2, ["describe"])
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: mine exists and is a v3-8, not a v3-256; delete it (`/")
+
+
+def test_the_default_project_is_read_once(tmp_path: Path):
+    """It may change while the run is followed: the TPU would be taken for one that was deleted."""
+    cloud = Cloud(tmp_path / "cloud")
+    (cloud.directory / "project").write_text("first")
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert all("--project=first" in call for call in cloud.calls())
+    assert done.stderr.splitlines()[-1].endswith(f"{DELETE} --project=first")
+
+
+@pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])
+def test_gcloud_flags_go_to_the_command_that_creates(tmp_path: Path, backend: str):
+    cloud = Cloud(tmp_path / "cloud")
+    flags = "--network=mine --labels='team=a b,x=1' --reserved"
+    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", f"--gcloud_flags={flags}", "--dry_run")
+    assert done.returncode == 0, done.stderr
+    lost = {"tpu-vm": "PREEMPTED", "queued-resource": "SUSPENDED"}[backend]
+    assert f"# if describe reports {lost}: " in done.stdout
+    printed = [shlex.split(line[2:]) for line in done.stdout.splitlines() if line[:2] == "$ "]
+    for command in printed:
+        own = command[-3:] == ["--network=mine", "--labels=team=a b,x=1", "--reserved"]
+        assert own == ("create" in command)
+
+
+def test_a_plan_that_cannot_be_made_stops_the_launch(tmp_path: Path):
+    """The set's size is unknown. The line names flags of the launcher, and nothing is created."""
+    arguments = [word for word in ARGUMENTS if word not in (ARGUMENTS[0], "--skip_plan")]
+    cloud = Cloud(tmp_path / "cloud")
+    own = ("--config=configs/imagenet.py", "--config.data.path=gs://bucket/own")
+    done = cloud.launch(*arguments, *own)
+    assert (done.returncode, cloud.steps()) == (2, ["describe"])
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: no plan: the size of the set 'own' is unknown; add --num_exampl")
+    assert "--skip_plan" in line
+    done = cloud.launch(*arguments, *own, "--num_examples=1000", "--config.batch_size=0")
+    assert "batch_size" in done.stderr.splitlines()[-1]  # one of the two sizes is known now
+
+
+def test_gclouds_key_is_checked_before_anything_is_created(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", agent="3072 SHA256:other me@here (RSA)")
+    done = cloud.launch(*ARGUMENTS, HOME=str(tmp_path))
+    assert (done.returncode, cloud.steps()) == (2, ["describe"])
+    assert "ssh-keygen -t rsa -f ~/.ssh/google_compute_engine" in done.stderr.splitlines()[-1]
+    one_worker = [word.replace("v5e-16", "v5e-8") for word in ARGUMENTS]
+    assert cloud.launch(*one_worker, HOME=str(tmp_path)).returncode == 0
+
+
+def test_skypilot_alone_finds_a_zone(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    arguments = [word for word in ARGUMENTS if not word.startswith("--zone")]
+    done = cloud.launch(*arguments, "--backend=skypilot", "--dry_run")
+    task = yaml.safe_load(done.stdout.split("\n$ ")[0])
+    assert task["resources"]["infra"] == "gcp"
+    assert cloud.launch("status", "mine", "--backend=skypilot").returncode == 0
+    for words in (arguments, ("status", "mine")):
+        done = cloud.launch(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "--backend=tpu-vm needs --zone" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"),
+    [
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) Error parsing [tpu].\nThe [tpu] resource is "
+         "not properly specified.\nFailed to find attribute [project]. The attribute can be set in "
+         "the following ways: \n- provide the argument `--project` on the command line\n- set the "
+         "property `core/project`", 2, "no project; give --project=ID, or run `gcloud config set "),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) SSH Key is not present in the SSH agent. "
+         'Please run "ssh-add KEY" to add it, and try again.', 2, "run `ssh-add ~/"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) INVALID_ARGUMENT: Location us-west4-a is not "
+         "found or access is unauthorized.", 2, "--zone=us-west4-a does not offer v5e-16"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit "
+         "'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0", 3, "quota for v5e-16"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) There is no more capacity in the zone "
+         "\"us-west4-a\"; you can try in another zone", 3, "--backend=queued-resource waits"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) You do not currently have an active account "
+         "selected.", 2, "gcloud auth login"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) PERMISSION_DENIED: Cloud TPU API has not "
+         "been used in project p before", 2, "check --project"),
+        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) something new", 3, "something new"),
+    ],
+)  # fmt: skip
+def test_errors_of_gcloud_are_reported_in_one_line(
+    tmp_path: Path, message: str, code: int, words: str
+):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",), fails={"create": [message]})
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == code
+    *cost, line = [line for line in done.stderr.splitlines() if not line.startswith("$ ")]
+    assert words in line
+    # Of an unknown error, such as a broken connection, the TPU may be created nevertheless.
+    maybe = [f"mine may exist and cost money: {DELETE}"]
+    assert cost == (maybe if words == "something new" else [])
+
+
+def test_a_login_that_expires_while_the_tpu_is_created(tmp_path: Path):
+    """The TPU may come up all the same. A launch that replaces a TPU waits for the next login."""
+    message = (
+        "ERROR: (gcloud.compute.tpus.tpu-vm.create) Reauthentication required: gcloud auth login"
+    )
+    first = Cloud(tmp_path / "first", fails={"create": [message], "describe": ["", message]})
+    done = first.launch(*ARGUMENTS)
+    assert done.returncode == 2
+    cost, line = done.stderr.splitlines()[-2:]
+    assert cost == f"mine may exist and cost money: {DELETE}"
+    assert line.startswith("error: gcloud is not logged in;")
+    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "CREATING", "READY")
+    fails = {"create": ["", message]}
+    later = Cloud(tmp_path / "later", states=states, exit_codes=(134, 0), fails=fails)
+    done = later.launch(*ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert later.steps().count("create") == 2  # the second one's TPU is used
+    assert "error: gcloud" not in done.stderr
+
+
+def test_a_queued_resource_that_failed(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "PROVISIONING", "FAILED"))
+    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
+    assert done.returncode == 3
+    assert "mine is FAILED" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("backend", ["tpu-vm", "skypilot", "gke"])
+def test_a_missing_tool_is_named(tmp_path: Path, backend: str):
+    cloud = Cloud(tmp_path / "cloud")
+    for tool in ("gcloud", "sky", "xpk"):
+        (cloud.directory / "bin" / tool).unlink()
+    here = tmp_path / "git"
+    here.mkdir()
+    (here / "git").symlink_to(subprocess.check_output(["which", "git"], text=True).strip())
+    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", "--cluster=c", path=str(here))
+    assert done.returncode == 2
+    assert "was not found on PATH: " in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["--tpu=v9-8"], "choose one of v2, v3, v4, v5p, v5e, v6e"),
+        (["--tpu=v3-255", "--dry_run"], "powers of two of at least 8 cores"),
+        (["--tpu=big"], "write it as in v3-256"),
+        (["--workdir=runs/here"], "give a gs:// directory"),
+        (["--name=Mine_1"], "lower-case letters"),
+        (["--config=configs/none.py"], "git does not track configs/none.py"),
+        (["--config.sed=1"], "did you mean --config.seed?"),
+        (["--config.data.path=photos"], "--config.data.path=gs://BUCKET/DIR"),
+        (["--config.init_from=runs/a"], "config.init_from=runs/a is relative"),
+        (
+            ["--config.data.source=image_folder", "--config.data.path=gs://b/photos"],
+            "config.data.path=gs://b/photos: image folders are read from local disks only",
+        ),
+        (["--backend=skypilot", "--project=p"], "gcloud config set project p"),
+        (["--backend=gke"], "--backend=gke needs --cluster"),
+        (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk does not support it"),
+        (["--backend=gke", "--cluster=c", "--spot"], "xpk cluster create --spot"),
+        (["--backend=other"], "invalid choice"),
+        (["--gcloud_flags=--labels='a"], "No closing quotation"),
+        (["--gcloud_flags=network=a"], "write flags of gcloud, as in --gcloud_flags='--network="),
+        (["--gcloud_flags=--zone=z"], "in place of --zone give --zone"),
+        (["--gcloud_flags=--reserved --accelerator-type v3-8"], "give --tpu"),
+        (["--gcloud_flags=--type=v4 --topology=2x2x1"], "in place of --type give --tpu"),
+        (["--gcloud_flags=--topology=2x2x1"], "in place of --topology give --tpu"),
+        (["--gcloud_flags=--node-prefix=a"], "in place of --node-prefix give --name"),
+        (["--gcloud_flags=--node-count=2"], "leave --node-count out; the launcher creates one TPU"),
+        (["--gcloud_flags=--async"], "leave --async out; the launcher waits for the TPU"),
+        (["--gcloud_flags=--quiet"], "leave --quiet out; the launcher lets gcloud ask nothing"),
+        (["--num_examples=9"], "--num_examples=9 is for the plan, which --skip_plan omits"),
+        (["--vocab_size=9"], "--vocab_size=9 is for the plan, which --skip_plan omits"),
+        (
+            ["--gcloud_flags=--reserved", "--backend=skypilot"],
+            "does not create the TPU with gcloud",
+        ),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_created(
+    tmp_path: Path, changes: list[str], words: str
+):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(*ARGUMENTS, *changes)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line
+    assert cloud.calls() == []
+
+
+def test_skypilot_receives_a_task(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    flags = ("--backend=skypilot", "--spot", f"--config.data.path={HARD}")
+    done = cloud.launch(*ARGUMENTS, *flags, "--dry_run", WANDB_API_KEY="s3cr3t")
+    text = done.stdout.split("\n$ ")[0]
+    task = yaml.safe_load(text)
+    assert task["resources"] == {
+        "infra": "gcp/us-west4/us-west4-a",
+        "accelerators": "tpu-v5litepod-16",
+        "accelerator_args": {"runtime_version": "v2-alpha-tpuv5-lite", "tpu_vm": True},
+        "use_spot": True,
+    }
+    assert task["secrets"] == {"WANDB_API_KEY": None}
+    assert "s3cr3t" not in done.stdout
+    words = shlex.split(task["run"])
+    assert words[1:3] == ["-m", "widenet_jax.main"]
+    assert words[-1] == f"--config.data.path={HARD}"
+    done = cloud.launch(*ARGUMENTS, *flags, WANDB_API_KEY="s3cr3t")
+    assert done.returncode == 0, done.stderr
+    ((*call, file),) = cloud.calls()
+    secret = ["--secret", "WANDB_API_KEY"]
+    assert call == ["sky", "jobs", "launch", "--yes", "--detach-run", *secret]
+    assert file.endswith("task.yaml")
+
+
+def test_gke_receives_a_workload(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud")
+    flags = ("--backend=gke", "--cluster=c", f"--config.data.path={HARD}")
+    done = cloud.launch(*ARGUMENTS, *flags, WANDB_API_KEY="s3cr3t")
+    assert done.returncode == 0, done.stderr
+    (call,) = cloud.calls()
+    assert "s3cr3t" not in " ".join(call)
+    values = dict(word.partition("=")[::2] for word in call if word.startswith("--"))
+    assert call[:3] == ["xpk", "workload", "create"]
+    assert values["--workload"] == "mine"
+    assert values["--tpu-type"] == "v5litepod-16"
+    assert values["--env-file"].endswith("/env")
+    words = shlex.split(values["--command"])
+    assert words[words.index("exec") :][1:4] == ["python", "-m", "widenet_jax.main"]
+    assert words[-1] == f"--config.data.path={HARD}"
+
+
+@pytest.mark.parametrize("tpu", ["v3-256", "v5e-16"])
+def test_the_dry_run_in_the_docs_is_current(tmp_path: Path, tpu: str):
+    """Equal except for the name of the temporary directory; without the plan."""
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(
+        "--config=configs/imagenet.py:widenet_b", f"--tpu={tpu}", "--zone=europe-west4-a",
+        "--workdir=gs://BUCKET/widenet_b", "--config.data.path=gs://BUCKET/imagenet", "--skip_plan",
+        "--dry_run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert cloud.calls() == []
+    printed = re.sub(r"\S*/widenet_launch_\w+", "/tmp/widenet_launch_XXXX", done.stdout)
+    assert printed.strip() in (ROOT / "docs" / "LAUNCH.md").read_text()
+
+
+def test_status_logs_stop_delete(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
+    assert cloud.launch(*ARGUMENTS).returncode == 0
+    where = ("mine", "--zone=us-west4-a")
+    status = cloud.launch("status", *where)
+    assert status.stdout == "mine: READY\nended, exit code 0\nworker_0: step 1 of 1\n"
+    home = cloud.directory / "worker_0" / "widenet_run"
+    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
+        for worker, process in ((0, one), (1, two)):
+            file = cloud.directory / f"worker_{worker}" / "widenet_run" / "run.pid"
+            file.write_text(str(process.pid))
+        assert "running" in cloud.launch("status", *where).stdout
+        assert cloud.launch("stop", *where).returncode == 0
+        assert (one.wait(10), two.wait(10)) == (-15, -15)
+    assert "step 1 of 1" in cloud.launch("logs", *where).stdout
+    assert cloud.launch("delete", *where).returncode == 0
+    assert cloud.calls()[-1][4:] == ["delete", "mine", "--zone=us-west4-a", "--quiet"]
+    assert not home.exists()
+
+
+def test_status_without_a_run_and_without_its_exit_code(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("READY",))
+    assert cloud.launch("status", "mine", "--zone=z").stdout == "mine: READY\nno run\n"
+    there = cloud.directory / "worker_0" / "widenet_run"
+    there.mkdir()
+    (there / "run.log").write_text("step 1\nstep 2\n")
+    (there / "run.pid").write_text("999999999\n")  # larger than any
+    said = cloud.launch("status", "mine", "--zone=z").stdout
+    assert said == "mine: READY\nended without an exit code\nstep 2\n"
+
+
+def test_status_of_an_absent_tpu_and_without_permission(tmp_path: Path):
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",))
+    done = cloud.launch("status", "mine", "--zone=z")
+    assert done.stdout.strip() == "mine: there is no such TPU"
+    cloud = Cloud(tmp_path / "other", fails={"describe": ["ERROR: PERMISSION_DENIED: no"]})
+    done = cloud.launch("status", "mine", "--zone=z")
+    assert (done.returncode, "check --project" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "verb", "command"),
+    [
+        ("skypilot", "status", "sky jobs queue"),
+        ("skypilot", "logs", "sky jobs logs --name mine"),
+        ("skypilot", "stop", "sky jobs cancel --yes --name mine"),
+        ("skypilot", "delete", "sky jobs cancel --yes --name mine"),
+        ("gke", "status", "xpk workload list --cluster=c --zone=z --filter-by-job=mine"),
+        ("gke", "logs", "kubectl logs --follow --tail=100 --selector=jobset.sigs.k8s.io/"
+         "jobset-name=mine,batch.kubernetes.io/job-completion-index=0"),
+        ("gke", "delete", "xpk workload delete --cluster=c --zone=z --workload=mine"),
+    ],
+)  # fmt: skip
+def test_commands_of_the_engines(tmp_path: Path, backend: str, verb: str, command: str):
+    cloud = Cloud(tmp_path / "cloud")
+    done = cloud.launch(verb, "mine", "--zone=z", f"--backend={backend}", "--cluster=c")
+    assert done.returncode == 0, done.stderr
+    assert [shlex.join(call) for call in cloud.calls()] == [command]

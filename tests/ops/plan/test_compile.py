@@ -1,0 +1,117 @@
+"""Compiling for TPUs without TPUs; the tests of the compiler itself need libtpu."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from widenet_jax.config.files import load_config
+from widenet_jax.errors import BadInputError
+from widenet_jax.ops.plan import compile as planning
+from widenet_jax.ops.plan.compile import CompiledStep, TpuCompiler, needed_bytes, peak_bytes
+from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.hlo import parse
+from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.topology import Topology, parse_topology
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="the TPU compiler is not installed: pip install -e '.[plan]'",
+)
+
+
+@needs_libtpu
+def test_a_small_step_for_eight_tpu_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XLA_FLAGS")  # libtpu aborts on a flag that it does not know
+    config = load_config("configs/digits.py:widenet_tiny")
+    data, notes = data_facts(config), []
+    compiler = TpuCompiler(parse_topology("v3-8"), cache=tmp_path, note=notes.append)
+    step = compiler.compile("digits", config, data)
+    assert notes == ["digits: compiling for v3-8"]
+    assert step.fits
+    # At least the parameters and two moments in float32.
+    assert 3 * 4 * 53_066 < step.peak_bytes < 2**30
+
+    prices = price_module(parse(step.hlo), compiler.topology)
+    scopes = "\n".join(price.instruction.op_name for price in prices)
+    for scope in ("attention", "router", "dispatch", "experts"):
+        assert f"/{scope}/" in scopes
+    assert sum(price.compiler_ms for price in prices) > sum(price.roofline_ms for price in prices)
+    # The gradients of all parameters are summed over the cores.
+    assert sum(price.collective_bytes for price in prices) > 4 * 53_066
+
+    # The second time the same step comes from the cache, without a note.
+    assert compiler.compile("digits", config, data) == step
+    assert len(notes) == 1
+
+
+@needs_libtpu
+def test_memory_that_a_step_would_need():
+    """192 GiB of arguments and 192 GiB of results on one v3 core."""
+    devices = planning.tpu_devices(parse_topology("v3-8"))
+    place = jax.sharding.SingleDeviceSharding(devices[0])
+    shape = jax.ShapeDtypeStruct((48, 2**30), jax.numpy.float32)
+    lowered = jax.jit(lambda x: x + 1, in_shardings=place, out_shardings=place).lower(shape)
+    step = planning.compile_lowered(lowered)
+    assert not step.fits and step.hlo == ""
+    assert step.peak_bytes == pytest.approx(2 * 192 * 2**30, rel=0.01)
+
+
+@needs_libtpu
+def test_an_unknown_slice():
+    with pytest.raises(BadInputError, match="does not know v3:3x5"):
+        TpuCompiler(parse_topology("v3:3x5"))
+
+
+@needs_libtpu
+def test_a_batch_that_does_not_divide():
+    config = load_config("configs/digits.py:widenet_tiny")
+    config.batch_size = 60
+    with pytest.raises(BadInputError, match=r"config\.batch_size=60 must be a multiple"):
+        TpuCompiler(parse_topology("v3-8")).compile("x", config, data_facts(config))
+
+
+def test_a_missing_compiler_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInputError, match=r"pip install -e '\.\[plan\]'"):
+        TpuCompiler(parse_topology("v3-8"))
+
+
+def test_peak_memory():
+    """10 arguments, 8 results of which 6 alias an argument, 3 temporaries, a program of 1."""
+    memory = SimpleNamespace(
+        argument_size_in_bytes=10,
+        output_size_in_bytes=8,
+        alias_size_in_bytes=6,
+        temp_size_in_bytes=3,
+        generated_code_size_in_bytes=1,
+    )
+    assert peak_bytes(memory) == 16
+
+
+def test_error_messages_of_the_compiler():
+    message = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+        "required for HLO temporaries (17.80G) exceeds available HBM (15.48G). HLO module: jit_f."
+    )
+    assert needed_bytes(message) == 17.8 * 2**30
+    with pytest.raises(BadInputError, match="cannot compile this step: INTERNAL: no"):
+        needed_bytes("INTERNAL:\n no")
+
+
+@needs_libtpu
+def test_the_cache_stores_whole_steps_by_program_and_slice(tmp_path: Path):
+    step = CompiledStep("HloModule m", True, 5.0, 1.0)
+    planning.store(tmp_path / "deep" / "a.json.gz", step)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["a.json.gz"]
+    stored = json.loads(gzip.decompress((tmp_path / "deep" / "a.json.gz").read_bytes()))
+    assert CompiledStep(**stored) == step
+
+    programs = [SimpleNamespace(as_text=lambda text=text: text) for text in ("f", "g")]
+    slices = [parse_topology("v3-8"), Topology("other", "v4", (2, 2, 1))]
+    prints = {planning.fingerprint(p, s) for p in programs for s in slices}
+    assert len(prints) == 4

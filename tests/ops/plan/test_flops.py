@@ -1,0 +1,146 @@
+"""FLOPs compared with sums written out by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from widenet_jax.config.language_sizes import language_model, parse_language_variant
+from widenet_jax.config.sizes import parse_variant, vision_model
+from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.block_settings import ATTENTIONS
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.feed_forwards import FEED_FORWARDS
+from widenet_jax.ops.plan.flops import blocks_flops, forward_flops, train_flops
+
+INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
+
+
+def model_of(variant: str) -> dict:
+    return vision_model(*parse_variant(variant))
+
+
+def test_vit_b():
+    """ViT-B/16: T = 14 * 14 + 1, D = 768, F = 3072, 12 blocks, 1000 classes."""
+    T, D, F = 197, 768, 3072
+    patches = 2 * (14 * 14) * (16 * 16 * 3) * D
+    block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
+    head = 2 * D * D + 2 * D * 1000
+    assert forward_flops(model_of("vit_b"), INPUTS, num_classes=1000) == patches + 12 * block + head
+
+
+def test_widenet_counts_the_selected_experts_and_no_capacity():
+    """WideNet-L: no CLS token, 2 of 4 experts per token; the capacity factor does not matter."""
+    T, D, F = 196, 1024, 4096
+    patches = 2 * T * (16 * 16 * 3) * D
+    block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * 2 * T * D * F)
+    head = 2 * D * D + 2 * D * 1000
+    expected = patches + 24 * block + head
+    for variant in ("widenet_l", "widenet_l,capacity_factor=4", "widenet_l,experts=16"):
+        assert forward_flops(model_of(variant), INPUTS, num_classes=1000) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "changes"),
+    [(ATTENTIONS, {"attention": "new"}), (FEED_FORWARDS, {"ffn": "new", "new": {"mlp_dim": 1}})],
+)
+def test_a_part_that_is_not_counted_is_named(table: dict, changes: dict, monkeypatch):
+    monkeypatch.setitem(table, "new", next(iter(table.values())))
+    with pytest.raises(BadInputError, match=rf"{next(iter(changes))}=new: FLOPs are counted for"):
+        forward_flops(model_of("vit_b") | changes, INPUTS, num_classes=1000)
+
+
+def test_vit_moe_has_experts_in_two_blocks_only():
+    dense, sparse = model_of("vit_b"), model_of("vit_moe_b,mlp_dim=3072")
+    dense |= {"cls_token": "none", "pool": "mean"}
+    more = forward_flops(sparse, INPUTS, num_classes=1000) - forward_flops(
+        dense, INPUTS, num_classes=1000
+    )
+    assert more == 2 * (2 * 2 * 196 * 768 * 3072)  # one more expert per token in 2 of 12 blocks
+
+
+@pytest.mark.parametrize(("variant", "ms"), [("vit_b", 27.5), ("vit_l", 96), ("widenet_l", 157)])
+def test_milliseconds_at_100_percent_mfu(variant: str, ms: float):
+    """16 images on a TPUv3 core of 61.5 TFLOP/s."""
+    seconds = 16 * train_flops(model_of(variant), INPUTS, num_classes=1000) / 61.5e12
+    assert 1e3 * seconds == pytest.approx(ms, rel=5e-3)
+
+
+def test_blocks_count_by_tokens_alone():
+    """A stack of blocks costs the same for text: here 128 tokens, D = 768, F = 3072."""
+    T, D, F = 128, 768, 3072
+    block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
+    assert blocks_flops(build_model(model_of("vit_b"), num_classes=10), T) == 12 * block
+
+
+def text_flops(variant: str, head: str = "pretraining", *, predictions: int = 20, **fields) -> int:
+    """FLOPs of a text of 512 tokens, V = 30,000."""
+    inputs = {"tokens": jax.ShapeDtypeStruct((1, 512), jnp.int32),
+              "mlm_positions": jax.ShapeDtypeStruct((1, predictions), jnp.int32)}  # fmt: skip
+    model = text_model(*parse_text_variant(variant))
+    return forward_flops(model, inputs, vocab_size=30_000, head=head, **fields)
+
+
+def test_text():
+    """ALBERT base: T = 512, D = 768, F = 3072, E = 128, V = 30,000, 12 blocks; 3 classes."""
+    T, D, F, E, V = 512, 768, 3072, 128, 30_000
+    block = 4 * (2 * T * D * D) + 2 * (2 * T * T * D) + 2 * (2 * T * D * F)
+    encoder, pooler = 12 * block + 2 * T * E * D, 2 * D * D
+    assert encoder / 1e9 == pytest.approx(96.7, abs=0.05)
+    for predictions, gflops in ((20, 0.16), (77, 0.61)):
+        mlm = predictions * (2 * D * E + 2 * E * V)
+        assert mlm / 1e9 == pytest.approx(gflops, abs=0.005)
+        found = text_flops("albert", predictions=predictions)
+        assert found == text_flops("bert", predictions=predictions)
+        assert found == encoder + mlm + pooler + 2 * D * 2
+    assert text_flops("albert", "classification", num_classes=3) == encoder + pooler + 2 * D * 3
+    assert text_flops("albert", "span") == encoder + 2 * T * D * 2
+    assert text_flops("widenet_16") - text_flops("albert") == 12 * 2 * (2 * T * D * F)
+
+
+@pytest.mark.parametrize(("variant", "ms"), [("albert", 75.6), ("widenet_4", 120.9)])
+def test_milliseconds_of_text_at_100_percent_mfu(variant: str, ms: float):
+    """16 sequences on a TPUv3 core of 61.5 TFLOP/s."""
+    assert 1e3 * 16 * 3 * text_flops(variant) / 61.5e12 == pytest.approx(ms, abs=0.05)
+
+
+def test_tokens():
+    for variant, tokens in (("vit_b", 197), ("widenet_h", 256)):
+        model = build_model(model_of(variant), num_classes=1000)
+        assert model.num_tokens(INPUTS) == tokens
+
+
+def language_flops(variant: str) -> int:
+    """FLOPs of a segment of 256 tokens after 256 others, V = 8000."""
+    size, options = parse_language_variant(variant)
+    tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
+    memory = jax.ShapeDtypeStruct((1, 16, 256, 412), jnp.float32)
+    inputs = {"tokens": tokens, "memory": memory}
+    return forward_flops(language_model(size, options), inputs, vocab_size=8000)
+
+
+def test_language_model():
+    """WT-S: D = 412, 16 blocks, 10 heads of 41, F = 2053."""
+    T, M, D, W, F = 256, 256, 412, 410, 2053
+    pairs = sum(M + i + 1 for i in range(T))
+    attention = 2 * T * 2 * D * W + 2 * (M + T) * 2 * D * W + pairs * 3 * 2 * W
+    outside = 2 * T * D * 8000
+    dense = language_flops("wt_s")
+    assert dense == outside + 16 * (attention + T * 4 * D * F)
+    without = dense - 16 * T * 4 * D * F
+
+    def feed_forward(variant: str) -> float:
+        """FLOPs of one layer and token."""
+        return (language_flops(variant) - without) / (16 * T)
+
+    assert feed_forward("wt_s,preset=sigma_moe") == 4 * D * 4 * 128
+    assert feed_forward("wt_s,preset=switch") == 4 * D * 512
+    assert feed_forward("wt_s,preset=top_k") == 2 * D * F + 2 * D * 128
+    # 4 heads, each with two times 62 sub-keys of D/2 and 128 of the values.
+    keys = 4 * 2 * 62 * 2 * (D // 2)
+    assert feed_forward("wt_s,ffn=product_key") == keys + 4 * 128 * 2 * D
+    every = "wt_s,ffn=product_key,combine_heads=before"
+    assert feed_forward(every) == keys + 62 * 62 * 2 * D
+    assert feed_forward("wt_s,ffn=product_key,query_dim=64") == (
+        2 * D * 4 * 64 + 4 * 2 * 62 * 2 * 32 + 4 * 128 * 2 * D
+    )

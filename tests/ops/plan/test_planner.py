@@ -1,0 +1,139 @@
+"""Figures of a plan, by hand, and changes that make a step fit, with a double of the compiler."""
+
+import pytest
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import load_config
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.errors import BadInputError
+from widenet_jax.ops.plan.compile import CompiledStep
+from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.planner import GIB, changes, plan_run, size_facts
+from widenet_jax.ops.plan.topology import parse_topology
+
+# One instruction of 100 ms and one all-reduce of 83 MB among 256 cores.
+HLO = """HloModule m
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[20750000]{0} parameter(0)
+  %a = f32[20750000]{0} negate(%x), backend_config={"estimated_cycles":"94000000"}
+  ROOT %r = f32[20750000]{0} all-reduce(%a)
+}
+"""
+DATA = data_facts(load_config("configs/imagenet.py:vit_b"))
+
+
+class Double:
+    """Compiles nothing; a step needs 1 GiB, and `gib_per_image` for each image of a part."""
+
+    topology = parse_topology("v3-256")
+
+    def __init__(self, gib_per_image: float):
+        self.gib_per_image = gib_per_image
+        self.seen: list[str] = []
+        self.noted: list[str] = []
+        self.note = self.noted.append
+
+    def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
+        parts = config.optimizer.accumulation_steps
+        images = config.batch_size // 256 // parts
+        if config.model.moe and images % config.model.moe.examples_per_group:
+            raise BadInputError("token groups would be split")
+        self.seen.append(name)
+        peak = (1 + self.gib_per_image * images) * GIB
+        fits = peak <= 15.48 * GIB
+        return CompiledStep(HLO if fits else "", fits, peak, 60.0)
+
+
+def test_the_figures_of_a_plan():
+    config = load_config("configs/imagenet.py:vit_b")
+    plan = plan_run("vit_b", config, DATA, Double(0.5), price=2.0)
+    facts = plan.facts
+    assert facts["params"] == facts["params_unrolled"] == 87_158_248
+    assert (facts["cores"], facts["examples_per_core"]) == (256, 16)
+    assert facts["fits"] and facts["hbm_peak_gib"] == 9.0 and facts["advice"] is None
+    assert facts["step_ms"] == pytest.approx(100.0)
+    assert facts["compiler_priced_share"] == 1.0
+    assert facts["collective_mb"] == pytest.approx(2 * 83 * 255 / 256)
+    assert facts["collective_ms"] == pytest.approx(2 * 83 / 332 * 255 / 256)
+    assert facts["examples_per_second_per_core"] == pytest.approx(160.0)
+    # 105.4 GFLOP per image, 160 images/s, of 61.5 TFLOP/s.
+    assert facts["mfu"] == pytest.approx(105.4e9 * 160 / 61.5e12, rel=1e-3)
+    assert facts["limit_ms"] == pytest.approx(16 * 105.4e9 / 61.5e9, rel=1e-3)
+    # 300 epochs of 1,281,167 images in batches of 4096, a tenth of a second each.
+    assert facts["steps"] == 93_835
+    assert facts["hours"] == pytest.approx(93_835 * 0.1 / 3600)
+    assert facts["core_days"] == pytest.approx(93_835 * 0.1 * 256 / 86_400)
+    assert facts["cost"] == pytest.approx(2.0 * 24 * facts["core_days"])
+
+
+def test_unique_and_unrolled_parameters_of_a_shared_model():
+    facts = plan_run(
+        "w", load_config("configs/imagenet.py:widenet_b,depth=2"), DATA, Double(0.1)
+    ).facts
+    assert facts["params"] < 0.6 * facts["params_unrolled"]
+    assert facts["cost"] is None
+
+
+def test_the_memory_of_a_language_model():
+    """64 rows with 512 tokens of 1,024 bfloat16 numbers in one block, and as many lengths."""
+    config = load_config("configs/language_model.py:wt_b,depth=1")
+    facts = size_facts(config, data_facts(config), parse_topology("v3-8"))
+    assert facts["carry_gib"] * GIB == 64 * (512 * 1024 * 2 + 4) / 8
+    assert facts["examples_per_core"] == 8 and facts["steps"] == 100_000
+    image = load_config("configs/imagenet.py:vit_b,depth=1")
+    assert size_facts(image, DATA, parse_topology("v3-8"))["carry_gib"] == 0
+
+
+def test_gradient_accumulation_makes_a_step_fit():
+    """16 images need 33 GiB of 15.48; 8 need 17; 4 need 9."""
+    double = Double(2.0)
+    facts = plan_run("v", load_config("configs/imagenet.py:vit_b,depth=1"), DATA, double).facts
+    assert not facts["fits"] and facts["step_ms"] is None and facts["core_days"] is None
+    assert facts["advice"]["flags"] == ["--config.optimizer.accumulation_steps=4"]
+    assert facts["advice"]["hbm_peak_gib"] == 9.0
+    assert facts["advice"]["step_ms"] == pytest.approx(100.0)
+    # As in `test_the_figures_of_a_plan`.
+    assert facts["advice"]["core_days"] == pytest.approx(93_835 * 0.1 * 256 / 86_400)
+    remat = "--config.model.remat=block"  # tried first; the double ignores it
+    parts = "--config.optimizer.accumulation_steps=4"
+    assert double.seen == ["v", f"v {remat}", f"v {parts}"]
+    need = "needs 33.0 of 15.5 GiB, does not fit; trying"
+    assert double.noted == [f"v: {need} {remat}", f"v {remat}: {need} {parts}"]
+
+
+def test_changes_that_split_token_groups_are_skipped():
+    """Groups have 16 images, so 256 cores allow neither parts nor smaller batches."""
+    config = load_config("configs/imagenet.py:widenet_b,depth=2")
+    for fsdp, splitting in ((1, ["--config.sharding.fsdp=-1"]), (-1, [])):
+        config.sharding.fsdp = fsdp
+        facts = plan_run("w", config, DATA, Double(2.0)).facts
+        assert facts["advice"]["flags"] is None
+        assert facts["advice"]["tried"] == ["--config.model.remat=block", *splitting]
+
+
+def test_the_program_counts_towards_the_memory():
+    class Large(Double):
+        def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
+            parts = config.optimizer.accumulation_steps
+            return CompiledStep(HLO, True, 15.5 * GIB / parts, 60.0)
+
+    facts = plan_run("v", load_config("configs/imagenet.py:vit_b,depth=1"), DATA, Large(0)).facts
+    assert not facts["fits"]
+    assert facts["advice"]["flags"] == ["--config.optimizer.accumulation_steps=2"]
+
+
+def test_changes_that_save_too_little_are_not_tried():
+    config = load_config("configs/imagenet.py:vit_b")
+    config.optimizer.accumulation_steps, config.model.remat = 2, "block"
+    first = [next(iter(changes(config, excess))) for excess in (1.01, 3.0, 5.0)]
+    steps = [change["optimizer.accumulation_steps"] for change in first]
+    assert steps == [4, 8, 16]  # 2, 4 and 8 times as many parts
+
+
+def test_recomputation_is_tried_first():
+    config = load_config("configs/imagenet.py:vit_b")
+    config.model.remat = "none"
+    assert changes(config, excess=2.0)[0] == {"model.remat": "block"}
+    config.model.remat = "block"
+    assert {"model.remat": "block"} not in changes(config, excess=2.0)

@@ -1,0 +1,277 @@
+"""Prices of small programs, with the calculation beside them.
+
+A v3 core has 940,000 cycles per millisecond, 450 GB/s of memory bandwidth, 61.5 TFLOP/s and 332
+GB/s over the links of its chip.
+"""
+
+import pytest
+
+from widenet_jax.ops.plan.hlo import parse
+from widenet_jax.ops.plan.pricing import Price, group_size, price_module
+from widenet_jax.ops.plan.topology import parse_topology
+
+V3 = parse_topology("v3-8")
+CYCLES = 'backend_config={"estimated_cycles":"940000"}'  # 1 ms
+
+
+def prices(entry: str, others: str = "") -> dict[str, Price]:
+    text = f"HloModule m\n\n{others}\nENTRY %main (x: f32[1]) -> f32[1] {{\n{entry}\n}}\n"
+    return {price.instruction.name: price for price in price_module(parse(text), V3)}
+
+
+def test_cycles_become_milliseconds_and_bookkeeping_is_free():
+    found = prices(
+        "  %x = f32[1024]{0} parameter(0)\n"
+        "  %y = f32[1024]{0} bitcast(%x)\n"
+        f"  %z = f32[1024]{{0}} negate(%y), {CYCLES}\n"
+        "  %s = (f32[1024]{0}, u32[]) copy-start(%z)\n"
+        "  ROOT %d = f32[1024]{0} copy-done(%s)"
+    )
+    assert found.keys() == {"z"}
+    assert found["z"].compiler_ms == pytest.approx(1.0)
+    assert found["z"].roofline_ms == 0
+
+
+def test_slices_that_lie_side_by_side_are_one_array_for_free():
+    """A v5e fetches attention's scores in four slices, each into its place of one buffer."""
+    found = prices(
+        "  %x = (bf16[4,8]{1,0}, bf16[4,8]{1,0}) parameter(0)\n"
+        "  %a = bf16[4,8]{1,0} slice-done(%x)\n"
+        "  %b = bf16[4,8]{1,0} slice-done(%x)\n"
+        '  %c = bf16[8,8]{1,0} custom-call(%a, %b), custom_call_target="ConcatBitcast"\n'
+        f"  ROOT %z = bf16[8,8]{{1,0}} negate(%c), {CYCLES}"
+    )
+    assert found.keys() == {"z"}
+
+
+def test_a_loop_counts_once_per_trip():
+    condition = (
+        "%cond (p: (s32[], f32[8])) -> pred[] {\n"
+        "  %p = (s32[], f32[8]) parameter(0)\n"
+        "  %i = s32[] get-tuple-element(%p), index=0\n"
+        "  %n = s32[]{:T(256)} constant(24)\n"
+        "  ROOT %lt = pred[] compare(%i, %n), direction=LT\n}\n"
+    )
+    body = (
+        "%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {\n"
+        "  %p = (s32[], f32[8]) parameter(0)\n"
+        f"  %work = f32[8]{{0}} negate(%p), {CYCLES}\n"
+        "  ROOT %t = (s32[], f32[8]) tuple(%p, %work)\n}\n"
+    )
+    loop = "  ROOT %w = (s32[], f32[8]) while(%x), condition=%cond, body=%body"
+    found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", condition + body)
+    assert found["work"].trips == 24
+    assert found["work"].ms == pytest.approx(24.0)
+    # A trip count that depends on data is unknown: the body counts once.
+    undecided = condition.replace("compare(%i, %n), direction=LT", "custom-call(%i, %n)")
+    found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", undecided + body)
+    assert found["work"].trips == 1
+
+
+def test_calls_and_the_slowest_branch():
+    others = (
+        "%cheap (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
+        f"  ROOT %a = f32[8] negate(%p), {CYCLES}\n}}\n"
+        "%dear (q: f32[8]) -> f32[8] {\n  %q = f32[8] parameter(0)\n"
+        '  ROOT %b = f32[8] negate(%q), backend_config={"estimated_cycles":"1880000"}\n}\n'
+    )
+    entry = (
+        "  %x = f32[8] parameter(0)\n"
+        "  %c = f32[8] call(%x), to_apply=%cheap\n"
+        "  ROOT %d = f32[8] conditional(%i, %x, %x), branch_computations={%cheap, %dear}"
+    )
+    found = prices(entry, others)
+    assert {name: price.ms for name, price in found.items()} == pytest.approx({"a": 1.0, "b": 2.0})
+
+
+def test_loops_inside_branches():
+    """24 trips of 1 ms take longer than 2 ms once; a loop of 0 trips costs nothing."""
+    body = (
+        "%body (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
+        f"  ROOT %a = f32[8] negate(%p), {CYCLES}\n}}\n"
+    )
+    loops = "".join(
+        f"%below_{n} (p: f32[8]) -> pred[] {{\n"
+        f"  %i = s32[] constant(0)\n  %n = s32[] constant({n})\n"
+        "  ROOT %less = pred[] compare(%i, %n), direction=LT\n}\n"
+        f"%loop_{n} (p: f32[8]) -> f32[8] {{\n  %p = f32[8] parameter(0)\n"
+        f"  ROOT %w = f32[8] while(%p), condition=%below_{n}, body=%body\n}}\n"
+        for n in (0, 24)
+    )
+    once = (
+        "%once (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
+        '  ROOT %b = f32[8] negate(%p), backend_config={"estimated_cycles":"1880000"}\n}\n'
+    )
+    for n, name, ms in ((24, "a", 24.0), (0, "b", 2.0)):
+        entry = (
+            "  %x = f32[8] parameter(0)\n  ROOT %d = f32[8] conditional(%i, %x, %x), "
+            f"true_computation=%once, false_computation=%loop_{n}"
+        )
+        found = {key: price.ms for key, price in prices(entry, body + loops + once).items()}
+        found.pop("less", None)  # the loop's comparison costs almost nothing
+        assert found == pytest.approx({name: ms})
+
+
+def test_ragged_matmuls_at_80_percent_of_the_peak():
+    """Rows [M, K] = [2048, 1024] to N = 4096: 2 M K N = 17.2 GFLOP; the kernels' gradient too."""
+    metadata = "  %m = s32[5]{0} parameter(0)\n"
+    forward = (
+        "  %rows = f32[2048,1024]{1,0} parameter(1)\n  %w = f32[4,1024,4096]{2,1,0} parameter(2)\n"
+        "  ROOT %ragged-dot-none.1 = f32[2048,4096]{1,0} custom-call(%m, %rows, %w), "
+        'custom_call_target="tpu_custom_call"'
+    )
+    weights = (
+        "  %rows = f32[2048,1024]{1,0} parameter(1)\n  %g = f32[2048,4096]{1,0} parameter(2)\n"
+        "  ROOT %ragged-dot-none.1 = f32[4,1024,4096]{2,1,0} custom-call(%m, %rows, %g), "
+        'custom_call_target="tpu_custom_call"'
+    )
+    ms = 1e3 * 2 * 2048 * 1024 * 4096 / (0.8 * 61.5e12)
+    for entry in (forward, weights):
+        assert prices(metadata + entry)["ragged-dot-none.1"].roofline_ms == pytest.approx(ms)
+
+
+def test_a_gather_reads_only_the_rows_it_returns():
+    """1000 of 1,000,000 rows of 512 B, with an index of 4 B each."""
+    entry = (
+        "  %t = f32[1000000,128]{1,0} parameter(0)\n  %i = s32[1000]{0} parameter(1)\n"
+        "  ROOT %g = f32[1000,128]{1,0} gather(%t, %i), offset_dims={1}"
+    )
+    moved = 2 * 1000 * 512 + 1000 * 4
+    assert prices(entry)["g"].roofline_ms == pytest.approx(1e3 * moved / 225e9)
+
+
+def test_a_scatter_moves_only_the_rows_it_changes():
+    entry = (
+        "  %t = f32[1000000,128]{1,0} parameter(0)\n  %i = s32[1000]{0} parameter(1)\n"
+        "  %u = f32[1000,128]{1,0} parameter(2)\n"
+        "  ROOT %s = f32[1000000,128]{1,0} scatter(%t, %i, %u), to_apply=%add"
+    )
+    moved = 3 * 1000 * 512 + 1000 * 4
+    assert prices(entry)["s"].roofline_ms == pytest.approx(1e3 * moved / 225e9)
+
+
+def test_an_update_in_place_moves_only_what_it_writes():
+    entry = (
+        "  %t = f32[1000,128]{1,0} parameter(0)\n  %u = f32[10,128]{1,0} parameter(1)\n"
+        "  %i = s32[] parameter(2)\n"
+        "  ROOT %s = f32[1000,128]{1,0} dynamic-update-slice(%t, %u, %i, %i)"
+    )
+    assert prices(entry)["s"].roofline_ms == pytest.approx(1e3 * (2 * 10 * 512 + 8) / 225e9)
+
+
+def test_fusions_without_cycles_are_priced_by_their_instructions():
+    inside = (
+        "%gather_inside (a: f32[1000000,128], b: s32[1000]) -> f32[1000,128] {{\n"
+        "  %a = f32[1000000,128]{{1,0}} parameter(0)\n  %b = s32[1000]{{0}} parameter(1)\n"
+        "  {root}%g = f32[1000,128]{{1,0}} gather(%a, %b)\n{rest}}}\n"
+    )
+    fusion = (
+        "  %t = f32[1000000,128]{1,0} parameter(0)\n  %i = s32[1000]{0} parameter(1)\n"
+        "  ROOT %f = f32[1000,128]{1,0} fusion(%t, %i), kind=kCustom, calls=%gather_inside"
+    )
+    moved = 2 * 1000 * 512 + 1000 * 4
+    found = prices(fusion, inside.format(root="ROOT ", rest=""))
+    assert found["f"].roofline_ms == pytest.approx(1e3 * moved / 225e9)
+    # Written into a larger buffer in place: only the rows count.
+    update = (
+        "  %z = f32[9000,128]{1,0} constant(0)\n  %o = s32[] constant(0)\n"
+        "  ROOT %u = f32[9000,128]{1,0} dynamic-update-slice(%z, %g, %o, %o)\n"
+    )
+    found = prices(fusion, inside.format(root="", rest=update))
+    assert found["f"].roofline_ms == pytest.approx(1e3 * moved / 225e9)
+
+
+def test_other_instructions_read_and_write_everything():
+    entry = (
+        "  %x = f32[1000]{0} parameter(0)\n"
+        "  ROOT %s = (f32[1000]{0}, s32[1000]{0}) sort(%x, %x), dimensions={0}"
+    )
+    assert prices(entry)["s"].roofline_ms == pytest.approx(1e3 * (2 * 8000) / 225e9)
+
+
+def test_collectives_are_priced_separately_by_bytes_in_a_ring():
+    """Of 4 MB among 8 devices an all-reduce sends 2 * 7/8, an all-gather 7/8, a permute all."""
+    array = "f32[1000000]{0}"
+    for opcode, sent in (
+        ("all-reduce", 7e6),
+        ("all-gather", 3.5e6),
+        ("all-to-all", 3.5e6),
+        ("collective-permute", 4e6),
+        ("reduce-scatter", 28e6),  # the result is an eighth of the input
+    ):
+        found = prices(f"  %x = {array} parameter(0)\n  ROOT %c = {array} {opcode}(%x)")
+        assert found["c"].collective_bytes == pytest.approx(sent)
+        assert found["c"].collective_ms == pytest.approx(1e3 * sent / 332e9)
+        assert found["c"].ms == 0
+
+
+def test_an_asynchronous_collective_counts_once():
+    entry = (
+        "  %x = f32[125000]{0} parameter(0)\n"
+        "  %s = (f32[125000]{0}, f32[1000000]{0}) all-gather-start(%x)\n"
+        "  ROOT %d = f32[1000000]{0} all-gather-done(%s)"
+    )
+    found = prices(entry)
+    assert found.keys() == {"s"}
+    assert found["s"].collective_bytes == pytest.approx(3.5e6)
+
+
+def test_one_ring_uses_the_links_of_one_dimension():
+    line = "  %x = f32[1000000]{0} parameter(0)\n  ROOT %c = f32[1000000]{0} all-reduce(%x)"
+    config = ', backend_config={"strategy":"S","debug":"\\nStrategyND{colors:COLORS phases:2}"}'
+    one, two = (prices(line + config.replace("COLORS", n))["c"] for n in "12")
+    assert two.collective_ms == pytest.approx(1e3 * 7e6 / 332e9)  # both dimensions of the torus
+    assert one.collective_ms == pytest.approx(1e3 * 7e6 / 166e9)
+
+
+def test_a_reduce_scatter_written_as_a_fusion():
+    """4 MB summed among 4 of 8 devices, each keeping a quarter: 3/4 is sent, not 2 * 3/4."""
+    inside = (
+        "%all-reduce-scatter (input: f32[1000000]) -> f32[250000] {\n"
+        "  %input = f32[1000000]{0} parameter(0)\n"
+        "  %r = f32[1000000]{0} all-reduce(%input), replica_groups={{0,1,2,3},{4,5,6,7}}\n"
+        "  ROOT %s = f32[250000]{0} dynamic-slice(%r, %i)\n}\n"
+    )
+    entry = (
+        "  %x = f32[1000000]{0} parameter(0)\n"
+        "  ROOT %f = f32[250000]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter"
+    )
+    found = prices(entry, inside)
+    assert found["f"].collective_bytes == pytest.approx(3e6)
+    assert found["f"].ms == 0
+
+
+def test_a_collective_that_fusions_carry_counts_once():
+    """An all-gather of 4 MB passes through a product that takes 1 ms."""
+    inside = "".join(
+        f"%part{n} (input: f32[125000]) -> f32[1000000] {{\n"
+        "  %input = f32[125000]{0} parameter(0)\n"
+        "  ROOT %g = f32[1000000]{0} all-gather(%input), channel_id=7\n}\n"
+        for n in range(3)
+    )
+    entry = (
+        "  %x = f32[125000]{0} parameter(0)\n"
+        "  %start = (f32[125000]{0}, f32[1000000]{0}) fusion(%x), calls=%part0\n"
+        f"  %product = (f32[1000000]{{0}}, f32[64]{{0}}) fusion(%start), calls=%part1, {CYCLES}\n"
+        "  ROOT %done = f32[1000000]{0} fusion(%product), calls=%part2"
+    )
+    found = prices(entry, inside)
+    assert found.keys() == {"start", "product"}
+    assert found["start"].collective_bytes == pytest.approx(3.5e6)
+    assert found["start"].ms == found["product"].collective_bytes == 0
+    assert found["product"].compiler_ms == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
+        ("replica_groups=[4,2]<=[8]", 2),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}", 4),
+        ("replica_groups=mesh['data'=2,'fsdp'=4] {'data','fsdp'}", 8),
+        ("", 8),
+    ],
+)
+def test_group_size(groups: str, size: int):
+    found = prices(f"  %x = f32[8] parameter(0)\n  ROOT %c = f32[8] all-reduce(%x), {groups}")
+    assert group_size(found["c"].instruction, V3) == size

@@ -1,0 +1,173 @@
+"""Results of a sweep: rows, tables, means over seeds, exit codes, pictures."""
+
+import csv
+import json
+from pathlib import Path
+
+import cv2
+import pytest
+from ops import other_task
+
+from widenet_jax.ops.sweep.axes import product, sweep
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.results import Results
+from widenet_jax.ops.sweep.trials import Outcome, exit_code, expand
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    made = Directory(tmp_path / "sweep")
+    made.make()
+    return made
+
+
+def outcomes_of(
+    config: str, metric: str, directory: Directory, scores=(0.5, 0.7, 0.9, None)
+) -> list[Outcome]:
+    """Depths 1 and 2 with seeds 0 and 1: three trials are done, one was pruned at 0.1."""
+    settings = product([sweep("model.depth", [1, 2]), sweep("seed", [0, 1])])
+    found = []
+    for trial, score in zip(expand(config, settings), scores, strict=True):
+        workdir = Path(directory.workdir(trial))
+        workdir.mkdir()
+        record = {"step": 5, "split": "eval", metric: score or 0.1, "cross_entropy": 1.0}
+        (workdir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        result = {f"test_{metric}": score, "params_sha256": "ab", "expert_load": [0.5, 0.5]}
+        found.append(
+            Outcome(trial, "done", 0, result=result) if score else Outcome(trial, "pruned", 143)
+        )
+    return found
+
+
+@pytest.fixture
+def outcomes(directory: Directory) -> list[Outcome]:
+    return outcomes_of("configs/digits.py", "accuracy", directory)
+
+
+def rows_of_csv(directory: Directory) -> list[dict]:
+    return list(csv.DictReader((directory.path / "results.csv").open()))
+
+
+def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
+    Results(outcomes, directory, {}).write()
+    rows = rows_of_csv(directory)
+    assert [row["test_accuracy"] for row in rows] == ["0.9", "0.7", "0.5", ""]
+    assert [(row["model.depth"], row["seed"]) for row in rows] == [
+        ("2", "0"), ("1", "1"), ("1", "0"), ("2", "1"),
+    ]  # fmt: skip
+    assert rows[0]["params_sha256"] == "ab"
+    assert (rows[3]["status"], rows[3]["last_eval_accuracy"]) == ("pruned", "0.1")
+    assert "expert_load" not in rows[0]
+
+
+def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monkeypatch):
+    """The task's headline names the metric and its direction; 0 is a value like any other."""
+    config = other_task.config(tmp_path, monkeypatch)
+    found = outcomes_of(config, "perplexity", directory, scores=(9.0, 3.0, 4.0, None))
+    found[2].result["test_perplexity"] = 0.0
+    results_ = Results(found, directory, {})
+    results_.write()
+    rows = rows_of_csv(directory)
+    assert [row["test_perplexity"] for row in rows] == ["0.0", "3.0", "9.0", ""]
+    assert rows[3]["last_eval_perplexity"] == "0.1"
+    assert [row["mean"] for row in results_.over_seeds()] == [0.0, 6.0]
+    assert results_.as_json()["headline"] == {"name": "perplexity", "higher_is_better": False}
+    assert (directory.path / "learning_curves.png").exists()
+
+
+def test_means_over_seeds(outcomes, directory):
+    """`best_median` is of the runs' best evaluations; older results have the last one only."""
+    outcomes[2].result["best_checkpoint_accuracy"] = 0.95
+    one, two = Results(outcomes, directory, {}).over_seeds()
+    middle = {"median": 0.9, "best_median": 0.95}
+    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None, **middle}
+    spread = {"std": pytest.approx(0.02**0.5), "median": 0.6, "best_median": 0.6}
+    assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6, **spread}
+    depths = [Outcome(trial, "done", result={"test_accuracy": 0.5}) for trial in expand(
+        "configs/digits.py", sweep("model.depth", [1, 2])
+    )]  # fmt: skip
+    assert Results(depths, directory, {}).over_seeds() == []
+
+
+def test_the_report_names_the_failed_and_their_logs(outcomes, directory):
+    outcomes[0].status, outcomes[0].exit_code, outcomes[0].message = "failed", 2, "error: no"
+    text = Results(outcomes, directory, {}).report()
+    assert f"{outcomes[0].trial.name}, exit code 2: error: no" in text
+    assert str(directory.log(outcomes[0].trial)) in text
+    lines = text.splitlines()
+    assert lines[0].split() == [
+        "trial", "model.depth", "seed", "status", "test_accuracy", "params", "last_eval_accuracy",
+    ]  # fmt: skip
+    assert lines[1].split()[-1] == "0.9"
+    assert "std" in text
+
+
+def test_the_report_says_what_is_not_written_and_what_is_left(outcomes, directory):
+    place = f"results  {directory.path}/results.csv"
+    text = Results(outcomes, directory, {}).report()
+    assert f"{place}, learning_curves.png, sweep.png\n" in text
+    assert "not written" not in text
+    assert "not among" not in text  # a pruned trial is not left
+    for outcome, status in zip(outcomes, ("stopped", "waiting", "waiting", "failed"), strict=True):
+        outcome.status, outcome.result = status, {}
+    results_ = Results(outcomes, directory, {})
+    lines = results_.report().splitlines()
+    assert lines[-3:] == [
+        place,
+        "not written, as no trial is done: learning_curves.png, sweep.png",
+        "not among the results yet: 1 stopped, 2 waiting; run the same command again to resume",
+    ]
+    results_.write()
+    assert [path.name for path in directory.path.iterdir() if path.suffix] == ["results.csv"]
+
+
+def test_exit_codes(outcomes):
+    assert exit_code(outcomes, stopped=False) == 0
+    assert exit_code(outcomes, stopped=True) == 143
+    outcomes[0].status = "failed"
+    assert exit_code(outcomes, stopped=False) == 3
+    outcomes[1].status = "stopped"
+    assert exit_code(outcomes, stopped=False) == 143
+
+
+def test_a_picture_of_each_axis_and_the_curves(outcomes, directory):
+    Results(outcomes, directory, {}).write()
+    two_panels = cv2.imread(str(directory.path / "sweep.png")).shape
+    assert two_panels[1] == 9 * 120  # an inch, and four for each axis
+    assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 14 * 120
+
+
+def test_trials_that_were_evaluated_once_show_their_training(outcomes, directory, drawn):
+    """One evaluation is a dot, beside which training is drawn; of two there is a curve."""
+    for step in (5, 9):
+        for outcome in outcomes:
+            workdir = Path(directory.workdir(outcome.trial))
+            with (workdir / "metrics.jsonl").open("a") as file:
+                for split in ("train", "eval") if step == 9 else ("train",):
+                    record = {"step": step, "split": split, "accuracy": 0.5, "cross_entropy": 1.0}
+                    file.write(json.dumps(record) + "\n")
+        Results(outcomes, directory, {}).write()
+    once, twice = (figure.axes[0].lines for figure in drawn[::2])
+    assert [len(line.get_xdata()) for line in once] == [1, 1] * len(outcomes)
+    assert [len(line.get_xdata()) for line in twice] == [2] * len(outcomes)
+
+
+def test_the_picture_orders_seeds_by_number_and_not_by_result(directory):
+    """Seed 0 is the worst, so that the order by result would be 1, 2, 0."""
+    found = []
+    for trial, score in zip(
+        expand("configs/digits.py", sweep("seed", [0, 1, 2])), (0.2, 0.9, 0.5), strict=True
+    ):
+        found.append(Outcome(trial, "done", 0, result={"test_accuracy": score}))
+    Results(found, directory, {}).write()
+    image = cv2.imread(str(directory.path / "sweep.png")).astype(int)
+    blue = (image[..., 0] - image[..., 2] > 40).astype("uint8")
+    _, _, _, centres = cv2.connectedComponentsWithStats(blue)
+    heights = [-y for _, y in sorted(centres[1:].tolist())]
+    assert sorted(range(3), key=heights.__getitem__) == [0, 2, 1]
+
+
+def test_no_picture_before_a_trial_is_done(outcomes, directory):
+    Results(outcomes[3:], directory, {}).write()
+    assert not (directory.path / "sweep.png").exists()
+    assert (directory.path / "results.csv").exists()

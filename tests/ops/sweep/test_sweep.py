@@ -1,0 +1,311 @@
+"""scripts/sweep.py as a user calls it. Runs are real where a test says so."""
+
+import csv
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from ops import trial_program
+from small_runs import OVERRIDES, ROOT, command, finish, last_step, start
+
+from widenet_jax.cli.sweep import handing_over, main
+from widenet_jax.ops.sweep.axes import sweep
+from widenet_jax.ops.sweep.check import check_shared
+from widenet_jax.ops.sweep.trials import Trial, expand
+
+PATIENCE_SECONDS = 900  # for a whole sweep on a busy machine
+DIGITS = "--config=configs/digits.py"
+SMALL = {"model.depth": 1, "model.embed_dim": 16}
+
+
+def call(*arguments: str) -> int:
+    return main(arguments)
+
+
+def sweep_command(workdir: Path, *extra: str, **changes: object) -> list[str]:
+    flags = [f"--config.{name}={value}" for name, value in (OVERRIDES | changes).items()]
+    program = [sys.executable, "scripts/sweep.py", DIGITS, f"--workdir={workdir}"]
+    return [*program, *flags, *extra]
+
+
+def rows_of(workdir: Path) -> list[dict]:
+    return list(csv.DictReader((workdir / "results.csv").open()))
+
+
+def params_alone(workdir: Path, **changes: object) -> str:
+    finish(start(command(workdir, **changes)))
+    return json.loads((workdir / "result.json").read_text())["params_sha256"]
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_midway_and_resumed_equals_each_run_alone(tmp_path: Path):
+    workdir = tmp_path / "sweep"
+    changes = SMALL | {"duration": "800 steps", "checkpoint.every": "100 steps"}
+    axes = ("--sweep=optimizer.learning_rate=1e-3,3e-3", "--sweep=seed=0,1,2", "--workers=2")
+    arguments = sweep_command(workdir, *axes, **changes)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        process = start(arguments)
+        until = time.monotonic() + PATIENCE_SECONDS
+        finished = len(list(workdir.glob("*/result.json")))
+        while (
+            not any(
+                last_step(path) and not (path / "result.json").exists()
+                for path in workdir.glob("*-seed_*")
+            )
+            or len(list(workdir.glob("*/result.json"))) == finished
+        ):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_SECONDS) == code
+    assert start(arguments).wait(PATIENCE_SECONDS) == 0
+    assert (workdir / "sweep.png").exists() and (workdir / "learning_curves.png").exists()
+    rows = rows_of(workdir)
+    assert len(rows) == 6
+    for row in rows:
+        swept = {name: row[name] for name in ("optimizer.learning_rate", "seed")}
+        alone = tmp_path / "-".join(swept.values())
+        assert row["params_sha256"] == params_alone(alone, **changes | swept)
+
+
+@pytest.mark.slow
+def test_a_real_search_with_pruning(tmp_path: Path):
+    pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
+    changes = SMALL | {"duration": "90 steps", "evaluation.every": "10 steps"}
+    space = "--space=optimizer.learning_rate=log:1e-4:3e-2"
+    search = ("--search=tpe", "--trials=10", "--prune", "--workers=2", space)
+    assert start(sweep_command(tmp_path, *search, **changes)).wait(PATIENCE_SECONDS) == 0
+    statuses = [row["status"] for row in rows_of(tmp_path)]
+    assert len(statuses) == 10
+    assert set(statuses) == {"done", "pruned"}
+
+
+def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
+    """The run is real: only it notices that there is no such optimizer."""
+    flags = ("--sweep=sharding.fsdp=7", f"--workdir={tmp_path}")
+    assert call(DIGITS, *flags) == 3
+    out = capsys.readouterr().out
+    assert "exit code 2: error: " in out and "config.sharding.fsdp" in out
+    assert {row["exit_code"] for row in rows_of(tmp_path)} == {"2"}
+    assert "not written, as no trial is done: learning_curves.png, sweep.png" in out
+    assert "best" not in out
+
+
+ALL_WRONG = [
+    (["--sweep=optimizer.name=nothing"], "config.optimizer.name='nothing' is unknown"),
+    (["--sweep=seed=0,1", "--config.data.source=image_folder"], "add --config.data.path=DIR"),
+    (["--sweep=seed=0,1", "--config.optimizer.ema_decay=3"], "config.optimizer.ema_decay"),
+    (["--sweep=seed=0,1", "--config.evaluation.every=5"], "config.evaluation.every"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), ALL_WRONG)
+def test_what_is_wrong_for_all_trials_is_said_before_the_first(tmp_path, capsys, flags, words):
+    workdir = tmp_path / "sweep"
+    assert call(DIGITS, f"--workdir={workdir}", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and words in line
+    assert not workdir.exists()
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="pip install -e '.[sweep]'")
+def test_the_same_for_a_search(tmp_path: Path, capsys):
+    workdir = tmp_path / "search"
+    search = ("--search=tpe", "--trials=3", "--space=seed=0,1", "--config.optimizer.name=nothing")
+    assert call(DIGITS, f"--workdir={workdir}", *search) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not workdir.exists()
+
+
+def test_the_check_takes_no_device(tmp_path: Path):
+    """A TPU that the sweep itself held could not be used by its trials."""
+    code = (
+        "from widenet_jax.ops.sweep.check import mistake_of\n"
+        "from widenet_jax.ops.sweep.trials import expand\n"
+        "from jax._src import xla_bridge\n"
+        "print([mistake_of(t) for t in expand('configs/digits.py', [{'seed': 1}])])\n"
+        "print(xla_bridge.backends_are_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["['']", "False"], done.stderr
+
+
+def test_what_one_trial_alone_has_wrong_ends_that_trial_alone():
+    """The mistakes differ, or some trial has none."""
+    for names in (["nothing", "adamw"], ["adamw", "nothing"], ["nothing", "none"]):
+        check_shared(expand("configs/digits.py", sweep("optimizer.name", names)))
+    check_shared([])
+
+
+def test_corrected_flags_are_accepted_where_no_trial_has_run(tmp_path: Path, monkeypatch):
+    """At first every trial fails before it begins; then all are done."""
+    wrong = ("--sweep=seed=0,1", f"--workdir={tmp_path}", "--config.model.depth=1")
+    monkeypatch.setattr(Trial, "command", lambda *_: [sys.executable, "-c", "exit(2)"])
+    assert call(DIGITS, *wrong) == 3
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+    assert call(DIGITS, *wrong[:-1]) == 0
+    known = json.loads((tmp_path / "sweep.json").read_text())
+    assert [one["flags"] for one in known.values()] == [[], []]
+    assert call(DIGITS, *wrong) == 2  # now they have run
+
+
+MINE = """from configs import digits
+
+def get_config():
+    config = digits.get_config()
+    config.FIELD = VALUE
+    return config
+"""
+
+
+def config_with(path: Path, field: str, value: object) -> str:
+    path.write_text(MINE.replace("FIELD", field).replace("VALUE", repr(value)))
+    return f"--config={path}"
+
+
+def test_results_of_an_edited_config_file_are_not_mixed(tmp_path: Path, monkeypatch, capsys):
+    """An edit of what no number depends on is none."""
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+    (tmp_path / "v2").mkdir()
+    mine, other, workdir = tmp_path / "my.py", tmp_path / "v2" / "my.py", tmp_path / "sweep"
+    first = config_with(mine, "batch_size", 32)
+    assert call(first, f"--workdir={workdir}", "--sweep=seed=0") == 0
+    known, longer = (
+        (workdir / "sweep.json").read_text(),
+        (f"--workdir={workdir}", "--sweep=seed=0,1"),
+    )
+    for path, field, value, told in (
+        (mine, "batch_size", 64, "batch_size: 32 there, 64 here"),
+        (other, "duration", "3 epochs", "duration: '100 epochs' there, '3 epochs' here"),
+    ):
+        capsys.readouterr()
+        assert call(config_with(path, field, value), *longer) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line and "seed_0" in line
+        assert (workdir / "sweep.json").read_text() == known
+    config_with(mine, "batch_size", 32)
+    mine.write_text(
+        mine.read_text().replace("    return", "    config.checkpoint.keep = 7\n    return")
+    )
+    assert call(first, *longer) == 0
+    assert [row["status"] for row in rows_of(workdir)] == ["done", "done"]
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="pip install -e '.[sweep]'")
+def test_nor_are_those_of_a_search(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+    search = ("--search=random", "--space=seed=0,1", f"--workdir={tmp_path / 'search'}")
+    mine = tmp_path / "my.py"
+    assert call(config_with(mine, "batch_size", 32), *search, "--trials=1") == 0
+    assert call(config_with(mine, "batch_size", 64), *search, "--trials=2") == 2
+    assert "batch_size: 32 there, 64 here" in capsys.readouterr().err
+
+
+def test_the_dry_run_lists_the_commands(tmp_path: Path, capsys):
+    flags = ("--sweep=seed=0,1", "--zip=model.depth=1,2", "--zip=optimizer.weight_decay=0.1,0.2")
+    assert (
+        call(DIGITS, *flags, f"--workdir={tmp_path}", "--dry_run", "--config.duration=1 steps") == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "4 trials, 0 of them done"
+    words = shlex.split(lines[3])
+    assert words[1:5] == ["-m", "widenet_jax.main", DIGITS, words[4]]
+    assert words[5:] == [
+        "--config.duration=1 steps", "--config.model.depth=2",
+        "--config.optimizer.weight_decay=0.2", "--config.seed=0",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_one_object(tmp_path: Path, capsys):
+    assert call(DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--dry_run", "--json") == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert [trial["settings"] for trial in trials] == [{"seed": 0}, {"seed": 1}]
+    for trial in trials:
+        workdir = tmp_path / trial["trial"]
+        workdir.mkdir()
+        accuracy = {"test_accuracy": 0.5 + trial["index"] / 4, "params_sha256": "x"}
+        (workdir / "result.json").write_text(json.dumps(accuracy))
+    assert call(DIGITS, "--sweep=seed=0,1", f"--workdir={tmp_path}", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [trial["seed"] for trial in found["trials"]] == [1, 0]
+    assert shlex.split(found["best"]["command"])[-1] == "--config.seed=1"
+    assert found["over_seeds"] == [
+        {
+            "seeds": 2, "mean": 0.625, "std": pytest.approx(0.1767767),
+            "median": 0.625, "best_median": 0.625,
+        }
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "write get_sweep(sweep) in configs/digits.py"),
+        (["--sweep=sed=1"], "did you mean --config.seed?"),
+        (["--sweep=seed=0", "--sweep=seed=1"], "swept twice"),
+        (["--sweep=seed=0,1", "--index=2"], "trials go from 0 to 1"),
+        (["--sweep=seed=0", "--config.sed=1"], "did you mean --config.seed?"),
+        (["--sweep=seed=0", "--sed=1"], "there is no flag --sed"),
+        (["--sweep=seed=0", "--workers=x"], "at least 1"),
+        (["--sweep=seed=0", "--trials=3"], "--trials and --prune belong to --search"),
+        (["--search=tpe", "--trials=3"], "--search and --space go together"),
+        (
+            [
+                "--search=tpe",
+                "--space=seed=0,1",
+                "--trials=3",
+                "--prune",
+                "--launch=--tpu=v3-8",
+                "--trial_workdir=gs://b/d",
+            ],
+            "--prune cannot end a run on another machine",
+        ),
+        (["--search=tpe", "--space=seed=0,1"], "--search needs --trials=N"),
+        (["--search=tpe", "--space=seed=0,1", "--trials=3", "--index=1"], "goes without"),
+        (["--search=tpe", "--space=seed=0,1", "--trials=3", "--dry_run"], "lists a grid"),
+        (["--sweep=seed=0", "--search_seed=-1"], "--search_seed=-1 must be between 0 and 40000"),
+        (["--sweep=seed=0", "--launch=--tpu=v3-8"], "--launch and --trial_workdir"),
+        (["--sweep=seed=0", "--launch='a", "--trial_workdir=b"], "No closing quotation"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys, flags: list[str], words: str
+):
+    assert call(DIGITS, f"--workdir={tmp_path / 'sweep'}", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_each_trial_is_handed_to_the_launcher():
+    (trial,) = expand("configs/digits.py", [{"seed": 1}])
+    hand_over = handing_over("--tpu=v3-8 --zone=europe-west4-a --backend=skypilot")
+    words = hand_over(trial, "gs://bucket/sweep/seed_1")
+    launcher, flags = words[:3], words[3:]
+    assert launcher == [sys.executable, "-m", "widenet_jax.cli.launch_tpu"]
+    usage = subprocess.run([*launcher, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert "--spot" in usage.stdout
+    assert flags == [
+        f"--name=sweep-{trial.name[-8:]}", "--tpu=v3-8", "--zone=europe-west4-a",
+        "--backend=skypilot", DIGITS, "--workdir=gs://bucket/sweep/seed_1", "--config.seed=1",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("gcsfs") is not None, reason="gcsfs is installed")
+def test_workdirs_on_gs_need_gcsfs(tmp_path: Path, capsys):
+    flags = ("--sweep=seed=0", f"--workdir={tmp_path}", "--launch=--tpu=v3-8")
+    assert call(DIGITS, *flags, "--trial_workdir=gs://bucket/sweep") == 2
+    assert "needs the gcsfs package" in capsys.readouterr().err
+
+
+def test_help_shows_an_example(capsys):
+    assert main(["--help"]) == 0
+    assert "--sweep optimizer.learning_rate=1e-3,3e-3" in capsys.readouterr().out

@@ -1,0 +1,135 @@
+"""Trials from settings: names, checked values, commands, and the sweep that a config asks for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.ops.sweep.axes import product, sweep
+from widenet_jax.ops.sweep.trials import expand, settings_of_config
+
+DIGITS = "configs/digits.py"
+GLUE = "configs/glue.py:own"
+GET_SWEEP = """
+def get_sweep(sweep):
+  return sweep.product([
+      sweep.chainit([
+          sweep.product([
+              sweep.sweep('config.optimizer.name', ['sgd']),
+              sweep.sweep('config.optimizer.learning_rate', [0.03, 0.01]),
+          ]),
+          sweep.zipit([
+              sweep.sweep('optimizer.weight_decay', [0.1, 0.2]),
+              sweep.sweep('model.depth', [1, 2]),
+          ]),
+      ]),
+      sweep.sweep('seed', range(2)),
+  ])
+"""
+
+
+def config_with(tmp_path: Path, text: str) -> str:
+    (tmp_path / "mine.py").write_text(Path(DIGITS).read_text() + text)
+    return str(tmp_path / "mine.py")
+
+
+def test_a_config_asks_for_a_sweep(tmp_path: Path):
+    config = config_with(tmp_path, GET_SWEEP)
+    trials = expand(config, settings_of_config(config))
+    assert [trial.settings for trial in trials[::2]] == [
+        {"optimizer.learning_rate": 0.03, "optimizer.name": "sgd", "seed": 0},
+        {"optimizer.learning_rate": 0.01, "optimizer.name": "sgd", "seed": 0},
+        {"model.depth": 1, "optimizer.weight_decay": 0.1, "seed": 0},
+        {"model.depth": 2, "optimizer.weight_decay": 0.2, "seed": 0},
+    ]
+    assert len(trials) == 8
+    assert trials[7].arguments("w") == [
+        f"--config={config}", "--workdir=w", "--config.model.depth=2",
+        "--config.optimizer.weight_decay=0.2", "--config.seed=1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "write get_sweep"),
+        ("\ndef get_sweep(sweep): return 3", "get_sweep: TypeError"),
+        ("\ndef get_sweep(sweep): return []", "returns no settings"),
+        ("\ndef get_sweep(sweep): return sweep.cube([])", "no attribute 'cube'"),
+        ("\ndef get_sweep(s): return s.product([s.sweep('a', [1])] * 2)", "swept twice"),
+    ],
+)
+def test_a_config_whose_sweep_cannot_be_used(tmp_path: Path, text: str, words: str):
+    with pytest.raises(BadInputError, match=words):
+        settings_of_config(config_with(tmp_path, text))
+
+
+def test_names_follow_from_the_settings_alone():
+    axes = [sweep("optimizer.learning_rate", ["1e-3", "3e-3"]), sweep("seed", [0, 1])]
+    names = [trial.name for trial in expand(DIGITS, product(axes))]
+    assert names[0].startswith("learning_rate_0.001-seed_0-")
+    turned = [trial.name for trial in expand(DIGITS, product(axes[::-1]))]
+    assert sorted(names) == sorted(turned)
+    longer = product([sweep("seed", range(5)), sweep("optimizer.learning_rate", [3e-3, 0.001])])
+    assert set(names) < {trial.name for trial in expand(DIGITS, longer)}
+    assert names[0] == expand(DIGITS, product(axes), ["--config.model.depth=1"])[0].name
+
+
+def test_the_same_settings_spelt_twice_are_one_trial():
+    assert len(expand(DIGITS, sweep("optimizer.learning_rate", ["1e-3", "0.001", 0.001]))) == 1
+
+
+def test_an_axis_over_variants():
+    trials = expand(DIGITS, sweep("variant", ["vit_tiny", "widenet_tiny,share_norms=true"]))
+    assert [trial.config for trial in trials] == [
+        "configs/digits.py:vit_tiny", "configs/digits.py:widenet_tiny,share_norms=true",
+    ]  # fmt: skip
+    assert trials[0].settings == {"variant": "vit_tiny"}
+    assert trials[1].name.startswith("variant_widenet_tiny_share_norms_true-")
+    assert trials[1].arguments("w") == [
+        "--config=configs/digits.py:widenet_tiny,share_norms=true", "--workdir=w",
+    ]  # fmt: skip
+
+
+def test_values_of_every_type_arrive():
+    (trial,) = expand(DIGITS, [{"augment.flip": True, "duration": "5 steps", "model.depth": "2"}])
+    assert trial.settings == {"augment.flip": True, "duration": "5 steps", "model.depth": 2}
+    assert trial.arguments("w")[2:] == [
+        "--config.augment.flip=true", "--config.duration=5 steps", "--config.model.depth=2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "flags", "words"),
+    [
+        (DIGITS, {"sed": 1}, [], "did you mean --config.seed"),
+        (DIGITS, {"seed": "x"}, [], "needs a whole number"),
+        (DIGITS, {"variant": "vit_huge"}, [], "vit_huge"),
+        (f"{DIGITS}:vit_tiny", {"variant": "vit_tiny"}, [], "the variant is swept as well"),
+        (DIGITS, {"seed": 1}, ["--config.seed=2"], "is set, and swept as well"),
+        ("configs/none.py", {}, [], "there is no Python file"),
+    ],
+)
+def test_mistakes(config: str, settings: dict, flags: list[str], words: str):
+    with pytest.raises(BadInputError, match=words):
+        expand(config, [settings], flags)
+
+
+def test_fields_of_the_stored_model(tmp_path: Path):
+    """They are those of the model that config.init_from names; it is read where they are set."""
+    model = text_model(*parse_text_variant("albert_tiny"))
+    config = {"model": model, "task": {"name": "masked_lm"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = [f"--config.init_from={tmp_path}"]
+    settings = product([sweep("model.norm_epsilon", ["1e-6", "1e-12"])])
+    trials = expand(GLUE, settings, flags)
+    assert [trial.settings["model.norm_epsilon"] for trial in trials] == [1e-6, 1e-12]
+    assert trials[0].headline().name == "accuracy"
+    with pytest.raises(BadInputError, match=r"no such field; did you mean --config\.model\."):
+        expand(GLUE, product([sweep("model.norm_epsilom", [1.0])]), flags)
+    with pytest.raises(BadInputError, match="needs the model to start from"):
+        expand(GLUE, settings)
+    (tmp_path / "config.json").unlink()
+    assert expand(GLUE, product([sweep("model.dropout", [0.1])]), flags)

@@ -1,0 +1,356 @@
+"""scripts/reproduce.py as a user calls it."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from ops import trial_program
+
+from widenet_jax.cli import sweep
+from widenet_jax.cli.reproduce import launching, main, total_text
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.ops.analysis.norm_divergence import norm_divergence
+from widenet_jax.ops.launch import plan_line
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.trials import Trial
+from widenet_jax.papers.experiment import PAPER_SIZES
+from widenet_jax.papers.experiments import FIGURE_4, chosen
+from widenet_jax.papers.scales import SCALES, runs_of, trial_of
+
+SMOKE = ("--scale=smoke",)
+
+
+def call(*arguments: str) -> int:
+    return main(arguments)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Replaces training by a program that ends at once."""
+    monkeypatch.setattr(Trial, "command", trial_program.command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["table6"], "no experiment 'table6'; choose from table1"),
+        (["table2_mnli"], "this --scale has no data for table2_mnli"),
+        (["table4", "--sizes=b"], "table4 has no row of that size"),
+        (["fig3", "--scale=big"], "--scale"),
+        (["fig3", "--seeds=0"], "at least 1"),
+        (["fig3", "--config.optimizer.learning_rat=1"], "learning_rat"),
+        (["fig3", "--config.seed"], "--config.seed=VALUE"),
+        (["fig3", "--scale=small", "--data_dir=nowhere"], "there is no nowhere/cifar10"),
+        (["fig3", "--launch=--tpu=v3-8"], "--trial_workdir"),
+        (["fig3", "--wide"], "--wide"),
+        (["fig3", "--report"], "there is nothing to report"),
+        (["fig3", "--scale=paper", "--launch=--zone=z", "--trial_workdir=/t"], "--data_dir=data"),
+        ([], "required: NAME"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], says: str, tmp_path: Path, capsys):
+    assert call(*arguments, f"--workdir={tmp_path / 'w'}") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert says in err
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_dry_run_lists_every_run_once(tmp_path: Path, capsys):
+    flags = ["table1", "table5", "--sizes=b", "--scale=small", "--dry_run"]
+    assert call(*flags, f"--workdir={tmp_path}", "--config.duration=2 epochs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[-1] == "27 runs of 9 models, 0 of them done"
+    )  # 3 from scratch, 3 backbones, 3 finetuned; 3 seeds
+    commands = [shlex.split(line) for line in lines if "widenet_jax.main" in line]
+    assert len(commands) == 27
+    assert all(
+        line[0] == sys.executable and "--config.duration=2 epochs" in line for line in commands
+    )
+    assert len({tuple(line) for line in commands}) == 27
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_papers_scale_is_listed_with_core_days_and_their_sum(as_json, monkeypatch, capsys):
+    """11.5 + 30 core-days; the third model has no plan, which the total mentions."""
+    plans = {
+        "configs/imagenet.py:vit_b": {"fits": True, "hours": 1.0, "core_days": 11.5},
+        "configs/imagenet.py:widenet_b": {"fits": True, "hours": 2.0, "core_days": 30.0},
+    }
+    asked = []
+
+    class Planned:
+        def __init__(self, command: list[str]):
+            assert command[1:3] == ["-m", "widenet_jax.cli.plan"]
+            asked.append((command[3].removeprefix("--config="), command[4]))
+            found = plans.get(asked[-1][0])
+            self.stdout, self.stderr = json.dumps(found) if found else "", "no compiler"
+
+    monkeypatch.setattr(plan_line.subprocess, "run", lambda command, **_: Planned(command))
+    flags = ["table1", "--sizes=b", "--scale=paper", "--dry_run"]
+    assert call(*flags, *(["--json"] if as_json else [])) == 0
+    printed = capsys.readouterr().out
+    assert sorted(asked) == [
+        (f"configs/imagenet.py:{name}_b", "--topology=v3-256")
+        for name in ("vit", "vit_moe", "widenet")
+    ]
+    if as_json:
+        runs = json.loads(printed)["runs"]
+        assert [run["plan"] for run in runs if run["config"] in plans] == list(plans.values())
+    else:
+        assert "v3-256, plan: fits, 1 h, 11.5 core-days" in printed
+        assert "v3-256, no plan: no compiler" in printed
+        assert printed.endswith(
+            "3 runs of 3 models, 0 of them done: 42 core-days of TPUv3, without 1 of the models\n"
+        )
+
+
+def test_a_small_sum_of_core_days_has_a_decimal():
+    row = {"seeds": 2, "plan": {"fits": True, "core_days": 0.385}}
+    assert total_text([row]) == ": 0.8 core-days of TPUv3"
+
+
+def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_path: Path, capsys):
+    arguments = ("table1", "table3", "fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=2")
+    assert call(*arguments, "--workers=2") == 0
+    printed = capsys.readouterr()
+    assert "50.00 ± 0.00 (2 seeds)" in printed.out
+    for name in ("table1", "table3", "fig3"):
+        assert (tmp_path / f"{name}.md").read_text() in printed.out
+        assert cv2.imread(str(tmp_path / f"{name}.png")).size
+        facts = json.loads((tmp_path / f"{name}.json").read_text())
+        assert {len(row["values"]) for row in facts["rows"]} == {2}
+        assert facts["metric"]["name"] == "accuracy"
+    starts = {path: path.read_text() for path in tmp_path.glob("*/starts")}
+    assert len(starts) == 2 * 15 and set(starts.values()) == {"x"}
+    assert call(*arguments, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["experiments"]) == 3
+    assert {path: path.read_text() for path in tmp_path.glob("*/starts")} == starts
+
+
+def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, capsys):
+    """Every metric is 0.8 here, so that every column and the mean of the four are 80."""
+    workdir = tmp_path / "w"
+    flags = ["--scale=small", "--seeds=1", "--config.data.source=tiny_text", "--config.data.path="]
+    flags += ["--config.optimizer.learning_rate=0.8", f"--workdir={workdir}"]
+    assert call("table2_squad1", *flags) == 0
+    assert len(list(workdir.glob("*/result.json"))) == 10  # five models pretrained, then finetuned
+    first = "| ALBERT | `albert_s` | 12M | 7 | 89.3/82.3 | 80.0/80.0 | 80.0/77.1 | not run |"
+    assert first in " ".join((workdir / "table2.md").read_text().split())
+    assert call("table2", *flags) == 0
+    whole = (workdir / "table2.md").read_text()
+    assert whole in capsys.readouterr().out
+    last = "| 92.2 | 80.0 | 85.8 | 80.0 |"  # WideNet-16: SST-2 and the mean
+    assert last in " ".join(whole.split())
+    assert "not run" not in whole
+    pretraining = (workdir / "table2_pretraining.md").read_text()
+    assert cv2.imread(str(workdir / "table2_pretraining.png")).size
+    assert "not printed" in pretraining and "0.80 (1 seed)" in pretraining
+
+
+def test_a_report_runs_nothing(stand_in, tmp_path: Path, capsys):
+    (tmp_path / "logs").mkdir()
+    assert call("table3", "--sizes=b", *SMOKE, f"--workdir={tmp_path}", "--report") == 0
+    told = capsys.readouterr().out
+    assert told.count("1 waiting") == 4
+    assert "/s" not in told  # what a rate would count is not known yet
+    assert not list(tmp_path.glob("*/starts"))
+
+
+def test_a_report_repeats_no_flags_and_says_what_ran(stand_in, tmp_path: Path, capsys):
+    """Fields, seeds, scale and data are those of the runs; the header is the command for them."""
+    ran = ["--data_dir=elsewhere", "--seeds=2", f"--workdir={tmp_path}"]
+    ran += ["--config.optimizer.learning_rate=0.25", "--config.duration=3 epochs"]
+    assert call("fig3", *SMOKE, *ran) == 0
+    before = (tmp_path / "fig3.md").read_text()
+    capsys.readouterr()
+    assert call("fig3", f"--workdir={tmp_path}", "--report") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    header, _, counts = out.splitlines()[0].partition(": ")
+    assert shlex.split(header) == ["scripts/reproduce.py", "fig3", *SMOKE, *ran]
+    assert counts == f"{2 * before.count('2 seeds')} done"
+    after = (tmp_path / "fig3.md").read_text()
+    assert after.partition("Made by")[0] == before.partition("Made by")[0]
+    assert f"Made by `{header}`" in after
+
+
+def header_of(capsys, *arguments: str) -> str:
+    """The first line of a report."""
+    capsys.readouterr()
+    assert call(*arguments, "--report") == 0
+    return capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_report_counts_the_seeds_of_its_own_runs(stand_in, tmp_path: Path, capsys):
+    """fig3 has two models here, each with two seeds. table3 has four, one of them fig3's."""
+    workdir = f"--workdir={tmp_path}"
+    for name, seeds in (("fig3", 2), ("table3", 1)):
+        assert call(name, *SMOKE, workdir, "--sizes=b", f"--seeds={seeds}") == 0
+    found = header_of(capsys, "table3", "--sizes=b", workdir)
+    flags = f"--scale=smoke --data_dir=data --seeds=1 --sizes=b {workdir}"
+    assert found == f"scripts/reproduce.py table3 {flags}: 4 done"
+    found = header_of(capsys, "fig3", "--sizes=b", workdir)
+    assert "--seeds=2" in found and found.endswith(": 4 done")
+
+
+def test_a_report_says_where_fields_differ(stand_in, tmp_path: Path, capsys):
+    """No one command makes these runs, so that none of their fields is in it."""
+    workdir, field = f"--workdir={tmp_path}", "--config.data.num_workers="  # may change
+    for size, value in (("b", 0), ("l", 1)):
+        assert call("table1", *SMOKE, workdir, f"--sizes={size}", f"{field}{value}") == 0
+    found = header_of(capsys, "table1", "--sizes=b,l", workdir)
+    told = f"runs with different fields: {field}0; {field}1"
+    flags = f"--scale=smoke --data_dir=data --seeds=1 --sizes=b,l {workdir}"
+    assert found == f"scripts/reproduce.py table1 {flags} ({told}): 6 done"
+    assert told in (tmp_path / "table1.md").read_text()
+
+
+def test_a_report_finds_launched_runs(monkeypatch, tmp_path: Path, capsys):
+    """A module that ends at once stands in for the launcher."""
+    monkeypatch.setattr(sweep, "LAUNCHER", "this")
+    workdir, trials = f"--workdir={tmp_path / 'w'}", tmp_path / "elsewhere"
+    launch = ["--launch=--tpu=v3-8 --zone=z", f"--trial_workdir={trials}"]
+    assert call("table3", "--sizes=b", *SMOKE, workdir, *launch) == 0
+    found = header_of(capsys, "table3", "--sizes=b", workdir)
+    assert shlex.split(found)[-6:-2] == [workdir, *launch[:1], f"{launch[1]}:", "4"]
+    (first, *_) = json.loads((tmp_path / "w" / "sweep.json").read_text())
+    (trials / first).mkdir(parents=True)
+    (trials / first / "result.json").write_text(json.dumps({"test_accuracy": 0.5, "params": 7}))
+    assert "1 done" in header_of(capsys, "table3", "--sizes=b", workdir)
+    assert call("table3", "--sizes=b", *SMOKE, workdir) == 2
+    assert f"holds runs with --trial_workdir={trials}" in capsys.readouterr().err
+
+
+def test_what_is_wrong_for_all_runs_is_said_before_the_first(tmp_path: Path, capsys):
+    workdir = tmp_path / "w"
+    flags = (*SMOKE, f"--workdir={workdir}", "--config.optimizer.name=nothing")
+    assert call("table5", "fig3", *flags) == 2
+    assert capsys.readouterr().err.startswith("error: config.optimizer.name='nothing' is unknown")
+    assert not workdir.exists()
+
+
+def test_other_data_is_accepted_where_no_run_has_begun(stand_in, tmp_path: Path, capsys):
+    (tmp_path / "reproduce.json").write_text(json.dumps({"scale": "smoke", "data_dir": "wrong"}))
+    arguments = ("fig3", *SMOKE, f"--workdir={tmp_path}", "--data_dir=right")
+    assert call(*arguments) == 0
+    assert json.loads((tmp_path / "reproduce.json").read_text())["data_dir"] == "right"
+    capsys.readouterr()
+    assert call(*arguments[:-1], "--data_dir=wrong") == 2
+    assert "holds runs with --data_dir=right" in capsys.readouterr().err
+
+
+def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):
+    arguments = ["fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=14"]  # the last one is seed 13
+    assert call(*arguments, "--workers=4") == 3
+    out = capsys.readouterr().out
+    assert "50.00 ± 0.00 (13 seeds); 1 failed" in out
+
+
+def test_one_workdir_holds_one_experiment(stand_in, tmp_path: Path, capsys):
+    """Other fields, image sets, scales or config files are refused, for a report as well."""
+    made = ("fig3", *SMOKE, f"--workdir={tmp_path}", "--config.optimizer.learning_rate=0.25")
+    assert call(*made) == 0
+    before = (tmp_path / "fig3.md").read_text()
+    capsys.readouterr()
+    for other in (
+        (*made[:-1], "--config.optimizer.learning_rate=0.5", "--report"),
+        (*made[:-1], "--config.optimizer.learning_rate=0.5"),
+        (*made, "--data_dir=elsewhere"),
+        ("fig3", "--scale=small", *made[2:]),
+    ):
+        assert call(*other) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    stored = next(tmp_path.glob("*/config.json"))
+    stored.write_text(stored.read_text().replace('"batch_size": ', '"batch_size": 1'))
+    for mode in ([], ["--report"]):
+        assert call(*made, *mode) == 2
+        assert f"{stored.parent.name} is finished" in capsys.readouterr().err
+    assert (tmp_path / "fig3.md").read_text() == before
+    assert "25.00 (1 seed)" in before and "--config.optimizer.learning_rate=0.25" in before
+
+
+def test_other_rows_stay_in_the_table(stand_in, tmp_path: Path, capsys):
+    for sizes in ("b", "l"):
+        assert call("table1", *SMOKE, f"--workdir={tmp_path}", f"--sizes={sizes}") == 0
+    text = (tmp_path / "table1.md").read_text()
+    assert all(name in text for name in ("| WideNet-B", "| WideNet-L"))
+    assert "| WideNet-H" not in text
+
+
+def test_each_stage_is_launched_on_its_slice():
+    """Pretraining on 256 cores, finetuning on 32, unless the flags name a slice."""
+    for launch, slices in (
+        ("--zone=z", ["--tpu=v3-256"] * 3 + ["--tpu=v3-32"] * 3),
+        ("--zone=z --tpu=v4-8", ["--tpu=v4-8"] * 6),
+    ):
+        command = launching(launch, SCALES["paper"])
+        trials = [
+            trial_of(run, 0, Directory("w", "/t"), "gs://b/d")
+            for run in runs_of(SCALES["paper"], chosen(["table5"], ["b"]))
+        ]
+        words = [command(trial, f"/t/{trial.name}") for trial in trials]
+        assert [[w for w in line if w.startswith("--tpu")] for line in words] == [
+            [s] for s in slices
+        ]
+        assert all("widenet_jax.cli.launch_tpu" in line for line in words)
+
+
+def test_norms_of_finished_runs(digits_run, tmp_path: Path, capsys):
+    """The same WideNet stands for both models here, so that one mean is 1.00 times the other."""
+    directory = Directory(tmp_path)
+    for run in runs_of(SCALES["smoke"], [FIGURE_4]):
+        workdir = Path(directory.workdir(trial_of(run, 0, directory, "")))
+        workdir.mkdir()
+        for path in digits_run.iterdir():
+            if path.name != "config.json":  # it is smaller than these models
+                (workdir / path.name).symlink_to(path)
+    assert call("fig4", *SMOKE, f"--workdir={tmp_path}", "--report") == 0
+    alone = norm_divergence(open_trained(str(digits_run)).params)["gamma"].block
+    facts = json.loads((tmp_path / "fig4.json").read_text())
+    assert alone.min() > 0
+    for found in facts["divergence"].values():
+        np.testing.assert_allclose(found, [alone], rtol=1e-6)
+    assert "Here WideNet-B's mean is 1.00 times ViT-B's" in capsys.readouterr().out
+    assert cv2.imread(str(tmp_path / "fig4.png")).size
+
+
+@pytest.mark.slow
+def test_every_experiment_at_the_smoke_scale(tmp_path: Path, capsys):
+    assert call("all", *SMOKE, f"--workdir={tmp_path}", "--workers=2") == 0
+    out = capsys.readouterr().out
+    for name in ("table1", "table3", "table4", "table5", "fig2", "fig3", "fig4", "fig5"):
+        assert (tmp_path / f"{name}.md").read_text() in out
+        assert cv2.imread(str(tmp_path / f"{name}.png")).size
+    accuracies = [
+        value
+        for name in ("table1", "table3", "table4", "table5", "fig2", "fig3")
+        for row in json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        for value in row["values"]
+    ]
+    assert len(accuracies) == 37 and min(accuracies) > 15  # ten classes
+
+
+@pytest.mark.slow
+def test_the_feed_forwards_at_the_smoke_scale(tmp_path: Path, capsys):
+    """Every run learns more than the frequencies of bytes, of which the novel has 4.4 bits."""
+    assert call("sigma", *SMOKE, f"--workdir={tmp_path}", "--workers=2") == 0
+    out = capsys.readouterr().out
+    assert "sigma_table5" not in out  # of data that this scale does not have
+    for name in chosen(["sigma"], PAPER_SIZES):
+        if name.layer or name.language == "e8":
+            assert (tmp_path / f"{name.name}.md").read_text() in out
+            assert cv2.imread(str(tmp_path / f"{name.name}.png")).size
+    bits = [
+        value
+        for number in ("table1", "table3", "table4", "table6", "zoo", "parts")
+        for row in json.loads((tmp_path / f"sigma_{number}_e8.json").read_text())["rows"]
+        for value in row["values"]
+    ]
+    assert len(bits) > 40 and max(bits) < 4

@@ -1,0 +1,171 @@
+"""The order of runs and their measurements, on programs that stand in for training."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ops import trial_program
+
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.trials import Trial
+from widenet_jax.papers.experiment import TOP_1
+from widenet_jax.papers.experiments import FIGURE_2, FIGURE_4, TABLE_5
+from widenet_jax.papers.runs import carry_out, look_at, mean_of, std_of
+from widenet_jax.papers.scales import SCALES, runs_of, trial_of
+
+SCALE = SCALES["smoke"]
+
+
+def trials_of(experiment, directory: Directory, seeds: list[int]) -> dict:
+    return {
+        run: [trial_of(run, seed, directory, "") for seed in seeds]
+        for run in runs_of(SCALE, [experiment])
+    }
+
+
+def starts(directory: Directory, trial: Trial) -> int:
+    file = Path(directory.workdir(trial)) / "starts"
+    return len(file.read_text()) if file.exists() else 0
+
+
+def run(trials: dict, directory: Directory):
+    return carry_out(trials, directory, workers=2, command=trial_program.command)
+
+
+def test_finetuning_follows_its_backbone_and_finished_runs_stay(tmp_path: Path):
+    directory = Directory(tmp_path)
+    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [0])
+    begun = []
+
+    def command(trial: Trial, workdir: str) -> list[str]:
+        backbone = trial.settings.get("init_from")
+        begun.append(backbone is None or (Path(backbone) / "result.json").exists())
+        return trial_program.command(trial, workdir)
+
+    for _ in range(2):
+        measured, stopped = carry_out(trials, directory, workers=2, command=command)
+        assert not stopped
+        assert [of.values(TOP_1) for of in measured.values()] == [[50.0]] * 6
+    assert begun == [True] * 6
+    assert look_at(trials, directory) == measured
+
+
+def test_runs_wait_where_their_backbone_failed(tmp_path: Path):
+    directory = Directory(tmp_path)
+    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [13])
+    measured, stopped = run(trials, directory)
+    statuses = [of.statuses for of in measured.values()]
+    assert statuses == [["failed"]] * 3 + [["waiting"]] * 3
+    assert not stopped
+
+
+def test_a_folder_named_failed_where_the_command_starts_means_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = Directory(tmp_path / "runs")
+    trials = trials_of(FIGURE_4, directory, [0])
+    (tmp_path / "failed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert [of.statuses for of in look_at(trials, directory).values()] == [["waiting"]] * 2
+
+
+def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
+    directory = Directory(tmp_path)
+    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [0, 14])
+    for _ in range(2):
+        measured, _ = run(trials, directory)
+        for of in measured.values():  # the backbones, and the runs finetuned from them
+            assert [str(value) for value in of.values(TOP_1)] == ["50.0", "nan"]
+            assert of.statuses == ["done", "diverged"]
+    first = [trial for run_, of in trials.items() if not run_.backbone for trial in of]
+    assert [starts(directory, trial) for trial in first] == [1] * 6
+    carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
+    assert [starts(directory, trial) for trial in first] == [1, 2] * 3
+
+
+def test_retry_hands_over_again_what_diverged_and_not_what_may_be_queued(tmp_path: Path):
+    """Both were handed over; the second has diverged since. Two jobs would share a workdir if the
+    first, which the scheduler still has, were handed over again.
+    """
+    directory = Directory(tmp_path)
+    directory.make()
+    trials = dict(list(trials_of(FIGURE_4, directory, [0, 1]).items())[:1])
+    (of,) = trials.values()
+    for trial in of:
+        directory.handed_over(trial).touch()
+    (Path(directory.workdir(of[1])) / "failed").mkdir(parents=True)
+    measured, _ = run(trials, directory)
+    assert [found.statuses for found in measured.values()] == [["handed over", "diverged"]]
+    measured, _ = carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
+    assert [found.statuses for found in measured.values()] == [["handed over", "done"]]
+    assert [starts(directory, trial) for trial in of] == [0, 1]
+
+
+def test_nothing_starts_after_a_stop(tmp_path: Path):
+    """Ctrl-C comes while the last backbone ends by itself: the runs finetuned from it wait."""
+    directory = Directory(tmp_path)
+    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [0])
+
+    def command(trial: Trial, workdir: str) -> list[str]:
+        if "vit_moe" not in trial.config:
+            os.kill(os.getpid(), signal.SIGINT)
+        return trial_program.command(trial, workdir)
+
+    measured, stopped = carry_out(trials, directory, workers=3, command=command)
+    assert stopped
+    assert [of.statuses for of in measured.values()][3:] == [["waiting"]] * 3
+
+
+def test_means_over_seeds():
+    """Mean 20, deviations of 10: sqrt((100 + 100) / 1). A seed that diverged does not count."""
+    assert (mean_of([10.0, 30.0]), std_of([10.0, 30.0])) == (20.0, pytest.approx(math.sqrt(200)))
+    assert (mean_of([10.0, math.nan]), std_of([10.0, math.nan])) == (10.0, None)
+    assert math.isnan(mean_of([math.nan]))
+    assert (mean_of([]), std_of([])) == (None, None)
+
+
+def with_lines(name: str, trials: dict, directory: Directory, *seeds: list[dict]) -> None:
+    """Writes each seed's records into file `name` of the first run's workdirs."""
+    for trial, records in zip(next(iter(trials.values())), seeds, strict=True):
+        lines = [json.dumps(record) for record in records]
+        (Path(directory.workdir(trial)) / name).write_text("\n".join(lines) + "\n")
+
+
+def test_the_rate_is_the_median_over_lines_and_seeds(tmp_path: Path):
+    directory = Directory(tmp_path)
+    trials = trials_of(FIGURE_4, directory, [0, 1])
+    run(trials, directory)
+    rates = [[{"step": 1, "images_per_second": rate} for rate in of] for of in ([1.0, 30.0], [20])]
+    with_lines("timing.jsonl", trials, directory, *rates)
+    first, second = look_at(trials, directory).values()
+    assert (first.rate, first.unit, second.rate) == (20.0, "images", None)
+
+
+def test_another_unit_has_its_own_rate(tmp_path: Path):
+    directory = Directory(tmp_path)
+    trials = trials_of(FIGURE_4, directory, [0])
+    run(trials, directory)
+    with_lines("result.json", trials, directory, [{"params": 7, "unit": "tokens"}])
+    with_lines("timing.jsonl", trials, directory, [{"step": 1, "tokens_per_second": 5.0}])
+    first, _ = look_at(trials, directory).values()
+    assert (first.rate, first.unit) == (5.0, "tokens")
+
+
+def test_training_metrics_are_means_over_the_last_tenth_of_the_steps(tmp_path: Path):
+    """Seeds of 0.3 (the mean of steps 95 and 100) and of 0.5: 0.4. Evaluations do not count."""
+    directory = Directory(tmp_path)
+    trials = trials_of(FIGURE_2, directory, [0, 1])
+    run(trials, directory)
+    seeds = (
+        [(50, "train", 0.9), (90, "train", 0.9), (95, "train", 0.2), (95, "eval", 1.0),
+         (100, "train", 0.4)],
+        [(100, "train", 0.5), (100, "eval", 1.0)],
+    )  # fmt: skip
+    lines = [[{"step": s, "split": of, "accuracy": a} for s, of, a in seed] for seed in seeds]
+    with_lines("metrics.jsonl", trials, directory, *lines)
+    first, *others = look_at(trials, directory).values()
+    assert first.training["accuracy"] == pytest.approx(0.4)
+    assert [of.training for of in others] == [{}, {}]

@@ -1,0 +1,202 @@
+"""The paper's models at other scales, and how their runs depend on each other."""
+
+from pathlib import Path
+
+import pytest
+
+from widenet_jax.config.files import load_config, override
+from widenet_jax.config.language_sizes import language_model, parse_language_variant
+from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.papers import printed as paper
+from widenet_jax.papers.experiment import PAPER_SIZES
+from widenet_jax.papers.experiments import (
+    EXPERIMENTS,
+    FIGURE_3,
+    TABLE_1,
+    TABLE_2,
+    TABLE_4,
+    TABLE_5,
+    chosen,
+)
+from widenet_jax.papers.scales import (
+    LANGUAGE_CONFIG,
+    SCALES,
+    Run,
+    language_variant,
+    run_of,
+    runnable,
+    runs_of,
+    trial_of,
+    variant_at,
+)
+
+
+@pytest.mark.parametrize(
+    ("paper", "small"),
+    [
+        ("vit_b", "vit_s"),
+        ("widenet_b,share_norms=true", "widenet_s,share_norms=true"),
+        # L is 8 blocks deep: half of them is 4, what a model of size S has anyway.
+        ("widenet_l", "widenet_s,depth=8"),
+        ("widenet_l,depth=12", "widenet_s"),
+        # Twice as wide as 4096, and as 256.
+        ("vit_l,share=true,mlp_dim=8192", "vit_s,depth=8,share=true,mlp_dim=512"),
+        ("widenet_h,moe=false", "widenet_s,depth=12,moe=false"),
+        ("vit_moe_b,experts=4", "vit_moe_s"),
+        ("vit_moe_b,experts=16", "vit_moe_s,experts=16"),
+        # 12, 6 and 3 groups of 12 blocks are 4, 2 and 1 of 4; so are 2, rounded down but not to 0.
+        ("widenet_b,routing_groups=12", "widenet_s"),
+        ("widenet_b,routing_groups=6", "widenet_s,routing_groups=2"),
+        ("widenet_b,routing_groups=3", "widenet_s,routing_groups=1"),
+        ("widenet_b,routing_groups=2", "widenet_s,routing_groups=1"),
+    ],
+)
+def test_models_keep_their_shape(paper: str, small: str):
+    assert variant_at(SCALES["small"], paper) == small
+
+
+def test_at_the_papers_scale_models_are_the_papers():
+    same = {"widenet_b,routing_groups=12": "widenet_b", "vit_moe_b,experts=4": "vit_moe_b"}
+    for experiment in EXPERIMENTS.values():
+        for row in () if experiment.text or experiment.language else experiment.rows:
+            found = variant_at(SCALES["paper"], row.variant)
+            assert found == same.get(row.variant, row.variant)
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
+def test_every_run_has_a_config(scale):
+    for run in runs_of(scale, runnable(scale, EXPERIMENTS.values())):
+        # Fields on the command line have their numbers checked, too.
+        model = override(
+            load_config(f"{run.stage.config}:{run.variant}"), ["--config.seed=1"]
+        ).model
+        assert not (model.moe and model.routing_groups and model.depth % model.routing_groups)
+
+
+@pytest.mark.parametrize(
+    ("label", "wt_b", "byte_s"),
+    [
+        ("dense", "preset=dense", "preset=dense"),
+        ("K = 8, G = 64", "preset=sigma_moe,mlp_dim=64,selected=8", "mlp_dim=16,selected=8"),
+        ("K = 1, G = 512", "preset=sigma_moe,mlp_dim=512,selected=1", "mlp_dim=128,selected=1"),
+        ("Switch, K = 1, G = 512", "preset=switch", "preset=switch"),
+    ],
+)
+def test_feed_forwards_keep_their_shape(label: str, wt_b: str, byte_s: str):
+    (row,) = [row for row in paper.APPROXIMATIONS["4"] if row.model.strip() == label]
+    assert language_variant("wt_b", row) == f"wt_b,{wt_b}"
+    found = language_variant("byte_s", row)
+    assert found.startswith(f"byte_s,{row.options}") and found.endswith(byte_s)
+
+
+def test_the_entropy_loss_of_table_4():
+    """A tenth of Table 3's for the small model, where a row has it and at the paper's scale."""
+
+    def weights(name: str, scale: str = "paper") -> dict[str, float]:
+        (one,) = runnable(SCALES[scale], [EXPERIMENTS[name]])
+        runs = {row.label.strip(): run_of(SCALES[scale], one, row) for row in one.rows}
+        configs = {
+            row: load_config(f"{LANGUAGE_CONFIG}:{run.variant}") for row, run in runs.items()
+        }
+        losses = {row: c.model.moe.losses for row, c in configs.items() if c.model.moe}
+        return {row: of.entropy + of.entropy_of_chosen for row, of in losses.items()}
+
+    table_4 = weights("sigma_table4_wt_s")
+    zero = [row for row, weight in table_4.items() if not weight]
+    assert zero == [row for row in table_4 if "Switch" in row or row.startswith("no entropy")]
+    assert {table_4[row] for row in table_4 if row not in zero} == {1e-4} and len(zero) == 6
+    assert set(weights("sigma_parts_wt_s").values()) == {1e-4, 0.0}
+    assert weights("sigma_zoo_wt_s")["S-BASE, K = 4, balanced"] == 1e-4
+    assert weights("sigma_table3_wt_s") == {"sigma-MoE": 1e-3}
+    assert weights("sigma_table4_wt_b")["sigma-MoE"] == 1e-3
+    assert weights("sigma_table4_wt_s", "small")["sigma-MoE"] == 1e-3
+
+
+def test_models_of_bytes_are_compared_by_bits():
+    """At the paper's scale the column is the paper's; at others the same run stands for two."""
+    named = chosen(["sigma_table4"], PAPER_SIZES)
+    at_paper = {one.language: one for one in runnable(SCALES["paper"], named)}
+    assert set(at_paper) == {"wt_s", "wt_s_star", "wt_b", "e8"}
+    assert at_paper["wt_s"].metric.name == "perplexity"
+    small = runnable(SCALES["small"], named)
+    assert [one.language for one in small] == ["wt_s", "e8"]
+    assert {one.metric.name for one in small} == {"bits_per_byte"}
+    assert [one.paper_label for one in small] == ["perplexity", "bits a byte"]
+    first = runs_of(SCALES["small"], small[:1])
+    assert first == runs_of(SCALES["small"], small) and len(first) == 19
+    assert SCALES["paper"].topology_of("configs/language_model.py:e8", finetuned=False) == "v3-8"
+    assert SCALES["paper"].topology_of("configs/imagenet.py:vit_b", finetuned=False) == "v3-256"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_equal_language_models_are_one_run(scale: str):
+    """Rows about dropout are left out without dropout; wt_s has no expert dropout to remove."""
+    group = runnable(SCALES[scale], [one for one in EXPERIMENTS.values() if one.language])
+    runs = runs_of(SCALES[scale], group)
+    models = [language_model(*parse_language_variant(run.variant)) for run in runs]
+    of_each = {(run.stage.variant, repr(of)) for run, of in zip(runs, models, strict=True)}
+    assert len(of_each) == len(runs)
+    labels = {one.name: {row.label.strip(): row for row in one.rows} for one in group}
+    assert ("standard dropout" in labels["sigma_table4_e8"]) == (scale == "paper")
+    (parts,) = [one for one in group if one.name == "sigma_parts_wt_s"]
+    found = {label: run_of(SCALES[scale], parts, row) for label, row in labels[parts.name].items()}
+    same = found["no expert dropout"] == found["sigma-MoE"]
+    assert same == (scale == "paper") and found["no entropy loss"] != found["sigma-MoE"]
+
+
+def test_runs_are_shared_and_backbones_come_first():
+    scale = SCALES["paper"]
+    alone = [len(runs_of(scale, [one])) for one in (TABLE_1, TABLE_4, FIGURE_3)]
+    assert alone == [7, 5, 4]
+    # ViT-L and WideNet-L are in Table 1 already, and so is WideNet-B.
+    assert len(runs_of(scale, [TABLE_1, TABLE_4, FIGURE_3])) == 7 + 3 + 3
+    runs = runs_of(scale, [TABLE_5])
+    assert len(runs) == 12 and all(run.backbone is None for run in runs[:6])
+    assert [run.backbone for run in runs[6:]] == runs[:6]
+    # Pretraining is Table 1's; at small scale Table 5 starts from Tiny-ImageNet instead.
+    assert runs_of(scale, [TABLE_1, TABLE_5]) == [
+        *runs_of(scale, [TABLE_1]),
+        *(run for run in runs if run.backbone),
+    ]
+    assert len(runs_of(SCALES["small"], [TABLE_1, TABLE_5])) == 7 + 6 + 6
+
+
+def test_a_trial_names_its_images_its_backbone_and_the_users_fields(tmp_path: Path):
+    scale, directory = SCALES["small"], Directory(tmp_path)
+    flags = ["--config.batch_size=32"]
+    backbone = Run(scale.backbone, "vit_s")
+    trial = trial_of(Run(scale.finetune, "vit_s", backbone), 2, directory, "gs://sets", flags)
+    first = trial_of(backbone, 2, directory, "gs://sets", flags)
+    assert trial.arguments("w") == [
+        "--config=configs/cifar10.py:vit_s",
+        "--workdir=w",
+        "--config.data.path=gs://sets/cifar10",
+        "--config.batch_size=32",
+        f"--config.init_from={tmp_path}/{first.name}",
+        "--config.seed=2",
+    ]
+    assert "--config.data.path=gs://sets/tiny_imagenet" in first.arguments("w")
+    moved = Directory(tmp_path / "elsewhere")
+    again = trial_of(Run(scale.finetune, "vit_s", backbone), 2, moved, "gs://sets", flags)
+    assert again.name == trial.name and again.settings != trial.settings
+    scratch = trial_of(Run(scale.pretrain, "vit_s"), 2, directory, "gs://sets", flags)
+    assert len({trial.name, first.name, scratch.name}) == 3
+    digits = trial_of(Run(SCALES["smoke"].pretrain, "vit_tiny"), 0, directory, "nowhere")
+    assert not any("nowhere" in argument for argument in digits.arguments("w"))
+
+
+def test_text_models_are_finetuned_from_their_own_pretraining():
+    scale = SCALES["small"]
+    runs = runs_of(scale, runnable(scale, TABLE_2))
+    assert [run.variant for run in runs[:5]] == [
+        "albert_s",
+        "bert_s",
+        "widenet_4_s",
+        "widenet_8_s",
+        "widenet_16_s",
+    ]
+    assert len(runs) == 5 * 5 and all(run.backbone in runs[:5] for run in runs[5:])
+    assert {run.variant for run in runs[5:] if run.model == "bert_s"} == {
+        f"{name},model=bert_s" for name in ("v1", "v2", "mnli", "sst2")
+    }
+    assert [one.name for one in runnable(SCALES["smoke"], TABLE_2)] == ["table2_pretraining"]

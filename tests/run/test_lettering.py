@@ -1,0 +1,116 @@
+"""Class names in any script: fonts by their letters, one line where no font has them."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager
+
+from widenet_jax.run import lettering
+from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.lettering import OWN, families_for, line_of_text
+
+# Letters of an ancient script, which matplotlib's own font does not have.
+ONE, OTHER, NOWHERE = "\U00012000", "\U00012001", "\U00012002"
+
+
+def write_font(path: Path, family: str, letters: str) -> None:
+    """Writes a font whose letters are all squares."""
+    pen = TTGlyphPen(None)
+    for move, point in zip("mlll", [(0, 0), (0, 700), (700, 700), (700, 0)], strict=True):
+        (pen.moveTo if move == "m" else pen.lineTo)(point)
+    pen.closePath()
+    names = [".notdef", *(f"u{ord(letter)}" for letter in letters)]
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap(dict(zip(map(ord, letters), names[1:], strict=True)))
+    builder.setupGlyf(dict.fromkeys(names, pen.glyph()))
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (800, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": family, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(str(path))
+
+
+@pytest.fixture
+def fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves matplotlib's own fonts, "One", with one ancient letter, and "Two", with two."""
+    own = [font for font in font_manager.fontManager.ttflist if font.name == OWN]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    for family, letters in (("One", ONE), ("Two", ONE + OTHER)):
+        write_font(tmp_path / f"{family}.ttf", family, letters)
+        font_manager.fontManager.addfont(tmp_path / f"{family}.ttf")
+    for cached in (families_for, lettering.warn_of):
+        cached.cache_clear()
+    yield
+    families_for.cache_clear()
+
+
+def draw(name: str, out: Path):
+    figure, axis = subplots(size=(3, 2))
+    axis.set_yticks([0], [name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(figure, out)
+    return axis.get_yticklabels()[0]
+
+
+def test_matplotlib_itself_has_cyrillic_and_arabic_letters(tmp_path: Path, capsys):
+    assert families_for("собакаقطةñß 42\n") == ((OWN,), "")
+    draw("собака قطة", tmp_path / "a.png")
+    assert capsys.readouterr().err == ""
+
+
+def test_letters_come_from_the_font_that_has_the_most(fonts, tmp_path: Path, capsys):
+    assert families_for(f"a{ONE}{OTHER}") == ((OWN, "Two"), "")
+    assert families_for(f"a{ONE}") == ((OWN, "One"), "")  # the first by name
+    label = draw(f"a {ONE}{OTHER}", tmp_path / "a.png")
+    assert label.get_fontfamily() == [OWN, "Two"]
+    assert capsys.readouterr().err == ""
+    # matplotlib draws missing letters as boxes; a font's own letter is another picture.
+    drawn = line_of_text(f"a {ONE}", height=30)
+    families_for.cache_clear()
+    font_manager.fontManager.ttflist[:] = font_manager.fontManager.ttflist[:-2]
+    box = line_of_text(f"a {ONE}", height=30)
+    assert drawn.shape != box.shape or (drawn != box).any()
+
+
+def test_letters_that_no_font_has_are_one_line(fonts, tmp_path: Path, capsys):
+    for _ in range(2):
+        draw(f"a{NOWHERE * 3}", tmp_path / "a.png")
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"no font here draws {NOWHERE} (1 character)" in err and "[fonts]" in err
+
+
+def test_a_package_of_fonts_is_found_without_importing_it(fonts, tmp_path: Path, monkeypatch):
+    place = tmp_path / "our_fonts" / "fonts"
+    place.mkdir(parents=True)
+    (tmp_path / "our_fonts" / "__init__.py").write_text("raise AssertionError")
+    write_font(place / "third.ttf", "Third", NOWHERE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(lettering, "PACKAGES", ("our_fonts", "no_such_package"))
+    assert families_for(NOWHERE) == ((OWN, "Third"), "")
+
+
+def test_dollar_signs_begin_no_formula(tmp_path: Path):
+    """As a formula the text would be "5and6" in italics."""
+    label = draw("5$ and $6", tmp_path / "a.png")
+    assert label.get_text() == "5$ and $6" and not label.get_parse_math()
+    wide, narrow = (line_of_text(text, height=20).shape[1] for text in ("5$ and $6", "5and6"))
+    assert wide > narrow + 20
+
+
+def test_a_line_is_as_wide_as_its_text():
+    """Nothing is cut: the edges are white, and ink reaches nearly to both."""
+    for text in ("i", "American Staffordshire bull terrier", "كلب"):
+        picture = line_of_text(text, height=22)
+        assert picture.shape[0] == 22 and picture.dtype == np.uint8
+        ink = np.flatnonzero((picture < 128).any(axis=(0, 2)))
+        assert ink[0] <= 4 and picture.shape[1] - 5 <= ink[-1] < picture.shape[1]
+        rows = np.flatnonzero((picture < 128).any(axis=(1, 2)))
+        assert rows[0] > 0 and rows[-1] < 21

@@ -1,0 +1,176 @@
+"""Instances are pure functions of (seed, epoch, record), and hold what the chunks hold."""
+
+import numpy as np
+import pytest
+from worker_processes import assert_no_worker_left
+
+from configs import text_tiny
+from widenet_jax.corpus.tiny_text import TinyText
+from widenet_jax.data import pipeline
+from widenet_jax.text.data.instances import InstanceTransform, instance_spec, instance_transforms
+from widenet_jax.text.data.masking import MaskingRules
+
+CLS, SEP, MASK, PAD, V, T, P = 2, 3, 4, 0, 300, 32, 5
+
+
+class Chunks:
+    """Forty chunks of one to four sentences; a packed record holds up to three short ones."""
+
+    def __init__(self, packed: bool = False):
+        self.packed, self.info = packed, {}
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict:
+        rng = np.random.default_rng(index)
+        if self.packed:
+            return {"chunks": [self.sentences(rng, 2, 4) for _ in range(1 + index % 3)]}
+        return {"sentences": self.sentences(rng, rng.integers(1, 5), 12)}
+
+    def sentences(self, rng: np.random.Generator, count: int, most: int) -> list[np.ndarray]:
+        return [
+            rng.integers(5, V, rng.integers(1, most + 1)).astype(np.uint16) for _ in range(count)
+        ]
+
+    def describe(self, index: int) -> str:
+        return f"chunk {index}"
+
+
+def transform() -> InstanceTransform:
+    rules = MaskingRules(np.arange(V) % 3 > 0, np.arange(V) < 5, MASK, 0.15, P, 3)
+    return InstanceTransform(rules, T, cls_id=CLS, sep_id=SEP, pad_id=PAD)
+
+
+def stream(packed: bool = False, **changes) -> list[dict[str, np.ndarray]]:
+    options = {
+        "transform": transform(), "seed": 7, "batch_size": 8, "positions": np.arange(8),
+        "start_step": 0, "num_steps": 8, "num_workers": 0, "prefetch": 1,
+    }  # fmt: skip
+    with pipeline.train_batches(Chunks(packed), **options | changes) as batches:
+        return list(batches)
+
+
+def assert_same(ours: list[dict], theirs: list[dict]) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        assert all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_the_config_sets_the_rules():
+    config = text_tiny.get_config()
+    config.task.update(mask_fraction=0.3, max_ngram=2, max_predictions=7)
+    train, evaluation = instance_transforms(config, TinyText("valid", 64).info)
+    assert train is evaluation and train.max_length == config.data.max_length
+    rules = train.rules
+    assert (rules.mask_fraction, rules.max_ngram, rules.max_predictions) == (0.3, 2, 7)
+
+
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_workers_change_no_mask(packed: bool):
+    assert_same(stream(packed, num_workers=2), stream(packed))
+    assert_no_worker_left()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_hosts_and_resume_change_no_mask(packed: bool):
+    """Eight steps of 8 are one epoch and more than half of the next."""
+    unbroken = stream(packed)
+    assert_same(stream(packed, start_step=5), unbroken[5:])
+    hosts = [stream(packed, positions=part) for part in (np.arange(3), np.arange(3, 8))]
+    joined = [
+        {key: np.concatenate([one[key], other[key]]) for key in one}
+        for one, other in zip(*hosts, strict=True)
+    ]
+    assert_same(joined, unbroken)
+
+
+def test_epochs_and_seeds_differ_and_evaluation_does_not():
+    def masks(batches: list[dict]) -> dict:
+        records = np.concatenate([batch["record"] for batch in batches])
+        rows = np.concatenate([batch["mlm_positions"] for batch in batches]).tolist()
+        return dict(zip(records.tolist(), rows, strict=True))
+
+    first, second = masks(stream(num_steps=5)), masks(stream(start_step=5, num_steps=10))
+    other_seed = masks(stream(num_steps=5, seed=8))
+    for changed in (second, other_seed):
+        assert sum(first[record] != changed[record] for record in first) > 30
+
+    def evaluated(batch_size: int) -> dict:
+        options = {"num_workers": 0, "prefetch": 1, "batch_size": batch_size}
+        options |= {"transform": transform(), "positions": np.arange(batch_size)}
+        with pipeline.eval_batches(Chunks(), **options) as batches:
+            return masks(list(batches))
+
+    assert evaluated(8) == evaluated(20)
+
+
+def unmasked(tokens: np.ndarray, positions: np.ndarray, labels: np.ndarray) -> list[int]:
+    restored = tokens.copy()
+    restored[positions] = labels
+    return restored.tolist()
+
+
+@pytest.mark.parametrize("record", range(40))
+def test_an_instance_holds_its_chunk(record: int):
+    example = Chunks()[record]
+    chunk = np.concatenate(example["sentences"]).tolist()
+    row = transform()(example, np.random.default_rng(record))
+    n, k = int(row["length"]), int(row["mlm_count"])
+    assert k == min(P, max(1, round(0.15 * n)))
+    tokens = unmasked(row["tokens"], row["mlm_positions"][:k], row["mlm_labels"][:k])
+    second = tokens.index(SEP) + 1
+    a, b = tokens[1 : second - 1], tokens[second : n - 1]
+    assert tokens[0] == CLS and tokens[n - 1] == SEP and set(tokens[n:]) <= {PAD}
+    expected_segments = [0] * second + [1] * (n - second) + [0] * (T - n)
+    assert row["segments"].tolist() == expected_segments
+    if len(chunk) <= T - 3:
+        assert (b + a if row["order"] else a + b) == chunk
+    else:
+        assert n == T
+        assert "".join(map(chr, a)) in "".join(map(chr, chunk))
+        assert "".join(map(chr, b)) in "".join(map(chr, chunk))
+
+
+def test_half_of_the_instances_are_swapped():
+    rng, example = np.random.default_rng(0), Chunks()[3]
+    swapped = np.mean([transform()(example, rng)["order"] for _ in range(1000)])
+    assert abs(swapped - 0.5) < 3 * np.sqrt(0.25 / 1000)
+
+
+@pytest.mark.parametrize("record", range(6))
+def test_a_packed_row_holds_the_instances_of_its_chunks(record: int):
+    """The same generator draws the same instances one by one."""
+    make, example = transform(), Chunks(packed=True)[record]
+    row, rng, first, taken = make(example, np.random.default_rng(0)), np.random.default_rng(0), 0, 0
+    for number, chunk in enumerate(example["chunks"]):
+        one = make({"sentences": chunk}, rng)
+        n, k = int(one["length"]), int(one["mlm_count"])
+        place = slice(first, first + n)
+        assert row["tokens"][place].tolist() == one["tokens"][:n].tolist()
+        assert row["segments"][place].tolist() == one["segments"][:n].tolist()
+        assert row["positions"][place].tolist() == list(range(n))
+        assert (row["instances"][place] == number + 1).all()
+        predicted = slice(taken, taken + k)
+        assert (row["mlm_positions"][predicted] - first).tolist() == one["mlm_positions"][
+            :k
+        ].tolist()
+        assert row["mlm_labels"][predicted].tolist() == one["mlm_labels"][:k].tolist()
+        assert row["order"][number] == one["order"]
+        first, taken = first + n, taken + k
+    assert not row["instances"][first:].any() and not row["tokens"][first:].any()
+    assert row["num_instances"] == len(example["chunks"]) and row["mlm_count"] == taken
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_plan_knows_the_arrays(packed: bool):
+    from configs import defaults
+
+    config = defaults.get_config({}, "masked_lm")
+    config.data.max_length, config.task.max_predictions = T, P
+    row = transform()(Chunks(packed)[0], np.random.default_rng(0))
+    found = {name: (np.shape(x), str(np.asarray(x).dtype)) for name, x in row.items()}
+    assert {
+        name: tuple(spec) for name, spec in instance_spec(config, packed=packed).items()
+    } == found

@@ -1,0 +1,258 @@
+"""SQuAD: windows and answers worked by hand, the rule of the most context, hostile files."""
+
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs import squad as config_file
+from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.data.sources import open_data
+from widenet_jax.errors import BadInputError
+from widenet_jax.text.data.split_files import find_files
+from widenet_jax.text.data.squad import Squad, Window, cut, seen, tokens_of
+from widenet_jax.text.data.squad_files import SUFFIXES, Answer, read_questions
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+CLS, SEP = 2, 3
+# Seventeen tokens: eleven words, "##th" and five marks.
+CONTEXT = "Rollo, a Viking of the 10th century, ruled (first) in Normandy."
+PIECES = [
+    "rollo", ",", "a", "viking", "of", "the", "10", "##th", "century", "ruled", "(", "first",
+    ")", "in", "normandy", ".", "who", "where",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    file = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
+    file.write_text("\n".join([*SPECIAL, *PIECES]))
+    return load_tokenizer(str(file))
+
+
+def asked(ident: str, question: str, *answers: str, **more) -> dict:
+    found = [{"text": text, "answer_start": CONTEXT.index(text)} for text in answers]
+    return {"id": ident, "question": question, "answers": found, **more}
+
+
+def official(*questions: dict) -> str:
+    paragraphs = [{"context": CONTEXT, "qas": list(questions)}]
+    return json.dumps({"version": "v2.0", "data": [{"title": "Rollo", "paragraphs": paragraphs}]})
+
+
+def squad(directory: Path, tokenizer: Tokenizer, *questions: dict, **changes) -> Squad:
+    (directory / "dev-v2.0.json").write_text(official(*questions))
+    data = {"path": str(directory), "max_length": 13, "max_question_length": 4, "stride": 4}
+    return Squad(data | changes, "dev-v2.0", tokenizer=tokenizer)
+
+
+def test_cutting():
+    assert cut(5, room=8, stride=4) == [(0, 5)]
+    assert cut(8, room=8, stride=4) == [(0, 8)]
+    assert cut(19, room=8, stride=4) == [(0, 8), (4, 8), (8, 8), (12, 7)]
+    assert cut(19, room=8, stride=20) == [(0, 8), (8, 8), (16, 3)]  # no token is left out
+    assert cut(0, room=8, stride=4) == [(0, 0)]
+
+
+def test_windows_by_hand(tmp_path: Path, tokenizer: Tokenizer):
+    source = squad(
+        tmp_path,
+        tokenizer,
+        asked("a", "who ruled", "Rollo"),
+        asked("b", "where ?", "in Normandy", "Normandy"),
+        asked("c", "who", is_impossible=True, plausible_answers=[{"text": "Rollo"}]),
+    )
+    # Room for 8 tokens after two of a question, for 9 after one; "?" is unknown, but a token.
+    assert source.windows[:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 3
+    assert source.windows[:4, 1:].tolist() == [[0, 8], [4, 8], [8, 8], [12, 5]]
+    assert source.windows[8:, 1:].tolist() == [[0, 9], [4, 9], [8, 9]]
+    row = source[0]
+    question = tokenizer.encode("who ruled").tolist()
+    context = tokenizer.encode(CONTEXT).tolist()
+    assert len(context) == 17
+    assert row["tokens"].tolist() == [CLS, *question, SEP, *context[:8], SEP]
+    assert row["second"] == 4 and (row["start"], row["end"]) == (4, 4)
+    # "in Normandy" is tokens 14 and 15 of the context: whole in windows 2 and 3, at 8 and 12.
+    places = [(source[i]["start"], source[i]["end"]) for i in range(4, 8)]
+    assert places == [(0, 0), (0, 0), (4 + 14 - 8, 4 + 15 - 8), (4 + 14 - 12, 4 + 15 - 12)]
+    assert source.text_of(6, *places[2]) == source.text_of(7, *places[3]) == "in Normandy"
+    assert source.text_of(0, 4, 11) == "Rollo, a Viking of the 10th"
+    assert all(source[i]["start"] == 0 for i in range(8, 11))
+    assert source.info["unanswerable"]
+    assert source.describe(6) == "question b (window 6)"
+
+
+def test_an_answer_starts_where_its_context_is_longest(tmp_path: Path, tokenizer: Tokenizer):
+    """Every token in exactly one window; of equal ones in the first."""
+    source = squad(tmp_path, tokenizer, asked("a", "who ruled", "Rollo"))
+    allowed = np.zeros((4, 17), bool)
+    for i, (_, first, count) in enumerate(source.windows.tolist()):
+        may_start = source[i]["may_start"]
+        assert not may_start[: source[i]["second"]].any() and not may_start[-1]
+        allowed[i, first : first + count] = may_start[4 : 4 + count]
+    scores = np.stack([seen(np.arange(17), first, count) for _, first, count in source.windows])
+    assert (allowed == (np.arange(4)[:, None] == scores.argmax(axis=0))).all()
+    # Token 5 has 2 tokens on its right in window 0, one on its left in window 1.
+    assert allowed[:, 5].tolist() == [True, False, False, False]
+    assert allowed[:, 6].tolist() == [False, True, False, False]
+
+
+def test_a_window_is_compared_with_those_that_overlap_it_alone(
+    tmp_path: Path, tokenizer: Tokenizer
+):
+    """Of 20,000 windows; a comparison with all of them would take minutes."""
+    source = squad(tmp_path, tokenizer, asked("a", "who", "Rollo"), stride=1)
+    windows = [(0, first, 9) for first in range(20_000)]
+    source.windows = np.array(windows, np.int32)
+    start = time.process_time()
+    for index in range(100, 300):
+        # The middle token of a window has most context there.
+        assert source._best_here(index).tolist() == [False] * 4 + [True] + [False] * 4
+    assert time.process_time() - start < 5
+
+
+def test_context_seen():
+    """Four tokens on the shorter side and a hundredth of ten."""
+    assert seen(np.array([3, 7, 12, 13]), 3, 10).tolist() == [0.1, 4.1, 0.1, -1.0]
+
+
+def test_tokens_of_an_answer():
+    offsets = np.array([[0, 3], [4, 6], [6, 9], [10, 11]])  # "the 10th." and a mark
+    assert tokens_of(Answer("10th", 4), offsets) == (1, 2)
+    assert tokens_of(Answer("0t", 5), offsets) == (1, 2)  # parts of tokens
+    assert tokens_of(Answer("e 1", 2), offsets) == (0, 1)
+    assert tokens_of(Answer(" ", 3), offsets)[0] == 1
+
+
+def test_questions_are_cut(tmp_path: Path, tokenizer: Tokenizer):
+    source = squad(tmp_path, tokenizer, asked("a", "who " * 9, "Rollo"), stride=3)
+    assert source[0]["tokens"].tolist().index(SEP) == 5
+    with pytest.raises(BadInputError, match=r"config.data.max_length=7 has no room.*=4 tokens"):
+        squad(tmp_path, tokenizer, asked("a", "who", "Rollo"), max_length=7)
+
+
+def test_the_transform(tmp_path: Path, tokenizer: Tokenizer):
+    source = squad(tmp_path, tokenizer, asked("a", "who", "Rollo"))
+    row = Window(16)({**source[1], "where": ""}, None)
+    assert {name: (x.shape, str(x.dtype)) for name, x in row.items()} == {
+        "tokens": ((16,), "int32"), "segments": ((16,), "int32"), "length": ((), "int32"),
+        "start": ((), "int32"), "end": ((), "int32"), "may_start": ((16,), "bool"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("holds", ["train", "dev"])
+def test_one_split_may_have_all_answers(tmp_path: Path, tokenizer: Tokenizer, holds: str):
+    for split in ("train", "dev"):
+        more = [asked("c", "where", is_impossible=True)] if split == holds else []
+        (tmp_path / f"{split}.json").write_text(official(asked("a", "who", "Rollo"), *more))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer.json))
+    config = config_file.get_config("v2,model=albert_tiny")
+    config.data.update(path=str(tmp_path), train_split="train", eval_split="dev")
+    config.data.tokenizer = str(tmp_path / "tokenizer.json")
+    assert open_data(config).facts.info["unanswerable"]
+
+
+def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):
+    questions = [asked("a", "who", "Rollo", "Viking"), asked("c", "where", is_impossible=True)]
+    (tmp_path / "dev.json").write_text(official(*questions))
+    (tmp_path / "dev.json.gz").write_bytes(gzip.compress(official(*questions).encode()))
+    answers = [
+        {key: [answer[key] for answer in question["answers"]] for key in ("text", "answer_start")}
+        for question in questions
+    ]
+    columns = {
+        "id": ["a", "c"], "title": ["", ""], "context": [CONTEXT] * 2,
+        "question": ["who", "where"], "answers": answers,
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "dev.parquet")
+    names = ("dev.json", "dev.json.gz", "dev.parquet")
+    first, *others = [read_questions(tmp_path / name) for name in names]
+    assert first == others[0] == others[1]
+    assert [len(question.answers) for question in first] == [2, 0]
+
+
+def test_the_configs_splits_are_those_of_hugging_face(tmp_path: Path):
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}-00000-of-00001.parquet").touch()
+    for version in ("v1", "v2"):
+        data = config_file.get_config(version).data
+        for split, name in ((data.train_split, "train"), (data.eval_split, "validation")):
+            (found,) = find_files(str(tmp_path), split, SUFFIXES)
+            assert found.name == f"{name}-00000-of-00001.parquet"
+
+
+def damaged(change: str) -> str:
+    content = json.loads(official(asked("a", "who", "Rollo")))
+    paragraph = content["data"][0]["paragraphs"][0]
+    question = paragraph["qas"][0]
+    match change:
+        case "no context":
+            del paragraph["context"]
+        case "null question":
+            question["question"] = None
+        case "half a character":
+            question["question"] = "wh\ud83d"
+        case "moved answer":
+            question["answers"][0]["answer_start"] = 3
+        case "negative answer":
+            question["answers"][0]["answer_start"] = -5
+        case "text as start":
+            question["answers"][0]["answer_start"] = "0"
+        case "empty answer":
+            question["answers"][0]["text"] = ""
+        case "no answers":
+            del question["answers"]
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (damaged("no context"), "not SQuAD's layout.*'context'"),
+        (damaged("null question"), "not SQuAD's layout.*question 'a': a text is missing"),
+        (damaged("half a character"), "not SQuAD's layout.*question 'a': a text is missing"),
+        (damaged("moved answer"), "question a: its context has 'lo, a' at 3, and not the answer"),
+        (damaged("negative answer"), "question a: its context has .* at -5"),
+        (damaged("text as start"), "answer_start is no whole number"),
+        (damaged("empty answer"), "and not the answer ''"),
+        (damaged("no answers"), "not SQuAD's layout.*'answers'"),
+        ('{"data": 3}', "not SQuAD's layout"),
+        ("[1]", "not SQuAD's layout"),
+        ("{", "not SQuAD's layout"),
+        ('{"data": []}', "has no rows"),
+        ("[" * 100_000, "not SQuAD's layout"),
+    ],
+)
+def test_hostile_files_are_one_line(tmp_path: Path, tokenizer: Tokenizer, content: str, said: str):
+    (tmp_path / "dev-v2.0.json").write_text(content)
+    data = {"path": str(tmp_path), "max_length": 13, "max_question_length": 4, "stride": 4}
+    with pytest.raises(BadInputError, match=said) as raised:
+        Squad(data, "dev-v2.0", tokenizer=tokenizer)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif("WIDENET_DATA_DIR" not in os.environ, reason="set WIDENET_DATA_DIR")
+@pytest.mark.parametrize("vocab", ["bert_uncased_vocab.txt", "*albert_layout.model"])
+def test_real_answers_come_back_from_their_tokens(vocab: str):
+    text = Path(os.environ["WIDENET_DATA_DIR"]) / "text"
+    (file,) = (text / "vocab").glob(vocab)
+    data = {
+        "path": str(text / "squad"), "tokenizer": str(file),
+        "max_length": 384, "max_question_length": 64, "stride": 128,
+    }  # fmt: skip
+    source = Squad(data, "train_split-v1.1")
+    held, same = 0, 0
+    for index in range(len(source)):
+        window = source[index]
+        if window["start"]:
+            held += 1
+            question = source.questions[source.windows[index, 0]]
+            found = source.text_of(index, window["start"], window["end"])
+            same += found == question.answers[0].text
+    assert held >= len(source.questions) and same >= 0.995 * held

@@ -1,0 +1,333 @@
+"""Tables of texts: formats, columns, splits, labels by name, cutting, and hostile files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from etils import epath
+
+from widenet_jax.corpus.readers import parquet_values
+from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.data.sources import open_data
+from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.text.data.sequences import Joined, join, padded
+from widenet_jax.text.data.tables import (
+    Table,
+    class_names_of,
+    label_numbers,
+    read_rows,
+    split_names,
+)
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCABULARY = [*SPECIAL, *"abcdefghij", '"', ","]
+CLS, SEP = 2, 3
+BASE = {
+    "text_column": "", "pair_column": "", "label_column": "", "label_names": "",
+    "train_split": "train", "eval_split": "dev", "max_length": 8,
+    "on_bad_example": "error",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One token for each letter from a to j: their ids are 5, 6, ..."""
+    file = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
+    file.write_text("\n".join(VOCABULARY))
+    return load_tokenizer(str(file))
+
+
+def data(path: Path, **changes) -> dict:
+    return {**BASE, "path": str(path), **changes}
+
+
+def rows(path: Path, split: str = "train", **changes) -> list[tuple]:
+    return [tuple(row)[:3] for row in read_rows(data(path, **changes), split)]
+
+
+def write_parquet(path: Path, columns: dict, names: list[str] | None = None) -> None:
+    table = pa.table(columns)
+    if names:
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        described = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": described})
+    pq.write_table(table, path)
+
+
+def test_every_format_has_the_same_rows(tmp_path: Path):
+    texts, labels = ['a "b', 'c,"d" e'], ["no", "yes"]
+    (tmp_path / "one.tsv").write_text('sentence\tlabel\r\na "b\tno\r\nc,"d" e\tyes\r\n')
+    (tmp_path / "two.csv").write_text('label,sentence\nno,"a ""b"\nyes,"c,""d"" e"\n')
+    records = [{"sentence": t, "label": y} for t, y in zip(texts, labels, strict=True)]
+    (tmp_path / "three.json").write_text(json.dumps(records, indent=1))
+    (tmp_path / "four.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "five.json").write_text("\n".join(map(json.dumps, records)) + "\n\n")
+    (tmp_path / "six.tsv").write_text('\ufeffsentence\tlabel\na "b\tno\nc,"d" e\tyes')  # BOM
+    write_parquet(tmp_path / "seven-00000-of-00001.parquet", {"sentence": texts, "label": labels})
+    write_parquet(tmp_path / "eight.parquet", {"sentence": texts, "label": [1, 0]}, ["yes", "no"])
+    for split in ("one", "two", "three", "four", "five", "six", "seven", "eight"):
+        assert rows(tmp_path, split) == [('a "b', None, "no"), ('c,"d" e', None, "yes")], split
+
+
+def test_splits_are_named_cut_and_joined(tmp_path: Path):
+    for name, letters in (("train", "abcdefghij"), ("validation_matched", "xy")):
+        lines = [f"{letter}\t{n % 2}" for n, letter in enumerate(letters)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *lines]))
+
+    def texts(split: str, path: Path = tmp_path) -> str:
+        return "".join(row[0] for row in rows(path, split))
+
+    assert texts("train[:3]") == "abc" and texts("train[-2:]") == "ij"
+    assert texts("train[90%:]") == "j" and texts("train[20%:40%]") == "cd"
+    assert texts("dev_matched+train[:2]") == "xyab"  # as Hugging Face's validation_matched
+    assert texts("train.tsv[1:2]") == "b"
+    assert texts("[5:]", tmp_path / "train.tsv") == "fghij"
+    for split, said in {
+        "test": r"no split 'test'.*there are train, validation_matched",
+        "train[3]": r"a slice is written as train\[90%:\]",
+        "train[9:4]": r"split 'train\[9:4\]' has no rows: name another, or take a longer slice",
+        "train[:5]+dev_matched[:1%]": r"split 'dev_matched\[:1%\]', a part of .* leave it out",
+    }.items():
+        with pytest.raises(BadInputError, match=said):
+            texts(split)
+    with pytest.raises(BadInputError, match=r"is one file.*train_split=\[500:\]"):
+        texts("train", tmp_path / "train.tsv")
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("idx\tpremise\thypothesis\tlabel", "bcd"),
+        ("label1\tsentence1\tsentence2\tgold_label", "bcd"),
+        ("Quality\tquestion1\tquestion2\tis_duplicate", "bcd"),
+        ("x\ty\tsentence\tlabel", "c d"),
+    ],
+)
+def test_known_columns(tmp_path: Path, header: str, columns: str):
+    (tmp_path / "train.tsv").write_text(f"{header}\na\tb\tc\td\n")
+    text, pair, label = columns
+    assert rows(tmp_path) == [(text, pair.strip() or None, label)]
+
+
+def test_columns_of_ones_own(tmp_path: Path):
+    (tmp_path / "train.csv").write_text("review,stars,reply\na,1,b\n")
+    own = {"text_column": "review", "label_column": "stars"}
+    assert rows(tmp_path, **own) == [("a", None, "1")]
+    assert rows(tmp_path, **own, pair_column="reply") == [("a", "b", "1")]
+    with pytest.raises(BadInputError, match=r"no column 'text'; there are 'review', 'stars'"):
+        rows(tmp_path)
+    with pytest.raises(BadInputError, match=r"no column 'rating'.*--config.data.label_column=NAME"):
+        rows(tmp_path, text_column="review", label_column="rating")
+
+
+def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):
+    """Whatever the order of first appearance in a split, and whatever numbers a file has."""
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\nc\tyes\n")
+    (tmp_path / "dev.tsv").write_text("text\tlabel\na\tyes\nb\tno\nc\tno\n")  # a class is missing
+    write_parquet(
+        tmp_path / "other.parquet",
+        {"text": ["a", "b", "c"], "label": [0, 1, 2]},
+        ["yes", "maybe", "no"],
+    )
+    for split, expected in (("train", [1, 0, 2]), ("dev", [2, 1, 1]), ("other", [2, 0, 1])):
+        table = Table(data(tmp_path), split, tokenizer=tokenizer)
+        assert table.class_names == ("maybe", "no", "yes")
+        assert [table[i]["label"] for i in range(3)] == expected
+    permuted = Table(data(tmp_path), "dev", tokenizer=tokenizer, class_names=["yes", "no", "other"])
+    assert [permuted[i]["label"] for i in range(3)] == [0, 1, 1]
+
+
+def test_empty_texts(tmp_path: Path, tokenizer: Tokenizer):
+    """Refused with their rows, or left to the pipeline, which skips or counts them."""
+    lines = ["premise\thypothesis\tlabel", "a\tb\tno", "c\t \tyes", "\td\tyes", "e\tf\tno"]
+    (tmp_path / "train.tsv").write_text("\n".join(lines))
+    row = rf"{tmp_path}/train\.tsv row"
+    with pytest.raises(BadInputError, match=rf"{row} 2: the second text is empty \(2 such rows\)"):
+        Table(data(tmp_path), "train", tokenizer=tokenizer)
+    table = Table(data(tmp_path, on_bad_example="skip"), "train", tokenizer=tokenizer)
+    assert len(table) == 4
+    assert table[0]["tokens"].tolist() == [CLS, 5, SEP, 6, SEP]
+    with pytest.raises(BadExampleError, match=f"{row} 3: the text is empty"):
+        table[2]
+    single = data(tmp_path, text_column="hypothesis", on_bad_example="skip")
+    table = Table(single, "train", tokenizer=tokenizer)
+    assert table[2]["tokens"].tolist() == [CLS, 8, SEP]
+    with pytest.raises(BadExampleError, match=f"{row} 2: the text is empty"):
+        table[1]
+
+
+def test_numbered_labels(tmp_path: Path):
+    """GLUE's 0 and 1 are names of `label_names`; numbers without names are sorted as numbers."""
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\t1\nb\t0\nc\tpositive\n")
+    found = read_rows(data(tmp_path), "train")
+    names = split_names("negative, positive")
+    assert names == ["negative", "positive"]
+    assert label_numbers(found, names, "negative, positive").tolist() == [1, 0, 1]
+    assert label_numbers(found, ["positive", "negative"], "negative,positive").tolist() == [0, 1, 0]
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\t10\nb\t9\nc\t2\n")
+    assert class_names_of(read_rows(data(tmp_path), "train")) == ["2", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length", "expected"),
+    [
+        ("abc", "de", 8, "[abc]de]"),  # fits
+        ("abcdef", "gh", 8, "[abc]gh]"),  # the first is longer
+        ("ab", "cdefgh", 8, "[ab]cde]"),
+        ("abcdef", "ghijab", 8, "[abc]gh]"),  # equal: the second loses the last token
+        ("abcde", "fgh", 9, "[abc]fgh]"),
+        ("abcdef", None, 5, "[abc]"),
+        ("", "a", 8, "[]a]"),
+    ],
+)
+def test_pairs_are_cut_longest_first(
+    tokenizer: Tokenizer, first: str, second: str | None, length: int, expected: str
+):
+    ids = lambda text: np.array([VOCABULARY.index(letter) for letter in text], np.int32)  # noqa: E731
+    joined = join(tokenizer, ids(first), None if second is None else ids(second), length)
+    names = {CLS: "[", SEP: "]"}
+    assert "".join(names.get(i, VOCABULARY[i]) for i in joined.tokens) == expected
+    assert joined.second == (expected.index("]") + 1)
+
+
+def test_padding():
+    row = padded(Joined(np.array([2, 7, 3, 8, 3], np.int32), 3), 7)
+    assert row["tokens"].tolist() == [2, 7, 3, 8, 3, 0, 0]
+    assert row["segments"].tolist() == [0, 0, 0, 1, 1, 0, 0]
+    assert row["length"] == 5 and row["tokens"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("train.tsv", b"", "train.tsv: empty"),
+        ("train.tsv", b"text\tlabel\n", "has no rows"),
+        ("train.tsv", b"text\tlabel\na\t1\nb\n", "line 3: 1 columns, and the header names 2"),
+        ("train.tsv", b"text\tlabel\na\t1\n\nb\t2\n", "line 3: 1 columns"),
+        ("train.tsv", b"text\ttext\na\t1\n", "two columns have the same name"),
+        ("train.tsv", b"text\tlabel\na\0b\t1\n", "line 2: a NUL character"),
+        ("train.tsv", "text\tlabel\na\t1\n".encode("utf-16"), "not UTF-8"),
+        ("train.tsv", b"text\tlabel\na\t1\n\xff\t1\n", "line 3: not UTF-8"),
+        ("train.tsv", b"text\tlabel\na\t1\nb\t\n", "row 2: column 'label' holds no label"),
+        ("train.tsv", b"text\tlabel\na\t-1\n", "row 1: column 'label' holds no label"),
+        ("train.csv", b'text,label\n"a,1\n', "not a CSV file"),
+        ("train.json", b'{"text": "a"', "neither a JSON list of objects nor an object a line"),
+        ("train.json", b"[1, 2]", "holds no list of objects"),
+        ("train.json", b"[]", "holds no list of objects"),
+        ("train.json", b"[" * 100_000, "neither a JSON list"),
+        ("train.json", b'[{"text": 7, "label": 1}]', "row 1: column 'text' holds 7, and not a"),
+        (
+            "train.json",
+            b'[{"text": "a\\ud83d", "label": 1}]',
+            r"row 1: .* holds 'a\\ud83d', and not a",
+        ),
+        ("train.json", b'[{"text": null, "label": 1}]', "row 1: column 'text' holds None"),
+        ("train.json", b'[{"text": "a", "label": 1}, {"text": "b"}]', "row 2: column 'label'"),
+        ("train.parquet", b"PAR1 and no more", "damaged, or not a parquet file"),
+        ("train.parquet", b"", "damaged, or not a parquet file"),
+        ("train.tsv.gz", b"text\tlabel", "not a gzip file"),
+        ("train.tsv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "damaged, it ends too soon"),
+    ],
+)
+def test_hostile_files_are_one_line(tmp_path: Path, name: str, content: bytes, said: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInputError, match=said) as raised:
+        rows(tmp_path)
+    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+def test_a_single_file_of_another_kind(tmp_path: Path):
+    (tmp_path / "reviews.txt").write_text("a\tb\n")
+    with pytest.raises(BadInputError, match=r"reviews.txt: no table by its suffix; .*\.tsv, \.csv"):
+        rows(tmp_path / "reviews.txt", "[1:]")
+
+
+def test_a_cell_longer_than_the_usual_limit_of_csv(tmp_path: Path):
+    (tmp_path / "train.csv").write_text(f"text,label\n{'a' * 140_000},1\n")
+    assert rows(tmp_path) == [("a" * 140_000, None, "1")]
+
+
+def latin1_parquet(path: Path, column: str) -> None:
+    """Writes a column of strings of which the second is Latin-1: "a", "\xe4"."""
+    buffers = [None, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xe4")]
+    strings = pa.Array.from_buffers(pa.string(), 2, buffers)
+    pq.write_table(pa.table({column: strings, "label": ["x", "y"]}), path)
+
+
+def test_parquet_of_another_encoding(tmp_path: Path):
+    latin1_parquet(tmp_path / "train.parquet", "text")
+    with pytest.raises(BadInputError, match=r"train\.parquet: holds a text that is not UTF-8"):
+        rows(tmp_path)
+    with pytest.raises(BadInputError, match=r"train\.parquet record 1: not UTF-8 text"):
+        list(parquet_values(str(tmp_path / "train.parquet"), "text"))
+
+
+def test_a_cut_parquet_file(tmp_path: Path):
+    write_parquet(tmp_path / "train.parquet", {"text": ["a" * 99] * 500, "label": ["x"] * 500})
+    whole = (tmp_path / "train.parquet").read_bytes()
+    (tmp_path / "train.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInputError, match="damaged, or not a parquet file"):
+        rows(tmp_path)
+
+
+def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
+    (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\n")
+    with pytest.raises(BadInputError, match=r"dev.tsv row 2: label 'maybe' is none of the 2"):
+        Table(data(tmp_path), "dev", tokenizer=tokenizer)
+    (tmp_path / "same.tsv").write_text("text\tlabel\na\tno\nb\tno\n")
+    with pytest.raises(BadInputError, match="have 1 different values"):
+        Table(data(tmp_path, train_split="same"), "same", tokenizer=tokenizer)
+    with pytest.raises(BadInputError, match="row 1: label 'no' is none of the 3 classes"):
+        Table(data(tmp_path, label_names="a,b,c"), "train", tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("names", ["no,no,yes", "no,yes,", ",no,yes"])
+def test_label_names_that_are_no_names(tmp_path: Path, tokenizer: Tokenizer, names: str):
+    """They used to make a class without examples, and to shift the numbers of a file."""
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\t0\nb\t1\n")
+    with pytest.raises(BadInputError, match=f"config.data.label_names={names}: give each class"):
+        Table(data(tmp_path, label_names=names), "train", tokenizer=tokenizer)
+
+
+def test_no_tokenizer_and_no_path(tmp_path: Path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
+    with pytest.raises(BadInputError, match=r"config.data.tokenizer is empty.*--config.init_from"):
+        Table(data(tmp_path, tokenizer=""), "train")
+    for path, said in (("", "name a file or a directory"), (tmp_path / "none", "no such file")):
+        with pytest.raises(BadInputError, match=said):
+            rows(path)
+
+
+def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: Tokenizer):
+    from configs import glue
+
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text("text\tlabel\na b\tno\nc d e\tyes\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer.json))
+    config = glue.get_config("own,model=albert_tiny")
+    config.init_from, config.data.path = str(tmp_path / "model"), str(tmp_path)
+    config.data.max_length = 6
+    config.data.update(train_split="train[:2]", eval_split="dev+train[-1:]")
+    cut = open_data(config)
+    assert (len(cut.train), len(cut.eval)) == (2, 3)
+    config.data.update(train_split="train", eval_split="dev")
+    opened = open_data(config)
+    assert opened.facts.info["vocab_size"] == len(VOCABULARY)
+    assert opened.facts.info["class_names"] == ["no", "yes"]
+    assert opened.facts.example["tokens"].shape == (6,)
+    row = opened.train_transform(opened.train[1], None)
+    assert row["tokens"].tolist() == [CLS, 7, 8, 9, SEP, 0] and row["label"] == 1
+    workdir = epath.Path(tmp_path / "run")  # its copy counts once the run has saved anything
+    (workdir / "checkpoints").mkdir(parents=True)
+    (workdir / "tokenizer.json").write_text(json.dumps(tokenizer.json))
+    (workdir / "environment.json").write_text("[]")
+    config.init_from = str(tmp_path / "gone")
+    assert open_data(config, workdir).facts == opened.facts
+    (workdir / "checkpoints").rmdir()
+    with pytest.raises(BadInputError, match="gone"):
+        open_data(config, workdir)

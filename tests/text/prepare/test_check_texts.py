@@ -1,0 +1,169 @@
+"""`prepare_data.py check` of texts, tables and prepared sets: all mistakes at once."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from preparing import error_line, photo, refused, run, write
+
+from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.data import records
+
+
+def check(capsys, *arguments: object) -> list[str]:
+    """Returns the lines that a check of bad data prints, without the last."""
+    assert run("check", *arguments) == 2
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    count = int(last.rsplit("; ")[1].split()[0])
+    assert f"{count} problems; repair what is named" in error_line(err)
+    return lines
+
+
+def test_texts(tmp_path: Path, capsys):
+    bad = b"\xef\xbb\xbfone\ntw\xff\n\nfour\0\nfive\n"
+    write(tmp_path / "a.txt", bad)
+    write(tmp_path / "b.jsonl", '{"text": "a"}\n\n{"body": "b"}\nnot JSON\n{"text": "\\ud800"}\n')
+    write(tmp_path / "c.txt.gz", gzip.compress(b"a line\n" * 999)[:-12])
+    pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "d.parquet")
+    write(tmp_path / "e", b"")
+    write(tmp_path / "f.txt", "\n \n" * 3000)
+    write(tmp_path / "g.md", b"\xff\n")
+    write(tmp_path / "h.text", b"\0")
+    write(tmp_path / ".hidden", b"\0")
+    lines = check(capsys, tmp_path)
+    expected = [
+        "a.txt line 2: not UTF-8 text",
+        "a.txt line 4: holds a NUL character",
+        "b.jsonl line 3: no text 'text'; it has body",
+        "b.jsonl line 4: not valid JSON",
+        "b.jsonl line 5: not UTF-8 text",
+        "c.txt.gz: damaged or cut short",
+        "d.parquet record 1: 'text' holds no text",
+        "e: an empty file",
+        "f.txt: no text in it",
+        "g.md line 1: not UTF-8 text",
+        "h.text line 1: holds a NUL character",
+    ]
+    assert len(lines) == len(expected)
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(f"{tmp_path}/{start}")
+    assert run("check", tmp_path / "a.txt", "--json") == 2
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == lines[:2] and found["read"] == "1 files, 4 lines, rows and records"
+    write(tmp_path / "a.txt", b"\xe9\n" * 25)
+    assert check(capsys, tmp_path / "a.txt")[20:] == [f"{tmp_path}/a.txt: 5 more"]
+    assert run("check", FOLDER / "persuasion.txt") == 0
+    assert "; 0 problems\n" in capsys.readouterr().out
+
+
+def test_tables(tmp_path: Path, capsys):
+    """Every row without a column, a text or a label."""
+    write(tmp_path / "train.tsv", "text\tlabel\na\tyes\nb\nc\tno\td\n")
+    write(tmp_path / "dev.csv", "text,label\n ,yes\nb,\nc,no\n")
+    write(tmp_path / "more.csv", "text,label\n ,yes\nc,no\n")
+    assert check(capsys, tmp_path) == [
+        f"{tmp_path}/dev.csv row 2: column 'label' holds no label ('')",
+        f"{tmp_path}/more.csv row 1: the text is empty",
+        f"{tmp_path}/train.tsv line 3: 1 columns, and the header names 2 ('text', 'label')",
+        f"{tmp_path}/train.tsv line 4: 3 columns, and the header names 2 ('text', 'label')",
+    ]
+    own = write(tmp_path / "own.jsonl", '{"review": 5, "stars": 1}\n{"review": "b"}\n')
+    assert check(capsys, own, "--text_column=review", "--label_column=stars") == [
+        f"{own} row 1: column 'review' holds 5, and not a text",
+        f"{own} row 2: column 'stars' holds no label (None)",
+    ]
+
+
+def test_tables_without_labels(tmp_path: Path, capsys):
+    """GLUE's folders pass; texts in columns of another name, and labels in none, are mistakes."""
+    for name in ("train", "dev"):
+        write(tmp_path / f"{name}.tsv", "sentence\tlabel\na\t0\nb\t1\n")
+    unlabelled = write(tmp_path / "test.tsv", "index\tsentence\n0\ta\n")
+    assert run("check", tmp_path) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{unlabelled}: no label column: not for training",
+        f"{tmp_path}: 3 files, 4 lines, rows and records; 0 problems",
+    ]
+    own = ("--text_column=sentence", "--label_column=stars")
+    lines = check(capsys, tmp_path, *own)
+    assert len(lines) == 3 and lines[0].endswith("(choose with --label_column=NAME)")
+    other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
+    assert check(capsys, other) == [
+        f"{other}: no column 'text'; there are 'review', 'stars' (choose with --text_column=NAME)"
+    ]
+
+
+def test_questions(tmp_path: Path, capsys):
+    """Every question of another layout and every answer that is not in its context."""
+    qas = [{"id": str(n), "question": "who", "answers": []} for n in range(30)]
+    qas[1]["answers"] = [{"text": "a", "answer_start": n} for n in (0, 1)]
+    del qas[2]["answers"]
+    for asked in qas[4:]:
+        asked["question"] = None
+    content = {"data": [{"paragraphs": [{"context": "a b", "qas": qas}]}, {"paragraphs": 3}]}
+    file = write(tmp_path / "dev-v2.0.json", json.dumps(content))
+    first, second, third, *_, twentieth, more = check(capsys, file)
+    assert first == f"{file}: question 1: its context has ' ' at 1, and not the answer 'a'"
+    assert second.endswith("(question 3, KeyError: 'answers')")
+    assert third.endswith("(question 5, TypeError: question '4': a text is missing or is no text)")
+    assert twentieth.endswith("question '21': a text is missing or is no text)")
+    assert more == f"{file}: 9 more"  # 29 mistakes: the last is the second article's
+    assert run("check", file, "--json") == 2
+    found = json.loads(capsys.readouterr().out)["problems"]
+    assert len(found) == 29 and found[-1].endswith(
+        "(TypeError: 'int' object is not iterable); nothing after it was read"
+    )
+
+
+@pytest.mark.parametrize("name", ["my line 1 data", "notes: new"])
+def test_the_name_of_a_folder_is_no_place(tmp_path: Path, capsys, name: str):
+    """Mistakes are counted by file, whatever the folder is called."""
+    folder = tmp_path / name
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        write(folder / name, b"\xe9\n" * 22)
+    lines = check(capsys, folder)
+    assert [line for line in lines if line.endswith(" more")] == [
+        f"{folder}/a.txt: 2 more", f"{folder}/b.txt: 2 more",
+    ]  # fmt: skip
+
+
+def test_prepared_sets(tmp_path: Path, capsys):
+    text = write(tmp_path / "a.txt", "One day. Two days.\n\n" * 400)
+    stream, chunks = tmp_path / "stream", tmp_path / "chunks"
+    assert run("stream", text, "--out", stream, "--workers=1") == 0
+    options = ("--tokenizer", FOLDER, "--valid", text, "--max_length=32", "--workers=1")
+    assert run("text", text, "--out", chunks, *options) == 0
+    images = {"train": [(0, photo(7)), (1, b"no image"), (0, b"")]}
+    records.write_set(tmp_path / "images", images, class_names=["a", "b"], provenance={})
+    for whole in (stream, chunks):
+        assert run("check", whole) == 0
+        assert "; 0 problems" in capsys.readouterr().out
+    lines = check(capsys, tmp_path / "images")
+    assert [line.partition(" (")[2][:7] for line in lines] == ["image 1", "image 2"]
+    tokens = bytearray((stream / "train.tokens").read_bytes())
+    tokens[1000] ^= 1
+    write(stream / "train.tokens", bytes(tokens))
+    (stream / "valid.tokens").unlink()
+    first, second = check(capsys, stream)
+    assert first.startswith(f"{stream}/train.tokens: not what was written")
+    assert second == f"{stream}/valid.tokens: no such file"
+    (shard, *_) = chunks.glob("train-*")
+    content = bytearray(shard.read_bytes())
+    content[300] ^= 255
+    write(shard, bytes(content))
+    assert all(line.startswith(f"{shard} record ") for line in check(capsys, chunks))
+
+
+def test_what_is_not_checked_is_one_line(tmp_path: Path, capsys):
+    assert "check reads local files" in refused(capsys, "check", "gs://bucket/set")
+    write(tmp_path / "dataset.json", '{"format_version": 1}')
+    assert "dataset.json: damaged, it names no splits" in refused(capsys, "check", tmp_path)
+    (tmp_path / "dataset.json").unlink()
+    assert "no such file or directory" in refused(capsys, "check", tmp_path / "nowhere")
+    write(tmp_path / "dataset_info.json", "{}")
+    assert "a set of TFDS, which a run checks" in refused(capsys, "check", tmp_path)

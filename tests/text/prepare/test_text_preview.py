@@ -1,0 +1,60 @@
+"""`prepare_data.py preview` of text: printed instances are those of the run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from preparing import ROOT, refused, run
+
+from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+
+PREVIEW = ("preview", f"--config={ROOT}/configs/text_pretrain.py:albert_s", "--num=2")
+
+
+def printed(capsys, *options: object) -> str:
+    assert run(*PREVIEW, *options) == 0
+    return capsys.readouterr().out
+
+
+def unmasked(line: str) -> str:
+    """Returns the true text of an instance: what braces hold stands for the word before them."""
+    return re.sub(r"\S*\{(\S*?)\}", r"\1", line).replace(" ", "")
+
+
+def test_the_masked_words_are_in_braces(capsys):
+    """With the braces' content in place, both epochs show the novel's first page."""
+    source = (
+        "--config.data.source=tiny_text",
+        "--config.data.path=",
+        "--config.data.max_length=1024",
+    )
+    lines = printed(capsys, *source).splitlines()
+    heads = [line for line in lines if "predicted" in line and "epoch" in line]
+    texts = [line for line in lines if "[CLS]" in line]
+    assert len(heads) == len(texts) == 4
+    for head, text in zip(heads, texts, strict=True):
+        assert int(re.search(r"(\d+) predicted", head)[1]) == text.count("{")
+    assert all("contemplatingthelimitedremnant" in unmasked(text) for text in texts[:2])
+    assert printed(capsys, *source).splitlines() == lines
+    assert printed(capsys, *source, "--seed=1").splitlines() != lines
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_prepared_sets(tmp_path: Path, capsys, packed: bool):
+    out = tmp_path / "set"
+    options = ("--max_length=64", "--valid_per_mille=50", *(["--pack"] if packed else []))
+    assert run("text", TEXT, "--out", out, "--tokenizer", FOLDER, *options) == 0
+    fields = (f"--config.data.path={out}", "--config.data.max_length=64", "--draws=3")
+    lines = printed(capsys, *fields).splitlines()
+    assert sum("epoch 2" in line for line in lines) >= 2
+    assert all(line.count("[SEP]") == 2 for line in lines if "[CLS]" in line)
+
+
+def test_pictures_need_a_file(capsys):
+    config = f"--config={ROOT}/configs/digits.py"
+    assert "--out=PNG" in refused(capsys, "preview", config)
+
+
+def test_finetuning_has_no_preview(capsys):
+    config = f"--config={ROOT}/configs/glue.py:sst2"
+    assert "no preview" in refused(capsys, "preview", config)

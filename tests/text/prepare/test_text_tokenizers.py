@@ -1,0 +1,74 @@
+"""`prepare_data.py tokenizer`: training and conversion."""
+
+import json
+from pathlib import Path
+
+import sentencepiece
+from preparing import refused, run, write
+
+from widenet_jax.corpus import tokenizer_files
+from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+from widenet_jax.corpus.tokenizer import load_tokenizer
+
+
+def test_the_embedded_tokenizer_comes_out_again(tmp_path: Path):
+    """By the command in the folder's README."""
+    out = tmp_path / "tokenizer.json"
+    options = ("--vocab_size=2000", "--normalization=identity", "--character_coverage=1")
+    assert run("tokenizer", TEXT, *options, "--out", out) == 0
+    assert out.read_bytes() == (FOLDER / "tokenizer.json").read_bytes()
+
+
+def test_a_word_piece_tokenizer(tmp_path: Path, capsys):
+    out = tmp_path / "tokenizer.json"
+    options = ("--kind=wordpiece", "--vocab_size=500", "--json")
+    assert run("tokenizer", TEXT, *options, "--out", out) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"path": str(out), "vocab_size": 500, "kind": "WordPiece"}
+    tokenizer = load_tokenizer(str(out))
+    assert tokenizer.vocab_size == 500 and tokenizer.pad_id == 0
+    assert tokenizer.decode(tokenizer.encode("Anne Elliot")) == "anne elliot"
+
+
+def test_byte_pairs_are_those_of_sentencepiece(tmp_path: Path, monkeypatch):
+    """On text of the training and on new characters; a digit is a piece of its own."""
+    models = []
+
+    def convert(content: bytes, where: str) -> dict:
+        models.append(content)
+        return from_sentencepiece(content, where)
+
+    from_sentencepiece = tokenizer_files.from_sentencepiece
+    monkeypatch.setattr(tokenizer_files, "from_sentencepiece", convert)
+    text = write(tmp_path / "a.txt", TEXT.read_text()[:60_000] + "In 1818, 2,401 copies.\n")
+    out = tmp_path / "tokenizer.json"
+    assert run("tokenizer", text, "--kind=bpe", "--vocab_size=400", "--out", out) == 0
+    tokenizer = load_tokenizer(str(out))
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=models[0])
+    lines = [*text.read_text().split("\n")[:200], "In 1818  she paid 2,401 £.", "Čapek - Anne’s"]
+    assert [ids.tolist() for ids in tokenizer.encode_all(lines)] == theirs.encode(lines)
+    assert tokenizer.vocab_size == 400 and tokenizer.sep_id == 3
+    pieces = [tokenizer.token(index) for index in tokenizer.encode("Anne 1818")]
+    assert pieces[-4:] == ["1", "8", "1", "8"] and "▁A" in pieces[0]
+
+
+def test_a_vocabulary_is_converted(tmp_path: Path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "go", "##ing"]
+    path = write(tmp_path / "vocab.txt", "\n".join(pieces))
+    out = tmp_path / "made" / "tokenizer.json"  # in a folder that the command makes
+    assert run("tokenizer", "--convert", path, "--out", out) == 0
+    assert load_tokenizer(str(out)).encode("Going").tolist() == [5, 6]
+
+
+def test_a_tokenizer_cannot_be_larger_than_its_text(tmp_path: Path, capsys):
+    text = write(tmp_path / "a.txt", "One. Two.")
+    for kind in ("unigram", "wordpiece", "bpe"):
+        options = ("--vocab_size=5000", f"--kind={kind}", "--out", tmp_path / "t.json")
+        message = refused(capsys, "tokenizer", text, *options)
+        assert "give more text or a smaller" in message and "INTERNAL" not in message
+    bad = write(tmp_path / "b.txt", b"One.\nTwo \xff.")
+    for kind in ("unigram", "wordpiece", "bpe"):
+        options = ("--vocab_size=50", f"--kind={kind}", "--out", tmp_path / "t.json")
+        assert "b.txt line 2" in refused(capsys, "tokenizer", bad, *options)
+    both = ("--convert", text, "--out", tmp_path / "t.json")
+    assert "either" in refused(capsys, "tokenizer", text, *both)

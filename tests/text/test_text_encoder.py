@@ -1,0 +1,287 @@
+"""The text encoder against a restatement in float64, with padding and with packed rows."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import apply, init
+
+from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.build import build_model
+from widenet_jax.param_names import map_with_path
+
+V, T, P = 50, 12, 3
+# One token group; so much capacity that no token is dropped.
+ROOMY = {"examples_per_group": 1, "capacity_factor": 4.0}
+
+
+def small(variant: str, *, head: str = "pretraining", moe: dict | None = None, **changes):
+    fields = text_model(*parse_text_variant(f"{variant}_tiny"))
+    fields |= {"depth": 2, "num_positions": 2 * T} | changes
+    if fields["moe"]:
+        fields["moe"] = (
+            fields["moe"] | {"router": {"name": "top_k", "noise_std": 0.0}} | (moe or {})
+        )
+    return build_model(fields, vocab_size=V, head=head, num_classes=3)
+
+
+def texts(lengths: list[int], size: int = T) -> dict[str, jax.Array]:
+    """Random texts, padded to `size`; the first three tokens of each are predicted."""
+    rng = np.random.default_rng(0)
+    B, mask = len(lengths), np.arange(size) < np.array(lengths)[:, None]
+    return {
+        "tokens": jnp.asarray(np.where(mask, rng.integers(5, V, (B, size)), 0), jnp.int32),
+        "segments": jnp.asarray(mask & (np.arange(size) > 4), jnp.int32),
+        "mask": jnp.asarray(mask),
+        "mlm_positions": jnp.tile(jnp.arange(P, dtype=jnp.int32), (B, 1)),
+    }
+
+
+def evaluate(model, params: dict, inputs: dict) -> dict:
+    return apply(model, params, inputs, train=False)[0]
+
+
+def parameters(model, inputs: dict) -> dict:
+    """Random parameters of the size of trained ones: biases and scales do something, too."""
+    rng = np.random.default_rng(0)
+
+    def larger(path: str, x: np.ndarray) -> np.ndarray:
+        noise = rng.normal(size=x.shape) * x.shape[-1] ** -0.5 / 2
+        return x + noise.astype(np.float32)
+
+    return map_with_path(larger, jax.device_get(init(model, inputs)))
+
+
+# --- The restatement ---------------------------------------------------------------------------
+
+
+def gelu(x: float) -> float:
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def affine(x: np.ndarray, of: dict) -> np.ndarray:
+    return x @ of["kernel"] + of["bias"]
+
+
+def norm(x: np.ndarray, of: dict) -> np.ndarray:
+    mean, variance = x.mean(), ((x - x.mean()) ** 2).mean()
+    return (x - mean) / math.sqrt(variance + 1e-12) * of["scale"] + of["bias"]
+
+
+def attention(xs: list[np.ndarray], of: dict, heads: int) -> list[np.ndarray]:
+    """Each token looks at all tokens, head by head."""
+    queries, keys, values = ([affine(x, of[n]) for x in xs] for n in ("query", "key", "value"))
+    H, out = len(xs[0]) // heads, []
+    for query in queries:
+        seen = []
+        for h in range(heads):
+            part = slice(h * H, (h + 1) * H)
+            scores = np.array([query[part] @ key[part] / math.sqrt(H) for key in keys])
+            weights = np.exp(scores) / np.exp(scores).sum()
+            seen.append(sum(w * value[part] for w, value in zip(weights, values, strict=True)))
+        out.append(affine(np.concatenate(seen), of["out"]))
+    return out
+
+
+def feed_forward(x: np.ndarray, of: dict) -> np.ndarray:
+    """Dense, or the two best of four experts, weighted by the router's probabilities."""
+    if "experts" not in of:
+        hidden = np.array([gelu(h) for h in affine(x, of["wi"])])
+        return affine(hidden, of["wo"])
+    logits = x @ of["router"]["kernel"]
+    probs = np.exp(logits) / np.exp(logits).sum()
+    y = np.zeros_like(x)
+    for e in np.argsort(-probs)[:2]:
+        expert = {n: {k: v[e] for k, v in of["experts"][n].items()} for n in ("wi", "wo")}
+        y += probs[e] * feed_forward(x, expert)
+    return y
+
+
+def restated(model, params: dict, tokens: list[int], segments: list[int]) -> list[np.ndarray]:
+    """Returns the tokens of one text after the last block."""
+    of, blocks = params["embeddings"], params["encoder"]
+    xs = [
+        norm(of["token"][token] + of["segment"][segment] + of["position"][t], of["norm"])
+        for t, (token, segment) in enumerate(zip(tokens, segments, strict=True))
+    ]
+    xs = [affine(x, params["projection"]) for x in xs]
+    for i in range(model.depth):
+        part = lambda name, i=i: blocks.get(f"block_{i:02d}_{name}", blocks.get(name))  # noqa: E731
+        layers = (
+            ("norm_attention", lambda xs, part=part: attention(xs, part("attention"), 4)),
+            ("norm_ffn", lambda xs, part=part: [feed_forward(x, part(model.ffn)) for x in xs]),
+        )
+        for name, layer in layers:
+            if model.norm_position == "pre":
+                ys = layer([norm(x, part(name)) for x in xs])
+                xs = [x + y for x, y in zip(xs, ys, strict=True)]
+            else:
+                xs = [norm(x + y, part(name)) for x, y in zip(xs, layer(xs), strict=True)]
+    if model.norm_position == "pre":
+        xs = [norm(x, blocks["norm_out"]) for x in xs]
+    return xs
+
+
+def restated_heads(params: dict, xs: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns the logits of the first three tokens, and those of the order."""
+    logits = []
+    for x in xs[:P]:
+        h = np.array([gelu(z) for z in affine(x, params["mlm"]["dense"])])
+        h = norm(h, params["mlm"]["norm"])
+        logits.append(params["embeddings"]["token"] @ h + params["mlm"]["bias"])
+    return logits, affine(np.tanh(affine(xs[0], params["pooler"])), params["order"])
+
+
+@pytest.mark.parametrize(
+    ("family", "position"),
+    [
+        ("albert", "post"),
+        ("bert", "pre"),
+        ("widenet_4", "post"),
+        pytest.param("widenet_4", "pre", marks=pytest.mark.slow),
+    ],
+)
+def test_equals_the_restatement(family: str, position: str):
+    model = small(family, norm_position=position, moe=ROOMY)
+    inputs = texts([T, 7])
+    params = parameters(model, inputs)
+    outputs = evaluate(model, params, inputs)
+    exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    for i, length in enumerate((T, 7)):
+        ids = (inputs[name][i, :length].tolist() for name in ("tokens", "segments"))
+        logits, order = restated_heads(exact, restated(model, exact, *ids))
+        np.testing.assert_allclose(outputs["mlm_logits"][i], logits, atol=2e-4)
+        np.testing.assert_allclose(outputs["order_logits"][i], order, atol=2e-4)
+
+
+# --- Initialisation, padding, packing ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "widenet_4"])
+def test_parameters_start_as_berts(family: str):
+    """N(0, 0.02) cut at two deviations, whose own deviation is 0.88 of that; biases are 0."""
+    model = small(family)
+    params = jax.device_get(init(model, texts([T])))
+
+    def check(path: str, x: np.ndarray) -> None:
+        if path.endswith("scale"):
+            assert (x == 1).all(), path
+        elif path.endswith("bias"):
+            assert (x == 0).all(), path
+        else:
+            assert np.abs(x).max() <= 0.04, path
+            assert x.std() == pytest.approx(0.0176, rel=4 / math.sqrt(x.size)), path
+
+    map_with_path(check, params)
+
+
+@pytest.mark.parametrize("family", ["widenet_4", pytest.param("bert", marks=pytest.mark.slow)])
+def test_padding_changes_nothing(family: str):
+    """Other ids in the padding, or more of it: the same loss, routing counts and gradients."""
+    model = small(family, moe={"examples_per_group": 3, "capacity_factor_eval": 1.0})
+    short = texts([T, 7, 9])
+    longer = {**texts([T, 7, 9], size=T), "mlm_positions": short["mlm_positions"]}
+    for name in ("tokens", "segments", "mask"):
+        longer[name] = jnp.pad(short[name], ((0, 0), (0, 5)))
+    other = short | {
+        "tokens": jnp.where(short["mask"], short["tokens"], 33),
+        "segments": jnp.where(short["mask"], short["segments"], 1),
+    }
+    params = parameters(model, short)
+
+    def loss(params: dict, inputs: dict) -> tuple[jax.Array, dict]:
+        outputs, aux = model.apply({"params": params}, inputs, train=False)
+        mlm = -jax.nn.log_softmax(outputs["mlm_logits"])[..., 7].mean()
+        order = -jax.nn.log_softmax(outputs["order_logits"])[..., 1].mean()
+        return mlm + order + (aux["loss"].sum() if aux else 0), aux.get("sums", {})
+
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (of_short, sums), grads = gradient(params, short)
+    if sums:
+        assert sums["dropped"].sum() > 0  # the capacity is that of the real tokens
+        assert (sums["tokens"] == T + 7 + 9).all()
+    for inputs in (longer, other):
+        (of_inputs, its_sums), its_grads = gradient(params, inputs)
+        np.testing.assert_allclose(of_inputs, of_short, atol=1e-6)
+        for name in ("load", "dropped", "tokens") if sums else ():
+            np.testing.assert_array_equal(its_sums[name], sums[name])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), its_grads, grads)
+
+
+@pytest.mark.parametrize("family", ["albert", pytest.param("bert", marks=pytest.mark.slow)])
+def test_packed_rows_are_their_instances(family: str):
+    """Two texts in one row: the logits and gradients of the two apart."""
+    model = small(family)
+    apart = texts([T, 7])
+    params = parameters(model, apart)
+    packed = {name: jnp.concatenate([apart[name][0], apart[name][1, :7]])[None]
+              for name in ("tokens", "segments", "mask")}  # fmt: skip
+    packed = {name: jnp.pad(x, ((0, 0), (0, 3))) for name, x in packed.items()}
+    packed["instances"] = jnp.array([[1] * T + [2] * 7 + [0] * 3], jnp.int32)
+    packed["positions"] = jnp.array([[*range(T), *range(7), 0, 0, 0]], jnp.int32)
+    packed["mlm_positions"] = jnp.array([[0, 1, 2, T, T + 1, T + 2]], jnp.int32)
+
+    def outputs(params: dict, inputs: dict) -> tuple[jax.Array, jax.Array]:
+        found = model.apply({"params": params}, inputs, train=False)[0]
+        return found["mlm_logits"].reshape(2 * P, V), found["order_logits"].reshape(-1, 2)[:2]
+
+    def loss(params: dict, inputs: dict) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        mlm, order = outputs(params, inputs)
+        right = jax.nn.log_softmax(mlm)[:, 7].sum() + jax.nn.log_softmax(order)[:, 1].sum()
+        return -right, (mlm, order)
+
+    gradient = jax.jit(jax.grad(loss, has_aux=True))
+    (one, found), (other, expected) = (gradient(params, inputs) for inputs in (packed, apart))
+    for logits, their_logits in zip(found, expected, strict=True):
+        np.testing.assert_allclose(logits, their_logits, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), one, other)
+
+
+def test_dropout_spares_the_inside_of_the_feed_forward():
+    """With rate 0.5 half of the output's entries are zero: no others, or products would be, too."""
+    from widenet_jax.nn.mlp import Mlp
+
+    x = jnp.ones((1, 1, 1))
+    for inside, values in ((False, {0.0, 2.0}), (True, {0.0, 2.0, 4.0})):
+        layer = Mlp(mlp_dim=1, dropout=0.5, activation="relu", hidden_dropout=inside)
+        params = {"wi": {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)},
+                  "wo": {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)}}  # fmt: skip
+
+        def run(key: jax.Array, layer: Mlp = layer, params: dict = params) -> jax.Array:
+            return layer.apply({"params": params}, x, train=True, rngs={"dropout": key}).y[0, 0, 0]
+
+        keys = jax.random.split(jax.random.key(0), 50)
+        found = {float(y) for y in jax.jit(jax.vmap(run))(keys)}
+        assert found <= values
+        assert max(found) == max(values)
+
+
+def test_a_loop_over_blocks_computes_the_same_for_packed_rows():
+    inputs = texts([T, 7]) | {"instances": jnp.array([[1] * 6 + [2] * 6] * 2, jnp.int32),
+                              "positions": jnp.array([[*range(6)] * 2] * 2, jnp.int32)}  # fmt: skip
+    one, loop = (small("albert", unroll=unroll) for unroll in (True, False))
+    params = parameters(one, inputs)
+    a, b = (evaluate(model, params, inputs) for model in (one, loop))
+    np.testing.assert_allclose(a["mlm_logits"], b["mlm_logits"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"projection": False}, "config.model.projection=false needs"),
+        ({"num_heads": 5}, "config.model.num_heads=5 must divide"),
+        ({"head": "words"}, "pretraining, classification, span, span_beam"),
+    ],
+)
+def test_fields_that_contradict_each_other(changes: dict, words: str):
+    with pytest.raises(BadInputError, match=words):
+        small("albert", **changes)
+
+
+def test_a_text_longer_than_the_positions():
+    model = small("albert", num_positions=T - 1)
+    with pytest.raises(BadInputError, match=r"config\.data\.max_length=12 is more than the"):
+        model.init(jax.random.key(0), texts([T]), train=False)

@@ -1,0 +1,161 @@
+"""Text models as runs, exports and Hugging Face files: opened, started from, exported."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from etils import epath
+from inference import reference_bert as reference
+from inference.our_bert import exported
+
+from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.cli import export
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.exported import write_exported
+from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.text.weights.huggingface import from_huggingface_text
+from widenet_jax.text.weights.huggingface_config import model_section
+from widenet_jax.text.weights.huggingface_export import write_huggingface
+
+TASKS = {
+    "masked_lm": ("pooler", "mlm", "order"),
+    "text_classification": ("pooler", "classifier"),
+    "span": ("span",),
+}
+
+
+def model(task: str, directory: Path, kind: str = "albert", **changes: object):
+    """A stored model of a task, with random parameters."""
+    section = model_section(reference.config_of(kind), source="config.json")
+    section |= {"dtype": "float32", **changes}
+    params = from_huggingface_text(
+        reference.random_arrays(kind),
+        kind=kind,
+        depth=reference.L,
+        shared=kind == "albert",
+        source="hf",
+    )
+    heads = TASKS[task]
+    backbone = {"embeddings", "projection", "encoder", *heads}
+    return exported({k: v for k, v in params.items() if k in backbone}, section, task, directory)
+
+
+def load(place: Path, model: dict, info: dict) -> dict:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return load_pretrained(str(place), device, model=model, info=info).params
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_export_of_each_task(task: str, tmp_path):
+    """It opens, has its tokenizer, and its card says what it is."""
+    stored = model(task, tmp_path)
+    if task == "span":
+        stored.config["task"]["head"] = "span"
+    write_exported(epath.Path(tmp_path / "e"), stored, file_format="safetensors")
+    assert json.loads((tmp_path / "e" / "tokenizer.json").read_text()) == stored.info["tokenizer"]
+    found = open_trained(str(tmp_path / "e"))
+    assert params_sha256(found.params) == params_sha256(stored.params)
+    assert found.tokenizer.vocab_size == reference.V
+    assert found.task.model_fields["vocab_size"] == reference.V
+    assert found.class_names == stored.class_names
+    card = (tmp_path / "e" / "README.md").read_text()
+    assert "ALBERT: 3 blocks of width 8, 2 heads, embeddings of width 6, feed-forward" in card
+    assert f"Texts have at most {found.config.data.max_length} tokens" in card
+
+
+def test_a_change_that_does_not_fit(tmp_path):
+    write_exported(epath.Path(tmp_path / "e"), model("masked_lm", tmp_path), file_format="npz")
+    with pytest.raises(BadInputError, match=r"config.data.max_length=512 is more than the model's"):
+        open_trained(str(tmp_path / "e"), ["--config.data.max_length=512"])
+
+
+@pytest.mark.parametrize("kind", ["albert", "bert"])
+def test_to_hugging_face_and_back(kind: str, tmp_path):
+    """The parameters are equal, and so is what `stored` makes of the directory."""
+    stored = model("masked_lm", tmp_path, kind)
+    write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
+    section = stored.config["model"]
+    found = load(tmp_path / "hf", section, stored.info)
+    assert params_sha256(found) == params_sha256(stored.params)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert model_section(config, source="config.json") | {"dtype": "float32"} == section
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert f"transformers.{kind.capitalize()}ForPreTraining.from_pretrained(DIR)" in card
+    assert "--config.init_from=DIR" in card and "predict.py" not in card
+
+
+def test_the_export_command(tmp_path, capsys):
+    write_exported(epath.Path(tmp_path / "e"), model("masked_lm", tmp_path), file_format="npz")
+    flags = [f"--workdir={tmp_path / 'e'}", f"--out={tmp_path / 'hf'}", "--format=huggingface"]
+    assert export.main(flags) == 0
+    assert "step 7, model.safetensors" in capsys.readouterr().out
+    assert export.main(flags) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"ffn": "moe", "moe": {"num_experts": 4}}, "a text model with experts (ffn=moe), which"),
+        ({"norm_position": "pre"}, "a model with norm_position=pre, which their BERT and ALBERT"),
+        ({"head_dim": 6}, "a model with head_dim=6, which their BERT and ALBERT do not have"),
+        ({"name": "vision_transformer"}, "a vision_transformer; only text models go there"),
+    ],
+)
+def test_no_counterpart(change: dict, told: str, tmp_path):
+    stored = model("masked_lm", tmp_path, **change)
+    with pytest.raises(BadInputError) as caught:
+        write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
+    assert str(caught.value).startswith(f"--format=huggingface: run holds {told}")
+    assert str(caught.value).endswith("export it with --format=safetensors")
+    assert not (tmp_path / "hf").exists()
+
+
+def hugging_face(directory: Path, arrays: dict) -> Path:
+    directory.mkdir()
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(reference.config_of("albert")))
+    return directory
+
+
+def test_files_of_hugging_face(tmp_path):
+    """With a buffer of whole numbers, as old files have it, and in two files, as large ones."""
+    arrays = reference.random_arrays("albert")
+    section = model_section(reference.config_of("albert"), source="config.json")
+    whole = hugging_face(tmp_path / "hf", arrays | {"albert.embeddings.position_ids": np.arange(4)})
+    names = sorted(arrays)
+    apart = hugging_face(tmp_path / "apart", {name: arrays[name] for name in names[:9]})
+    (apart / "model.safetensors").rename(apart / "model-00001-of-00002.safetensors")
+    rest = {name: np.ascontiguousarray(arrays[name]) for name in names[9:]}
+    safetensors.numpy.save_file(rest, apart / "model-00002-of-00002.safetensors")
+    found, again = (load(place, section, {}) for place in (whole, apart))
+    assert params_sha256(found) == params_sha256(again)
+
+
+def test_another_function_or_kind_of_model(tmp_path):
+    place = hugging_face(tmp_path / "hf", reference.random_arrays("albert"))
+    section = model_section(reference.config_of("albert"), source="config.json")
+    with pytest.raises(BadInputError, match=r"add --config.model.activation=gelu$"):
+        load(place, section | {"activation": "gelu_tanh"}, {})
+    told = "holds a text_encoder, and this run's model is vision_transformer"
+    with pytest.raises(BadInputError, match=told):
+        load(place, section | {"name": "vision_transformer"}, {})
+
+
+def test_another_tokenizer_is_refused(tmp_path):
+    """Its size is the same, so nothing else would notice."""
+    stored = model("masked_lm", tmp_path)
+    place = hugging_face(tmp_path / "hf", reference.random_arrays("albert"))
+    (place / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text())
+    section = model_section(reference.config_of("albert"), source="config.json")
+    load(place, section, stored.info)
+    words = (place / "vocab.txt").read_text().replace("b\nc", "c\nb")
+    (place / "vocab.txt").write_text(words)
+    told = "was trained with another tokenizer: token 6 is 'c' there and 'b' here"
+    with pytest.raises(BadInputError, match=told):
+        load(place, section, stored.info)

@@ -1,0 +1,339 @@
+"""Image folders: classes, files that are named, and splits by file name."""
+
+import errno
+import os
+import re
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from etils import epath
+from image_sources import AUGMENT, refused
+from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_folder
+from ml_collections import ConfigDict
+
+from widenet_jax.data import records
+from widenet_jax.data.shards import ArrayRecord
+from widenet_jax.data.sources import build_source, class_counts, open_data, overview
+from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.vision.data import files
+from widenet_jax.vision.data.folders import Holdout
+
+
+def png(value: int) -> bytes:
+    """Encodes a 4x5 image of a single grey level."""
+    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        for value, name in enumerate(("zebra", "ant")):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "b.JPEG").write_bytes(png(10 * value))
+            (tmp_path / split / name / "a.png").write_bytes(png(10 * value + 1))
+            (tmp_path / split / name / "notes.txt").write_text("not an image")
+            (tmp_path / split / name / "._a.png").write_bytes(b"left by a file manager")
+    return tmp_path
+
+
+def test_image_folder_reads_sorted_classes(folder):
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
+    assert source.class_names == ("ant", "zebra")
+    assert [source[i]["label"] for i in range(len(source))] == [0, 0, 1, 1]
+    values = [int(files.decode(source[i]["image"], "")[0, 0, 0]) for i in range(4)]
+    assert values == [11, 10, 1, 0]
+    assert source.describe(2) == f"{folder}/val/zebra/a.png (image 2)"
+
+
+def test_image_folder_lists_the_splits_there_are(folder):
+    data = {"source": "image_folder", "path": str(folder)}
+    assert "no split 'test'; there are train, val" in refused(data, "test")
+
+
+def test_image_folder_without_images(folder, tmp_path):
+    data = {"source": "image_folder", "path": str(tmp_path / "nowhere")}
+    assert "no such directory" in refused(data, "train")
+    assert "from local disks only" in refused(data | {"path": "gs://bucket/photos"}, "train")
+    (tmp_path / "train3").mkdir()
+    assert "has no class folders" in refused(
+        {"source": "image_folder", "path": str(tmp_path)}, "train3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: (path.unlink(), path.symlink_to("gone.png")), "link to a file that is not"),
+        (lambda path: (path.unlink(), path.symlink_to(path.name)), "Too many levels"),
+        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "not a regular file"),
+        (lambda path: os.truncate(path, 1 << 36), "68,719,476,736 bytes, more than"),
+    ],
+)
+def test_an_unreadable_file_is_a_bad_example(folder, damage, found):
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
+    damage(folder / "val" / "ant" / "a.png")
+    with pytest.raises(BadExampleError, match=rf"val/ant/a\.png \(image 0\): {found}") as error:
+        source[0]
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EACCES, BadExampleError), (errno.EIO, BadExampleError), (errno.EMFILE, BadInputError)],
+)
+def test_only_what_lies_with_the_file_is_a_bad_example(folder, monkeypatch, number, kind):
+    def refuse(path: str, flags: int) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(BadInputError, match=os.strerror(number)) as error:
+        source[0]
+    assert type(error.value) is kind
+
+
+def test_a_class_folder_that_went_away_is_no_bad_example(folder):
+    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
+    (folder / "val").rename(folder / "unmounted")
+    with pytest.raises(BadInputError, match=r"val/ant: class folder is gone") as error:
+        source[0]
+    assert type(error.value) is BadInputError
+
+
+def test_a_folder_that_may_not_be_listed_is_named(folder, monkeypatch):
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    message = refused({"source": "image_folder", "path": str(folder)}, "val")
+    assert message == f"{folder}: cannot be listed (Permission denied)"
+
+
+# --- Both splits ----------------------------------------------------------------------------------
+
+
+def config_of(path: Path, **data: object) -> ConfigDict:
+    """Returns what `open_data` reads of a config."""
+    sections = {
+        "data": {
+            "source": "image_folder", "path": str(path), "train_split": "train",
+            "eval_split": "val", "eval_fraction": 0.0, "image_size": 8,
+            "on_bad_example": "skip", **data,
+        },
+        "augment": AUGMENT,
+        "task": {"name": "classification"},
+        "batch_size": 4,
+    }  # fmt: skip
+    return ConfigDict(sections)
+
+
+def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
+    for image in (folder / "val" / "ant").glob("*.*"):
+        image.unlink()
+    data = open_data(config_of(folder))
+    assert data.eval.class_names == data.train.class_names == ("ant", "zebra")
+    assert [data.eval[i]["label"] for i in range(2)] == [1, 1]
+    splits = (("train", data.train), ("val", data.eval))
+    assert overview(splits, "images") == (
+        "train: 4 images, 2 classes; val: 2 images, none of ant; "
+        "6 files left out (.txt 3, hidden 3)"
+    )
+    for entry in (folder / "val" / "ant").iterdir():
+        entry.unlink()
+    (folder / "val" / "ant").rmdir()  # the same without the folder
+    data = open_data(config_of(folder))
+    assert [data.eval[i]["label"] for i in range(2)] == [1, 1] and data.eval.missing == ("ant",)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_class_without_training_images_is_refused(folder, split):
+    for image in (folder / "train" / "ant").glob("*.*"):
+        image.unlink()
+    if split == "train":
+        (folder / "train" / "ant" / "._a.png").unlink(missing_ok=True)
+        (folder / "train" / "ant").rmdir()
+    with pytest.raises(BadInputError, match=r"split train has no image of 1 of 2 classes \(ant\)"):
+        open_data(config_of(folder))
+
+
+def test_classes_are_counted_where_the_task_weights_them(folder):
+    (folder / "train" / "ant" / "c.png").write_bytes(png(1))
+    config = config_of(folder)
+    assert open_data(config).facts.class_counts == ()
+    config.task.class_weights = "balanced"
+    assert open_data(config).facts.class_counts == (3, 2)
+    examples = [(k, png(k)) for k in (1, 0, 1)]
+    records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
+    assert class_counts(ArrayRecord(str(folder / "set"), "train")) == (1, 2, 0)
+
+
+def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
+    data = {"source": "image_folder", "path": str(folder)}
+    half = build_source(data, "train[50%:]")
+    assert [half.describe(i).split("/")[-1] for i in range(2)] == [
+        "b.JPEG (image 1)", "b.JPEG (image 3)",
+    ]  # fmt: skip
+    assert [half[i]["label"] for i in range(2)] == [0, 1] and half.missing == ()
+
+
+# --- A folder without splits ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    for name in ("ant", "zebra"):
+        (tmp_path / "flat" / name).mkdir(parents=True)
+        for i in range(200):
+            (tmp_path / "flat" / name / f"{i:03}.png").write_bytes(b"")
+    return tmp_path / "flat"
+
+
+def parts(path: Path, fraction: float = 0.1) -> tuple[set[str], set[str]]:
+    data = config_of(path, eval_fraction=fraction).data
+    sources = [build_source(data, split) for split in ("train", "val")]
+    return tuple({s.describe(i).split(" (")[0] for i in range(len(s))} for s in sources)
+
+
+def test_a_flat_folder_is_divided_by_the_names_alone(flat):
+    train, held_out = parts(flat)
+    assert len(train | held_out) == 400 and not train & held_out
+    for name in ("ant", "zebra"):  # about a tenth of each class
+        assert 10 <= sum(f"/{name}/" in path for path in held_out) <= 30
+    # The rule, fixed for ever: runs that resume and other machines depend on it.
+    names = sorted(path.split("flat/")[1] for path in held_out)
+    assert names[:4] == ["ant/018.png", "ant/031.png", "ant/033.png", "ant/036.png"]
+    moved = flat.rename(flat.with_name("moved to another flat"))
+    (moved / "ant" / "new.png").write_bytes(b"")
+    (moved / "bee").mkdir()
+    (moved / "bee" / "000.png").write_bytes(b"")
+    train_now, held_out_now = ({p.split("flat/")[1] for p in part} for part in parts(moved))
+    added = {"ant/new.png", "bee/000.png"}
+    assert held_out_now - added == {path.split("flat/")[1] for path in held_out}
+    assert train_now | held_out_now == {p.split("flat/")[1] for p in train | held_out} | added
+
+
+def test_where_a_small_class_has_no_image_in_a_part_advice_is_told(tmp_path):
+    """The fraction that is told works, and is the least of whole hundredths that does.
+
+    Where it would be above 0.3, or one image has to be in both parts, none is told.
+    """
+    for name, count in (("bee", 4), ("cat", 40)):
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            (tmp_path / name / f"{i}.png").write_bytes(png(i))
+    config = config_of(tmp_path, eval_fraction=0.1)
+    data = open_data(config)
+    line = overview((("train", data.train), ("val", data.eval)), "images")
+    found = re.search(
+        r"none of bee; --config.data.eval_fraction=(0\.\d+) has images of every", line
+    )
+    assert line.endswith(f"yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS")
+    for less, missing in ((0.0, ()), (0.01, ("bee",))):  # it is the least hundredth
+        config.data.eval_fraction = round(float(found[1]) - less, 2)
+        data = open_data(config)
+        assert data.eval.missing == missing and len(data.train) + len(data.eval) == 44
+    own = f"divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
+    for kept in ((0,), (1, 2, 3)):  # one photo cannot be in both parts; from 0.5 on the others are
+        for i in range(4):
+            path = tmp_path / "bee" / f"{i}.png"
+            path.write_bytes(png(i)) if i in kept else path.unlink()
+        assert open_data(config).eval.split_advice == own
+    config.data.eval_fraction = 1.0
+    with pytest.raises(BadInputError, match="split train has no image; divide the images yours"):
+        open_data(config)
+
+
+def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
+    """Of the first half of each class, whose other images are in neither part."""
+    whole = parts(flat)
+    sliced = {"train_split": "train[:50%]", "eval_split": "val"}
+    data = config_of(flat, eval_fraction=0.1, **sliced).data
+    train, held_out = (build_source(data, split) for split in sliced.values())
+    found = {train.describe(i).split(" (")[0] for i in range(len(train))}
+    assert found < whole[0] and abs(2 * len(found) - len(whole[0])) <= 2 and train.missing == ()
+    assert {held_out.describe(i).split(" (")[0] for i in range(len(held_out))} == whole[1]
+    twice = {"train_split": "train[:90%]", "eval_split": "train[90%:]"}
+    data = config_of(flat, eval_fraction=0.1, **twice).data
+    told = "in two, and the splits for training and evaluation are both 'train'; name two"
+    assert told in refused(data, "train[:90%]")
+    flat.rename(flat.with_name("train"))
+    data.path = str(flat.parent)
+    assert [len(build_source(data, split)) for split in twice.values()] == [360, 40]
+
+
+def test_a_run_that_has_begun_keeps_a_slice_that_a_new_one_may_not_take(tmp_path):
+    """Earlier versions took slices of packed sets that lie class by class."""
+    examples = [(label, png(label)) for label in (0, 0, 1, 1)]
+    records.write_set(tmp_path / "set", {"train": examples}, class_names="ab", provenance={})
+    config = config_of(
+        tmp_path / "set", source="array_record", train_split="train[:3]", eval_split="train[3:]"
+    )
+    workdir = epath.Path(tmp_path / "run")
+    with pytest.raises(BadInputError, match="lie class by class"):
+        open_data(config, workdir)
+    (workdir / "checkpoints").mkdir(parents=True)
+    assert len(open_data(config, workdir).train) == 3
+
+
+def test_the_form_of_accents_does_not_move_a_file():
+    names = [f"がぎ/写真{i}é.jpg" for i in range(50)]
+    forms = [[unicodedata.normalize(form, name) for name in names] for form in ("NFC", "NFD")]
+    held = [[Holdout(0.5).holds(name) for name in form] for form in forms]
+    assert forms[0] != forms[1] and held[0] == held[1] and 15 < sum(held[0]) < 35
+
+
+def test_splits_that_are_there_go_before_the_fraction(folder):
+    assert {path.split("/")[-3] for path in parts(folder)[1]} == {"val"}
+    (folder / "val").rename(folder / ".val")
+    train, held_out = parts(folder, fraction=0.5)
+    assert {path.split("/")[-3] for path in train | held_out} == {"train"}
+
+
+def test_a_flat_folder_without_a_fraction_gets_advice(flat):
+    message = refused({"source": "image_folder", "path": str(flat)}, "train")
+    assert "if they are the classes, add --config.data.eval_fraction=0.1" in message
+
+
+def test_a_class_of_files_that_are_not_read_is_refused(flat):
+    (flat / "bee").mkdir()
+    (flat / "bee" / "a.HEIC").write_bytes(b"")
+    message = refused(config_of(flat, eval_fraction=0.1).data, "train")
+    assert f"{flat}/bee: no image in it" in message and "other files (.heic 1)" in message
+
+
+# --- A folder as people keep them -----------------------------------------------------------------
+
+
+def test_of_a_messy_folder_every_image_is_read_or_named(tmp_path):
+    root = write_folder(tmp_path / "messy photos")
+    config = config_of(root, eval_fraction=0.3)
+    config.augment.exif_orientation = True
+    data = open_data(config)
+    assert data.facts.info["class_names"] == ["messy", "plain", "日本 の猫"]
+    pictures, named = {}, []
+    for source in (data.train, data.eval):
+        for i in range(len(source)):
+            path = source.describe(i).split(" (image")[0]
+            try:
+                content = source[i]["image"]
+                pictures[path] = files.decode(content, path, exif_orientation=True)
+            except BadExampleError as error:
+                named.append(str(error).split(": ")[0])
+    assert sorted(named) == sorted(f"{root}/messy/{name}" for name in unreadable())
+    for name, content in readable().items():
+        theirs = as_pillow_reads(content, upright=True)
+        np.testing.assert_array_equal(pictures[f"{root}/messy/{name}"], theirs)
+    assert len(pictures) == len(readable()) + 24
+    counts = Counter(data.train.left_out) + Counter(data.eval.left_out)
+    assert counts == {".DS_Store": 1, ".heic": 1, ".txt": 1, ".DS_Store in no class": 1}
+    assert len(left_out()) == 3
+    line = overview((("train", data.train), ("val", data.eval)), "images")
+    kinds = ".DS_Store 1, .DS_Store in no class 1, .heic 1, .txt 1"
+    assert line.endswith(f"; 4 files left out ({kinds})")

@@ -1,0 +1,120 @@
+"""Every source returns the stored examples, and names missing files."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from etils import epath
+from image_sources import refused
+
+from configs import digits
+from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.data.sources import build_source, open_data
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import readable
+
+
+def test_unknown_source_gets_a_suggestion():
+    message = refused({"source": "image_folders"}, "train")
+    assert "digits, image_folder, array_record, tfds" in message
+    assert "--config.data.source=image_folder?" in message
+
+
+@pytest.mark.parametrize("source", ["token_stream", "text", "array_record", "table"])
+def test_a_bucket_needs_gcsfs(source: str, monkeypatch: pytest.MonkeyPatch):
+    """Where TensorFlow is installed etils reads through that."""
+    for package in ("gcsfs", "tensorflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    data = {"source": source, "path": "gs://bucket/set", "max_length": 8, "tokenizer": str(FOLDER)}
+    data |= {"text_column": "", "pair_column": "", "label_column": "", "train_split": "train"}
+    told = "gs://bucket/set needs the gcsfs package: pip install -e '.[gcs]'"
+    assert refused(data | {"label_names": ""}, "train") == told
+
+
+def test_tensorflow_reads_a_bucket_without_gcsfs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    tensorflow = ModuleType("tensorflow")
+    tensorflow.__spec__ = ModuleSpec("tensorflow", None)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    assert str(readable("gs://bucket/set")) == "gs://bucket/set"
+
+
+def test_a_tokenizer_in_a_bucket_needs_gcsfs(monkeypatch: pytest.MonkeyPatch):
+    for package in ("gcsfs", "tensorflow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(BadInputError, match=r"gs://b/vocab\.txt needs the gcsfs package"):
+        load_tokenizer("gs://b/vocab.txt")
+
+
+@pytest.mark.parametrize("name", ["image_folder", "array_record"])
+def test_a_path_is_needed(name):
+    assert refused({"source": name, "path": ""}, "train").endswith("add --config.data.path=DIR")
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "own"),
+    [
+        ("digits", "the digits of scikit-learn", "image_folder"),
+        ("tiny_text", "the embedded novel", "text"),
+        ("tiny_pieces", "the embedded novel", "token_stream"),
+    ],
+)
+def test_embedded_data_has_no_path(name: str, told: str, own: str):
+    message = refused({"source": name, "path": "mine", "max_length": 64}, "train")
+    reads = f"config.data.path=mine: config.data.source={name} reads {told}, not files; give "
+    assert message.startswith(
+        f"{reads}--config.data.path= (nothing), or --config.data.source={own}"
+    )
+
+
+def test_a_run_that_was_started_with_a_path_for_embedded_data_resumes(tmp_path: Path):
+    """Such a path was not read, and was not refused."""
+    config = digits.get_config()
+    config.data.path = "mine"
+    with pytest.raises(BadInputError, match="reads the digits of scikit-learn, not files"):
+        open_data(config, epath.Path(tmp_path / "new"))
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert len(open_data(config, epath.Path(tmp_path / "run")).train) == 1437
+
+
+# --- Digits ---------------------------------------------------------------------------------------
+
+
+def test_digits_are_split_by_class_and_cover_the_set():
+    """The splits are those that scikit-learn draws."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits().images, load_digits().target
+    parts = train_test_split(np.arange(1797), test_size=0.2, random_state=0, stratify=labels)
+    for name, records in zip(("train", "test"), map(sorted, parts), strict=True):
+        source = build_source({"source": "digits"}, name)
+        assert [source[i]["label"] for i in range(len(source))] == labels[records].tolist()
+        pixels = np.stack([source[i]["image"] for i in range(len(source))])
+        assert pixels.shape[1:] == (8, 8, 1) and pixels.dtype == np.uint8
+        np.testing.assert_array_equal(pixels[..., 0], np.round(images[records] * 255 / 16))
+    assert len(source) == 360
+    counts = np.bincount([source[i]["label"] for i in range(360)])
+    assert counts.min() >= 34 and counts.max() <= 37  # a fifth of the 174 to 183 per class
+
+
+def test_digits_have_no_other_split():
+    assert "no split 'val'; there are train, test" in refused({"source": "digits"}, "val")
+
+
+def test_a_slice_has_these_digits_of_the_split():
+    whole, tenth = (build_source({"source": "digits"}, s) for s in ("train", "train[90%:]"))
+    first = round(len(whole) * 0.9)
+    assert len(tenth) == len(whole) - first
+    np.testing.assert_array_equal(tenth[0]["image"], whole[first]["image"])
+    assert tenth.describe(0) == f"digits train image {first}"
+    assert tenth.info == whole.info and tenth.missing == ()
+    assert build_source({"source": "digits"}, "train[:3]").missing  # three digits, ten classes
+    assert "no image in this slice" in refused({"source": "digits"}, "train[9000:]")
+    message = refused({"source": "digits", "eval_fraction": 0.1}, "train")
+    assert "source=digits takes: its own splits divide it (config.data.train_split, " in message
+    assert "take slices, as in --config.data.train_split='train[:90%]'" in message

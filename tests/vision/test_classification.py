@@ -1,0 +1,175 @@
+"""The classification loss, computed by hand for two classes; evaluation ignores padding."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.typing import Array
+from widenet_jax.vision.mixup import mixup
+from widenet_jax.vision.task import Classification, to_unit_range, weigh
+
+RNGS = {"mixup": jax.random.key(3)}
+
+
+def task(**changes: float) -> Classification:
+    plain = {
+        "num_classes": 2,
+        "image_shape": (1, 1, 1),
+        "label_smoothing": 0.0,
+        "mixup_alpha": 0.0,
+        "mixup_group_size": 2,
+    }
+    return Classification(**plain | changes)
+
+
+def always(logits: list, aux: dict | None = None):
+    """Returns a model whose logits do not depend on the images."""
+    return lambda inputs, rngs: (jnp.asarray(logits, jnp.float32), aux or {})
+
+
+def pixels(*values: int) -> Array:
+    return jnp.asarray(values, jnp.uint8).reshape(-1, 1, 1, 1)
+
+
+def nats(*odds: float) -> list[float]:
+    """Returns logits whose softmax is `odds`."""
+    return [math.log(p) for p in odds]
+
+
+def test_pixels_to_unit_range():
+    images = to_unit_range(jnp.array([0, 51, 255], jnp.uint8))
+    np.testing.assert_allclose(images, [-1.0, -0.6, 1.0], atol=1e-6)
+    assert images.dtype == jnp.float32
+
+
+def test_balanced_classes_weigh_the_same():
+    """Three images of class 0 and one of class 1: weights 2/3 and 2."""
+    assert weigh((3, 1)) == pytest.approx((2 / 3, 2.0)) and weigh(()) == ()
+    apply = always([nats(0.75, 0.25), nats(0.1, 0.9)])
+    batch = {"image": pixels(0, 0), "label": jnp.array([0, 1])}
+    loss, _ = task(class_weights=weigh((3, 1))).loss(apply, batch, RNGS)
+    expected = -(2 / 3 * math.log(0.75) + 2 * math.log(0.9)) / 2
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+def test_the_model_sees_the_unit_range_and_no_mask():
+    seen = {}
+
+    def apply(inputs: dict, rngs: dict) -> tuple[Array, dict]:
+        seen.update(inputs, rngs=rngs)
+        return jnp.zeros((2, 2)), {}
+
+    task().loss(apply, {"image": pixels(0, 255), "label": jnp.array([0, 1])}, RNGS)
+    assert seen["image"].ravel().tolist() == [-1.0, 1.0]
+    assert "mask" not in seen and seen["rngs"] is RNGS
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "target"), [(0.0, (1.0, 0.0)), (0.2, (0.9, 0.1)), (0.5, (0.75, 0.25))]
+)
+def test_cross_entropy_by_hand(smoothing: float, target: tuple[float, float]):
+    """Two images of class 0, predicted as class 0 with probabilities 3/4 and 1/10."""
+    apply = always([nats(0.75, 0.25), nats(0.1, 0.9)])
+    batch = {"image": pixels(0, 0), "label": jnp.array([0, 0])}
+    loss, metrics = task(label_smoothing=smoothing).loss(apply, batch, RNGS)
+    first = -(target[0] * math.log(0.75) + target[1] * math.log(0.25))
+    second = -(target[0] * math.log(0.1) + target[1] * math.log(0.9))
+    np.testing.assert_allclose(loss, (first + second) / 2, rtol=1e-6)
+    np.testing.assert_allclose(metrics.means["cross_entropy"], loss)
+    assert metrics.means["accuracy"] == 0.5
+    assert metrics.layer_sums == {}
+
+
+def test_mixup_by_hand():
+    """Black is class 0, white class 1: a mixed image's brightness is its weight of class 1.
+
+    The loss of a model that predicts class 1 with this probability is then the mixture's entropy.
+    """
+
+    def apply(inputs: dict, rngs: dict) -> tuple[Array, dict]:
+        white = (inputs["image"].reshape(-1) + 1) / 2
+        return jnp.log(jnp.stack([1 - white, white], axis=-1)), {}
+
+    batch = {"image": pixels(0, 255, 0, 255), "label": jnp.array([0, 1, 0, 1])}
+    loss, metrics = jax.jit(partial(task(mixup_alpha=0.8).loss, apply))(batch, RNGS)
+    mix = jax.jit(partial(mixup, alpha=0.8, group_size=2))
+    images, _ = mix(RNGS["mixup"], to_unit_range(batch["image"]), jnp.zeros((4, 2)))
+    white = (np.asarray(images, np.float64).ravel() + 1) / 2
+    assert np.ptp(white) > 0.1  # the images are mixed
+    entropy = -(white * np.log(white) + (1 - white) * np.log(1 - white)).mean()
+    np.testing.assert_allclose(loss, entropy, rtol=1e-4)
+    assert metrics.means["accuracy"] == 1.0  # against the heavier label
+
+
+def test_losses_of_all_routing_operations_are_added():
+    aux = {
+        "loss": jnp.array([0.25, 0.5]),
+        "losses": {"load_balance": jnp.array([25.0, 50.0])},
+        "sums": {"load": jnp.array([[1, 3], [2, 2]])},
+    }
+    batch = {"image": pixels(0), "label": jnp.array([0])}
+    loss, metrics = task().loss(always([nats(0.5, 0.5)], aux), batch, RNGS)
+    np.testing.assert_allclose(loss, math.log(2) + 0.75, rtol=1e-6)
+    np.testing.assert_allclose(metrics.means["loss"], loss)
+    np.testing.assert_allclose(metrics.means["cross_entropy"], math.log(2), rtol=1e-6)
+    assert metrics.means["load_balance_loss"].tolist() == [25.0, 50.0]
+    assert metrics.layer_sums.keys() == {"load"}
+
+
+@pytest.mark.parametrize("padding", [0.0, 1e30, float("nan"), float("inf")])
+def test_evaluation_ignores_padding(padding: float):
+    """Two real images, one classified correctly; the prediction for the padding is ignored."""
+    apply = always([nats(0.75, 0.25), nats(0.25, 0.75), [padding, 0.0]])
+    batch = {
+        "image": pixels(0, 0, 0),
+        "label": jnp.array([0, 0, 0]),
+        "mask": jnp.array([True, True, False]),
+    }
+    metrics = task().summarize(task().evaluate(apply, batch).sums, {}, source=None)
+    assert metrics["images"] == 2
+    assert metrics["accuracy"] == 0.5
+    np.testing.assert_allclose(
+        metrics["cross_entropy"], -(math.log(0.75) + math.log(0.25)) / 2, rtol=1e-6
+    )
+
+
+def test_evaluation_is_without_smoothing_mixup_and_rngs():
+    seen = {}
+
+    def apply(inputs: dict, rngs: None) -> tuple[Array, dict]:
+        seen.update(inputs, rngs=rngs)
+        return jnp.asarray([nats(0.75, 0.25)]), {}
+
+    batch = {"image": pixels(0), "label": jnp.array([0]), "mask": jnp.array([True])}
+    sums = task(label_smoothing=0.3, mixup_alpha=0.5).evaluate(apply, batch).sums
+    np.testing.assert_allclose(sums["cross_entropy"], -math.log(0.75), rtol=1e-6)
+    assert seen["rngs"] is None
+    assert seen["mask"].tolist() == [True]
+
+
+def test_batches_add_up_to_the_set():
+    batch = {"image": pixels(0, 0), "label": jnp.array([0, 1]), "mask": jnp.array([True, True])}
+    first = task().evaluate(always([nats(0.75, 0.25), nats(0.75, 0.25)]), batch)
+    second = task().evaluate(always([nats(0.9, 0.1), nats(0.2, 0.8)]), batch)
+    metrics = task().summarize(jax.tree.map(jnp.add, first, second).sums, {}, source=None)
+    assert (metrics["images"], metrics["accuracy"]) == (4, 0.75)
+    expected = -np.mean(np.log([0.75, 0.25, 0.9, 0.8]))
+    np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"label_smoothing": 1.0}, "config.task.label_smoothing=1.0"),
+        ({"label_smoothing": -0.1}, "config.task.label_smoothing=-0.1"),
+        ({"mixup_alpha": -0.5}, "config.augment.mixup_alpha=-0.5"),
+    ],
+)
+def test_settings_out_of_range(changes: dict, field: str):
+    with pytest.raises(BadInputError, match=field):
+        task(**changes)

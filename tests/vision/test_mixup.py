@@ -1,0 +1,162 @@
+"""Mixup: partners within the group, and one lambda per example."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.vision.mixup import cutmix, mixup, mixup_or_cutmix
+
+B, G = 12, 4
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mixes images of random pixels, and one-hot targets of each image's position: [B, B]."""
+    images = jax.random.normal(jax.random.key(1), (B, 3, 2, 3))
+    run = jax.jit(functools.partial(mixup, alpha=0.5, group_size=G))
+    out_images, out_targets = run(jax.random.key(0), images, jnp.eye(B))
+    return np.asarray(images), np.asarray(out_images), np.asarray(out_targets)
+
+
+def partner(i: int) -> int:
+    return i + 1 if (i + 1) % G else i + 1 - G
+
+
+def test_partner_is_the_next_of_the_group(mixed: tuple):
+    targets = mixed[2]
+    for i in range(B):
+        others = set(np.nonzero(targets[i])[0]) - {i}
+        assert others <= {partner(i)}
+    assert (targets[np.arange(B), [partner(i) for i in range(B)]] > 0).sum() > B // 2
+
+
+def test_targets_stay_distributions(mixed: tuple):
+    np.testing.assert_allclose(mixed[2].sum(-1), np.ones(B), atol=1e-6)
+    assert mixed[2].min() >= 0
+
+
+def test_images_mix_as_their_targets_say(mixed: tuple):
+    images, out_images, targets = mixed
+    np.testing.assert_allclose(
+        out_images, np.einsum("ij,jhwc->ihwc", targets, images), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_every_example_has_its_own_lambda(mixed: tuple):
+    weights = np.diag(mixed[2])
+    assert len(np.unique(weights)) == B
+
+
+def lambdas(alpha: float) -> np.ndarray:
+    n = 4000
+    targets = jnp.tile(jnp.eye(2), (n // 2, 1))  # so that target[i, i % 2] is lambda
+    run = jax.jit(functools.partial(mixup, alpha=alpha, group_size=2))
+    _, out = run(jax.random.key(3), jnp.zeros((n, 1, 1, 1)), targets)
+    return np.asarray(out)[np.arange(n), np.arange(n) % 2]
+
+
+def test_half_half_is_the_arcsine_law():
+    drawn = lambdas(0.5)
+    assert abs(drawn.mean() - 0.5) < 0.03
+    assert abs(drawn.var() - 1 / 8) < 0.01
+    # P(lambda < x) = 2/pi asin(sqrt x): 1/3 of the draws lie below 1/4, 1/5 in the middle 0.3.
+    assert abs((drawn < 0.25).mean() - 1 / 3) < 0.03
+    assert abs(((drawn > 0.35) & (drawn < 0.65)).mean() - 0.194) < 0.03
+
+
+def test_one_one_is_uniform():
+    drawn = np.sort(lambdas(1.0))
+    assert np.abs(drawn - np.linspace(0, 1, len(drawn))).max() < 0.04
+
+
+def test_same_key_same_mix_and_another_key_another():
+    images, targets = jnp.ones((4, 1, 1, 1)), jnp.eye(4)
+    run = functools.partial(mixup, images=images, targets=targets, alpha=0.5, group_size=2)
+    first, again, other = (run(jax.random.key(seed))[1] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_types_are_kept():
+    images, targets = jnp.ones((4, 1, 1, 1), jnp.bfloat16), jnp.eye(4)
+    out = mixup(jax.random.key(0), images, targets, alpha=0.5, group_size=4)
+    assert (out[0].dtype, out[1].dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_array_equal(out[0], images)  # a mix of equal images
+
+
+@pytest.mark.parametrize("group_size", [1, 5, 0, 24])
+def test_sizes_that_do_not_fit(group_size: int):
+    with pytest.raises(BadInputError, match="must be at least 2 and divide the batch of 12"):
+        mixup(jax.random.key(0), jnp.ones((B, 1, 1, 1)), jnp.eye(B), alpha=1, group_size=group_size)
+
+
+def test_a_batch_of_one_has_no_partner():
+    with pytest.raises(BadInputError, match="a batch of 2, would do"):
+        mixup(jax.random.key(0), jnp.ones((1, 1, 1, 1)), jnp.eye(1), alpha=1.0, group_size=1)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
+def test_alpha_is_positive(alpha: float):
+    with pytest.raises(BadInputError, match="alpha"):
+        mixup(jax.random.key(0), jnp.ones((2, 1, 1, 1)), jnp.eye(2), alpha=alpha, group_size=2)
+
+
+def test_integer_pixels_are_refused():
+    images = jnp.ones((2, 1, 1, 1), jnp.uint8)
+    with pytest.raises(BadInputError, match="uint8"):
+        mixup(jax.random.key(0), images, jnp.eye(2), alpha=0.5, group_size=2)
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_no_pixel_crosses_devices():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    run = jax.jit(
+        functools.partial(mixup, alpha=0.5, group_size=4),
+        in_shardings=(whole, split, split),
+        out_shardings=(split, split),
+    )
+    text = run.lower(jax.random.key(0), jnp.ones((8, 5, 5, 3)), jnp.eye(8)).compile().as_text()
+    moves = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
+    crossing = [line for line in text.splitlines() if any(f" {move}" in line for move in moves)]
+    assert not [line for line in crossing if "5,5,3" in line]
+
+
+# --- CutMix ---------------------------------------------------------------------------------------
+
+
+def test_cutmix_pastes_a_box_of_the_partner_and_mixes_targets_by_area():
+    images = jnp.broadcast_to(jnp.arange(1.0, B + 1)[:, None, None, None], (B, 12, 16, 3))
+    run = jax.jit(functools.partial(cutmix, alpha=1.0, group_size=G))
+    cut, targets = map(np.asarray, run(jax.random.key(0), images, jnp.eye(B)))
+    shares = []
+    for i in range(B):
+        pasted = cut[i, ..., 0] == partner(i) + 1
+        assert (pasted | (cut[i, ..., 0] == i + 1)).all()  # nothing is blended
+        rows, columns = np.nonzero(pasted.any(1))[0], np.nonzero(pasted.any(0))[0]
+        assert pasted.sum() == len(rows) * len(columns)  # a box
+        assert len(rows) in (0, np.ptp(rows) + 1 if len(rows) else 0)
+        np.testing.assert_allclose(targets[i, partner(i)], pasted.mean(), atol=1e-6)
+        np.testing.assert_allclose(targets[i, i], 1 - pasted.mean(), atol=1e-6)
+        shares.append(pasted.mean())
+    assert len({*shares}) > B // 2 and 0.05 < np.mean(shares) < 0.6
+
+
+def test_of_both_each_example_has_one():
+    images = jax.random.normal(jax.random.key(1), (400, 8, 8, 1))
+    run = lambda mix, **how: jax.jit(functools.partial(mix, **how))(  # noqa: E731
+        jax.random.key(0), images, jnp.eye(400)
+    )
+    mixed, targets = run(mixup_or_cutmix, mixup_alpha=1.0, cutmix_alpha=1.0, group_size=2)
+    kept = np.asarray(mixed == images).mean((1, 2, 3))  # CutMix leaves pixels, mixup does not
+    assert 0.35 < (kept > 0).mean() < 0.6
+    np.testing.assert_allclose(np.asarray(targets).sum(-1), 1, atol=1e-6)
+    alone, _ = run(mixup_or_cutmix, mixup_alpha=0.0, cutmix_alpha=1.0, group_size=2)
+    expected, _ = run(cutmix, alpha=1.0, group_size=2)
+    np.testing.assert_array_equal(alone, expected)

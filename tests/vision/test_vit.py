@@ -1,0 +1,154 @@
+"""Vision models as a whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import apply, init
+
+from widenet_jax.config.sizes import parse_variant, vision_model
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import count_unrolled, parameter_shapes
+from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
+from widenet_jax.vision.model import image_spec
+
+IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+
+
+def tiny(variant: str = "widenet_tiny", **changes):
+    fields = vision_model(*parse_variant(variant)) | {"dtype": "float32"} | changes
+    return build_model(fields, num_classes=10)
+
+
+def logits(model, params: dict, images: jax.Array, **inputs) -> jax.Array:
+    return apply(model, params, {"image": images, **inputs}, train=False)[0]
+
+
+def test_padding_images_change_nothing_for_the_real_ones():
+    """A short last batch is padded with masked images; experts with and without spare capacity."""
+    model = tiny()
+    params = init(model, {"image": IMAGES})
+    mask = jnp.array([True, True, True, False])
+    noisy = IMAGES.at[3].set(100.0)
+    real = logits(model, params, IMAGES, mask=mask)[:3]
+    np.testing.assert_allclose(real, logits(model, params, noisy, mask=mask)[:3], atol=1e-5)
+
+
+def test_authors_code_has_one_token_more_and_no_parameter_for_it():
+    """A constant zero CLS token under average pooling: 17 position rows for 16 patches."""
+    shapes = parameter_shapes(tiny("widenet_tiny,preset=authors_code"), image_spec((8, 8, 1)))
+    assert shapes["position"]["position_embedding"].shape == (1, 17, 64)
+    assert "cls_token" not in shapes["position"]
+    ours = parameter_shapes(tiny(), image_spec((8, 8, 1)))
+    assert ours["position"]["position_embedding"].shape == (1, 16, 64)
+
+
+def test_vit_reads_its_cls_token():
+    """Moving one patch and its position to another place changes nothing: attention is a set."""
+    model = tiny("vit_tiny")
+    params = init(model, {"image": IMAGES})
+    swapped = IMAGES.at[:, :2, :2].set(IMAGES[:, 6:, 6:]).at[:, 6:, 6:].set(IMAGES[:, :2, :2])
+    rows = params["position"]["position_embedding"]
+    rows = rows.at[:, 1].set(rows[:, 16]).at[:, 16].set(rows[:, 1])  # row 0 is the CLS token's
+    moved = params | {"position": params["position"] | {"position_embedding": rows}}
+    np.testing.assert_allclose(
+        logits(model, params, IMAGES), logits(model, moved, swapped), atol=1e-5
+    )
+
+
+def test_dispatch_is_said_for_training_and_evaluation():
+    """16 images of 196 tokens are a group of WideNet; in evaluation nothing is dropped."""
+
+    def methods(variant: str) -> dict[str, str]:
+        fields = vision_model(*parse_variant(variant))
+        tokens = build_model(fields, num_classes=10).num_tokens(image_spec((224, 224, 3)))
+        return dispatch_methods(fields, tokens, platform="tpu")
+
+    assert methods("widenet_b") == {"training": "gather", "evaluation": "ragged"}
+    assert dispatch_text(methods("widenet_b")) == "gather in training, ragged in evaluation"
+    assert methods("widenet_b,examples_per_group=1")["training"] == "einsum"
+    assert methods("vit_b") == {}
+    dense = vision_model(*parse_variant("widenet_b")) | {"ffn": "mlp"}  # `moe` is unused
+    assert dispatch_methods(dense, 196, platform="tpu") == {}
+
+
+def test_dropout_only_in_training():
+    model = tiny("vit_tiny", dropout=0.5)
+    params = init(model, {"image": IMAGES})
+
+    def train(seed: int) -> jax.Array:
+        rngs = {"dropout": jax.random.key(seed)}
+        return apply(model, params, {"image": IMAGES}, train=True, rngs=rngs)[0]
+
+    np.testing.assert_array_equal(train(0), train(0))
+    assert (train(0) != train(1)).all()
+    np.testing.assert_array_equal(logits(model, params, IMAGES), logits(model, params, IMAGES))
+
+
+def test_initial_kernels_are_glorot_per_expert():
+    """Uniform in +-sqrt(6 / (D + F)): bounds of one expert's kernel, and its variance."""
+    model = tiny()
+    experts = init(model, {"image": IMAGES})["encoder"]["moe"]["experts"]
+    kernel = np.asarray(experts["wi"]["kernel"])  # [4, 64, 64]
+    bound = np.sqrt(6 / (64 + 64))
+    assert 0.99 * bound < np.abs(kernel).max() <= bound
+    np.testing.assert_allclose(kernel.var(axis=(1, 2)), bound**2 / 3, rtol=0.05)
+    assert len({k.tobytes() for k in kernel}) == 4  # each expert has a separate draw
+    np.testing.assert_allclose(np.asarray(experts["wi"]["bias"]).std(), 1e-6, rtol=0.2)
+
+
+def test_epsilon_activation_and_initialiser_reach_every_part():
+    """Each changes the output; with `truncated_normal` no kernel exceeds two deviations of 0.02."""
+    model = tiny("vit_moe_tiny", kernel_init="truncated_normal")
+    params = init(model, {"image": IMAGES})
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
+        if "kernel" in jax.tree_util.keystr(path):
+            largest = float(np.abs(leaf).max())
+            assert 0.03 < largest < 0.0401, jax.tree_util.keystr(path)
+    base = logits(model, params, IMAGES)
+    for change in ({"norm_epsilon": 0.1}, {"activation": "relu"}, {"activation": "gelu"}):
+        assert (logits(model.clone(**change), params, IMAGES) != base).any(), change
+
+
+def test_unrolled_counts_what_blocks_apply():
+    """Three blocks: three times attention, experts, router and the blocks' norms."""
+    model = tiny()
+    shapes = parameter_shapes(model, image_spec((8, 8, 1)))
+    sizes = {name: sum(s.size for s in jax.tree.leaves(part)) for name, part in shapes.items()}
+    inner = shapes["encoder"]
+    shared = sum(s.size for part in ("attention", "moe") for s in jax.tree.leaves(inner[part]))
+    assert count_unrolled(model, image_spec((8, 8, 1))) == sum(sizes.values()) + 2 * shared
+
+
+def test_heads_of_their_own_size_need_not_divide_the_width():
+    model = tiny("vit_tiny", num_heads=3, head_dim=8)
+    shapes = parameter_shapes(model, image_spec((8, 8, 1)))["encoder"]
+    assert shapes["block_00_attention"]["query"]["kernel"].shape == (64, 3 * 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "resnet"}, "--config.model.name=vision_transformer"),
+        ({"dtype": "float16"}, "config.model.dtype='float16'"),
+        ({"pool": "max"}, "config.model.pool='max'"),
+        ({"cls_token": "two"}, "config.model.cls_token='two'"),
+        ({"pool": "token"}, "config.model.cls_token=learned"),
+        ({"num_heads": 7}, "must divide"),
+        (
+            {"attention": "relative"},
+            "without a memory of earlier tokens needs config.model.attention=full",
+        ),
+        ({"activation": "gelu_tan"}, "--config.model.activation=gelu_tanh"),
+        ({"kernel_init": "glorot"}, "--config.model.kernel_init=glorot_uniform"),
+        ({"depht": 3}, "config.model.depht is unknown; config.model may have depth"),
+        ({"moe": {"mlp_dim": 64, "blocks": "all"}}, "config.model.moe.blocks is unknown"),
+        ({"moe": {"mlp_dim": 64}}, "config.model.moe.num_experts is missing"),
+        ({"norm_epsilon": -1.0}, "config.model.norm_epsilon=-1.0 must be between"),
+    ],
+)
+def test_mistakes(changes: dict, message: str):
+    with pytest.raises(BadInputError) as caught:
+        tiny(**changes)
+    assert message in str(caught.value)

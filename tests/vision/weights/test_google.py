@@ -1,0 +1,129 @@
+"""Google's `.npz` layouts, each with its logits, against a ViT in plain NumPy."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from etils import epath
+from inference import reference_vit as reference
+from inference.ours import our_logits
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.arrays import read_arrays
+from widenet_jax.vision.weights.google import from_google, model_fields
+
+POSITIONS = (
+    "Transformer/posembed_input/pos_embedding",
+    "Transformer/pos_embedding",
+    "pos_embedding",
+)
+
+
+def imported(arrays: dict, tmp_path) -> dict:
+    """Imports through a file, as a user does."""
+    np.savez(tmp_path / "vit.npz", **arrays)
+    return from_google(read_arrays(epath.Path(tmp_path / "vit.npz")), source="vit.npz")
+
+
+def assert_equal_logits(params: dict, vit: reference.Vit, tolerance: float = 1e-5):
+    expected = reference.logits(vit, reference.IMAGES)
+    assert np.ptp(expected) > 1  # otherwise equal logits would show little
+    np.testing.assert_allclose(our_logits(params, reference.IMAGES), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("prefix", ["", "opt/target/", "params/", "params/img/"])
+def test_every_prefix_and_place_of_the_positions(prefix: str, positions: str, tmp_path):
+    """Arrays beside the tree, such as the optimizer's moments, are left out."""
+    vit = reference.random_vit(pre_logits=True)
+    arrays = {prefix + k: v for k, v in reference.google_names(vit, positions=positions).items()}
+    beside = {
+        "opt/state/step": np.int64(7),
+        "params/t": np.ones(1),
+        "params/txt/head/bias": np.ones(2),
+    }
+    top = prefix.partition("/")[0]
+    arrays |= {k: v for k, v in beside.items() if k.startswith(top + "/") and prefix != "params/"}
+    assert_equal_logits(imported(arrays, tmp_path), vit)
+
+
+@pytest.mark.parametrize("pre_logits", [True, False])
+@pytest.mark.parametrize("numbered_together", [True, False])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_blocks_and_head(stacked: bool, numbered_together: bool, pre_logits: bool, tmp_path):
+    vit = reference.random_vit(pre_logits=pre_logits)
+    arrays = reference.google_names(vit, stacked=stacked, numbered_together=numbered_together)
+    params = imported(arrays, tmp_path)
+    assert ("representation" in params) == pre_logits
+    assert_equal_logits(params, vit)
+
+
+def test_a_cls_token_without_a_position(tmp_path):
+    """big_vision adds positions before it prepends the token: the token has no position row."""
+    vit = reference.random_vit()
+    combined = vit.outside["positions"]
+    apart = vit.outside | {
+        "positions": combined[:, 1:],
+        "cls": vit.outside["cls"] + combined[:, :1],
+    }
+    params = imported(reference.google_names(reference.Vit(apart, vit.blocks)), tmp_path)
+    assert params["position"]["position_embedding"].shape == (1, reference.SIDE**2 + 1, reference.D)
+    assert_equal_logits(params, vit)
+
+
+def test_average_pooling_without_a_cls_token(tmp_path):
+    vit = reference.random_vit(cls=False)
+    assert_equal_logits(imported(reference.google_names(vit), tmp_path), vit)
+
+
+def test_bfloat16_stored_as_untyped_bytes(tmp_path):
+    """The imported numbers are exactly the file's bfloat16 numbers."""
+    vit = reference.random_vit()
+    rounded = {k: v.astype(ml_dtypes.bfloat16) for k, v in reference.google_names(vit).items()}
+    params = imported(rounded, tmp_path)
+    with np.load(tmp_path / "vit.npz") as file:
+        assert file["head/kernel"].dtype == np.dtype("V2")
+
+    def cut(named: dict) -> dict:
+        return {k: v.astype(ml_dtypes.bfloat16).astype(np.float32) for k, v in named.items()}
+
+    assert_equal_logits(params, reference.Vit(cut(vit.outside), [cut(b) for b in vit.blocks]))
+
+
+def test_a_model_without_a_head(tmp_path):
+    arrays = reference.google_names(reference.random_vit())
+    headless = {k: v for k, v in arrays.items() if not k.startswith("head/")}
+    assert "head" not in imported(headless, tmp_path)
+
+
+@pytest.mark.parametrize("extra", ["MAPHead_0/probe", "conv_root/kernel",
+                                   "Transformer/encoderblock_0/Odd_0/kernel"])  # fmt: skip
+def test_a_part_without_a_place_is_named(extra: str):
+    arrays = reference.google_names(reference.random_vit()) | {extra: np.ones(1)}
+    with pytest.raises(BadInputError, match=f"^vit.npz: {extra} has no place in a ViT"):
+        from_google(arrays, source="vit.npz")
+
+
+def test_positions_that_are_computed_instead_of_learned():
+    arrays = reference.google_names(reference.random_vit(), positions="gone")
+    del arrays["gone"]
+    with pytest.raises(BadInputError, match="no pos_embedding, so this is not a ViT with learned"):
+        from_google(arrays, source="vit.npz")
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_heads_are_an_axis_of_the_query_kernel(stacked: bool):
+    """The text tower beside the image tower has another number of heads."""
+    named = reference.google_names(reference.random_vit(), stacked=stacked)
+    arrays = {f"params/img/{k}": v for k, v in named.items()}
+    arrays |= {"params/txt/MultiHeadDotProductAttention_0/query/kernel": np.ones((8, 4, 2))}
+    assert model_fields(arrays, source="vit.npz") == {
+        "num_heads": reference.N,
+        "norm_epsilon": 1e-6,
+        "activation": "gelu_tanh",
+        "norm_position": "pre",
+    }
+
+
+def test_a_file_without_attention():
+    with pytest.raises(BadInputError, match=r"^mixer.npz: no query/kernel, so this is not a ViT"):
+        model_fields({"embedding/kernel": np.ones(1)}, source="mixer.npz")

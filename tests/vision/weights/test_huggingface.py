@@ -1,0 +1,231 @@
+"""Hugging Face's ViT files against a ViT in plain NumPy, and against transformers if installed."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from etils import epath
+from inference import reference_vit as reference
+from inference.ours import our_logits
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.arrays import read_arrays
+from widenet_jax.vision.weights.huggingface import fold_pixels, from_huggingface, model_fields
+
+LAYOUTS = ("files", "modules")
+# Their name of an activation, ours, and the function.
+ACTIVATIONS = [
+    ("gelu", "gelu", reference.gelu_erf),
+    ("gelu_new", "gelu_tanh", reference.gelu_tanh),
+    ("gelu_pytorch_tanh", "gelu_tanh", reference.gelu_tanh),
+]
+
+
+def imported(path) -> dict:
+    return from_huggingface(read_arrays(epath.Path(path)), source="hf")
+
+
+def fields_of(**changes: object) -> dict:
+    """The fields of our model that their `config.json` decides."""
+    return model_fields(reference.huggingface_config(**changes), source="config.json")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+def test_names_and_axes(dtype: type, layout: str, tmp_path):
+    """The weights are rounded to the stored type first, so that reading must lose nothing."""
+    vit = reference.random_vit()
+
+    def rounded(named: dict) -> dict:
+        return {k: v.astype(dtype).astype(np.float32) for k, v in named.items()}
+
+    vit = reference.Vit(rounded(vit.outside), [rounded(b) for b in vit.blocks])
+    stored = {
+        k: np.ascontiguousarray(v).astype(dtype)
+        for k, v in reference.huggingface_names(vit, layout=layout).items()
+    }
+    safetensors.numpy.save_file(stored, tmp_path / "model.safetensors")
+    params = imported(tmp_path / "model.safetensors")
+    np.testing.assert_allclose(
+        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("theirs", "ours", "activation"), ACTIVATIONS)
+def test_epsilon_and_activation_come_from_their_config(theirs: str, ours: str, activation):
+    """A large epsilon, so that the logits show which one was used."""
+    vit = reference.random_vit()
+    params = from_huggingface(reference.huggingface_names(vit), source="hf")
+    fields = fields_of(hidden_act=theirs, layer_norm_eps=0.1)
+    assert fields["activation"] == ours
+    expected = reference.logits(vit, reference.IMAGES, epsilon=0.1, activation=activation)
+    np.testing.assert_allclose(our_logits(params, reference.IMAGES, **fields), expected, atol=1e-5)
+
+
+def test_fields_absent_from_their_config_have_their_defaults():
+    assert model_fields({}, source="config.json") == {
+        "num_heads": 12,
+        "norm_epsilon": 1e-12,
+        "activation": "gelu",
+        "norm_position": "pre",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "swish"}, "^config.json: hidden_act='swish' is not an activation of our"),
+        ({"layer_norm_eps": "small"}, "^config.json: could not convert string to float"),
+        ({"num_attention_heads": None}, "^config.json: int.. argument must be"),
+    ],
+)
+def test_a_value_that_our_models_do_not_have(change: dict, message: str):
+    with pytest.raises(BadInputError, match=message):
+        fields_of(**change)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_bare_model_with_its_pooler(layout: str):
+    """ViTModel: names without "vit.", and a tanh pooler."""
+    vit = reference.random_vit(pre_logits=True)
+    named = reference.huggingface_names(vit, layout=layout)
+    arrays = {k.removeprefix("vit."): v for k, v in named.items()}
+    arrays |= {
+        "pooler.dense.weight": vit.outside["pre_kernel"].T,
+        "pooler.dense.bias": vit.outside["pre_bias"],
+    }
+    params = from_huggingface(arrays, source="hf")
+    np.testing.assert_allclose(
+        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-5
+    )
+
+
+def test_parts_of_pretraining_are_left_out():
+    """ViTForMaskedImageModeling and ViT-MAE: the encoder is a ViT without a head."""
+    arrays = reference.huggingface_names(reference.random_vit())
+    encoder = {k: v for k, v in arrays.items() if not k.startswith("classifier.")}
+    pretraining = encoder | {
+        "vit.embeddings.mask_token": np.zeros((1, 1, reference.D)),
+        "decoder.0.weight": np.ones((3, reference.D, 1, 1)),
+        "decoder.decoder_encoder.layer.0.output.dense.weight": np.ones((2, 2)),
+    }
+    found, expected = (from_huggingface(a, source="hf") for a in (pretraining, encoder))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert "head" not in found
+
+
+def test_attention_without_biases_has_zeros():
+    """`qkv_bias=False` stores no bias of query, key and value."""
+    vit = reference.random_vit()
+    for block in vit.blocks:
+        for name in ("query", "key", "value"):
+            block[f"{name}_bias"][:] = 0
+    arrays = reference.huggingface_names(vit)
+    biased = ("query.bias", "key.bias", "value.bias")
+    params = from_huggingface(
+        {k: v for k, v in arrays.items() if not k.endswith(biased)}, source="hf"
+    )
+    np.testing.assert_allclose(
+        our_logits(params, reference.IMAGES), reference.logits(vit, reference.IMAGES), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["vit.embeddings.distillation_token",
+                                  "vit.encoder.layer.0.attention.odd.weight",
+                                  "vit.layers.0.mlp.fc3.weight",
+                                  "vit.encoder.layer.0.output.dense.scale"])  # fmt: skip
+def test_a_part_without_a_place_is_named(name: str):
+    arrays = reference.huggingface_names(reference.random_vit()) | {name: np.ones(1)}
+    with pytest.raises(BadInputError, match=f"hf: {name} has no place in a ViT"):
+        from_huggingface(arrays, source="hf")
+
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet; ViT-MAE's
+
+
+def first_layer(rng: np.random.Generator) -> dict:
+    projection = {"kernel": rng.normal(size=(4, 4, 3, 5)), "bias": rng.normal(size=5)}
+    return {"embed": {"projection": projection}, "head": {"bias": np.ones(2)}}
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "theirs"),
+    [
+        ({"image_mean": MEAN, "image_std": STD}, lambda p: (p / 255 - MEAN) / STD),
+        ({"do_normalize": False, "image_mean": MEAN}, lambda p: p / 255),
+        ({"do_rescale": False, "image_mean": 120, "image_std": 60}, lambda p: (p - 120) / 60),
+        ({"rescale_factor": 1 / 127.5, "image_mean": [1], "image_std": [1]}, None),
+        ({"image_mean": [0.5] * 3, "do_rescale": None}, None),
+        ({}, None),
+    ],
+)
+def test_their_pixels_through_their_layer_are_ours_through_ours(preprocessor: dict, theirs):
+    """In float64; None: theirs are ours, and the arrays stay as they are."""
+    rng = np.random.default_rng(0)
+    params, pixels = first_layer(rng), rng.integers(0, 256, (2, 4, 4, 3))
+    folded, told = fold_pixels(params, preprocessor, source="hf")
+
+    def outputs(params: dict, pixels: np.ndarray) -> np.ndarray:
+        projection = params["embed"]["projection"]
+        return np.einsum("bhwc,hwcd->bd", pixels, projection["kernel"]) + projection["bias"]
+
+    if theirs is None:
+        assert folded is params and told == ""
+        return
+    ours = outputs(folded, pixels / 127.5 - 1)
+    np.testing.assert_allclose(ours, outputs(params, theirs(pixels)), atol=1e-9)
+    assert folded["head"] is params["head"] and told.endswith("folded into embed")
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "told"),
+    [
+        ({"image_std": [0.2, 0.2]}, "could not be broadcast"),
+        ({"image_std": 0}, "image_std is not above 0"),
+        ({"image_mean": "grey"}, "could not convert string to float"),
+        ([1], "has no attribute 'items'"),
+    ],
+)
+def test_a_damaged_preprocessor_is_named(preprocessor: object, told: str):
+    with pytest.raises(BadInputError, match=f"^hf: .*{told}.*; download it again$"):
+        fold_pixels(first_layer(np.random.default_rng(0)), preprocessor, source="hf")
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of torch and transformers
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("hidden_act", "epsilon"), [("gelu", 1e-12), ("gelu_new", 1e-6)])
+def test_equal_logits_with_transformers(hidden_act: str, epsilon: float, layout: str, tmp_path):
+    """Files as `save_pretrained` writes them, and the names of the modules."""
+    torch = pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[huggingface]'")
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            hidden_size=reference.D,
+            num_hidden_layers=reference.L,
+            num_attention_heads=reference.N,
+            intermediate_size=reference.F,
+            image_size=reference.SIDE * reference.P,
+            patch_size=reference.P,
+            num_labels=reference.V,
+            hidden_act=hidden_act,
+            initializer_range=0.3,
+            layer_norm_eps=epsilon,
+        )
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:  # which start at 0 and 1
+                parameter += 0.3 * torch.randn_like(parameter)
+        theirs = model(torch.from_numpy(reference.IMAGES.transpose(0, 3, 1, 2))).logits.numpy()
+    model.save_pretrained(tmp_path)
+    if layout == "modules":
+        arrays = {k: np.ascontiguousarray(v.numpy()) for k, v in model.state_dict().items()}
+        safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    fields = model_fields(json.loads((tmp_path / "config.json").read_text()), source="config.json")
+    assert np.ptp(theirs) > 1
+    params = imported(tmp_path / "model.safetensors")
+    np.testing.assert_allclose(our_logits(params, reference.IMAGES, **fields), theirs, atol=1e-5)

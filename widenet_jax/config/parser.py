@@ -1,0 +1,254 @@
+"""The command line that all commands share: flags, config fields, exit codes.
+
+A command is a module of `widenet_jax.cli` with `main(argv=None) -> int`, which adds its flags to a
+`Parser` and calls `Parser.run`. JAX is imported by the work, never by the command line, so that a
+mistake is answered at once.
+"""
+
+import argparse
+import json
+import math
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NoReturn
+
+from absl import logging
+
+from widenet_jax.config.comments import field_names
+from widenet_jax.config.files import variant_options
+from widenet_jax.config.names import same_name
+from widenet_jax.config.platforms import skip_absent_tpu
+from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
+
+FIELD = "--config."
+Options = argparse.Namespace
+Argv = Sequence[str] | None  # the words after the program's name; None: those of this process
+READER_GONE = 141  # what shells report of a process that SIGPIPE ended
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser that raises BadInputError for mistakes, and accepts no abbreviated flags.
+
+    The parsers of subcommands (`add_subparsers`) are of this class as well.
+
+    Args:
+      description: printed by --help.
+      takes_fields: whether the command lets its user set fields of a config.
+      options: of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, description: str = "", *, takes_fields: bool = True, **options: Any):
+        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(description=description, allow_abbrev=False, **options)
+        self.set_defaults(takes_fields=takes_fields)
+
+    def run(self, work: Callable[[Options], int | None], argv: Argv = None) -> int:
+        """Reads a command line, does the work with its options and returns the exit code."""
+        return exit_code_of(lambda: work(self.read(argv)))
+
+    def read(self, argv: Argv = None) -> Options:
+        """Reads a command line.
+
+        Args:
+          argv: the words after the program's name.
+
+        Returns:
+          The options. Their `fields` lists every `--config.FIELD=VALUE` in its order. The value may
+          also be a word by itself, as in `--config.seed 3`.
+
+        Raises:
+          BadInputError: an unknown flag, a missing or impossible value.
+        """
+        words, fields = split_fields(sys.argv[1:] if argv is None else argv)
+        words = [with_home(word) for word in words]
+        self._check_flag_names(words)
+        if self._subparsers:  # argparse does not mix positional words with flags there
+            options, rest = self.parse_known_args(words)
+        else:
+            options, rest = self.parse_known_intermixed_args(words)
+        if rest:
+            raise BadInputError(f"not a flag: {rest[0]!r}; flags are written --name=value")
+        if fields and not options.takes_fields:
+            raise BadInputError(f"{fields[0]}: this command sets no field of a config")
+        options.fields = fields
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(f"{message} (--help lists the flags)")
+
+    def _check_flag_names(self, words: Sequence[str]) -> None:
+        """Raises BadInputError at the first unknown flag, before argparse misses a required one."""
+        known = {name.lstrip("-") for name in self._flag_names()}
+        for word in words:
+            name = word.partition("=")[0].removeprefix("--")
+            if word.startswith("--") and name not in known:
+                hint = option_hint(word, words) or self._hint(name, known)
+                raise BadInputError(f"there is no flag --{name}; {hint}")
+
+    def _hint(self, name: str, known: Collection[str]) -> str:
+        """Returns what to tell about an unknown flag: the field or the flag that may be meant."""
+        takes_fields = self.get_default("takes_fields") and not self._subparsers
+        if takes_fields and (field := same_name(name, field_names())):
+            return f"did you mean {FIELD}{field}?"
+        near = similar(name, known)
+        return f"did you mean --{near}?" if near else "--help lists the flags"
+
+    def _flag_names(self) -> Iterator[str]:
+        """Yields the names of all flags, including those of subcommands."""
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for subparser in action.choices.values():
+                    yield from subparser._flag_names()
+
+
+def option_hint(word: str, words: Sequence[str]) -> str:
+    """Returns what to tell of an unknown flag that is an option of the config's variants.
+
+    Args:
+      word: the unknown flag, perhaps with a value.
+      words: all words; one of them may be --config=FILE or --config=FILE:VARIANT.
+
+    Returns:
+      "" where the flag is no such option.
+    """
+    name, _, value = word.removeprefix("--").partition("=")
+    name = name.replace("-", "_")
+    config = ""
+    for one, after in zip(words, [*words[1:], ""], strict=True):
+        if one.startswith("--config="):
+            config = one.removeprefix("--config=")
+        elif one == "--config":
+            config = after
+    if not config or name not in variant_options(config):
+        return ""
+    variant = config if ":" in config else f"{config}:VARIANT"
+    return f"it is an option after the colon: --config={variant},{name}={value or '...'}"
+
+
+def with_home(word: str) -> str:
+    """Replaces ~ in `--out=~/x` by the home directory; shells do so in `--out ~/x` only."""
+    name, equals, value = word.partition("=")
+    return name + equals + (os.path.expanduser(value) if name.startswith("--") else value)
+
+
+def split_fields(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separates the command's own flags from those that set fields of the config.
+
+    Returns:
+      The command's own words, and `--config.FIELD=VALUE` for each field.
+
+    Raises:
+      BadInputError: a field without a value.
+    """
+    own: list[str] = []
+    fields: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith(FIELD):
+            own.append(word)
+        elif "=" in word:
+            fields.append(word)
+        else:
+            value = next(rest, "--")
+            if value.startswith("--"):
+                raise BadInputError(f"{word} has no value; write {word}=VALUE")
+            fields.append(f"{word}={value}")
+    return own, fields
+
+
+def positive(text: str) -> int:
+    """Converts an argparse value that must be a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def not_negative(text: str) -> int:
+    """Converts an argparse value that must be a whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 0")
+    return int(text)
+
+
+def checkpoint(text: str) -> str:
+    """Checks an argparse value that names a checkpoint of a run."""
+    if text not in ("last", "best") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be last, best or a step")
+    return text
+
+
+def add_model_flags(parser: Parser, place: str = "of a run, or an exported model") -> None:
+    """Adds the flags that say which trained model a command takes.
+
+    Args:
+      parser: of the command.
+      place: what the help says of --workdir.
+    """
+    parser.add_argument("--workdir", required=True, metavar="DIR", help=place)
+    text = "of the run: last (the default), best by its headline metric, or a step that it keeps"
+    parser.add_argument("--checkpoint", type=checkpoint, metavar="last|best|STEP", help=text)
+
+
+def seconds(text: str) -> float:
+    """Converts an argparse value that must be a finite number of seconds, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds")
+    return value
+
+
+def show(options: Options, facts: Any, text: str) -> None:
+    """Prints what a command found: the facts with --json, else the text for people."""
+    print(json.dumps(facts, default=str) if options.json else text)
+
+
+def exit_code_of(run: Callable[[], int | None]) -> int:
+    """Runs a command and reports what went wrong in one line on stderr.
+
+    Returns:
+      What `run` returns (0 for None); 2 for a BadInputError and for a file that cannot be read or
+      written; 3 for a RunFailedError; 130 after Ctrl-C; 141 where the reader of stdout has left, as
+      in `... | head -1`.
+    """
+    skip_absent_tpu(os.environ)
+    if hasattr(sys.stdout, "reconfigure"):  # notebooks replace stdout
+        sys.stdout.reconfigure(errors="surrogateescape")  # prints file names that are no UTF-8
+    logging.set_verbosity(logging.FATAL)  # Orbax logs a traceback of each error reported here
+    try:
+        code = run() or 0
+        sys.stdout.flush()  # so that a reader who has left is noticed here
+        return code
+    except SystemExit as end:  # argparse has printed the help
+        return end.code or 0
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailedError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and reader_is_gone():
+            # Python writes what is left of stdout when it exits, and would fail once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return READER_GONE
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def reader_is_gone() -> bool:
+    """Returns whether stdout is a pipe whose reading end is closed."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

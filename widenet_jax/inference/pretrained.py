@@ -1,0 +1,217 @@
+"""Weights that `config.init_from` names: a run, an exported directory, or public weights.
+
+Public weights are Google's and Hugging Face's ViT, and Hugging Face's BERT and ALBERT.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+
+from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import absolute, read_json
+from widenet_jax.inference.arrays import READERS, read_arrays
+from widenet_jax.inference.finetune import RULES
+from widenet_jax.inference.trained import read_model
+from widenet_jax.text.weights.huggingface import from_huggingface_text
+from widenet_jax.text.weights.huggingface_config import kind_out, model_section, text_kind
+from widenet_jax.vision.weights import google, huggingface
+
+# Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
+# run must have the stored ones. Others that do, such as a router, a run may choose anew.
+CHECKED = ("num_heads", "norm_epsilon", "activation", "norm_position", "moe.activation")
+# Fields that do not change what a trained model computes, by the last part of their names, and
+# those that the shapes of parameters decide.
+WITHOUT_EFFECT = {
+    "dtype",
+    "unroll",
+    "remat",
+    "dispatch",
+    "kernel_init",
+    "table_init",
+    "dropout",
+    "ffn_dropout",
+    "output_dropout",
+    "expert_dropout",
+    "noise_std",
+    "capacity_factor",
+    "representation",
+    "num_positions",
+}
+# In a directory of Hugging Face's, of which large models have several.
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+PREPROCESSOR = "preprocessor_config.json"
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
+
+
+class Pretrained(NamedTuple):
+    """A model to start from.
+
+    Attributes:
+      params: host arrays under our names.
+      same_classes: whether it was trained on the classes of the new run, so that its head fits.
+      differing: fields of `config.model` in which the new run computes another function with the
+        parameters, each as "moe.num_selected_experts=2 (4 there)".
+      folded: what `huggingface.fold_pixels` changed; "" for nothing.
+    """
+
+    params: dict
+    same_classes: bool
+    differing: list[str]
+    folded: str = ""
+
+
+def load_pretrained(
+    place: str, sharding: jax.sharding.Sharding, *, model: Mapping, info: Mapping[str, Any]
+) -> Pretrained:
+    """Loads parameters for a run to start from.
+
+    Args:
+      place: the workdir of a run; a directory written by `scripts/export.py`; a `.npz` of Google's
+        ViT; or a directory of Hugging Face's with a ViT, BERT or ALBERT and its `config.json`, or
+        its file of weights.
+      sharding: over all devices of all hosts, replicated. It serves to read a run's checkpoint;
+        every host reads the other kinds for itself.
+      model: `config.model` of the new run.
+      info: facts of the new run's data; its classes and, of a text model, its tokenizer are
+        compared.
+
+    Raises:
+      BadInputError: there are no such weights, a file is damaged, or `model` computes another
+        function with them, or the tokenizer is another.
+      RunFailedError: every checkpoint of the run is damaged.
+    """
+    if model["name"] not in RULES:
+        raise BadInputError(
+            f"config.init_from={place}: this run's model is {model['name']}, and only "
+            f"{', '.join(RULES)} start from stored weights"
+        )
+    folded = ""
+    if files := weight_files(absolute(place)):
+        params, fields, folded = read_public(files, source=f"config.init_from={place}")
+        stored_tokenizer, same_classes = tokenizer_beside(files[0].parent), False
+    else:
+        found = read_model(place, sharding, flag="--config.init_from")
+        params, fields = found.params, found.config["model"]
+        stored_tokenizer = found.tokenizer
+        same_classes = bool(found.class_names) and all(
+            found.info.get(name) == info.get(name) for name in ("class_names", "pairs")
+        )
+    if fields["name"] != model["name"]:
+        raise BadInputError(
+            f"config.init_from={place} holds a {fields['name']}, and this run's model is "
+            f"{model['name']}"
+        )
+    differing = differing_fields(fields, model, place)
+    if stored_tokenizer and "tokenizer" in info:
+        check_same_tokens(
+            stored_tokenizer, Tokenizer(info["tokenizer"]), f"config.init_from={place}"
+        )
+    return Pretrained(params, same_classes, differing, folded)
+
+
+def weight_files(path: epath.Path) -> list[epath.Path]:
+    """Lists the files of flat arrays that `path` is or holds."""
+    if path.suffix in READERS:
+        return [path]
+    found = [sorted(path.glob(pattern)) for pattern in WEIGHTS] if path.is_dir() else []
+    return next(filter(None, found), [])
+
+
+def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str, Any], str]:
+    """Reads public weights: our parameter tree, the fields of `config.model` they require, and what
+    `huggingface.fold_pixels` changed.
+
+    Args:
+      files: of one model, as `weight_files` lists them.
+      source: the flag that names them and its value, for messages.
+
+    Raises:
+      BadInputError: an unknown layout, or no `config.json` beside Hugging Face's weights.
+    """
+    arrays = {}
+    for file in files:
+        arrays |= read_arrays(file)
+    if google.is_google(arrays):
+        fields = {"name": "vision_transformer"} | google.model_fields(arrays, source=source)
+        return google.from_google(arrays, source=source), fields, ""
+    is_vit, beside = huggingface.is_huggingface(arrays), files[0].parent / "config.json"
+    config = read_json(beside) if beside.exists() else {}
+    if not is_vit and text_kind(config):
+        fields = model_section(config, source=str(beside))
+        kind, shared = kind_out(fields)
+        params = from_huggingface_text(
+            arrays, kind=kind, depth=fields["depth"], shared=shared, source=source
+        )
+        return params, fields, ""
+    if not config and any("layernorm" in name.lower() for name in arrays):
+        raise BadInputError(
+            f"{source}: {beside.name} is missing beside the weights; download it "
+            "too: it names their number of heads, LayerNorm epsilon and activation"
+        )
+    if not is_vit:
+        raise BadInputError(
+            f"{source}: neither Google's ViT nor a ViT, BERT or ALBERT of Hugging "
+            "Face; for a model of ours give the workdir of its run, or the directory that "
+            "scripts/export.py wrote"
+        )
+    fields = {"name": "vision_transformer"} | huggingface.model_fields(config, source=str(beside))
+    params = huggingface.from_huggingface(arrays, source=source)
+    file = beside.parent / PREPROCESSOR
+    preprocessor = read_json(file) if file.exists() else {}
+    params, folded = huggingface.fold_pixels(params, preprocessor, source=str(file))
+    return params, fields, folded
+
+
+def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:
+    """Loads the tokenizer beside public weights; None where there is none."""
+    if any(any(directory.glob(pattern)) for pattern in TOKENIZERS):
+        return load_tokenizer(str(directory))
+    return None
+
+
+def check_same_tokens(stored: Tokenizer, here: Tokenizer, place: str) -> None:
+    """Raises BadInputError where an id of the data is another token in the model of `place`."""
+    for index in range(here.vocab_size):
+        there = stored.token(index) if index < stored.vocab_size else "missing"
+        if there != here.token(index):
+            raise BadInputError(
+                f"{place} was trained with another tokenizer: token {index} is "
+                f"{there!r} there and {here.token(index)!r} here; tokenize the data with that of "
+                "the model"
+            )
+
+
+def differing_fields(stored: Mapping[str, Any], model: Mapping[str, Any], place: str) -> list[str]:
+    """Returns the fields in which `model` computes another function; see `Pretrained`.
+
+    Fields that only one of the two has are not compared: public weights come with few.
+
+    Raises:
+      BadInputError: one of them is in `CHECKED`; the message has the flags to add.
+    """
+    there, here = flat_fields(stored), flat_fields(model)
+    differ = [name for name in here if name in there and there[name] != here[name]]
+    if refused := [name for name in CHECKED if name in differ]:
+        named = ", ".join(f"{name}={here[name]}" for name in refused)
+        flags = " ".join(f"--config.model.{name}={there[name]}" for name in refused)
+        raise BadInputError(
+            f"config.init_from={place} was trained with another function than this run's {named}; "
+            f"add {flags}"
+        )
+    return [
+        f"{name}={here[name]} ({there[name]} there)"
+        for name in differ
+        if name.rpartition(".")[2] not in WITHOUT_EFFECT and not name.startswith("moe.losses.")
+    ]
+
+
+def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a section `config.model` by their names, as JSON stores the values."""
+    plain = json.loads(json.dumps(ConfigDict(model).to_dict()))
+    return {name: x for name, x in flatten_dict(plain, sep=".").items() if x is not None}

@@ -1,0 +1,96 @@
+"""Public text models, opened for predictions without a run of ours."""
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from widenet_jax.corpus.tokenizer import load_tokenizer
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.experiment import build_task
+from widenet_jax.files import absolute, is_remote
+from widenet_jax.inference.finetune import finetune_params
+from widenet_jax.inference.pretrained import read_public, weight_files
+from widenet_jax.inference.trained import Trained, model_inputs, open_trained
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import parameter_shapes
+
+# Packages, which may be absent, whose errors tell of credentials and networks.
+REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}
+MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
+
+
+def is_public(place: str) -> bool:
+    """Returns whether a directory or file holds public weights, and not a run or an export."""
+    return bool(weight_files(absolute(place)))
+
+
+def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
+    """Opens a run, an export or public weights: `open_trained` or `open_public`.
+
+    Raises:
+      BadInputError: as these do, or a checkpoint is chosen of public weights, or a bucket cannot be
+        reached.
+      RunFailedError: as `open_trained`.
+    """
+    try:
+        if not is_public(place):
+            return open_trained(place, checkpoint=checkpoint)
+        if not checkpoint:
+            return open_public(place)
+    except Exception as error:
+        if not is_remote(place) or not _is_of_access(error):
+            raise
+        raise BadInputError(
+            f"{place} cannot be read: {first_line(error)}; log in with `gcloud auth "
+            "application-default login`, or copy the directory to this machine"
+        ) from error
+    raise BadInputError(
+        f"--workdir={place} holds public weights, and only a run has checkpoints to choose "
+        f"from; leave the choice of {checkpoint} out"
+    )
+
+
+def _is_of_access(error: Exception) -> bool:
+    """Returns whether an error comes from a file system, a network or a login."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, OSError) or not packages.isdisjoint(REMOTE_PACKAGES)
+
+
+def open_public(place: str) -> Trained:
+    """Opens a BERT or ALBERT of Hugging Face that predicts masked words.
+
+    Its pooler and its head of sentence order, which masked words do not need, are zeros where the
+    files have none.
+
+    Args:
+      place: a directory with its weights, `config.json` and tokenizer.
+
+    Raises:
+      BadInputError: a file is missing or damaged, or the model has no head for masked words.
+    """
+    stored, fields, _ = read_public(weight_files(absolute(place)), source=f"--workdir={place}")
+    if stored.get("mlm", {}).keys() != MLM_HEAD:
+        raise BadInputError(
+            f"--workdir={place} holds public weights without a head for masked words, the only one "
+            "that can be used as it is; finetune them on your data, from "
+            f"--config.init_from={place}, and give the --workdir of that run"
+        )
+    tokenizer, rows = load_tokenizer(place), len(stored["embeddings"]["token"])
+    if rows < tokenizer.vocab_size:
+        raise BadInputError(
+            f"--workdir={place}: its tokenizer has {tokenizer.vocab_size:,} tokens, and its "
+            f"weights have {rows:,}; download both again, from the same model"
+        )
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+    config = ConfigDict({
+        "task": {"name": "masked_lm"},
+        "model": fields | {"dtype": "float32"},
+        "data": {"max_length": fields["num_positions"]},
+    })  # fmt: skip
+    task = build_task(config, DataFacts(0, {}, info))
+    model = build_model(config.model, **task.model_fields)
+    shapes = parameter_shapes(model, model_inputs(config, {}))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    params, _ = finetune_params(jax.device_get(zeros), stored, model=config.model, source=place)
+    return Trained(place, config, info, task, model, params, step=0)

@@ -1,0 +1,129 @@
+"""Replaces `config.model.name="stored"` by the section `config.model` of a stored model.
+
+Reads JSON alone: neither parameters nor JAX are loaded, so that a mistake is answered at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import override
+from widenet_jax.config.sizes import finetuning_rate, has_balance_loss
+from widenet_jax.config.stored_names import upgrade
+from widenet_jax.errors import BadInputError
+from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
+from widenet_jax.text.weights.huggingface_config import model_section, text_kind
+
+STORED = "stored"
+INIT_FROM = "--config.init_from="
+NAME_MODEL = (
+    "name the model in --config=FILE:VARIANT, as in configs/finetune.py:vit_b for a ViT-B of "
+    "Google (.npz) or Hugging Face"
+)
+
+
+def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -> ConfigDict:
+    """Sets fields as `config.files.override` does, after a stored model has been looked up.
+
+    Where config.model.name is "stored", config.model becomes the whole section of the model that
+    config.init_from names. The fields that stand beside the name override the stored ones (but for
+    the losses of a router that does not go with WideNet's), and flags override both. Those of
+    `recipe_of` are no fields of the model: other sections may follow them.
+
+    Args:
+      config: as its file made it.
+      flags: `--config.FIELD=VALUE`.
+      workdir: of the run. One that has begun keeps its section, so that it resumes without the
+        model it started from.
+
+    Raises:
+      BadInputError: as `override`; or there is no stored model, or it has no such field.
+    """
+    if config.get("model", {}).get("name") == STORED:
+        override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
+        beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
+        begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
+        sections = stored_sections(workdir if begun else config.init_from)
+        recipe = recipe_of(sections, begun=bool(begun))
+        for name in recipe.keys() & beside.keys():
+            config.model[name] = recipe[name]
+            del beside[name]
+        stored = sections["model"]
+        if stored.get("moe") and not has_balance_loss(stored["moe"]["router"]["name"]):
+            beside.get("moe", {}).pop("losses", None)
+        with config.unlocked():
+            config.model = merged(stored, beside, config.init_from)
+    return override(config, flags)
+
+
+def recipe_of(stored: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
+    """Returns the size of images and the learning rate with which to finetune a stored model.
+
+    Args:
+      stored: its sections.
+      begun: whether it is the run itself, which keeps its own, rather than the one to start from.
+    """
+    if "image_size" not in stored.get("data", {}):
+        return {}
+    rate = finetuning_rate(stored["model"]["embed_dim"])
+    rate = stored["optimizer"]["learning_rate"] if begun else rate
+    return {"image_size": stored["data"]["image_size"], "learning_rate": rate}
+
+
+def stored_sections(place: str) -> Mapping[str, Any]:
+    """Reads the config of a run or an export, or "model" alone of Hugging Face's BERT and ALBERT.
+
+    Raises:
+      BadInputError: `place` is empty, holds no such model, or its config.json is damaged.
+    """
+    if not place:
+        raise BadInputError(
+            "config.model.name=stored needs the model to start from: add --config.init_from=DIR of "
+            "a run, an export or a Hugging Face model, or name a model in --config=FILE:VARIANT"
+        )
+    file = config_file(split_checkpoint(place)[0])
+    if not file.exists():
+        raise BadInputError(
+            f"config.init_from={place}: no config.json there; give the workdir of a training run, "
+            "a directory that scripts/export.py wrote, or one of Hugging Face's BERT or ALBERT; or "
+            f"{NAME_MODEL}"
+        )
+    content = read_json(file)
+    content = content if isinstance(content, Mapping) else {}
+    if isinstance(content.get("model"), Mapping):
+        return upgrade(content)
+    if text_kind(content):
+        return {"model": model_section(content, source=str(file))}
+    raise BadInputError(
+        f"{file} describes no model of ours, no BERT and no ALBERT (model_type="
+        f"{content.get('model_type')!r}); {NAME_MODEL}"
+    )
+
+
+def config_file(place: str) -> epath.Path:
+    """Returns the path of the config.json in a directory, or beside a file of weights."""
+    path = absolute(place)
+    return (path if path.is_dir() else path.parent) / "config.json"
+
+
+def merged(stored: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns the stored fields, with those of `given` instead.
+
+    A section of `given`, such as moe, has no effect where the stored model has none.
+
+    Raises:
+      BadInputError: the stored model has no field of a name in `given`.
+    """
+    result = dict(stored)
+    for name, value in given.items():
+        if name not in stored:
+            raise BadInputError(
+                f"config.model.{name} is no field of the model in config.init_from={place}"
+            )
+        if isinstance(value, Mapping):
+            result[name] = merged(stored[name], value, place) if stored[name] else stored[name]
+        elif value is not None:
+            result[name] = value
+    return result

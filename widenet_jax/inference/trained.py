@@ -1,0 +1,205 @@
+"""Trained models: a run's workdir or an exported directory, read and opened for use."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from etils import epath
+from ml_collections import ConfigDict
+
+from widenet_jax.checkpoint.checkpoints import load_checkpoint
+from widenet_jax.config.files import override
+from widenet_jax.config.stored_names import upgrade
+from widenet_jax.corpus.tokenizer import Tokenizer
+from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import build_task
+from widenet_jax.files import absolute, read_json, split_checkpoint
+from widenet_jax.inference.exported import Exported, is_exported, read_exported
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.param_names import named_leaves
+from widenet_jax.run.metrics import JsonLines
+from widenet_jax.sharding import to_host
+from widenet_jax.specs import TASKS, task_class
+from widenet_jax.task import Task
+from widenet_jax.typing import PyTree, Shapes
+
+# Entries of a checkpoint's meta that are no facts of the data.
+OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
+# Entries of result.json that are the same after every step.
+OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "headline", "unit", "baseline"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model ready for evaluation, prediction and analysis.
+
+    Attributes:
+      place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
+      config: the config of its run, with the caller's changes.
+      info: facts of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
+      task: that of its run. Its `batch_spec` describes images only.
+      model: the Linen module.
+      params: host arrays.
+      step: the checkpoint's step.
+    """
+
+    place: str
+    config: ConfigDict
+    info: Mapping[str, Any]
+    task: Task
+    model: nn.Module
+    params: PyTree
+    step: int
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Label k is class_names[k]; empty for a task without classes."""
+        return tuple(self.info.get("class_names", ()))
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of a text model; None for a model of bytes."""
+        return Tokenizer(self.info["tokenizer"]) if "tokenizer" in self.info else None
+
+    def require_task(self, *names: str) -> None:
+        """Raises BadInputError unless the model was trained for one of these tasks."""
+        if self.config.task.name not in names:
+            raise BadInputError(
+                f"{self.place} holds a model of the task {self.config.task.name}; here it must be "
+                f"{' or '.join(names)}"
+            )
+
+
+def open_trained(
+    place: str, changes: Sequence[str] = (), *, checkpoint: str | None = None
+) -> Trained:
+    """Opens a checkpoint of a run, or an exported model.
+
+    Args:
+      place: a workdir, also as `WORKDIR@CHECKPOINT`; or a directory that `scripts/export.py` wrote.
+      changes: changes to the config, as `--config.FIELD=VALUE`.
+      checkpoint: of the run: "last", the newest that is intact, "best" or a step; None: the last.
+
+    Raises:
+      BadInputError: there is no model, no such checkpoint, or a change does not fit it.
+      RunFailedError: every checkpoint of the run is damaged, or the one that was asked for.
+    """
+    found = read_model(place, checkpoint=checkpoint)
+    place += f"@{checkpoint}" if checkpoint else ""
+    config = override(ConfigDict(found.config), changes)
+    example = images_of(config, found.params) if "image_size" in config.data else {}
+    task = build_task(config, DataFacts(0, example, found.info))
+    model = build_model(config.model, **task.model_fields)
+    check_fits(model, found.params, model_inputs(config, example), place)
+    return Trained(place, config, found.info, task, model, found.params, found.step)
+
+
+def images_of(config: ConfigDict, params: PyTree) -> dict[str, ArraySpec]:
+    """Returns the images that a stored model takes: its first layer has their channels."""
+    size, kernel = config.data.image_size, params["embed"]["projection"]["kernel"]
+    return {"image": ArraySpec((size, size, kernel.shape[2]), "uint8")}
+
+
+def model_inputs(config: ConfigDict, example: Mapping[str, ArraySpec]) -> Shapes:
+    """Returns inputs of one example that reach every parameter of a model."""
+    if "image" in example:
+        return {"image": jax.ShapeDtypeStruct((1, *example["image"].shape), jnp.float32)}
+    spec = lambda *shape: jax.ShapeDtypeStruct((1, *shape), jnp.int32)  # noqa: E731
+    T = config.data.max_length
+    if config.model.name == "language_model":
+        shape = (1, config.model.depth, 0, config.model.embed_dim)
+        memory = jax.ShapeDtypeStruct(shape, config.model.dtype)
+        return {"tokens": spec(T), "memory": memory, "memory_length": spec()}
+    of_tokens = dict.fromkeys(("tokens", "segments"), spec(T))
+    masks = dict.fromkeys(("mask", "allowed"), jax.ShapeDtypeStruct((1, T), jnp.bool_))
+    return {**of_tokens, **masks, "mlm_positions": spec(1), "start": spec()}
+
+
+def read_model(
+    place: str,
+    sharding: jax.sharding.Sharding | None = None,
+    *,
+    flag: str = "--workdir",
+    checkpoint: str | None = None,
+) -> Exported:
+    """Reads a checkpoint of a run, or an exported directory, parameters on the host.
+
+    Args:
+      place: as of `open_trained`.
+      sharding: of a checkpoint's parameters while they are read: replicated over all devices of
+        all hosts where all hosts call this; by default one local device.
+      flag: where `place` was given, for messages.
+      checkpoint: as of `open_trained`.
+
+    Raises: as `open_trained`.
+    """
+    directory, named = split_checkpoint(place)
+    path, which = absolute(directory), named or "last" if checkpoint is None else checkpoint
+    if checkpoint and named:
+        raise BadInputError(f"{flag}={place} and --checkpoint={checkpoint} both name a checkpoint")
+    if is_exported(path):
+        if checkpoint or named:
+            raise BadInputError(
+                f"{flag}={directory} is an export, and only a run has checkpoints to choose from; "
+                f"leave the choice of {which} out"
+            )
+        return read_exported(path)
+    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    found = load_checkpoint(path, sharding, which) if path.is_dir() else None
+    if found is None:
+        raise BadInputError(
+            f"{flag}={place}: no finished checkpoint there; give the workdir of a training run, "
+            "or a directory that scripts/export.py wrote"
+        )
+    step, config = found.meta["step"], upgrade(found.meta["config"])
+    name = config["task"]["name"]
+    known = name in TASKS
+    headline = (
+        {task_class(name).headline_of(ConfigDict(config)).name} if known else set()
+    )  # in that of best/
+    return Exported(
+        params=to_host(found.items["params"]),
+        config=config,
+        info={k: v for k, v in found.meta.items() if k not in OF_THE_RUN | headline},
+        step=step,
+        result=result_at(path, step),
+    )
+
+
+def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
+    """Returns a run's result for a step: of `result.json`, with that step's evaluation.
+
+    {} where the run has no result, or did not evaluate after this step.
+    """
+    path = workdir / "result.json"
+    result = read_json(path) if path.exists() else {}
+    if result.get("steps") == step or not result:
+        return result
+    records = JsonLines(workdir / "metrics.jsonl").read()
+    evaluated = [r for r in records if (r["step"], r.get("split")) == (step, "eval")]
+    if not evaluated:
+        return {}
+    measured = {f"test_{name}": value for name, value in evaluated[-1].items()}
+    kept = {name: result[name] for name in result.keys() & OF_ANY_STEP}
+    return kept | {name: measured[name] for name in result.keys() & measured} | {"steps": step}
+
+
+def check_fits(model: nn.Module, params: PyTree, inputs: Shapes, place: str) -> None:
+    """Raises BadInputError, naming the first parameter, unless `params` are those of `model`."""
+    wanted, there = shapes(parameter_shapes(model, inputs)), shapes(params)
+    odd = [name for name in sorted(wanted | there) if wanted.get(name) != there.get(name)]
+    if odd:
+        raise BadInputError(
+            f"{place}: {odd[0]} is {there.get(odd[0], 'missing')} there, and its config asks for "
+            f"{wanted.get(odd[0], 'none')}; leave --config.model and the input size as they were"
+        )
+
+
+def shapes(tree: PyTree) -> dict[str, list[int]]:
+    """Returns every array's shape by its path."""
+    return {name: list(leaf.shape) for name, leaf in named_leaves(tree)}

@@ -1,0 +1,199 @@
+"""Streams of tokens for language models, and the source that reads them.
+
+A stream is a text as one sequence of tokens, cut into segments of T. It is a plain file, read as
+bytes, or a set that `scripts/prepare_data.py stream` wrote: a directory with a file of tokens for
+each split (uint8 for up to 256 different tokens, else uint16, little-endian), a tokenizer.json for
+word pieces, and a `dataset.json` of kind "stream" (see `data.records`): its splits count tokens,
+bytes and words and have two hashes of their file, sha256 and sample_sha256 (of parts of it; sets of
+earlier versions lack it), and `vocab_size` is V.
+
+The rows of a batch are B places of the stream, each continued by the same row of the next batch, so
+that a model can keep a memory for each row. `sampler.stream_at` has the rule.
+"""
+
+import hashlib
+import itertools
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
+from widenet_jax.data import records
+from widenet_jax.data.contract import Example
+from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
+from widenet_jax.data.splits import PLAIN_SPLITS, check_split
+from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.files import readable
+from widenet_jax.language.data.token_files import (
+    BYTE_VALUES,
+    TokenFile,
+    Tokens,
+    file_sha256,
+    file_size,
+    sample_sha256,
+)
+
+KIND = "stream"
+WHOLE = "all"  # a plain file's further split: everything
+
+
+class TokenStream:
+    """A text in segments of T tokens; segment i begins at token i * T.
+
+    `source[i]` is {"tokens": int32 [T + 1], "fresh": bool}: a segment and the token after it, and
+    whether it is the first.
+
+    Attributes:
+      info: "vocab_size"; "tokenizer", parsed from tokenizer.json, in a set of word pieces;
+        "text_sha256" of all splits, so that a run does not resume on another text.
+      max_length: T.
+      num_tokens: of the text.
+      bytes_per_token: bytes of the text per token.
+      words_per_token: words of the text per token; None where they were not counted.
+      text: what the text is called: a path, or "the embedded novel".
+    """
+
+    def __init__(self, opened: "Opened", max_length: int):
+        """Cuts tokens into segments of `max_length`.
+
+        Raises:
+          BadInputError: there are fewer tokens than one segment has.
+        """
+        check_range("config.data.max_length", max_length, 1, 1 << 20)
+        self._tokens, counts, self.info, self.text, split = opened
+        self._where = f"{self.text}, split {split}" if split else self.text
+        self.max_length = max_length
+        self.num_tokens = len(self._tokens)
+        if len(self) < 1:
+            raise BadInputError(
+                f"{self._where}: {self.num_tokens:,} tokens, too few for one segment of "
+                f"config.data.max_length={max_length} and the token after it; give more text, or "
+                "shorter segments"
+            )
+        words = counts["words"]
+        self.bytes_per_token: float = counts["bytes"] / self.num_tokens
+        self.words_per_token: float | None = words and words / self.num_tokens
+
+    def __len__(self) -> int:
+        return max(0, self.num_tokens - 1) // self.max_length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"tokens": self.segments(np.array([index]))[0], "fresh": np.bool_(index == 0)}
+
+    def segments(self, indices: np.ndarray) -> np.ndarray:
+        """Returns some segments, each with the token after it: int32 [n, T + 1]."""
+        return self._tokens.read(indices * self.max_length, self.max_length + 1)
+
+    def describe(self, index: int) -> str:
+        first = index * self.max_length
+        return f"{self._where}, tokens {first:,} to {first + self.max_length:,}"
+
+
+class Opened(NamedTuple):
+    """A text as tokens, open for reading.
+
+    Attributes:
+      tokens: of the text.
+      counts: "bytes" of the text, and its "words"; None where they were not counted.
+      info: of `TokenStream`.
+      text: what the text is called in messages.
+      split: which part of it; "" for a text that is not divided.
+    """
+
+    tokens: Tokens
+    counts: Mapping[str, Any]
+    info: Mapping[str, Any]
+    text: str
+    split: str = ""
+
+
+def open_stream(path: str, split: str, max_length: int) -> TokenStream:
+    """Opens a split of a stream.
+
+    Args:
+      path: of a prepared set, or of a plain file: its first 90% of bytes are the split "train", 5%
+        "valid", the last 5% "test", and "all" is the whole file.
+      split: its name.
+      max_length: T.
+
+    Raises:
+      BadInputError: nothing readable there, or the split is shorter than a segment.
+    """
+    place = readable(path)
+    if not place.exists():
+        raise BadInputError(f"config.data.path={path}: there is no such file or directory")
+    return TokenStream((_open_set if place.is_dir() else open_plain)(path, split), max_length)
+
+
+def _open_set(directory: str, split: str) -> Opened:
+    manifest = records.read_manifest(directory, KIND)
+    check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
+    entry, vocab_size = manifest["splits"][split], manifest["vocab_size"]
+    path = str(epath.Path(directory) / token_file_name(split))
+    written, size = entry["file_bytes"], file_size(path)
+    if size != written:
+        raise BadInputError(
+            f"{path}: {size:,} bytes, {written:,} were written; copy it again or prepare the set "
+            "again"
+        )
+    # Runs compare the hashes in the manifest, which must be those of the file.
+    name, hashed = "sample_sha256", sample_sha256
+    if name not in entry:
+        name, hashed = "sha256", file_sha256
+    if hashed(path) != entry[name]:
+        raise BadInputError(
+            f"{path}: not what was written, by its {name} in {records.MANIFEST}; copy it again or "
+            "prepare the set again"
+        )
+    info = {"vocab_size": vocab_size, "text_sha256": splits_sha256(manifest["splits"])}
+    if "tokenizer_sha256" in manifest:
+        tokenizer = load_tokenizer(os.path.join(directory, FILE))
+        if tokenizer.sha256 != manifest["tokenizer_sha256"]:
+            raise BadInputError(
+                f"{directory}/{FILE}: not the tokenizer that the set was prepared with; put that "
+                "one back, or prepare the set again"
+            )
+        info["tokenizer"] = tokenizer.json
+    tokens = TokenFile(path, vocab_size, 0, entry["tokens"])
+    return Opened(tokens, entry, info, directory, split)
+
+
+def open_plain(path: str, split: str) -> Opened:
+    """Opens a split of a plain file, as bytes; `open_stream` names the splits and the errors."""
+    check_split(split, (*PLAIN_SPLITS, WHOLE), path)
+    size = file_size(path)
+    if not size:
+        raise BadInputError(f"{path}: an empty file; give one with text")
+    with epath.Path(path).open("rb") as file:
+        compressed = file.read(8).startswith((GZIP, BZIP2, XZ, ZIP))
+    if compressed:
+        raise BadInputError(
+            f"{path}: compressed; unpack it, or prepare it with scripts/prepare_data.py stream"
+        )
+    ends = np.cumsum([0, *PLAIN_SPLITS.values()]) * size // 100
+    bounds = dict(zip(PLAIN_SPLITS, itertools.pairwise(ends), strict=True))
+    first, end = bounds.get(split, (0, size))
+    tokens = TokenFile(path, BYTE_VALUES, int(first), int(end - first))
+    counts = {"bytes": len(tokens), "words": None}
+    info = {"vocab_size": BYTE_VALUES, "text_sha256": file_sha256(path)}
+    return Opened(tokens, counts, info, path, split)
+
+
+def splits_sha256(splits: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns one hash of the splits of a set, from those in its manifest."""
+    hashes = "".join(f"{name} {splits[name]['sha256']}\n" for name in sorted(splits))
+    return hashlib.sha256(hashes.encode()).hexdigest()
+
+
+def token_file_name(split: str) -> str:
+    """Returns the name of a split's file of tokens."""
+    return f"{split}.tokens"
+
+
+def segment_transform(example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns the arrays of one segment; draws nothing."""
+    del rng
+    return {name: np.asarray(example[name]) for name in ("tokens", "fresh")}

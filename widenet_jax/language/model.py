@@ -1,0 +1,83 @@
+"""The language model: a Transformer-XL that predicts each token from those before it."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.block_settings import DTYPES, BlockSettings
+from widenet_jax.nn.blocks import Blocks
+from widenet_jax.nn.dense import Dense
+from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.initializers import uniform_between
+from widenet_jax.param_names import ENCODER
+from widenet_jax.typing import Array, Aux, Shapes
+
+
+class LanguageModel(BlockSettings, kw_only=True):
+    """Embedding, blocks of relative attention with a memory, an output layer of its own weights.
+
+    Dai et al. 2019, arXiv:1901.02860, as Csordas et al. 2023 (arXiv:2310.10837) have it.
+    Parameters: embedding [V, D], encoder (the blocks), output/{kernel [D, V], bias}.
+
+    Differs from the paper: pre-norm, and a plain softmax over the vocabulary, whose weights are not
+    those of the embedding. `layers.relative_attention` has the differences in attention.
+
+    Attributes:
+      vocab_size: V.
+      embed_dim: D, even.
+      dropout: rate after the embedding and before the output layer, too.
+      attention: "relative".
+      The rest: see `block_settings.BlockSettings`.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    attention: str = "relative"
+
+    @nn.compact
+    def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[dict[str, Array], Aux]:
+        """Predicts the token after each token.
+
+        Args:
+          inputs: tokens [B, T] int32; memory [B, L, M, D] and memory_length [B] int32, as the
+            outputs for the tokens before these have them: the latest rows of the memory, so many
+            as the length says, are seen; optionally mask [B] bool, True for real rows.
+          train: with dropout and routing noise.
+
+        Returns:
+          logits [B, T, V] float32; memory and memory_length for the tokens after these; and the
+          blocks' aux.
+        """
+        dtype, D = DTYPES[self.dtype], self.embed_dim
+        tokens, memory, length = (inputs[name] for name in ("tokens", "memory", "memory_length"))
+        table = self.param("embedding", nn.initializers.glorot_uniform(), (self.vocab_size, D))
+        x = jnp.take(table, tokens, axis=0).astype(dtype)
+        x = Dropout(self.dropout)(x, train=train)
+        mask = inputs.get("mask")
+        token_mask = None if mask is None else jnp.broadcast_to(mask[:, None], tokens.shape)
+        blocks = Blocks(**self.settings(), name=ENCODER)
+        x, aux, memory = blocks(
+            x, mask=token_mask, memory=memory, memory_length=length, train=train
+        )
+        x = Dropout(self.dropout)(x, train=train)
+
+        near_zero = uniform_between(D**-0.5)
+        output = Dense(self.vocab_size, jnp.float32, near_zero, near_zero, name="output")
+        length = jnp.minimum(length + tokens.shape[1], memory.shape[2])
+        return {"logits": output(x), "memory": memory, "memory_length": length}, aux
+
+    def check(self) -> None:
+        """Raises BadInputError where a field is unknown, out of range or contradicts another."""
+        super().check()
+        self.check_attention(self.embed_dim, memory=True)
+        if self.embed_dim % 2:
+            raise BadInputError(
+                f"config.model.embed_dim={self.embed_dim} must be even: positions are pairs of a "
+                "sine and a cosine"
+            )
+
+    def num_tokens(self, input_spec: Shapes) -> int:
+        """Returns T of an example."""
+        return input_spec["tokens"].shape[1]

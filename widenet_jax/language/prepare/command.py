@@ -1,0 +1,135 @@
+"""The subcommand `stream` of `scripts/prepare_data.py`: text for language models."""
+
+import re
+import sys
+from typing import Any
+
+import tqdm
+
+from widenet_jax.config.parser import Options, show
+from widenet_jax.data.splits import PLAIN_SPLITS
+from widenet_jax.errors import BadInputError
+from widenet_jax.text.prepare.command import add_reading, add_writing
+
+STREAM = """Prepares text for a language model: one sequence of tokens, for each split a file of
+them. Without --tokenizer a token is a byte, and nothing is changed. Train on the set with
+--config.data.source=token_stream --config.data.path=DIR. A plain text file needs no preparation:
+give it as --config.data.path.
+
+INPUT is a file, or a directory of files (gzip, bzip2 and xz are recognised): text, which is taken
+as it is; JSON lines or Hugging Face parquet files, whose text is in a field (--text_column); or the
+directory of a TFDS set that is stored as array_record. Word pieces are those of each line.
+
+  prepare_data.py stream enwik8 --splits train=90M,valid=5M,test=5M --out enwik8_set
+  prepare_data.py stream wiki.train.tokens --valid wiki.valid.tokens --test wiki.test.tokens \\
+      --tokenizer bpe8000.json --out wikitext103
+  prepare_data.py stream c4/*.json.gz --tokenizer bpe8000.json --separator='[SEP]' \\
+      --splits train=99.5%,valid=0.5% --out c4
+
+A preparation that was stopped continues when the same command is run again."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kMG%]?)")
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def add_stream_command(commands: Any) -> None:
+    """Adds the subcommand to those of prepare_data.py."""
+    what = "text for language models"
+    command = commands.add_parser("stream", help=what, description=STREAM, takes_fields=False)
+    command.set_defaults(work=prepare_stream)
+    add = command.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help="the text")
+    add("--out", required=True, metavar="DIR", help="where the set goes")
+    text = "word pieces: tokenizer.json, vocab.txt or .model; by default bytes"
+    add("--tokenizer", metavar="FILE", help=text)
+    default = ",".join(f"{name}={share}%" for name, share in PLAIN_SPLITS.items())
+    text = (
+        "parts of INPUT in order, in %% of the tokens or a number of them; a name may occur twice "
+    )
+    text += f"(default {default.replace('%', '%%')}; with --valid or --test train=100%%)"
+    add("--splits", metavar="NAME=SIZE,...", help=text)
+    for split in ("valid", "test"):
+        add(f"--{split}", action="append", default=[], metavar="INPUT", help="its text; repeat")
+    text = "after each document: a token of the tokenizer or text, \\n for the end of a line"
+    add("--separator", default="", metavar="TEXT", help=text)
+    add_reading(add)
+    add_writing(add)
+
+
+def prepare_stream(options: Options) -> None:
+    """Prepares the set that `options` describe."""
+    from widenet_jax.corpus import inputs as text_inputs
+    from widenet_jax.corpus.tokenizer import load_tokenizer
+    from widenet_jax.language.data.token_files import id_type
+    from widenet_jax.language.prepare.preparation import StreamPreparation
+    from widenet_jax.language.prepare.texts import Encoder
+    from widenet_jax.text.prepare import sets as text_sets
+
+    files = {"train": options.inputs, "valid": options.valid, "test": options.test}
+    cuts = cuts_of(options)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
+    encoder = Encoder(tokenizer, options.separator.replace("\\n", "\n"))
+    id_type(encoder.vocab_size)  # refuses a vocabulary that is too large
+    if options.separator and not len(encoder.ending):
+        raise BadInputError(
+            f"--separator={options.separator}: the tokenizer makes no token of it; name one of its "
+            "tokens, such as '[SEP]'"
+        )
+    reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
+    units, splits = [], []
+    for split, inputs in files.items():
+        planned = text_inputs.plan(inputs, reading) if inputs else []
+        units += planned
+        splits += [split] * len(planned)
+    preparation = StreamPreparation(units, splits, cuts, encoder, options.text_column)
+    provenance = {"converter": "stream", "input": options.inputs}
+    provenance |= {split: files[split] for split in ("valid", "test") if files[split]}
+    with tqdm.tqdm(total=len(units), unit="file", file=sys.stderr) as bar:
+        manifest = text_sets.prepare(
+            preparation,
+            options.out,
+            workers=options.workers,
+            provenance=provenance,
+            overwrite=options.overwrite,
+            on_unit=lambda part: bar.update(),
+        )
+    lines = [
+        f"{options.out}: {split} {entry['tokens']:,} tokens, {entry['bytes']:,} bytes, "
+        f"{entry['words']:,} words"
+        for split, entry in manifest["splits"].items()
+    ]
+    show(options, {"path": options.out, **manifest}, "\n".join(lines))
+
+
+def cuts_of(options: Options) -> list[Any]:
+    """Returns the `Cut`s that the flags ask for.
+
+    Raises:
+      BadInputError: --splits is not of its form, or names a split that has its own files.
+    """
+    from widenet_jax.language.prepare.preparation import Cut
+
+    own = [split for split in ("valid", "test") if getattr(options, split)]
+    text = options.splits
+    if text is None:
+        shares = {"train": 100} if own else PLAIN_SPLITS
+        return [Cut(split, f"{share}%") for split, share in shares.items()]
+    cuts = []
+    for part in text.split(","):
+        name, _, size = part.strip().partition("=")
+        found = _SIZE.fullmatch(size.strip())
+        if not (name.isidentifier() and found and float(found[1]) > 0):
+            raise BadInputError(
+                f"--splits={text}: {part!r} is not NAME=SIZE; write for instance "
+                "train=90%,valid=5%,test=5% or train=90M,valid=5M,test=5M"
+            )
+        if name in own:
+            raise BadInputError(
+                f"--splits={text}: {name} is given by --{name}, too; leave one of them out"
+            )
+        number, unit = found.groups()
+        size = f"{number}%" if unit == "%" else str(round(float(number) * _FACTORS[unit]))
+        cuts.append(Cut(name, size))
+    if "train" not in [cut.split for cut in cuts]:
+        raise BadInputError(f"--splits={text}: names no split train; add train=SIZE")
+    return cuts

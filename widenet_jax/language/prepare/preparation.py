@@ -1,0 +1,235 @@
+"""What a stream set is made of: the tokens of each unit, and the splits that are cut from them."""
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from widenet_jax.corpus.inputs import Input
+from widenet_jax.corpus.tokenizer import Tokenizer
+from widenet_jax.data import records
+from widenet_jax.errors import BadInputError
+from widenet_jax.language.data.token_files import id_type, sample_sha256
+from widenet_jax.language.data.token_streams import KIND, token_file_name
+from widenet_jax.language.prepare.texts import Encoder, WordCount, blocks
+from widenet_jax.text.prepare.preparation import have_size, inputs_sha256, units_sha256
+from widenet_jax.text.prepare.shards import UNFINISHED
+
+COPIED = 1 << 22  # tokens copied at once
+# Places in a unit where a stream of word pieces may be cut: at least so many bytes of text apart,
+# and at most so many.
+MARK_BYTES = 1 << 10
+MOST_MARKS = 1 << 12
+
+
+class Cut(NamedTuple):
+    """A part of the text.
+
+    Attributes:
+      split: its name.
+      size: of the part, as the user wrote it: "5%" of the tokens, or a number of tokens.
+    """
+
+    split: str
+    size: str
+
+
+@dataclass(frozen=True)
+class StreamPreparation:
+    """Everything that decides the bytes of a stream set; see `text_sets.Preparation`.
+
+    Attributes:
+      units: the work.
+      splits: of each unit. The text of all units of "train" is cut as `cuts` says.
+      cuts: parts in the order of the text. What they leave is left out. Parts of the same split are
+        joined. Word pieces are cut at the end of a line, the next among at most 4,096 in a file.
+      encoder: makes tokens.
+      column: of parquet files and JSON lines.
+    """
+
+    units: Sequence[Sequence[Input]]
+    splits: Sequence[str]
+    cuts: Sequence[Cut]
+    encoder: Encoder
+    column: str
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.encoder.tokenizer
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        rule = {"separator": self.encoder.separator, "splits": [list(cut) for cut in self.cuts]}
+        rule |= {"pieces": self.tokenizer is not None}
+        names = {"units_sha256": units_sha256(self.units), "unit_splits": list(self.splits)}
+        hashed = {"tokenizer_sha256": self.tokenizer.sha256} if self.tokenizer else {}
+        return {"rule": rule, **names, **hashed, "column": self.column}
+
+    def inputs_sha256(self, unit: int) -> str:
+        return inputs_sha256(self.units[unit])
+
+    def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
+        """Writes the tokens of one unit.
+
+        Returns:
+          {"documents", "marks": [[tokens, bytes, words], ...], "inputs_sha256"}: the counts up to
+          each place where a stream of word pieces may be cut, the last of the whole unit.
+        """
+        path = part_file(directory, unit)
+        beside = directory / f"{UNFINISHED}{path.name}-{os.getpid()}"
+        counts, marks, documents, words = np.zeros(2, int), [[0, 0, 0]], 0, WordCount()
+        ending = self.encoder.ending
+        with beside.open("wb") as file:
+            for block in itertools.chain.from_iterable(
+                blocks(source, self.column) for source in self.units[unit]
+            ):
+                tokens = self.encoder.tokens(block)
+                words.add(np.frombuffer(block.text, np.uint8))
+                file.write(tokens.tobytes())
+                counts += len(tokens), len(block.text)
+                if block.last:
+                    file.write(ending.tobytes())
+                    documents += 1
+                    counts[0] += len(ending)
+                    words.end_document()
+                if counts[1] - marks[-1][1] >= MARK_BYTES:
+                    marks.append([*counts.tolist(), words.words])
+        beside.rename(path)
+        marks = [*marks[:: -(-len(marks) // MOST_MARKS)], [*counts.tolist(), words.words]]
+        hashed = self.inputs_sha256(unit)
+        return {"documents": documents, "marks": marks, "inputs_sha256": hashed}
+
+    def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
+        """Whether the tokens of a unit are there."""
+        size = part["marks"][-1][0] * id_type(self.encoder.vocab_size).itemsize
+        return have_size(part_file(directory, unit), size)
+
+    def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Joins the units and writes the splits; returns the manifest.
+
+        Raises:
+          BadInputError: a split is empty, or larger than the text.
+        """
+        splits: dict[str, dict[str, Any]] = {}
+        for split in dict.fromkeys(self.splits):
+            of_split = [unit for unit, name in enumerate(self.splits) if name == split]
+            text = JoinedUnits(
+                self, directory, of_split, [parts[unit]["marks"] for unit in of_split]
+            )
+            for name, ranges in text.cut(self.cuts if split == "train" else [Cut(split, "100%")]):
+                splits[name] = text.write(name, ranges)
+        return {
+            "format_version": records.FORMAT_VERSION,
+            "kind": KIND,
+            "vocab_size": self.encoder.vocab_size,
+            **({"tokenizer_sha256": self.tokenizer.sha256} if self.tokenizer else {}),
+            "rule": self.settings["rule"],
+            "splits": splits,
+            "documents": sum(part["documents"] for part in parts),
+            "settings": self.settings,
+            "inputs_sha256": [part["inputs_sha256"] for part in parts],
+        }
+
+
+def part_file(directory: Path, unit: int) -> Path:
+    """Returns the file of a unit's tokens."""
+    return directory / f".part-{unit:05d}.tokens"
+
+
+Range = tuple[int, int]  # first token, the token after the last
+
+
+class JoinedUnits:
+    """The tokens of some units, one after the other."""
+
+    def __init__(
+        self,
+        preparation: StreamPreparation,
+        directory: Path,
+        units: Sequence[int],
+        marks: Sequence[Sequence[Sequence[int]]],
+    ):
+        self._directory, self._units = directory, units
+        self._pieces = preparation.tokenizer is not None
+        self._dtype = id_type(preparation.encoder.vocab_size)
+        self._sizes = [of_unit[-1][0] for of_unit in marks]
+        # [tokens, bytes, words] up to each place where word pieces may be cut
+        before = np.cumsum([[0, 0, 0], *(of_unit[-1] for of_unit in marks)], axis=0)
+        self._marks = np.concatenate([
+            first + np.array(of_unit) for first, of_unit in zip(before, marks, strict=False)
+        ])  # fmt: skip
+
+    def cut(self, cuts: Sequence[Cut]) -> Iterator[tuple[str, list[Range]]]:
+        """Yields each split with its ranges of tokens.
+
+        Raises:
+          BadInputError: the cuts take more tokens than there are, or a split has none.
+        """
+        total, end, ranges = int(self._marks[-1, 0]), 0.0, {}
+        for cut in cuts:
+            first = end
+            size = cut.size.removesuffix("%")
+            end += float(size) * (total / 100 if cut.size.endswith("%") else 1)
+            if round(end) > total:
+                raise BadInputError(
+                    f"--splits: {cut.split}={cut.size} ends at token {round(end):,}, and the text "
+                    f"has {total:,}; ask for less, or give more text"
+                )
+            found = self._place(first), self._place(end)
+            ranges.setdefault(cut.split, []).append(found)
+        for split, of_split in ranges.items():
+            if not sum(end - first for first, end in of_split):
+                raise BadInputError(
+                    f"split {split}: no text found for it among {total:,} tokens; give more text, "
+                    "or a larger share"
+                )
+        yield from ranges.items()
+
+    def _place(self, token: float) -> int:
+        """Returns the token to cut at."""
+        if not self._pieces:
+            return round(token)
+        places = self._marks[:, 0]
+        return int(places[min(np.searchsorted(places, round(token)), len(places) - 1)])
+
+    def write(self, split: str, ranges: Sequence[Range]) -> dict[str, Any]:
+        """Writes the file of a split; returns its entry of the manifest."""
+        path = self._directory / token_file_name(split)
+        beside = self._directory / f"{UNFINISHED}{path.name}-{os.getpid()}"
+        digest, words = hashlib.sha256(), WordCount()
+        with beside.open("wb") as file:
+            for tokens in itertools.chain.from_iterable(map(self._read, ranges)):
+                content = tokens.tobytes()
+                digest.update(content)
+                file.write(content)
+                if not self._pieces:
+                    words.add(tokens)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+        size = sum(end - first for first, end in ranges)
+        counts = {"bytes": size, "words": words.words}
+        if self._pieces:
+            ends = np.searchsorted(self._marks[:, 0], np.array(ranges), "right") - 1
+            taken = (self._marks[ends[:, 1]] - self._marks[ends[:, 0]]).sum(0)
+            counts = {"bytes": int(taken[1]), "words": int(taken[2])}
+        stored = {"file_bytes": size * self._dtype.itemsize, "sha256": digest.hexdigest()}
+        stored["sample_sha256"] = sample_sha256(str(path))
+        return {"tokens": size, **counts, **stored}
+
+    def _read(self, wanted: Range) -> Iterator[np.ndarray]:
+        """Yields the tokens of a range, a few at a time."""
+        before = 0
+        for unit, size in zip(self._units, self._sizes, strict=True):
+            first, end = (min(max(place - before, 0), size) for place in wanted)
+            if first < end:
+                path = part_file(self._directory, unit)
+                tokens = np.memmap(path, self._dtype, "r", shape=(size,))
+                for place in range(first, end, COPIED):
+                    yield tokens[place : min(place + COPIED, end)]
+            before += size

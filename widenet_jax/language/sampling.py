@@ -1,0 +1,140 @@
+"""Text that a language model writes: sampling token by token, with the model's memory."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from widenet_jax.errors import BadArgumentError, check_whole
+from widenet_jax.experiment import make_forward
+from widenet_jax.inference.trained import Trained
+from widenet_jax.language.data.token_text import text_of
+from widenet_jax.typing import Array, PyTree
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to draw a token from the logits.
+
+    Attributes:
+      temperature: divides the logits; 0 takes the likeliest token.
+      top_k: only so many of the likeliest tokens may be drawn; 0: all.
+      top_p: only the likeliest tokens whose probabilities add up to this share may be drawn, the
+        one that reaches it among them (Holtzman et al. 2020, arXiv:1904.09751). Probabilities are
+        those after temperature and top_k.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def check(self) -> None:
+        """Raises BadArgumentError where a number is out of range."""
+        if not 0 <= self.temperature < np.inf:
+            raise BadArgumentError("temperature", self.temperature, "must be 0 or more")
+        check_whole("top_k", self.top_k, least=0)
+        if not 0 < self.top_p <= 1:
+            raise BadArgumentError("top_p", self.top_p, "must be above 0 and at most 1")
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the probability of each token to be drawn: float64 [V].
+
+        Of equal logits the lower token counts as the likelier.
+        """
+        logits = np.asarray(logits, np.float64)
+        order = np.argsort(-logits, kind="stable")
+        if self.temperature == 0:
+            return np.eye(1, len(logits), order[0])[0]
+        kept = order[: self.top_k or None]
+        shares = np.exp((logits[kept] - logits[order[0]]) / self.temperature)
+        shares /= shares.sum()
+        before = np.cumsum(shares) - shares
+        shares = np.where(before < self.top_p, shares, 0.0)
+        found = np.zeros(len(logits))
+        found[kept] = shares / shares.sum()
+        return found
+
+    def draw(self, logits: np.ndarray, rng: np.random.Generator) -> int:
+        """Draws a token."""
+        cumulative = np.cumsum(self.probabilities(logits))
+        # The sum may miss 1 by a rounding error.
+        return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+
+
+class Reader:
+    """A language model that has read some tokens, and predicts the next.
+
+    Attributes:
+      logits: of the token after those read: float32 [V].
+    """
+
+    def __init__(self, trained: Trained):
+        self._params = jax.device_put(trained.params)
+        self._segment = trained.config.data.max_length
+        spec = trained.task.eval_carry_spec(1)
+        self._carry = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
+        forward = make_forward(trained.model)
+
+        @jax.jit
+        def read(params: PyTree, tokens: Array, carry: dict[str, Array]) -> tuple:
+            outputs, _ = forward(params, {"tokens": tokens[None], **carry}, None)
+            return outputs["logits"][0, -1], {name: outputs[name] for name in carry}
+
+        self._read = read
+
+    def read(self, tokens: np.ndarray) -> None:
+        """Reads tokens: int32 [n], n >= 1.
+
+        Whole segments first, then one by one, so that only two lengths are compiled.
+        """
+        whole = len(tokens) // self._segment * self._segment
+        parts = [*tokens[:whole].reshape(-1, self._segment), *tokens[whole:, None]]
+        for part in parts:
+            logits, self._carry = self._read(self._params, part, self._carry)
+        self.logits = np.asarray(logits)
+
+
+def sample(
+    trained: Trained, prompt: np.ndarray, sampling: Sampling, *, length: int, seed: int
+) -> Iterator[int]:
+    """Yields `length` tokens that continue a prompt; the same seed gives the same tokens.
+
+    Args:
+      trained: a language model. Its memory has the length of `config.task.eval_memory_length`.
+      prompt: int32 [n], n >= 1.
+      sampling: how each token is drawn.
+      length: number of tokens.
+      seed: of the draws.
+    """
+    reader, rng = Reader(trained), np.random.default_rng(seed)
+    reader.read(prompt)
+    for number in range(length):
+        token = sampling.draw(reader.logits, rng)
+        yield token
+        if number + 1 < length:
+            reader.read(np.array([token], np.int32))
+
+
+def continue_text(
+    trained: Trained, text: str, sampling: Sampling, *, length: int, seed: int
+) -> str:
+    """Returns a text with its continuation by `length` tokens, safe to print.
+
+    Raises:
+      BadArgumentError: the text is empty, or a number is out of range.
+    """
+    sampling.check()
+    check_whole("length", length, least=1)
+    check_whole("seed", seed, least=0)
+    tokenizer = trained.tokenizer
+    if tokenizer:
+        prompt = tokenizer.encode(text)
+    else:  # the bytes that the user gave, even where they are no UTF-8
+        prompt = np.frombuffer(os.fsencode(text), np.uint8).astype(np.int32)
+    if not len(prompt):
+        raise BadArgumentError("text", text, "is empty: give at least one word")
+    found = sample(trained, prompt, sampling, length=length, seed=seed)
+    return text_of([*prompt.tolist(), *found], tokenizer)

@@ -1,0 +1,167 @@
+"""Language modelling: each token of a stream from those before it, with a memory of the past."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from widenet_jax.corpus import texts
+from widenet_jax.data.contract import DataFacts, Source, StreamFacts
+from widenet_jax.errors import check_range
+from widenet_jax.losses import label_cross_entropy
+from widenet_jax.task import (
+    Apply,
+    Baseline,
+    Evaluation,
+    Headline,
+    Metrics,
+    Rngs,
+    Task,
+    layer_losses,
+    layer_sums,
+)
+from widenet_jax.typing import Array, Aux, Shapes
+
+# Of `memory_length` and `eval_memory_length` that are 0: so many times T.
+EVAL_MEMORY_FACTOR = 4
+MEMORY = ("memory", "memory_length")
+
+
+@dataclass(frozen=True)
+class LanguageModeling(Task):
+    """Mean cross-entropy of the next token + the feed-forwards' own losses.
+
+    A batch has tokens [B, T + 1] int32: a segment and the token after it; fresh [B] bool: whether
+    the row begins its text, so that its memory counts as empty; and the carry: memory [B, L, M, D],
+    memory_length [B] int32. Evaluation has a memory of its own length, which starts empty.
+
+    Attributes:
+      vocab_size: V.
+      segment_length: T.
+      memory_length: M in training.
+      eval_memory_length: M in evaluation.
+      depth, embed_dim, dtype: L, D and dtype of the model, for the memory's shape.
+      stream: facts about the text.
+    """
+
+    vocab_size: int
+    segment_length: int
+    memory_length: int
+    eval_memory_length: int
+    depth: int
+    embed_dim: int
+    dtype: str
+    stream: StreamFacts = field(default_factory=StreamFacts)
+
+    headline: ClassVar[Headline] = Headline("bits_per_byte", higher_is_better=False)
+    unit: ClassVar[str] = "sequences"
+
+    @classmethod
+    def build(cls, config: ConfigDict, facts: DataFacts) -> "LanguageModeling":
+        task, model, T = config.task, config.model, config.data.max_length
+        for name in ("memory_length", "eval_memory_length"):
+            check_range(f"config.task.{name}", task[name], 0, 1 << 20)
+        return cls(
+            vocab_size=facts.info["vocab_size"],
+            segment_length=T,
+            memory_length=task.memory_length or T,
+            eval_memory_length=task.eval_memory_length or EVAL_MEMORY_FACTOR * T,
+            depth=model.depth,
+            embed_dim=model.embed_dim,
+            dtype=model.dtype,
+            stream=facts.stream or StreamFacts(),
+        )
+
+    @property
+    def model_fields(self) -> dict[str, int]:
+        return {"vocab_size": self.vocab_size}
+
+    @property
+    def baseline(self) -> Baseline | None:
+        return texts.unigram_baseline("bits_per_byte", self.stream.unigram_bits)
+
+    def batch_spec(self, batch_size: int) -> Shapes:
+        return {
+            "tokens": jax.ShapeDtypeStruct((batch_size, self.segment_length + 1), jnp.int32),
+            "fresh": jax.ShapeDtypeStruct((batch_size,), jnp.bool_),
+        }
+
+    def carry_spec(self, batch_size: int) -> Shapes:
+        return self._memory_spec(batch_size, self.memory_length)
+
+    def eval_carry_spec(self, batch_size: int) -> Shapes:
+        return self._memory_spec(batch_size, self.eval_memory_length)
+
+    def _memory_spec(self, batch_size: int, rows: int) -> Shapes:
+        shape = (batch_size, self.depth, rows, self.embed_dim)
+        return {
+            "memory": jax.ShapeDtypeStruct(shape, self.dtype),
+            "memory_length": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+        }
+
+    def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        mask = {"mask": batch["mask"]} if "mask" in batch else {}
+        return {
+            "tokens": batch["tokens"][:, :-1],
+            "memory": batch["memory"],
+            "memory_length": jnp.where(batch["fresh"], 0, batch["memory_length"]),
+            **mask,
+        }
+
+    def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
+        each_token, carry, aux = self._cross_entropy(apply, batch, rngs)
+        cross_entropy = each_token.mean()
+        of_layers, each = layer_losses(aux)
+        loss = cross_entropy + of_layers
+        bits = cross_entropy / (self.stream.bytes_per_token * math.log(2))
+        means = {"cross_entropy": cross_entropy, "bits_per_byte": bits, **each, "loss": loss}
+        return loss, Metrics(means, layer_sums(aux), carry)
+
+    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
+        each_token, carry, aux = self._cross_entropy(apply, batch, None)
+        mask = batch["mask"]
+        sums = {
+            "cross_entropy": jnp.where(mask, each_token.sum(1), 0.0).sum(),
+            "sequences": mask.sum(dtype=jnp.int32),
+        }
+        return Evaluation(sums=sums, layer_sums=layer_sums(aux), carry=carry)
+
+    def _cross_entropy(
+        self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs | None
+    ) -> tuple[Array, dict[str, Array], Aux]:
+        """Returns the cross-entropy of each token [B, T], in nats, the next carry and the aux."""
+        outputs, aux = apply(self.inputs(batch), rngs)
+        carry = {name: outputs[name] for name in MEMORY}
+        return label_cross_entropy(outputs["logits"], batch["tokens"][:, 1:]), carry, aux
+
+    def summarize(
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
+    ) -> dict[str, float]:
+        """Returns the split's metrics.
+
+        cross_entropy is in nats per token, perplexity its exponential; bits_per_byte and
+        word_perplexity are those of the text that the tokens stand for, by the split's average
+        number of bytes and words per token, so that they do not depend on the tokenizer.
+        word_perplexity is left out where words were not counted.
+        """
+        del rows
+        sequences = int(sums["sequences"])
+        nats = float(sums["cross_entropy"]) / (sequences * self.segment_length)
+        metrics = {
+            "bits_per_byte": nats / source.bytes_per_token / math.log(2),
+            "cross_entropy": nats,
+            "perplexity": exponential(nats),
+        }
+        if source.words_per_token:
+            metrics["word_perplexity"] = exponential(nats / source.words_per_token)
+        return metrics | {"sequences": sequences}
+
+
+def exponential(x: float) -> float:
+    """Returns e^x, at most the largest number: metrics must be finite."""
+    return math.exp(min(x, 700.0))

@@ -1,0 +1,198 @@
+"""Causal self-attention with a memory, by the distance between tokens (Transformer-XL).
+
+Dai et al. 2019, arXiv:1901.02860, section 3.3. A token of the segment attends to the tokens before
+it, to itself, and to the rows of the memory, which are older.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.nn.attention.distances import distance_basis, rotate
+from widenet_jax.nn.attention.full import attention_gradients, centred
+from widenet_jax.nn.dense import Dense, linear
+from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.typing import Array
+
+
+def relative_attend(
+    query: Array,  # [B, T, N, H], not scaled
+    key: Array,  # [B, M + T, N, H]
+    value: Array,  # [B, M + T, N, H]
+    position_kernel: Array,  # [D, N, H] float32: r_d = sinusoids(M + T, D)[d] @ position_kernel
+    content_bias: Array,  # [N, H] float32, u
+    position_bias: Array,  # [N, H] float32, w
+    *,
+    memory_length: Array,  # [B] int32
+) -> Array:
+    """Computes softmax(((q_i + u) k_j + (q_i + w) r_(i-j)) / sqrt(H)) v_j for each head.
+
+    Query i stands at place M + i among the keys. It attends to the keys j <= M + i, but not to the
+    memory's first M - memory_length rows, which are empty.
+
+    The position keys r are never computed: see `layers.distances`.
+
+    Returns:
+      [B, T, N, H].
+    """
+    (_, T, _, H), S = query.shape, key.shape[1]
+
+    def biased(bias: Array) -> Array:
+        # Broadcast before rounding, so that the gradient is summed over tokens in float32.
+        bias = jnp.broadcast_to(bias, query.shape).astype(query.dtype)
+        return (query + bias) * H**-0.5
+
+    basis = distance_basis(S, position_kernel.shape[0])
+    kernels = jnp.einsum(
+        "rd,dnh->rnh", basis.mixing, position_kernel, precision=jax.lax.Precision.HIGHEST
+    )
+    terms = (
+        linear("btnh,mnh->bntm", biased(position_bias), kernel, None)
+        for kernel in jnp.split(kernels, 2)
+    )
+    # One constant, which all blocks share: slicing it before would make one of each slice.
+    waves = jnp.asarray(basis.waves)
+    at_query = rotate(*terms, waves[S - T :]).astype(query.dtype)
+    at_key, first = waves.astype(query.dtype), S - T - memory_length
+    return _attend(biased(content_bias), key, value, at_query, at_key, first)
+
+
+@jax.custom_vjp
+def _attend(
+    query: Array,  # [B, T, N, H], scaled
+    key: Array,  # [B, S, N, H]
+    value: Array,  # [B, S, N, H]
+    at_query: Array,  # [B, N, T, R]
+    at_key: Array,  # [S, R], a constant: its gradient is 0
+    first: Array,  # [B] int32, the first key that is not empty
+) -> Array:  # [B, T, N, H]
+    """Computes causal attention with the scores query key + at_query at_key.
+
+    The gradient is written out as in `layers.attention.attend`: scores are kept in the inputs'
+    dtype, weights are recomputed, and gradients of queries use centred keys. Unlike there, the sum
+    of the exponentials is one more column of the product with the values, which saves a pass over
+    the scores.
+    """
+    return _attend_forward(query, key, value, at_query, at_key, first)[0]
+
+
+def _attend_forward(
+    query: Array, key: Array, value: Array, at_query: Array, at_key: Array, first: Array
+) -> tuple[Array, tuple]:
+    # One product for both terms. Scores lie as [B, N, S, T]: summing over the last but one axis is
+    # cheap on a TPU.
+    queries = beside(at_query, query.swapaxes(1, 2))
+    scores = jnp.einsum("bnsr,bntr->bnst", beside(at_key, key.swapaxes(1, 2)), queries)
+    S, T = scores.shape[2:]
+    place = jnp.arange(S)[:, None]
+    visible = (place <= jnp.arange(S - T, S)) & (place >= first[:, None, None])  # [B, S, T]
+    scores = jnp.where(visible[:, None], scores, jnp.finfo(scores.dtype).min)
+    largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
+    weights = jnp.exp(scores.astype(jnp.float32) - largest).astype(value.dtype)
+    ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
+    padded = jnp.concatenate([value, ones], axis=-1)
+    sums = jnp.einsum("bnst,bsnh->bnth", weights, padded, preferred_element_type=jnp.float32)
+    scale = 1 / sums[..., -1]  # [B, N, T]
+    out = (sums[..., :-1] * scale[..., None]).astype(value.dtype).swapaxes(1, 2)
+    return out, (query, key, value, at_key, scores, largest, scale, out)
+
+
+def _attend_backward(saved: tuple, d_out: Array) -> tuple:
+    query, key, value, at_key, scores, largest, scale, out = saved
+    weights = jnp.exp(scores.astype(jnp.float32) - largest) * scale[:, :, None]  # [B, N, S, T]
+    gradients, d_scores = attention_gradients(weights, query, key, value, out, d_out)
+    d_at_query = jnp.einsum("bnst,sr->bntr", d_scores, centred(at_key, axis=0))
+    return *gradients, d_at_query, None, None
+
+
+def beside(left: Array, right: Array) -> Array:
+    """Concatenates [..., R] and [..., H] to [..., R + H]; leading axes are broadcast.
+
+    As a sum of padded arrays, which the TPU compiler makes part of the product that reads it; it
+    would write a concatenation to memory first.
+    """
+    R, H = left.shape[-1], right.shape[-1]
+
+    def pad(x: Array, before: int, after: int) -> Array:
+        return jnp.pad(x, (*((0, 0),) * (x.ndim - 1), (before, after)))
+
+    return pad(left, 0, H) + pad(right, R, 0)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+class RelativeAttention(nn.Module):
+    """Attention over a memory and the tokens up to the query's, then an output projection.
+
+    Parameters: the kernels query, key, value, position [D, N H] and out [N H, D], all without
+    biases; content_bias (u) and position_bias (w) [N, H], which start at 0. No dropout on the
+    attention weights; `dropout` acts on the output.
+
+    Differs from the paper's code (kimiyoung/transformer-xl): u and w belong to one block rather
+    than to all, the sinusoids have no dropout, and sine and cosine of a frequency lie side by side.
+    Differs from the code of Csordas et al. 2023 (RobertCsordas/moe): the sinusoids are those of
+    i - j rather than j - i, so that sines have the other sign; and scores are divided by sqrt(H)
+    rather than multiplied by a learned number.
+
+    Attributes:
+      num_heads: N.
+      head_dim: H; 0: D / N.
+      dropout: rate after the output projection.
+      kernel_init: initialisers of the stack.
+      dtype: dtype of the computation; parameters stay float32, the softmax runs in float32.
+    """
+
+    num_heads: int
+    head_dim: int = 0
+    dropout: float = 0.0
+    kernel_init: KernelInit = KernelInit()
+    dtype: jnp.dtype = jnp.float32
+
+    needs_memory = True
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [B, T, D]
+        *,
+        memory: Array,  # [B, M, D], the tokens before x, normed like x
+        memory_length: Array,  # [B] int32: how many rows of the memory, the latest, are not empty
+        train: bool,
+    ) -> Array:  # [B, T, D]
+        """Attends within each row to the memory and to earlier tokens."""
+        N, D = self.num_heads, x.shape[-1]
+        H = self.head_dim or D // N
+        context = jnp.concatenate([memory, x], axis=1)
+
+        def dense(features: int, name: str) -> Dense:
+            init = self.kernel_init.kernel()
+            return Dense(features, self.dtype, init, use_bias=False, name=name)
+
+        def heads(name: str, x: Array) -> Array:  # [B, T, D] -> [B, T, N, H]
+            return dense(N * H, name)(x).reshape(*x.shape[:2], N, H)
+
+        y = relative_attend(
+            heads("query", x),
+            heads("key", context),
+            heads("value", context),
+            PositionKernel((D, N, H), self.kernel_init, name="position")(),
+            self.param("content_bias", nn.initializers.zeros, (N, H)),
+            self.param("position_bias", nn.initializers.zeros, (N, H)),
+            memory_length=memory_length,
+        )
+        y = dense(D, "out")(y.reshape(*x.shape[:2], N * H))
+        return Dropout(self.dropout)(y, train=train)
+
+
+class PositionKernel(nn.Module):
+    """Holds the kernel [D, N H] of the position keys and returns it as [D, N, H]."""
+
+    shape: tuple[int, int, int]
+    kernel_init: KernelInit
+
+    @nn.compact
+    def __call__(self) -> Array:
+        D, N, H = self.shape
+        return self.param("kernel", self.kernel_init.kernel(), (D, N * H)).reshape(self.shape)

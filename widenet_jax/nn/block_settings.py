@@ -1,0 +1,215 @@
+"""The settings of a stack of blocks."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from flax.core import FrozenDict
+
+from widenet_jax.errors import BadInputError, check_range, choose
+from widenet_jax.nn.activations import ACTIVATIONS
+from widenet_jax.nn.attention.full import MultiHeadAttention
+from widenet_jax.nn.attention.relative import RelativeAttention
+from widenet_jax.nn.feed_forwards import FEED_FORWARDS, PLAIN
+from widenet_jax.nn.initializers import KERNEL_INITS, KernelInit
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+# Built with num_heads, head_dim, dropout, kernel_init and dtype. Called with memory and
+# memory_length where the class attribute `needs_memory` is True, otherwise with mask and instances.
+ATTENTIONS: dict[str, type[nn.Module]] = {
+    "full": MultiHeadAttention,
+    "relative": RelativeAttention,
+}
+
+# Fields of `BlockSettings` that are names, with the names that exist.
+NAMES = {
+    "attention": ATTENTIONS,
+    "norm_position": dict.fromkeys(("pre", "post")),
+    "activation": ACTIVATIONS,
+    "kernel_init": KERNEL_INITS,
+    "remat": dict.fromkeys(("none", "block")),
+    "dtype": DTYPES,
+    "ffn": FEED_FORWARDS,
+}
+
+
+class BlockSettings(nn.Module):
+    """The fields of a stack of blocks, which every model with such a stack has, too.
+
+    Attributes:
+      depth: L, number of blocks.
+      num_heads: N; must divide D where `head_dim` is 0.
+      head_dim: H; 0: D / N.
+      attention: a name in `ATTENTIONS`.
+      share_attention, share_ffn, share_norms: one set of weights for all blocks.
+      ffn: name in `feed_forwards.FEED_FORWARDS` of the feed-forward of the blocks that `ffn_blocks`
+        chooses; the other blocks have `feed_forwards.PLAIN`.
+      ffn_blocks: "all", "every_6" (blocks 5, 11, ...), "last_2", see `block_indices`.
+      routing_groups: 0, every block routes for itself; G, routing is shared by G groups of
+        depth/G consecutive blocks (WideNet, Fig. 3).
+      feed_forwards: the fields of each feed-forward, by its name.
+      norm_position: "pre": x + f(norm(x)), and a last norm; or "post": norm(x + f(x)).
+      norm_epsilon: added to the variance in every LayerNorm.
+      dropout: rate after attention and in the feed-forward.
+      ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
+      activation: a name in `layers.activations.ACTIVATIONS`.
+      kernel_init: a name in `layers.initializers.KERNEL_INITS`.
+      ffn_output_activation: see `layers.mlp.Mlp`.
+      unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
+        slower step. Parameters are stored the same way.
+      remat: "none", or "block": the backward pass recomputes each block, or the blocks that share a
+        routing together, instead of keeping their intermediate results.
+      dtype: "float32" or "bfloat16" of the computation; parameters are float32.
+    """
+
+    depth: int
+    num_heads: int
+    head_dim: int = 0
+    attention: str = "full"
+    share_attention: bool = False
+    share_ffn: bool = False
+    share_norms: bool = False
+    ffn: str = PLAIN
+    ffn_blocks: str | tuple[int, ...] = "all"
+    routing_groups: int = 0
+    feed_forwards: Mapping[str, Mapping] = FrozenDict()
+    norm_position: str = "pre"
+    norm_epsilon: float = 1e-6
+    dropout: float = 0.0
+    ffn_dropout: bool = True
+    activation: str = "gelu_tanh"
+    kernel_init: str = "glorot_uniform"
+    ffn_output_activation: bool = False
+    unroll: bool = True
+    remat: str = "none"
+    dtype: str = "float32"
+
+    @property
+    def outer_init(self) -> KernelInit:
+        """Initialisers of the layers around the stack, which are drawn as for a depth of 1."""
+        return KernelInit(self.kernel_init)
+
+    def check(self) -> None:
+        """Raises BadInputError where a field is unknown, out of range or contradicts another."""
+        for field, known in NAMES.items():
+            choose(known, getattr(self, field), field=f"config.model.{field}")
+        check_range("config.model.dropout", self.dropout, 0.0, 0.99)
+        check_range("config.model.norm_epsilon", self.norm_epsilon, 0.0, 1.0)
+        if self.ffn not in self.feed_forwards:
+            raise BadInputError(
+                f"config.model.ffn={self.ffn} needs the section config.model.{self.ffn}"
+            )
+        own, place = self.feed_forwards[self.ffn], f"config.model.{self.ffn}"
+        choose(KERNEL_INITS, own.get("kernel_init", self.kernel_init), field=f"{place}.kernel_init")
+        check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
+        self.ffn_names()
+        self.blocks_per_routing()
+
+    def check_attention(self, embed_dim: int, *, memory: bool) -> None:
+        """Checks the attention of a model whose blocks have a width D, and a memory or none.
+
+        Raises:
+          BadInputError: it needs a memory and there is none, or the other way round; or heads
+            without a size of their own do not divide D.
+        """
+        kinds = [name for name, kind in ATTENTIONS.items() if kind.needs_memory == memory]
+        if self.attention not in kinds:
+            raise BadInputError(
+                f"config.model.attention={self.attention}: a model with{'' if memory else 'out'} a "
+                f"memory of earlier tokens needs config.model.attention={' or '.join(kinds)}"
+            )
+        if not self.head_dim and embed_dim % self.num_heads:
+            # The sections of other models have no such field.
+            other = ", or config.model.head_dim be given" if memory else ""
+            raise BadInputError(
+                f"config.model.num_heads={self.num_heads} must divide "
+                f"config.model.embed_dim={embed_dim}{other}"
+            )
+
+    def ffn_names(self) -> tuple[str, ...]:
+        """Returns the name of each block's feed-forward.
+
+        Raises:
+          BadInputError: the rule `ffn_blocks` is unknown.
+        """
+        chosen = block_indices(self.ffn_blocks, self.depth)
+        return tuple(self.ffn if i in chosen else PLAIN for i in range(self.depth))
+
+    def blocks_per_routing(self) -> int:
+        """Returns how many consecutive blocks share one routing.
+
+        Raises:
+          BadInputError: routing groups that do not divide the depth or lack feed-forwards that
+            route.
+        """
+        groups, depth = self.routing_groups, self.depth
+        if not groups:
+            return 1
+        if not getattr(FEED_FORWARDS[self.ffn], "routes", False):
+            raise BadInputError(
+                f"config.model.routing_groups={groups} has no effect on config.model.ffn="
+                f"{self.ffn}, which routes nothing; give 0, or choose a model with experts"
+            )
+        if groups < 0 or depth % groups or set(self.ffn_names()) != {self.ffn}:
+            fits = [g for g in range(1, depth + 1) if depth % g == 0]
+            raise BadInputError(
+                f"config.model.routing_groups={groups} needs config.model.ffn_blocks=all and must "
+                f"divide the depth {depth}: one of {fits}, or 0 for none"
+            )
+        return depth // groups
+
+    def period(self) -> int:
+        """Returns after how many blocks the feed-forwards and the routing repeat themselves."""
+        names, per_routing = self.ffn_names(), self.blocks_per_routing()
+        for period in range(per_routing, self.depth, per_routing):
+            if self.depth % period == 0 and names == names[:period] * (self.depth // period):
+                return period
+        return self.depth
+
+    @property
+    def examples_per_group(self) -> int:
+        """Number of consecutive examples that a feed-forward works on together; 1 if each alone."""
+        return self.feed_forwards.get(self.ffn, {}).get("examples_per_group", 1)
+
+    def summarize(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Turns aux["sums"] added up over batches into metrics; {} where there are no sums."""
+        return FEED_FORWARDS[self.ffn].summarize(sums) if sums else {}
+
+    def settings(self) -> dict:
+        """Returns the fields above, for another module that has them."""
+        names = BlockSettings.__annotations__.keys() - {"parent", "name"}
+        return {name: getattr(self, name) for name in names}
+
+
+def block_indices(rule: str | tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """Returns the blocks that a rule such as `config.model.ffn_blocks` chooses.
+
+    "all"; "every_n": n-1, 2n-1, ...; "last_n"; "last": the released code's choice, as many as
+    every_6 gives, at the end; or the indices themselves.
+    The paper's parameter counts fix how many blocks of ViT-MoE have experts, not which.
+
+    Raises:
+      BadInputError: another rule, n outside 1..depth, or an index of no block.
+    """
+    if not isinstance(rule, str):
+        if odd := [index for index in rule if index not in range(depth)]:
+            raise BadInputError(
+                f"config.model.ffn_blocks={list(rule)}: there is no block {odd[0]!r} in a depth of "
+                f"{depth}; blocks count from 0"
+            )
+        return tuple(rule)
+    kind, _, count = rule.partition("_")
+    n = int(count) if count.isdigit() else 0
+    if rule == "all":
+        return tuple(range(depth))
+    if rule == "last":
+        return tuple(range(depth - max(1, depth // 6), depth))
+    if kind == "every" and 1 <= n <= depth:
+        return tuple(range(n - 1, depth, n))
+    if kind == "last" and 1 <= n <= depth:
+        return tuple(range(depth - n, depth))
+    raise BadInputError(
+        f"config.model.ffn_blocks={rule!r} is not known; known: all, last, every_N and last_N "
+        f"with N from 1 to {depth}"
+    )

@@ -1,0 +1,235 @@
+"""The sharing loop: a stack of transformer blocks that own or share their parts.
+
+A vanilla transformer shares nothing; ALBERT shares attention, feed-forward and norms; WideNet
+shares attention and a mixture of experts and gives each block its own norms.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.nn.block_settings import ATTENTIONS, DTYPES, BlockSettings
+from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS
+from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.norms import layer_norm
+from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
+from widenet_jax.typing import Array, Aux, Routing
+
+
+class Blocks(BlockSettings):
+    """`depth` blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
+
+    Parameters of a shared part are named `attention`, `norm_attention`, `norm_ffn` or by the
+    feed-forward; those of a block's own part `block_03_attention` and so on; the last norm
+    `norm_out`.
+
+    With a memory, a block's attention sees what came before x, too: the block's inputs of earlier
+    calls, before their norm (Transformer-XL, arXiv:1901.02860).
+
+    Attributes:
+      last_norm: whether pre-norm ends with a last norm.
+      The rest: see `BlockSettings`.
+    """
+
+    last_norm: bool = True
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [B, T, D]
+        *,
+        mask: Array | None = None,  # [B, T] True for real tokens
+        instances: Array | None = None,  # [B, T] int32: tokens attend to their own number only
+        memory: Array | None = None,  # [B, L, M, D] inputs of each block
+        memory_length: Array | None = None,  # [B] int32: rows of the memory, the latest, to see
+        train: bool,
+    ) -> tuple[Array, Aux, Array | None]:
+        """Runs the blocks.
+
+        Returns:
+          [B, T, D]; the blocks' aux, stacked over the operations that have one; and the next
+          memory, the latest M inputs of each block, without gradient, or None without a memory.
+        """
+        self.check()
+        if memory is None:
+            seen = {"mask": mask, "instances": instances}
+        else:
+            seen = {"memory_length": memory_length}
+        # Parameters are initialised block by block, however the blocks run later.
+        plain = self.unroll and self.remat == "none"
+        run = self.run_blocks if plain or self.is_initializing() else self.run_pieces
+        x, aux, memory = run(x, memory, seen=seen, mask=mask, train=train)
+        if self.last_norm and self.norm_position == "pre":
+            x = self.build_norm(NORM_OUT)(x)
+        return x, aux, memory
+
+    def run_blocks(
+        self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+    ) -> tuple[Array, Aux, Array | None]:
+        """Runs one block after the other.
+
+        Args:
+          seen: what attention is told about other tokens: mask and instances, or memory_length.
+        """
+        ffn_names, blocks_per_routing = self.ffn_names(), self.blocks_per_routing()
+        pre = self.norm_position == "pre"
+        built: dict[str, nn.Module] = {}
+        ran: set[str] = set()
+
+        def part(kind: str, index: int, shared: bool, build: Callable[[str], nn.Module]):
+            name = kind if shared else block_part(index, kind)
+            if name not in built:
+                built[name] = build(name)
+            return built[name]
+
+        def due(module: nn.Module) -> bool:
+            """Returns whether a module must run; initialising a shared one takes a single run."""
+            done = self.is_initializing() and module.name in ran
+            ran.add(module.name)
+            return not done
+
+        aux: list[Aux] = []
+        memories: list[Array] = []
+        routing: Routing | None = None
+        for i, kind in enumerate(ffn_names):
+            if i % blocks_per_routing == 0:
+                routing = None
+            attention = part("attention", i, self.share_attention, self.build_attention)
+            norm_attention = part("norm_attention", i, self.share_norms, self.build_norm)
+            ffn = part(kind, i, self.share_ffn, lambda name, kind=kind: self.build_ffn(kind, name))
+            norm_ffn = part("norm_ffn", i, self.share_norms, self.build_norm)
+
+            with jax.named_scope(f"block_{i:02d}"):
+                if memory is not None:
+                    old = memory[:, i]
+                    memories.append(updated(old, x))
+                    seen = seen | {"memory": norm_attention(old) if pre else old}
+                y = norm_attention(x) if pre else x
+                if due(attention):
+                    x = x + attention(y, **seen, train=train)
+                x = x if pre else norm_attention(x)
+                y = norm_ffn(x) if pre else x
+                if due(ffn):
+                    output = ffn(y, mask=mask, train=train, routing=routing)
+                    x, routing = x + output.y, output.routing
+                    if output.aux:
+                        aux.append(output.aux)
+                x = x if pre else norm_ffn(x)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
+        return x, stacked, jnp.stack(memories, axis=1) if memories else None
+
+    def run_pieces(
+        self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
+    ) -> tuple[Array, Aux, Array | None]:
+        """Runs the blocks in equal pieces, each one function of its parameters and its memory.
+
+        Such a function can be recomputed (`remat`). A piece is one block, or those that share a
+        routing. A run of pieces that repeats itself can be looped over (`unroll=False`).
+        """
+        size = self.blocks_per_routing()
+        count, period = self.depth // size, self.period() // size
+        loops = not self.unroll and period < count
+        ffn_names = self.ffn_names()[::size]
+        shared, own = self.split_parameters(size)
+        keys = {name: self.make_rng(name) for name in ("dropout", "router") if self.has_rng(name)}
+
+        def piece(ffn: str) -> Callable:
+            blocks = self.first_blocks(size, ffn)
+
+            def run(x: Array, params: dict, old: Array | None, index: Array | int) -> tuple:
+                rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
+                told = {"mask": mask} | seen | {"memory": old}
+                return blocks.apply({"params": shared | params}, x, **told, train=train, rngs=rngs)
+
+            # The two passes of a loop are two loops, whose operations no compiler merges.
+            return jax.checkpoint(run, prevent_cse=not loops) if self.remat == "block" else run
+
+        pieces = {ffn: piece(ffn) for ffn in ffn_names}
+
+        def run_some(x: Array, inputs: list[tuple]) -> tuple[Array, tuple[Aux, Array | None]]:
+            """Runs the first pieces, or as many that have the same feed-forwards."""
+            outputs = []
+            for ffn, given in zip(ffn_names, inputs, strict=False):
+                x, *output = pieces[ffn](x, *given)
+                outputs.append(output)
+            return x, joined(outputs)
+
+        # [B, L, M, D] -> count * [B, size, M, D]
+        memories = [None] * count if memory is None else jnp.split(memory, count, axis=1)
+        inputs = list(zip(own, memories, range(count), strict=True))
+        if not loops:
+            x, outputs = run_some(x, inputs)
+            return x, *outputs
+        periods = [inputs[first : first + period] for first in range(0, count, period)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *periods)
+        x, outputs = jax.lax.scan(run_some, x, stacked)
+        each = [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(len(periods))]
+        return x, *joined(each)
+
+    def first_blocks(self, size: int, ffn: str) -> "Blocks":
+        """Returns a stack of so many of these blocks, with one feed-forward and one routing."""
+        return self.clone(
+            parent=None,
+            name=None,
+            depth=size,
+            ffn_blocks="all" if ffn == self.ffn else (),
+            routing_groups=min(self.routing_groups, 1),
+            unroll=True,
+            remat="none",
+            last_norm=False,
+        )
+
+    def split_parameters(self, size: int) -> tuple[dict, list[dict]]:
+        """Returns the parameters that blocks share, and those of each `size` blocks on their own.
+
+        The latter have the names that they would have in a stack of `size` blocks.
+        """
+        shared, own = {}, [{} for _ in range(self.depth // size)]
+        for name, params in self.variables["params"].items():
+            index, kind = split_block_part(name)
+            if index is not None:
+                own[index // size][block_part(index % size, kind)] = params
+            elif name != NORM_OUT:
+                shared[name] = params
+        return shared, own
+
+    def build_norm(self, name: str) -> nn.Module:
+        """Returns a LayerNorm."""
+        return layer_norm(epsilon=self.norm_epsilon, dtype=DTYPES[self.dtype], name=name)
+
+    def build_attention(self, name: str) -> nn.Module:
+        """Returns an attention layer."""
+        return ATTENTIONS[self.attention](
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            dropout=self.dropout,
+            kernel_init=KernelInit(self.kernel_init, self.depth),
+            dtype=DTYPES[self.dtype],
+            name=name,
+        )
+
+    def build_ffn(self, kind: str, name: str) -> nn.Module:
+        """Returns the feed-forward `kind` under a parameter name."""
+        common = {field: getattr(self, model_field) for field, model_field in COMMON.items()}
+        fields = common | {"dtype": DTYPES[self.dtype]} | dict(self.feed_forwards[kind])
+        fields["kernel_init"] = KernelInit(fields["kernel_init"], self.depth)
+        own = {field.name for field in dataclasses.fields(FEED_FORWARDS[kind])}
+        fields = {key: value for key, value in fields.items() if key in own}
+        return FEED_FORWARDS[kind](**fields, name=name)
+
+
+def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:
+    """Returns one aux and one memory of consecutive blocks from those of parts of them."""
+    auxes = [aux for aux, _ in outputs if aux]
+    memories = [memory for _, memory in outputs if memory is not None]  # [B, blocks, M, D]
+    aux = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *auxes) if auxes else {}
+    return aux, jnp.concatenate(memories, axis=1) if memories else None
+
+
+def updated(memory: Array, x: Array) -> Array:
+    """Returns the latest M rows of memory [B, M, D] and x [B, T, D], without gradient."""
+    rows = jnp.concatenate([memory, x.astype(memory.dtype)], axis=1)
+    return jax.lax.stop_gradient(rows[:, x.shape[1] :])

@@ -1,0 +1,65 @@
+"""Models: stacks of blocks with an embedding before and a head after them.
+
+A model is a Linen module, built from `config.model` by `build_model`. Its contract:
+
+    model(inputs, *, train) -> (outputs, aux)
+      inputs   mapping of arrays by name, each [B, ...]; the model's docstring names them
+      train    True: dropout and routing noise, from the random streams "dropout" and "router"
+      outputs  what the task makes of them: logits [B, V] of a classifier
+      aux      {} or {"losses": {name: [operations]}, "loss": [operations], "sums": {name:
+               [operations, ...]}}: those of the feed-forwards, see `feed_forwards`
+
+and, from `block_settings.BlockSettings`: the fields of its blocks; `check()`, which refuses fields
+that do not fit each other; `summarize(sums)`, metrics from aux["sums"] added up over batches; and
+`examples_per_group`, how many consecutive examples of a batch belong together. A model that is to
+have experts, or to be planned, also defines `num_tokens(input_spec)`, T of an example.
+
+Fields `unroll` and `remat` change neither the parameters nor the results, but the random numbers of
+dropout and noise. A caller that wants the intermediate results of single blocks
+(`capture_intermediates`) clones the model with unroll=True and remat="none".
+
+To add a model: one file, and one entry in `MODELS`.
+"""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+
+from widenet_jax.errors import check_section, choose
+from widenet_jax.language.model import LanguageModel
+from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
+from widenet_jax.text.encoder import TextEncoder
+from widenet_jax.vision.model import VisionTransformer
+
+MODELS: dict[str, type[nn.Module]] = {
+    "vision_transformer": VisionTransformer,
+    "text_encoder": TextEncoder,
+    "language_model": LanguageModel,
+}
+
+
+def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
+    """Builds the module of `config.model`.
+
+    Args:
+      model: `name`, a key of `MODELS`; the fields of that module; a section of fields for each
+        feed-forward, by its name in `FEED_FORWARDS`, or None; and `mlp_dim`, which is the plain
+        feed-forward's.
+      **model_fields: the fields that the task decides, such as num_classes=10.
+
+    Raises:
+      BadInputError: a name or a value that does not exist, or a field that is unknown or missing.
+    """
+    fields = {k: dict(v) if isinstance(v, Mapping) else v for k, v in model.items()}
+    build = choose(MODELS, fields.pop("name", ""), field="config.model.name")
+    sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
+    sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
+    sections = {name: section for name, section in sections.items() if section is not None}
+    decided = {"feed_forwards", *model_fields}
+    check_section(build, fields, section="config.model", decided=decided)
+    for name, section in sections.items():
+        place = "config.model" if name == PLAIN else f"config.model.{name}"
+        check_section(FEED_FORWARDS[name], section, section=place, common=COMMON)
+    module = build(feed_forwards=sections, **fields, **model_fields)
+    module.check()
+    return module

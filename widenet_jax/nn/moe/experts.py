@@ -1,0 +1,192 @@
+"""The experts: E feed-forward layers side by side, on slots, on sorted rows, or on all tokens."""
+
+from functools import partial
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.nn.activations import ACTIVATIONS
+from widenet_jax.nn.dense import linear
+from widenet_jax.nn.dropout import Words, draw_words, drop
+from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.typing import Array
+
+# Random words of the dropout after the hidden and after the output layer; None: no dropout there.
+LayerWords = tuple[Words | None, Words | None]
+
+
+@flax.struct.dataclass
+class ExpertFfn:
+    """E layers as `layers.mlp.Mlp`, each with its own weights: a function and its arrays.
+
+    A pytree rather than a module, so that it may be called inside `jax.shard_map`.
+
+    Attributes:
+      wi: [E, D, F] float32; wi_bias: [E, F]; wo: [E, F, D]; wo_bias: [E, D]. Biases may be None.
+      key: key of the dropout; None is no dropout.
+      dropout: its rate.
+      drops_hidden, drops_output: whether it acts after the hidden layer, after the output layer.
+      activation: a name in `layers.activations.ACTIVATIONS`.
+      output_activation: applies the activation to the output too.
+    """
+
+    wi: Array
+    wi_bias: Array | None
+    wo: Array
+    wo_bias: Array | None
+    key: Array | None
+    dropout: float = flax.struct.field(pytree_node=False)
+    drops_hidden: bool = flax.struct.field(pytree_node=False)
+    drops_output: bool = flax.struct.field(pytree_node=False)
+    activation: str = flax.struct.field(pytree_node=False)
+    output_activation: bool = flax.struct.field(pytree_node=False)
+
+    def dropout_words(self, rows: tuple[int, ...]) -> LayerWords:
+        """Draws the dropout's random words for tokens laid out as [*rows, D]."""
+        if self.key is None:
+            return None, None
+        hidden_key, output_key = jax.random.split(self.key)
+        _, D, F = self.wi.shape
+        hidden = draw_words(hidden_key, rows, F) if self.drops_hidden else None
+        output = draw_words(output_key, rows, D) if self.drops_output else None
+        return hidden, output
+
+    def on_buffers(self, x: Array) -> Array:  # [E, G, C, D] -> [E, G, C, D]
+        """Applies each expert to its buffers."""
+        hidden_words, output_words = self.dropout_words(x.shape[:-1])
+        dense = partial(linear, "egci,eio->egco")
+        h = self.hidden(dense(x, self.wi, self.wi_bias), hidden_words)
+        return self.output(dense(h, self.wo, self.wo_bias), output_words)
+
+    def on_rows(
+        self, x: Array, expert: Array, sizes: Array, words: LayerWords, gate: Array | None = None
+    ) -> Array:
+        """Applies the experts to rows [N, D] sorted by expert.
+
+        Rows past the last expert are padding: their values have no effect, and their results have
+        no meaning.
+
+        Args:
+          x: [N, D].
+          expert: [N] int32, ascending; E for padding.
+          sizes: [E] int32, the number of rows of each expert.
+          words: as from `dropout_words((N,))`.
+          gate: [N] float32, a factor of each result, which multiplies the F hidden entries instead
+            of the D outputs; None: 1. Not with `output_activation`.
+        """
+        of_expert = jax.nn.one_hot(expert, sizes.shape[0])  # [N, E]
+        real = (expert < sizes.shape[0])[:, None]
+
+        def dense(x: Array, kernel: Array, bias: Array | None, of_expert: Array) -> Array:
+            # A ragged product may leave anything in the padding rows, forwards and backwards: even
+            # NaN, which times 0 would still be NaN in the bias's gradient.
+            x = jnp.where(real, x, 0)
+            y = jax.lax.ragged_dot(x, kernel.astype(x.dtype), sizes)
+            y = jnp.where(real, y, 0)
+            if bias is None:
+                return y
+            # The bias is added as a product, because the product's gradient scatters nothing; in
+            # float32, because that gradient is a sum over rows.
+            return y + (of_expert @ bias).astype(x.dtype)
+
+        hidden_words, output_words = words
+        h = self.hidden(dense(x, self.wi, self.wi_bias, of_expert), hidden_words)
+        if gate is not None:
+            h, of_expert = scaled(h, gate), of_expert * gate[:, None]
+        return self.output(dense(h, self.wo, self.wo_bias, of_expert), output_words)
+
+    def on_all(self, x: Array, gate: Array) -> Array:  # [G, S, D], [G, S, E] -> [G, S, D]
+        """Applies all experts to all tokens, and sums the results times the gates, mostly 0.
+
+        The gates multiply the F hidden entries, which is equal, so that the sum over experts is
+        part of the second product; but not where something follows that product in an expert.
+        """
+        E, D, F = self.wi.shape
+        hidden_words, output_words = self.dropout_words(gate.shape)
+        # One layer of width E * F. The transpose is of the small kernel, not of the hidden entries.
+        wi = self.wi.swapaxes(0, 1).reshape(D, E * F)
+        wi_bias = None if self.wi_bias is None else self.wi_bias.reshape(E * F)
+        h = linear("bsd,df->bsf", x, wi, wi_bias).reshape(*gate.shape, F)
+        h = self.hidden(h, hidden_words)
+        if self.output_activation or output_words is not None:
+            # "x" is the experts' axis: under "e" the gradient would be sharded over experts,
+            # although the tokens are sharded over all axes of the mesh.
+            y = self.output(linear("bsxf,xfd->bsxd", h, self.wo, self.wo_bias), output_words)
+            return jnp.einsum("bsxd,bsx->bsd", y, gate.astype(x.dtype))
+        h = scaled(h, gate).reshape(*x.shape[:2], E * F)
+        y = linear("bsf,fd->bsd", h, self.wo.reshape(E * F, D), None)
+        if self.wo_bias is None:
+            return y
+        return y + linear("bsx,xd->bsd", gate.astype(x.dtype), self.wo_bias, None)
+
+    def hidden(self, h: Array, words: Words | None) -> Array:
+        """Applies activation and dropout to the first product; any layout."""
+        return drop(ACTIVATIONS[self.activation](h), words, self.dropout)
+
+    def output(self, y: Array, words: Words | None) -> Array:
+        """Applies what follows the second product; any layout."""
+        y = ACTIVATIONS[self.activation](y) if self.output_activation else y
+        return drop(y, words, self.dropout)
+
+
+def scaled(h: Array, gate: Array) -> Array:
+    """Returns h [..., F] times gate [...], multiplied in float32, in h's dtype."""
+    return (h.astype(jnp.float32) * gate[..., None]).astype(h.dtype)
+
+
+class Experts(nn.Module):
+    """Holds the parameters of `ExpertFfn`: wi and wo, kernel [E, in, out] and bias [E, out].
+
+    Attributes: see `ExpertFfn` and `layer.MoeLayer`.
+    """
+
+    num_experts: int  # E
+    mlp_dim: int  # F
+    dropout: float
+    drops_hidden: bool
+    drops_output: bool
+    activation: str
+    output_activation: bool
+    use_bias: bool
+    kernel_init: KernelInit
+
+    @nn.compact
+    def __call__(self, embed_dim: int, *, train: bool) -> ExpertFfn:
+        E, D, F = self.num_experts, embed_dim, self.mlp_dim
+        dense = partial(ExpertDense, use_bias=self.use_bias, bias_init=self.kernel_init.ffn_bias)
+        # The fans are those of one expert's kernel: E is a batch axis, not part of a fan.
+        of_wi, of_wo = self.kernel_init.kernel(batch_axis=(0,)), self.kernel_init.experts_out(E, F)
+        wi, wi_bias = dense((E, D, F), of_wi, name="wi")()
+        wo, wo_bias = dense((E, F, D), of_wo, name="wo")()
+        key = self.make_rng("dropout") if train and self.dropout else None
+        return ExpertFfn(
+            wi,
+            wi_bias,
+            wo,
+            wo_bias,
+            key,
+            dropout=self.dropout,
+            drops_hidden=self.drops_hidden,
+            drops_output=self.drops_output,
+            activation=self.activation,
+            output_activation=self.output_activation,
+        )
+
+
+class ExpertDense(nn.Module):
+    """Holds kernel [E, in, out] and bias [E, out] under one name, as `nn.Dense` would."""
+
+    shape: tuple[int, int, int]
+    kernel_init: nn.initializers.Initializer
+    bias_init: nn.initializers.Initializer
+    use_bias: bool
+
+    @nn.compact
+    def __call__(self) -> tuple[Array, Array | None]:
+        kernel = self.param("kernel", self.kernel_init, self.shape)
+        if not self.use_bias:
+            return kernel, None
+        bias_shape = (self.shape[0], self.shape[2])
+        return kernel, self.param("bias", self.bias_init, bias_shape, jnp.float32)

@@ -1,0 +1,217 @@
+"""The mixture-of-experts layer: group, route, dispatch, experts, combine."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.core import FrozenDict
+
+from widenet_jax.errors import check_group, check_range, check_section, choose
+from widenet_jax.nn.activations import ACTIVATIONS
+from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
+from widenet_jax.nn.moe.experts import Experts
+from widenet_jax.nn.moe.losses import balance_losses
+from widenet_jax.nn.moe.routers import ROUTERS
+from widenet_jax.nn.moe.slots import UNLIMITED, assign_slots, capacity_limit
+from widenet_jax.nn.moe.statistics import routing_statistics, summarize
+from widenet_jax.param_names import EXPERTS
+from widenet_jax.sharding import BATCH, constrain, platform
+from widenet_jax.typing import Array, Aux, FfnOutput, Routing
+
+SECTION = "config.model.moe"
+
+
+class MoeLayer(nn.Module):
+    """A feed-forward layer in which K of E experts see each token (WideNet, eqs. 1-5).
+
+    Attributes:
+      mlp_dim: F of every expert.
+      num_experts: E.
+      num_selected_experts: K.
+      capacity_factor: in training; `capacity_factor_eval` in evaluation.
+      examples_per_group: examples routed together, a token group; results do not depend on the
+        devices in use.
+      capacity_rule: rule by which the factor becomes slots, see `slots.CAPACITY_RULES`.
+      priority: which token gets a slot first, see `slots.PRIORITIES`.
+      router: `name` in `routers.ROUTERS`, and that router's own fields.
+      losses: weights of the balance losses (lambda of eq. 8), see `losses.balance_losses`.
+      dispatch: see `dispatch.DISPATCHERS`; "auto" is the cheapest, see `choose_dispatch`.
+      use_bias: whether both layers of an expert have a bias.
+      dropout, hidden_dropout: in every expert, as in `layers.mlp.Mlp`.
+      output_dropout: rate after the weighted sum of the experts' outputs. Where it is not 0,
+        `dropout` does not act after each expert's output.
+      activation, output_activation, kernel_init: as in `layers.mlp.Mlp`; the initialiser is the
+        router's, too.
+      dtype: dtype of the experts' computation; the router runs in float32.
+    """
+
+    mlp_dim: int
+    num_experts: int
+    num_selected_experts: int
+    capacity_factor: float
+    capacity_factor_eval: float
+    examples_per_group: int
+    capacity_rule: str = "paper"
+    priority: str = "token_order"
+    router: Mapping = FrozenDict(name="top_k")
+    losses: Mapping = FrozenDict(load_balance=0.0, over="group")
+    dispatch: str = AUTO
+    use_bias: bool = True
+    dropout: float = 0.0
+    hidden_dropout: bool = True
+    output_dropout: float = 0.0
+    activation: str = "gelu_tanh"
+    output_activation: bool = False
+    kernel_init: KernelInit = KernelInit()
+    dtype: jnp.dtype = jnp.float32
+
+    routes = True  # blocks of a routing group follow one routing
+    # Turns sums of aux over a set of batches into metrics.
+    summarize = staticmethod(summarize)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [B, T, D]
+        *,
+        mask: Array | None = None,  # [B, T] True for real tokens
+        train: bool,
+        routing: Routing | None = None,
+    ) -> FfnOutput:
+        """Routes every token, or follows a `routing` of an earlier block in its routing group.
+
+        aux is {} when following.
+
+        Raises:
+          BadInputError: examples_per_group does not divide B, a field is out of range, or a name
+            is unknown.
+        """
+        B, T, D = x.shape
+        self.check()
+        g = 1 if B == 1 and not train else self.examples_per_group
+        check_group(B, g, field=f"{SECTION}.examples_per_group")
+        mask = jnp.ones((B, T), bool) if mask is None else mask
+        grouped = constrain(x.reshape(B // g, g * T, D), BATCH)  # [B, T, D] -> [G, S, D]
+        C = self.slots(g * T, train=train)
+
+        aux = {}
+        if routing is None:
+            with jax.named_scope("router"):
+                mask = mask.reshape(B // g, g * T)
+                routing, aux = self.route(grouped, mask, capacity=C, train=train)
+        experts = self.build_experts()(D, train=train)
+        method = self.method(g * T, capacity=C, platform=platform())
+        y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
+        y = constrain(y, BATCH).reshape(B, T, D)
+        y = Dropout(self.output_dropout)(y, train=train)
+        return FfnOutput(y=y, aux=aux, routing=routing)
+
+    def check(self) -> None:
+        """Raises BadInputError where a field is out of range."""
+        check_range(f"{SECTION}.capacity_factor", self.capacity_factor, 1e-3, 1e3)
+        check_range(f"{SECTION}.capacity_factor_eval", self.capacity_factor_eval, 1e-3, 1e3)
+        selected = f"{SECTION}.num_selected_experts"
+        check_range(selected, self.num_selected_experts, 1, self.num_experts)
+        check_range(f"{SECTION}.output_dropout", self.output_dropout, 0.0, 0.99)
+        choose(ACTIVATIONS, self.activation, field=f"{SECTION}.activation")
+
+    def route(self, x: Array, mask: Array, *, capacity: int, train: bool) -> tuple[Routing, Aux]:
+        """Routes token groups x [G, S, D], mask [G, S]: the routing with slots, and aux."""
+        # The key is drawn in this layer's scope, whatever the router draws from it.
+        key = self.make_rng("router") if train and self.has_rng("router") else None
+        # In float32, whatever `dtype`: rounding would move tokens between experts.
+        routing = self.build_router()(x.astype(jnp.float32), mask, key=key, train=train)
+        losses, loss = balance_losses(routing, mask, self.losses)
+        limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
+        routing = assign_slots(
+            routing,
+            mask,
+            capacity=capacity,
+            limit=jnp.minimum(limit, capacity),
+            priority=self.priority,
+        )
+        sums = routing_statistics(routing, mask, capacity)
+        return routing, {"loss": loss, "losses": losses, "sums": sums}
+
+    def build_router(self) -> nn.Module:
+        """Builds the module of `self.router`.
+
+        Raises:
+          BadInputError: an unknown router, or a field that is unknown or missing.
+        """
+        fields = {key: value for key, value in self.router.items() if key != "name"}
+        build = choose(ROUTERS, self.router.get("name", ""), field=f"{SECTION}.router.name")
+        names = ("num_experts", "num_selected_experts", "kernel_init")
+        check_section(build, fields, section=f"{SECTION}.router", decided=names)
+        common = {name: getattr(self, name) for name in names}
+        return build(**common, **fields, parent=self, name="router")
+
+    def build_experts(self) -> Experts:
+        """Builds the module that holds the experts' parameters."""
+        return Experts(
+            num_experts=self.num_experts,
+            mlp_dim=self.mlp_dim,
+            dropout=self.dropout,
+            drops_hidden=self.hidden_dropout,
+            drops_output=not self.output_dropout,
+            activation=self.activation,
+            output_activation=self.output_activation,
+            use_bias=self.use_bias,
+            kernel_init=self.kernel_init,
+            name=EXPERTS,
+        )
+
+    def method(self, tokens: int, *, capacity: int, platform: str) -> str:
+        """Returns the dispatch method for groups of `tokens` with `capacity` slots an expert."""
+        return choose_dispatch(
+            self.dispatch,
+            platform=platform,
+            group_tokens=tokens,
+            capacity=capacity,
+            share=self.num_selected_experts / self.num_experts,
+            unlimited=self.capacity_rule == UNLIMITED,
+        )
+
+    def slots(self, tokens: int, *, train: bool) -> int:
+        """Returns C of a group of `tokens`: at least one slot, at most the whole group."""
+        return max(1, min(self.limit(tokens, train=train), tokens))
+
+    def limit(self, tokens: Array | int, *, train: bool) -> Array | int:
+        """Returns the slots that each expert may fill in a group of `tokens` real tokens."""
+        factor = self.capacity_factor if train else self.capacity_factor_eval
+        return capacity_limit(
+            tokens,
+            rule=self.capacity_rule,
+            capacity_factor=factor,
+            num_selected=self.num_selected_experts,
+            num_experts=self.num_experts,
+        )
+
+
+def dispatch_methods(model: Mapping, num_tokens: int, *, platform: str) -> dict[str, str]:
+    """Returns the method that `config.model.moe.dispatch` stands for in each mode.
+
+    Args:
+      model: the section `config.model`.
+      num_tokens: T of one example.
+      platform: "tpu", "gpu" or "cpu".
+
+    Returns:
+      {"training": "einsum", "evaluation": "ragged"}, for example; {} where no block has experts.
+    """
+    if model.get("ffn") != "moe":
+        return {}
+    layer = MoeLayer(**model["moe"])
+    tokens = layer.examples_per_group * num_tokens
+    return {
+        mode: layer.method(tokens, capacity=layer.slots(tokens, train=train), platform=platform)
+        for mode, train in (("training", True), ("evaluation", False))
+    }
+
+
+def dispatch_text(methods: Mapping[str, str]) -> str:
+    """Formats `dispatch_methods` as "einsum in training, ragged in evaluation"."""
+    return ", ".join(f"{method} in {mode}" for mode, method in methods.items())

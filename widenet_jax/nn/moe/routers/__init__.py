@@ -1,0 +1,47 @@
+"""Routers: which experts see which token.
+
+A router is a Linen module that owns its projection. `MoeLayer` builds it with the fields
+`num_experts`, `num_selected_experts` and `kernel_init`, with those of the section
+`config.model.moe.router` but `name`, and with the module name "router". `kernel_init.router()`, of
+`layers.initializers.KernelInit`, initialises the projection. The router is called as
+
+    router(x, mask, *, key, train) -> Routing
+      x      [G, S, D] float32 tokens
+      mask   [G, S] bool, True for real tokens; masked tokens must get gate 0
+      key    random key in training; None in evaluation, and in training without a stream "router"
+      train  True in training
+
+and returns a `typing.Routing` without slots. Gates need be neither probabilities nor sum to 1. The
+products of the projection run in float32 at Precision.HIGHEST: rounding would move tokens between
+experts. A router whose own loss needs more than the fields of `Routing` puts it into
+`Routing.extra` and adds a function to `losses.LOSSES`.
+
+The routers here are modules around pure functions; `scoring.py` holds what they share.
+
+To add a router: one file here, one entry below.
+"""
+
+import flax.linen as nn
+
+from widenet_jax.nn.moe.routers.hierarchical import HierarchicalRouter
+from widenet_jax.nn.moe.routers.noisy import NoisyTopKRouter
+from widenet_jax.nn.moe.routers.sigmoid import SigmoidRouter
+from widenet_jax.nn.moe.routers.sinkhorn import ReleasedSinkhornRouter, SinkhornRouter
+from widenet_jax.nn.moe.routers.softmax import (
+    SoftmaxRenormalizedRouter,
+    SoftmaxRouter,
+    SwitchRouter,
+)
+from widenet_jax.nn.moe.routers.top_k import TopKRouter
+
+ROUTERS: dict[str, type[nn.Module]] = {
+    "top_k": TopKRouter,
+    "softmax": SoftmaxRouter,
+    "softmax_renormalized": SoftmaxRenormalizedRouter,
+    "noisy_top_k": NoisyTopKRouter,
+    "switch": SwitchRouter,
+    "sigmoid": SigmoidRouter,
+    "sinkhorn": SinkhornRouter,
+    "sinkhorn_released": ReleasedSinkhornRouter,
+    "hierarchical": HierarchicalRouter,
+}

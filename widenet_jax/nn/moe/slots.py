@@ -1,0 +1,124 @@
+"""From a routing to slots in the experts' buffers: capacities and priorities.
+
+Shapes in the letters of `widenet_jax.typing`. C, the capacity, is a static size; padding lowers
+the live limit below it.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import jax.numpy as jnp
+
+from widenet_jax.errors import choose
+from widenet_jax.nn.moe.choices import choice_mask
+from widenet_jax.typing import Array, Routing
+
+
+def floor_times(n: Array | int, ratio: Fraction) -> Array | int:
+    """Returns floor(n * ratio) exactly; floating point may turn 1.2 * 2 * 10 / 4 into 7, not 6.
+
+    The whole part of the ratio is multiplied separately, so that no product exceeds int32.
+    """
+    whole, rest = divmod(ratio.numerator, ratio.denominator)
+    return n * whole + n * rest // ratio.denominator
+
+
+def ceil_times(n: Array | int, ratio: Fraction) -> Array | int:
+    """Returns ceil(n * ratio) exactly."""
+    return -floor_times(-n, ratio)
+
+
+UNLIMITED = "unlimited"
+
+# Slots an expert may fill for n tokens (an int or an int array); the capacity factor is a Fraction.
+CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
+    # All experts' buffers together hold factor*K*n tokens; each has one E-th of them, rounded up.
+    "paper": lambda n, factor, K, E: ceil_times(n, factor * K / E),
+    # The paper's text literally, B = CKNL for every expert: no choice is ever dropped.
+    "literal": lambda n, factor, K, E: ceil_times(n, factor * K),
+    # Released code: int(factor*K*n/E) slots, but slots count from 1 and the last is refused.
+    "authors_code": lambda n, factor, K, E: floor_times(n, factor * K / E) - 1,
+    # A slot for every token of the group: nothing is dropped, and the factor has no effect.
+    UNLIMITED: lambda n, factor, K, E: n,
+}
+
+
+def capacity_limit(
+    num_tokens: Array | int,
+    *,
+    rule: str,
+    capacity_factor: float,
+    num_selected: int,
+    num_experts: int,
+) -> Array | int:
+    """Returns the slots that each expert may fill in a group of `num_tokens` real tokens, >= 0.
+
+    Raises:
+      BadInputError: an unknown rule.
+    """
+    slots = choose(CAPACITY_RULES, rule, field="config.model.moe.capacity_rule")
+    factor = Fraction(str(capacity_factor)).limit_denominator(1000)
+    limit = slots(num_tokens, factor, num_selected, num_experts)
+    return max(limit, 0) if isinstance(limit, int) else jnp.maximum(limit, 0)
+
+
+# --- Priorities: which choices are kept when an expert is full -------------------------------
+
+# Each takes the choices as a mask [G, S, K, E] int32, zero for masked tokens, and the gates
+# [G, S, K]. It returns [G, S, K] int32: how many choices of the same expert are served before.
+
+
+def token_order(choices: Array, gate: Array) -> Array:
+    """Serves tokens in order, first and second choices together (the authors' released code)."""
+    del gate
+    demand = choices.sum(axis=2)  # [G, S, E]; a token asks an expert at most once
+    before = jnp.cumsum(demand, axis=1) - demand
+    return jnp.einsum("gse,gske->gsk", before, choices)
+
+
+def first_choice_first(choices: Array, gate: Array) -> Array:
+    """Serves all first choices before any second choice (GShard, V-MoE)."""
+    del gate
+    G, S, K, E = choices.shape
+    # [G, S, K, E] -> [G, K*S, E]: choice-major, tokens in order within a choice
+    queue = choices.swapaxes(1, 2).reshape(G, K * S, E)
+    before = jnp.cumsum(queue, axis=1) - queue
+    position = (before * queue).sum(axis=-1)  # [G, K*S]
+    return position.reshape(G, K, S).swapaxes(1, 2)
+
+
+def batch_prioritized(choices: Array, gate: Array) -> Array:
+    """Serves tokens by falling largest gate, then first choice first (V-MoE, section 4)."""
+    order = jnp.argsort(-gate.max(axis=-1), axis=1, stable=True)  # [G, S]
+    ranked = jnp.take_along_axis(choices, order[..., None, None], axis=1)
+    position = first_choice_first(ranked, gate)
+    back = jnp.argsort(order, axis=1)
+    return jnp.take_along_axis(position, back[..., None], axis=1)
+
+
+PRIORITIES: dict[str, Callable[[Array, Array], Array]] = {
+    "token_order": token_order,
+    "first_choice_first": first_choice_first,
+    "batch_prioritized": batch_prioritized,
+}
+
+
+def assign_slots(
+    routing: Routing,
+    mask: Array,  # [G, S] True for real tokens
+    *,
+    capacity: int,
+    limit: Array,  # [G] int32, slots that may be filled, at most `capacity`
+    priority: str,
+) -> Routing:
+    """Fills `routing.slot`: the place in the expert's buffer, or `capacity` where dropped.
+
+    Raises:
+      BadInputError: an unknown priority.
+    """
+    place = choose(PRIORITIES, priority, field="config.model.moe.priority")
+    choices = choice_mask(routing.expert_index, routing.router_probs.shape[-1])  # [G, S, K, E]
+    choices = (choices & mask[..., None, None]).astype(jnp.int32)
+    position = place(choices, routing.gate)  # position_in_expert [G, S, K]
+    kept = (position < limit[:, None, None]) & mask[..., None]
+    return routing.replace(slot=jnp.where(kept, position, capacity).astype(jnp.int32))

@@ -1,0 +1,221 @@
+"""A product-key memory as feed-forward: a token reads the values whose keys are nearest to it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from widenet_jax.errors import BadInputError, check_range, choose
+from widenet_jax.nn.dense import Dense, linear
+from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.initializers import KernelInit, uniform_between
+from widenet_jax.nn.selection import floats_of, keys_of, kth_largest
+from widenet_jax.typing import Array, FfnOutput, Routing
+
+SECTION = "config.model.product_key"
+
+
+def relu_weights(scores: Array, chosen: Array) -> Array:
+    """Returns relu(score) of the chosen pairs; scores [..., n, n]."""
+    return jnp.where(chosen, jax.nn.relu(scores), 0)
+
+
+def softmax_weights(scores: Array, chosen: Array) -> Array:
+    """Returns the softmax over the chosen pairs; scores [..., n, n]."""
+    return jax.nn.softmax(jnp.where(chosen, scores, -jnp.inf), axis=(-2, -1))
+
+
+WEIGHTS: dict[str, Callable[[Array, Array], Array]] = {
+    "relu": relu_weights,
+    "softmax": softmax_weights,
+}
+TABLE_INITS = dict.fromkeys(("embed_fan", "values_fan", "lample"))
+COMBINE_HEADS = dict.fromkeys(("after", "before"))
+
+
+class ProductKey(nn.Module):
+    """y = sum over heads and chosen pairs (i, j) of weight_ij V_(i n + j) (Lample et al. 2019).
+
+    The halves q_a and q_b of a head's query [d] are scored against n sub-keys each; the score of
+    the pair (i, j) is A_i q_a + B_j q_b. The `knn` pairs with the largest scores are chosen, for
+    each head exactly, and all heads read one table V [n^2, D]. Csordás et al. 2023 take the token
+    itself for the query and relu for the weights; Lample et al. a projection and a softmax.
+
+    The choice costs n per head and half and about knn ln(knn) sums. The weighted sum is a product
+    with the whole table, 2 n^2 D operations a token, which for n up to some hundred is much cheaper
+    on every processor than gathering and, for the gradient, scattering knn rows per head.
+
+    In the runs of Csordás et al. knn was at least n. There their released code takes every pair and
+    adds the heads' scores before relu or softmax, as if one head had the summed sub-keys:
+    `combine_heads` = "before".
+
+    Parameters: keys [2, heads, n, d/2], values [n^2, D], with a projection query/{kernel, bias}.
+
+    Attributes:
+      num_keys: n.
+      num_heads: h.
+      knn: number of pairs that a head reads.
+      weights: "relu" of the scores, or "softmax" over a head's pairs.
+      combine_heads: "after": the weighted values are added; "before": the scores are, before one
+        choice, and with knn >= n every pair is chosen.
+      query_dim: d of a projected query, even; 0: the query is the token, d = D.
+      table_init: "embed_fan": both tables as a kernel with D inputs; "values_fan": the values as
+        one with n^2; "lample": keys uniform in +-(d/2)^(-1/2), values N(0, 1/D).
+      dropout: rate after the layer.
+      kernel_init: initialisers of the stack.
+      dtype: dtype of the weighted sum; scores are float32, multiplied with all of its bits.
+    """
+
+    num_keys: int
+    num_heads: int
+    knn: int
+    weights: str = "relu"
+    combine_heads: str = "after"
+    query_dim: int = 0
+    table_init: str = "embed_fan"
+    dropout: float = 0.0
+    kernel_init: KernelInit = KernelInit()
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [B, T, D], D even
+        *,
+        mask: Array | None = None,
+        train: bool,
+        routing: Routing | None = None,
+    ) -> FfnOutput:
+        """Ignores `mask` and `routing`, which belong to the feed-forward contract.
+
+        Raises:
+          BadInputError: a name is unknown, or a field is out of range.
+        """
+        del mask, routing
+        self.check()
+        D, n, h = x.shape[-1], self.num_keys, self.num_heads
+        d = self.query_dim or D
+        if d % 2:
+            field = "model.product_key.query_dim" if self.query_dim else "model.embed_dim"
+            raise BadInputError(f"config.{field}={d} must be even: half of it is each sub-key's")
+        of_keys, of_values = self.table_initializers(D)
+        keys = self.param("keys", of_keys, (2, h, n, d // 2))
+        values = self.param("values", of_values, (n * n, D))
+
+        # In full float32, as the routers' logits: rounding would change which pairs are chosen.
+        query, spec = x.astype(jnp.float32), "btd,hnd->bthn"
+        with jax.default_matmul_precision("highest"):
+            if self.query_dim:
+                init = self.kernel_init.kernel()
+                query = Dense(h * d, jnp.float32, init, name="query")(query)
+                query, spec = query.reshape(*x.shape[:2], h, d), "bthd,hnd->bthn"
+            halves = jnp.split(query, 2, axis=-1)
+            scores = [linear(spec, half, keys[i], None) for i, half in enumerate(halves)]
+        every = self.combine_heads == "before" and self.knn >= n
+        if self.combine_heads == "before":
+            scores = [score.sum(axis=2, keepdims=True) for score in scores]
+        last = None if every else last_pair(*scores, self.knn)
+        weights = pair_weights(*scores, last, self.weights)  # [B, T, n^2]
+        y = linear("btn,nd->btd", weights.astype(self.dtype), values, None)
+        return FfnOutput(y=Dropout(self.dropout)(y, train=train), aux={})
+
+    def check(self) -> None:
+        """Raises BadInputError where a field is unknown or out of range."""
+        choose(WEIGHTS, self.weights, field=f"{SECTION}.weights")
+        choose(COMBINE_HEADS, self.combine_heads, field=f"{SECTION}.combine_heads")
+        choose(TABLE_INITS, self.table_init, field=f"{SECTION}.table_init")
+        check_range(f"{SECTION}.knn", self.knn, 1, self.num_keys**2)
+
+    def table_initializers(self, embed_dim: int) -> tuple:
+        """Returns the initialisers of keys and values."""
+        D = embed_dim
+        if self.table_init == "lample":
+            d = self.query_dim or D
+            return uniform_between((d // 2) ** -0.5), nn.initializers.normal(D**-0.5)
+        fan = D if self.table_init == "embed_fan" else self.num_keys**2
+        return (
+            self.kernel_init.kernel(batch_axis=(0, 1), fan_in=D),
+            self.kernel_init.kernel(fan_in=fan),
+        )
+
+    @staticmethod
+    def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns no metrics."""
+        del sums
+        return {}
+
+
+def last_pair(a: Array, b: Array, knn: int) -> tuple[Array, Array] | None:
+    """Finds the last of the knn pairs with the largest a_i + b_j; None if there are no more pairs.
+
+    Of pairs with equal sums those with the lower index i n + j come first. The chosen are those
+    with a larger sum than the last, and with an equal one and no larger index.
+
+    Args:
+      a, b: [..., n] float32.
+      knn: at least 1.
+
+    Returns:
+      The sum's key, as from `selection.keys_of`, and the index, both [..., 1] int32.
+    """
+    n = a.shape[-1]
+    if knn >= n * n:
+        return None
+    a, b = jax.lax.stop_gradient((a, b))
+    key, above = kth_largest_sum(a, b, knn)
+    # How many pairs with this sum may be chosen, and in which row and column the last of them is.
+    # One count of all n^2 is fused with the sums, which two would keep in memory.
+    rest = knn - above
+    equal = keys_of(a[..., :, None] + b[..., None, :]) == key[..., None]
+    up_to = jnp.cumsum(count(equal, -1), axis=-1)  # [..., n], the row included
+    i = count(up_to < rest[..., None], -1)[..., None]
+    rest -= jnp.where(up_to < rest[..., None], up_to, 0).max(-1)
+    row = keys_of(jnp.take_along_axis(a, i, axis=-1) + b) == key
+    j = count(jnp.cumsum(row, axis=-1, dtype=jnp.int32) < rest[..., None], -1)[..., None]
+    return key, i * n + j
+
+
+def kth_largest_sum(a: Array, b: Array, k: int) -> tuple[Array, Array]:
+    """Returns the key [..., 1] of the k-th largest a_i + b_j, and how many are larger [...]."""
+    # Sorted first, for which integers alone are what XLA does fastest on a CPU. The pair of the
+    # i-th and the j-th largest, from 1, follows i j - 1 others: it is among the k only if i j <= k.
+    n = a.shape[-1]
+    rank = np.arange(1, min(k, n) + 1)
+    i, j = np.nonzero(rank[:, None] * rank <= k)
+    a, b = (floats_of(jax.lax.sort(keys_of(x), is_stable=False))[..., ::-1] for x in (a, b))
+    keys = keys_of(a[..., i] + b[..., j])
+    key = kth_largest(keys, k)
+    return key, count(keys > key, -1)
+
+
+def count(chosen: Array, axis: int | tuple[int, ...]) -> Array:
+    """Returns how many are true along an axis."""
+    return chosen.sum(axis, dtype=jnp.int32)
+
+
+# The backward pass recomputes what has n^2 numbers per head, which would fill the memory.
+@partial(jax.checkpoint, static_argnums=3)
+def pair_weights(a: Array, b: Array, last: tuple[Array, Array] | None, weights: str) -> Array:
+    """Computes the weight of every pair, summed over heads.
+
+    Args:
+      a, b: [B, T, h, n] float32 scores of the halves.
+      last: the last pair of each head, as from `last_pair`, or None for all.
+      weights: a key of `WEIGHTS`.
+
+    Returns:
+      [B, T, n^2] float32; 0 for pairs that no head has chosen.
+    """
+    n = a.shape[-1]
+    scores = a[..., :, None] + b[..., None, :]  # [B, T, h, n, n]
+    chosen = jnp.ones((), bool)
+    if last is not None:
+        last_key, last_index = (x[..., None] for x in last)
+        keys = keys_of(jax.lax.stop_gradient(scores))
+        index = jnp.arange(n * n, dtype=jnp.int32).reshape(n, n)
+        chosen = (keys > last_key) | ((keys == last_key) & (index <= last_index))
+    total = WEIGHTS[weights](scores, chosen).sum(axis=2)
+    return total.reshape(*total.shape[:2], n * n)

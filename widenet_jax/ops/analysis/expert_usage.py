@@ -1,0 +1,226 @@
+"""Expert usage of a trained model over a source: shares, entropy, drops, categories, agreement.
+
+A category is the class of a token's image, or in texts a kind of token, see `token_kinds`.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from widenet_jax.inference.over_source import real_token_mask, sums_over_source
+from widenet_jax.inference.trained import Trained
+from widenet_jax.nn.moe.choices import choice_mask
+from widenet_jax.nn.moe.statistics import summarize
+from widenet_jax.ops.analysis.routing import routed_blocks, token_routing
+from widenet_jax.ops.analysis.token_kinds import byte_kinds, token_kinds
+from widenet_jax.typing import Array, PyTree
+
+
+@dataclass(frozen=True)
+class ExpertUsage:
+    """Counts over a source, for L blocks with experts, V categories of tokens and E experts.
+
+    Attributes:
+      blocks: the blocks with experts.
+      category: what a category is: "class" (of the token's image) or "kind" (of token).
+      names: of the categories.
+      sent: [L, V, E] (token, choice) pairs sent to each expert, by category. A token has one class;
+        it may be of several kinds.
+      pairs: [L, E] pairs sent to each expert.
+      importance: [L, E] share of the gates.
+      drop_rate: [L] share of the pairs that found no slot.
+      router_entropy: [L] mean entropy of a token's probabilities, nats.
+      together: [L, L, E, E] tokens whose first choice was e in block a and f in block b.
+      selected_together: [L, E, E] tokens for which a block chose both experts; on the diagonal, the
+        tokens that chose the expert.
+    """
+
+    blocks: tuple[int, ...]
+    category: str
+    names: tuple[str, ...]
+    sent: np.ndarray
+    pairs: np.ndarray
+    importance: np.ndarray
+    drop_rate: np.ndarray
+    router_entropy: np.ndarray
+    together: np.ndarray
+    selected_together: np.ndarray
+
+    @property
+    def load(self) -> np.ndarray:
+        """[L, E] share of the pairs sent to each expert."""
+        return self.pairs / self.pairs.sum(axis=-1, keepdims=True)
+
+    @property
+    def load_entropy(self) -> np.ndarray:
+        """[L] entropy of the load in nats; log(E) if all experts receive as many pairs."""
+        return entropy(self.load)
+
+    @property
+    def sorted_shares(self) -> np.ndarray:
+        """[L, E] each block's `importance`, largest first (sigma-MoE, figs. 3 and 7)."""
+        return -np.sort(-self.importance, axis=-1)
+
+    @property
+    def co_occurrence(self) -> np.ndarray:
+        """[L, E, E] share of the tokens of expert e (row) that also chose f (sigma-MoE, fig. 6).
+
+        The diagonal is 0, and so is the row of an expert that no token chose; another row adds up
+        to K - 1.
+        """
+        E = self.selected_together.shape[-1]
+        tokens = np.einsum("lee->le", self.selected_together)[..., None]
+        return self.selected_together * (1 - np.eye(E)) / np.maximum(tokens, 1)
+
+    @property
+    def by_category(self) -> np.ndarray:
+        """[L, V, E] share of each category's pairs by expert; zeros for one without tokens."""
+        return self.sent / np.maximum(self.sent.sum(axis=-1, keepdims=True), 1)
+
+    @property
+    def frequency(self) -> np.ndarray:
+        """[V] share of all tokens that each category has."""
+        return self.sent[0].sum(axis=-1) / self.pairs[0].sum()
+
+    @property
+    def most_different(self) -> int:
+        """Index into `blocks` of the block in which the categories differ most."""
+        return int(self.by_category.std(axis=1).mean(axis=-1).argmax())
+
+    @property
+    def even_tokens(self) -> float:
+        """T = N_I N_p K / E: pairs for each expert in one block under an even load.
+
+        WideNet, section 4: an expert learns from these. An expert that the blocks share sees as
+        many in each of the L blocks.
+        """
+        return float(self.pairs[0].mean())
+
+    @property
+    def agreement(self) -> np.ndarray:
+        """[L, L] share of tokens with the same first choice in two blocks.
+
+        Meaningful if the blocks share their experts.
+        """
+        return np.trace(self.together, axis1=2, axis2=3) / self.together[0, 0].sum()
+
+    @property
+    def chance(self) -> np.ndarray:
+        """[L, L] agreement expected if the blocks chose independently, as often as they do."""
+        first = self.first_choices
+        return first @ first.T
+
+    @property
+    def first_choices(self) -> np.ndarray:
+        """[L, E] share of the first choices by expert."""
+        counts = np.einsum("aaee->ae", self.together)
+        return counts / counts.sum(axis=-1, keepdims=True)
+
+    @property
+    def mutual_information(self) -> np.ndarray:
+        """[L, L] mutual information of two blocks' first choices, divided by the smaller entropy.
+
+        1 means that one block's choice follows from the other's. 0 means that they are
+        independent, or that one block always chooses the same expert. Unlike `agreement`, this is
+        meaningful for ViT-MoE too, whose blocks have different experts.
+        """
+        joint = self.together / self.together[0, 0].sum()
+        alone = entropy(self.first_choices)
+        L = len(self.blocks)
+        information = alone[:, None] + alone[None, :] - entropy(joint.reshape(L, L, -1))
+        smaller = np.minimum(alone[:, None], alone[None, :])
+        return np.where(smaller > 1e-9, information / np.maximum(smaller, 1e-9), 0.0)
+
+
+def entropy(shares: np.ndarray) -> np.ndarray:
+    """Returns the entropy over the last axis in nats, with 0 log 0 = 0."""
+    return -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
+
+
+def measure_usage(trained: Trained) -> ExpertUsage:
+    """Measures the model over the source and split that its config names.
+
+    Raises:
+      BadInputError: the model has no experts, or as `over_source.open_source`.
+    """
+    blocks = routed_blocks(trained.model)
+    sums = sums_over_source(trained, partial(usage_sums, trained))
+    sent = sums["sent"]
+    pairs, names, category = sent.sum(axis=1), trained.class_names, "class"
+    if is_text(trained):
+        counts = sent[0].sum(axis=-1)
+        known = "tokenizer" in trained.info
+        kinds = token_kinds(trained.tokenizer, counts) if known else byte_kinds(counts)
+        sent = np.einsum("lve,kv->lke", sent, np.stack(list(kinds.values())))
+        names, category = tuple(kinds), "kind"
+    shares = summarize(sums | {"load": pairs})
+    del shares["load"]
+    counts = {name: sums[name] for name in ("together", "selected_together")}
+    return ExpertUsage(blocks, category, names, sent=sent, pairs=pairs, **counts, **shares)
+
+
+def usage_sums(
+    trained: Trained, params: PyTree, batch: dict[str, Array]
+) -> tuple[PyTree, dict[str, Array]]:
+    """Returns the model's outputs, and sums over a batch's real tokens, in float32.
+
+    They are exact below 2^24. `sent` [L, V, E] is by class of the image, or by token of the
+    vocabulary.
+    """
+    inputs = trained.task.inputs(batch)
+    outputs, routing = token_routing(trained.model, params, inputs)
+    L, B, T, _ = routing.expert_index.shape
+    E = routing.router_probs.shape[-1]
+    mask = real_token_mask(batch, inputs, (B, T))
+    if is_text(trained):
+        V, category = trained.info["vocab_size"], batch["tokens"][:, :T]
+    else:
+        V, category = len(trained.class_names), batch["label"][:, None]
+    pairs = choice_mask(routing.expert_index, E) & mask[..., None, None]
+    pairs = pairs.astype(jnp.float32)  # [L, B, T, K, E]
+    first = pairs[:, :, :, 0].reshape(L, -1, E)  # [L, tokens, E]
+    chosen = pairs.sum(axis=3).reshape(L, -1, E)
+    probs = routing.router_probs
+    token_entropy = -(probs * jnp.log(probs + 1e-30)).sum(axis=-1)  # [L, B, T]
+    exact = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    each = jnp.broadcast_to(category, (B, T))
+    return outputs, {
+        "sent": jnp.zeros((L, V, E)).at[:, each].add(pairs.sum(axis=3)),
+        "dropped": (pairs * routing.dropped[..., None]).sum(axis=(1, 2, 3, 4)),
+        "importance": (pairs * routing.gate[..., None]).sum(axis=(1, 2, 3)),
+        "entropy": (token_entropy * mask).sum(axis=(1, 2)),
+        "tokens": mask.sum(),
+        "together": exact("ane,bnf->abef", first, first),
+        "selected_together": exact("lne,lnf->lef", chosen, chosen),
+    }
+
+
+def is_text(trained: Trained) -> bool:
+    """Tells whether the model reads texts."""
+    return "vocab_size" in trained.info
+
+
+def as_json(usage: ExpertUsage) -> dict[str, Any]:
+    """Returns the numbers by block, as `scripts/analyze.py` writes them."""
+    names = (
+        "load",
+        "importance",
+        "load_entropy",
+        "router_entropy",
+        "drop_rate",
+        "sorted_shares",
+        "co_occurrence",
+        "agreement",
+        "mutual_information",
+    )
+    rows = {name: getattr(usage, name) for name in names}
+    rows |= {f"by_{usage.category}": usage.by_category, "tokens": usage.pairs}
+    rows[f"{usage.category}_frequency"] = usage.frequency
+    rows |= {"tokens_if_even": usage.even_tokens, "agreement_by_chance": usage.chance}
+    rows["most_different_block"] = usage.blocks[usage.most_different]
+    listed = {key: np.asarray(value).round(6).tolist() for key, value in rows.items()}
+    return {"blocks": list(usage.blocks), f"{usage.category}_names": list(usage.names), **listed}

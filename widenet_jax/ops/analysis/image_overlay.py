@@ -1,0 +1,149 @@
+"""Expert choices drawn over images, patch by patch and block by block."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from etils import epath
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from widenet_jax.data.chunks import read, skips
+from widenet_jax.data.contract import Example
+from widenet_jax.inference.finetune import has_cls_row
+from widenet_jax.inference.over_source import open_source
+from widenet_jax.inference.trained import Trained
+from widenet_jax.ops.analysis.routing import TokenRouting, routed_blocks, token_routing
+from widenet_jax.ops.analysis.routing_figures import expert_colours
+from widenet_jax.run.figures import save, subplots
+from widenet_jax.typing import Array
+from widenet_jax.vision.data.transforms import image_of
+from widenet_jax.vision.task import to_unit_range
+
+TINT = 0.55  # weight of an expert's colour over a patch
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
+PANELS_A_ROW = 6
+TITLE_WIDTH = 30  # characters over a panel; longer titles take more lines
+Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
+
+
+def image_router(trained: Trained) -> Callable[[np.ndarray], TokenRouting]:
+    """Returns a function from one image as the model takes it (uint8) to its routing (B = 1).
+
+    Each image is its own token group, so that no other image changes its routing.
+
+    Raises:
+      BadInputError: the model has no experts.
+    """
+    routed_blocks(trained.model)
+
+    @jax.jit
+    def route(image: Array) -> TokenRouting:
+        inputs = {"image": to_unit_range(image[None])}
+        return token_routing(trained.model, trained.params, inputs)[1]
+
+    return lambda image: jax.device_get(route(image))
+
+
+def patch_grid(trained: Trained, per_token: np.ndarray) -> np.ndarray:
+    """Reshapes [T, ...] to the grid of patches [rows, columns, ...], without the CLS token."""
+    height, width, _ = trained.task.image_shape
+    P = trained.model.patch_size
+    patches = per_token[int(has_cls_row(trained.config.model)) :]
+    return patches.reshape(height // P, width // P, *per_token.shape[1:])
+
+
+def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike) -> None:
+    """Draws each picture, then for each block, in grey, its patches tinted by their first expert.
+
+    A dot is the second choice; a cross marks patches whose first choice was dropped.
+
+    Args:
+      trained: the model.
+      images: (title, picture, routing) of each; `image_prediction.picture_of` returns pictures,
+        `image_router` routings.
+      out: a PNG file.
+    """
+    blocks = routed_blocks(trained.model)
+    rows = -(-len(blocks) // PANELS_A_ROW)
+    columns = 1 + min(len(blocks), PANELS_A_ROW)
+    size = (2.1 * columns, 2.3 * rows * len(images) + 0.5)
+    figure, axes = subplots(rows * len(images), columns, size=size, squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    E = images[0][2].router_probs.shape[-1]
+    for i, (title, picture, routing) in enumerate(images):
+        own = axes[i * rows : (i + 1) * rows]
+        own[0, 0].imshow(as_rgb(picture))
+        lines = [textwrap.fill(line, TITLE_WIDTH) for line in title.split("\n")]
+        own[0, 0].set_title("\n".join(lines), fontsize=8)
+        for position, block in enumerate(blocks):
+            axis = own[position // PANELS_A_ROW, 1 + position % PANELS_A_ROW]
+            draw_block(axis, trained, picture, routing, position)
+            axis.set_title(f"block {block}", fontsize=8)
+    handles = [Patch(color=c, label=f"expert {e}") for e, c in enumerate(expert_colours(E))]
+    marks = legend_title([routing for _, _, routing in images])
+    figure.legend(
+        handles=handles,
+        title=marks,
+        title_fontsize=8,
+        fontsize=8,
+        loc="outside lower center",
+        ncols=min(E, 8),
+    )
+    save(figure, out)
+
+
+def legend_title(routings: Sequence[TokenRouting]) -> str:
+    """Returns what fill, dot and cross mean, of those that occur."""
+    parts = ["fill: first expert"]
+    if routings[0].expert_index.shape[-1] > 1:
+        parts.append("dot: second")
+    if any(routing.dropped[..., 0].any() for routing in routings):
+        parts.append("cross: first dropped")
+    return ", ".join(parts)
+
+
+def draw_block(
+    axis: Axes, trained: Trained, picture: np.ndarray, routing: TokenRouting, position: int
+) -> None:
+    """Draws one picture in one block."""
+    colours = expert_colours(routing.router_probs.shape[-1])
+    experts = patch_grid(trained, routing.expert_index[position, 0])  # [rows, columns, K]
+    dropped = patch_grid(trained, routing.dropped[position, 0])
+    P = trained.model.patch_size
+    tint = colours[experts[..., 0]].repeat(P, axis=0).repeat(P, axis=1)
+    grey = as_rgb(picture) @ np.array(LUMINANCE) / 255  # grey, so that all colour is the experts'
+    axis.imshow((1 - TINT) * grey[..., None] + TINT * tint)
+    y, x = (np.indices(experts.shape[:2]) + 0.5) * P - 0.5
+    dot = 900 / experts.shape[0] ** 2  # in points^2; a fifth of a patch wide in a panel of 2 inches
+    if experts.shape[-1] > 1:
+        second = colours[experts[..., 1].ravel()]
+        axis.scatter(x.ravel(), y.ravel(), s=dot, c=second, linewidths=0.3, edgecolors="white")
+    lost = dropped[..., 0]
+    axis.scatter(x[lost], y[lost], s=2 * dot, c="black", marker="x", linewidths=0.8)
+
+
+def as_rgb(picture: np.ndarray) -> np.ndarray:
+    """Broadcasts [h, w, 1 or 3] to [h, w, 3]."""
+    return np.broadcast_to(picture, (*picture.shape[:2], 3))
+
+
+def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -> None:
+    """Draws experts over random images of the source, the same images for every model.
+
+    Where the run skips images that cannot be read, the next one is drawn in place of such an image.
+    """
+    source, transform = open_source(trained)
+    chosen = np.random.default_rng(0).permutation(len(source))[:num_images]
+    route = image_router(trained)
+
+    def routed(example: Example) -> Routed:
+        image = image_of(example, exif_orientation=transform.exif_orientation)
+        picture = transform.picture(image)
+        return trained.class_names[example["label"]], picture, route(picture)
+
+    skip = skips(trained.config.data.on_bad_example)
+    images = [read(source, record, routed, [], skip=skip) for record in chosen.tolist()]
+    draw_overlay(trained, images, out)

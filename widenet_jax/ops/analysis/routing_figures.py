@@ -1,0 +1,153 @@
+"""Figures of expert usage and of the divergence of norms (WideNet, figs. 4 and 5)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from etils import epath
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.ticker import MaxNLocator
+
+from widenet_jax.ops.analysis.expert_usage import ExpertUsage
+from widenet_jax.ops.analysis.norm_divergence import Divergence
+from widenet_jax.run.figures import MOST_NAMES, save, subplots
+
+PANELS_A_ROW = 4
+MOST_EXPERTS = 16  # that are named one by one
+# The first few also differ to colour-blind readers; experts beyond ten repeat them paler, and
+# beyond thirty repeat all.
+COLOURS = [f"C{i}" for i in (0, 1, 2, 3, 4, 6, 8, 9, 5, 7)]
+
+
+def expert_colours(num_experts: int) -> np.ndarray:
+    """Returns a colour for each expert, [E, 3] RGB in [0, 1]."""
+    base = np.array([to_rgb(COLOURS[e % len(COLOURS)]) for e in range(num_experts)])
+    # Three shades of each; more would fade to white.
+    paler = np.array([0.6 ** (e // len(COLOURS) % 3) for e in range(num_experts)])[:, None]
+    return base * paler + (1 - paler)
+
+
+def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
+    """Draws load, entropy and drops by block, experts by category, and agreement between blocks."""
+    figure, axes = subplots(2, 3, size=(15, 9))
+    figure.suptitle(title)
+    (load, level, drop), (categories, agreement, information) = axes
+    E = usage.load.shape[-1]
+    below = np.zeros(len(usage.blocks))
+    for e, colour in enumerate(expert_colours(E)):
+        load.bar(usage.blocks, usage.load[:, e], bottom=below, color=colour, label=f"expert {e}")
+        below += usage.load[:, e]
+    load.set(xlabel="block", ylabel="share of (token, choice) pairs", title="load")
+    if E <= MOST_EXPERTS:
+        load.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    level.plot(usage.blocks, usage.router_entropy / np.log(E), "o-", label="router, mean of tokens")
+    level.plot(usage.blocks, usage.load_entropy / np.log(E), "s--", label="load")
+    level.set(xlabel="block", ylabel="share of log E", ylim=(0, 1.05), title="entropy")
+    level.legend()
+    drop.bar(usage.blocks, 100 * usage.drop_rate, color="C7")
+    highest = max(1.0, 110 * float(usage.drop_rate.max()))
+    drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
+    if not usage.drop_rate.any():  # else the box would be empty
+        drop.text(0.5, 0.5, "0%", ha="center", va="center", transform=drop.transAxes, fontsize=20)
+    draw_categories(categories, usage)
+    title = "same first choice (share of tokens),\nif the blocks share their experts"
+    draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
+    title = "mutual information\n(share)"
+    draw_between_blocks(information, usage.mutual_information, usage.blocks, title)
+    for axis in (load, level, drop):
+        axis.set_xticks(usage.blocks)
+    save(figure, out)
+
+
+def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
+    """Draws the experts of each category, in the block where categories differ most."""
+    chosen, what = usage.most_different, usage.category
+    image = axis.imshow(usage.by_category[chosen], aspect="auto", cmap="viridis", vmin=0)
+    axis.figure.colorbar(image, ax=axis, label=f"share of the {what}'s pairs")
+    plural = {"class": "classes", "kind": "kinds"}[what]
+    title = f"block {usage.blocks[chosen]}, where {plural} differ most"
+    experts = usage.load.shape[-1]
+    axis.set(xlabel="expert", ylabel=what, title=title)
+    tick_experts(axis, experts)
+    if len(usage.names) <= MOST_NAMES:
+        axis.set_yticks(range(len(usage.names)), usage.names, fontsize=7)
+
+
+def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
+    """Draws, block by block, which experts take which kinds of tokens (rows), beside all tokens.
+
+    A kind's share of all tokens stands beside its name. Numbers in the cells are percent.
+    """
+    shares = np.concatenate([usage.load[:, None], usage.by_category], axis=1)  # [L, 1 + V, E]
+    L, V, E = shares.shape
+    columns = min(L, PANELS_A_ROW)
+    rows = -(-L // columns)
+    width = 0.45 * E if E <= MOST_EXPERTS else 5.0  # inches; beyond, numbers would not fit
+    size = (2.5 + columns * (0.8 + width), 1.5 + rows * (0.8 + 0.28 * V))
+    figure, axes = subplots(rows, columns, size=size, squeeze=False, sharex=True, sharey=True)
+    figure.suptitle(title)
+    shown = zip(usage.names, usage.frequency, strict=True)
+    labels = ["all tokens", *(f"{name} ({share:.1%})" for name, share in shown)]
+    for axis in axes.flat[L:]:
+        axis.axis("off")
+    for block, axis, values in zip(usage.blocks, axes.flat, shares, strict=False):
+        image = axis.imshow(values, aspect="auto", cmap="viridis", vmin=0, vmax=shares.max())
+        axis.axhline(0.5, color="white", lw=2)
+        axis.set_title(f"block {block}")
+        tick_experts(axis, E)
+        axis.set_yticks(range(V), labels, fontsize=8)
+        for (i, j), value in np.ndenumerate(values) if E <= MOST_EXPERTS else ():
+            colour = "black" if value > 0.7 * shares.max() else "white"
+            axis.text(
+                j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=7
+            )
+    figure.supxlabel("expert")
+    figure.colorbar(image, ax=axes, label="share of the kind's pairs")
+    save(figure, out)
+
+
+def tick_experts(axis: Axes, experts: int) -> None:
+    """Numbers the experts along the horizontal axis, all or some of them."""
+    if experts <= MOST_EXPERTS:
+        axis.set_xticks(range(experts))
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+
+def draw_between_blocks(axis: Axes, values: np.ndarray, blocks: Sequence[int], title: str) -> None:
+    """Draws a matrix [L, L] over pairs of blocks."""
+    image = axis.imshow(values, vmin=0, vmax=1, cmap="magma")
+    axis.figure.colorbar(image, ax=axis)
+    axis.set(title=title, xlabel="block", ylabel="block")
+    axis.set_xticks(range(len(blocks)), blocks)
+    axis.set_yticks(range(len(blocks)), blocks)
+    if len(blocks) <= 12:
+        for (i, j), value in np.ndenumerate(values):
+            colour = "black" if value > 0.6 else "white"
+            axis.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+
+
+def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.Path) -> None:
+    """Draws figs. 4 and 5: eq. 9 of gamma (left) and beta (right) by block, a line for each model.
+
+    Args:
+      models: name -> the result of `norm_divergence`.
+      out: a PNG file.
+    """
+    figure, axes = subplots(1, 2, size=(10, 4))
+    for axis, vector in zip(axes, ("gamma", "beta"), strict=True):
+        curves = {name: vectors[vector].block for name, vectors in models.items()}
+        plot_divergence(axis, curves, vector)
+    # Below the panels: names are paths, and beside the curves they would leave little room.
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center")
+    save(figure, out)
+
+
+def plot_divergence(axis: Axes, curves: Mapping[str, np.ndarray], vector: str) -> None:
+    """Draws eq. 9 of one vector ("gamma" or "beta") by block, a line for each name."""
+    for number, (name, y) in enumerate(curves.items()):
+        axis.plot(range(len(y)), y, "os^Dv"[number % 5] + "-", label=name)
+    axis.set(xlabel="block", ylabel="y (eq. 9)", title=f"divergence of {vector}")
+    axis.set_ylim(0, 1.1 * max((y.max() for y in curves.values()), default=1.0) or 1.0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)

@@ -1,0 +1,180 @@
+"""Compiles training steps for TPUs on a machine without TPUs.
+
+The `libtpu` wheel contains the compiler; no TPU and no data set is needed. The result is the
+program that the TPU would run: its memory use and its optimised HLO.
+"""
+
+import gzip
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from ml_collections import ConfigDict
+
+from widenet_jax.data.contract import DataFacts
+from widenet_jax.errors import BadInputError
+from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
+from widenet_jax.ops.plan.topology import Topology
+
+# Keeps libtpu from querying a TPU host's metadata server and from locking itself to one process.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+_OUT_OF_MEMORY = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM")
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A compiled training step.
+
+    Attributes:
+      hlo: optimised HLO; "" if the step does not fit.
+      fits: whether the step fits the device's memory, according to the compiler.
+      peak_bytes: peak memory of a device, including the program.
+      seconds: compile time.
+    """
+
+    hlo: str
+    fits: bool
+    peak_bytes: float
+    seconds: float
+
+
+class TpuCompiler:
+    """Compiles training steps for one slice, with a cache on disk.
+
+    Args:
+      topology: the slice.
+      cache: directory of compiled steps; None for no cache.
+      note: receives a line before each compilation; an attribute, for the planner's own lines.
+
+    Raises:
+      BadInputError: libtpu is missing, or does not know the slice.
+    """
+
+    def __init__(
+        self, topology: Topology, *, cache: Path | None = None, note: Callable[[str], None] = print
+    ):
+        self.topology, self._cache, self.note = topology, cache, note
+        self._devices = tpu_devices(topology)
+
+    def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
+        """Compiles the training step of `config`; `name` stands for it in notes.
+
+        Raises:
+          BadInputError: the config contradicts itself, the data or the slice.
+        """
+        lowered = lower_step(build_experiment(config, data, self._devices))
+        place = None
+        if self._cache:
+            place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
+            if place.is_file():
+                return CompiledStep(**json.loads(gzip.decompress(place.read_bytes())))
+        self.note(f"{name}: compiling for {self.topology.name}")
+        step = compile_lowered(lowered)
+        if place:
+            store(place, step)
+        return step
+
+
+def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
+    """Returns the devices to compile for. JAX itself then runs on the CPU.
+
+    Raises:
+      BadInputError: libtpu is not installed, or does not know the topology.
+    """
+    if not importlib.util.find_spec("libtpu"):
+        raise BadInputError("planning needs the TPU compiler: pip install -e '.[plan]'")
+    os.environ.update(ENVIRONMENT, TPU_ACCELERATOR_TYPE=topology.accelerator_type)
+    jax.config.update("jax_platforms", "cpu")
+    kind = {"chip_config_name": topology.chip.config} if topology.chip.config else {}
+    try:
+        description = topologies.get_topology_desc(topology.layout, "tpu", **kind)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        raise BadInputError(
+            f"--topology={topology.name}: the TPU compiler does not know {topology.layout} "
+            f"({' '.join(str(error).split())[:200]})"
+        ) from None
+    return description.devices
+
+
+def lower_step(experiment: Experiment) -> Any:
+    """Traces and lowers the training step."""
+    with jax.set_mesh(experiment.mesh):
+        return experiment.train_step.lower(experiment.state, train_batch_shapes(experiment))
+
+
+def compile_lowered(lowered: Any) -> CompiledStep:
+    """Compiles a lowered step; a large model takes minutes.
+
+    Raises:
+      BadInputError: the compiler fails for another reason than memory.
+    """
+    start = time.perf_counter()
+    # Keep the step out of JAX's compilation cache, which cannot load TPU programs without a TPU.
+    threshold = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, threshold)
+    jax.config.update(threshold, math.inf)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return CompiledStep("", False, needed_bytes(str(error)), time.perf_counter() - start)
+    finally:
+        jax.config.update(threshold, before)
+    seconds = time.perf_counter() - start
+    return CompiledStep(compiled.as_text(), True, peak_bytes(compiled.memory_analysis()), seconds)
+
+
+def store(place: Path, step: CompiledStep) -> None:
+    """Writes a step atomically, because other plans may read the cache at the same time."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = place.with_suffix(f".{os.getpid()}")
+    unfinished.write_bytes(gzip.compress(json.dumps(asdict(step)).encode(), compresslevel=1))
+    unfinished.replace(place)
+
+
+def fingerprint(lowered: Any, topology: Topology) -> str:
+    """Hashes everything that determines a stored step: program, slice, versions, stored fields."""
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
+    kept = CompiledStep.__dataclass_fields__
+    text = "\n".join([lowered.as_text(), topology.layout, topology.chip.config, *versions, *kept])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def peak_bytes(memory: Any) -> float:
+    """Sums arguments, results that do not alias an argument, temporaries and the program."""
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+
+
+def needed_bytes(message: str) -> float:
+    """Returns the memory that the compiler's out-of-memory message asks for.
+
+    Raises:
+      BadInputError: the message reports another failure.
+    """
+    match = _OUT_OF_MEMORY.search(message)
+    if not match:
+        reason = " ".join(message.split())[:300]
+        raise BadInputError(f"the TPU compiler cannot compile this step: {reason}")
+    return float(match[1]) * 1024 ** ("", "K", "M", "G", "T").index(match[2])

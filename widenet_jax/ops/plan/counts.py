@@ -1,0 +1,168 @@
+"""Parameter counts of every row of the papers' tables, with the printed figures."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.config.language_sizes import language_model, parse_language_variant
+from widenet_jax.config.sizes import parse_variant, vision_model
+from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.nn.build import build_model
+from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.papers.printed import (
+    FINETUNING,
+    LANGUAGE_COUNTS,
+    PRETRAINING,
+    TEXT,
+    PrintedCount,
+    PrintedText,
+)
+
+INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
+VOCABULARY = 30_000  # V of the paper's text models
+TEXT_INPUTS = {
+    **dict.fromkeys(("tokens", "segments"), jax.ShapeDtypeStruct((1, 512), jnp.int32)),
+    "mask": jax.ShapeDtypeStruct((1, 512), jnp.bool_),
+    "mlm_positions": jax.ShapeDtypeStruct((1, 20), jnp.int32),
+}
+
+
+def count_variant(variant: str, *, num_classes: int, representation: bool) -> tuple[int, int]:
+    """Returns the (unique, unrolled) parameters of a variant, e.g. "widenet_b,share_norms=true"."""
+    fields = vision_model(*parse_variant(variant)) | {"representation": representation}
+    model = build_model(fields, num_classes=num_classes)
+    return count_parameters(parameter_shapes(model, INPUTS)), count_unrolled(model, INPUTS)
+
+
+def count_rows() -> list[dict[str, Any]]:
+    """Counts the parameters of every model in the papers' tables.
+
+    Returns:
+      One dict per model: tables, model, variant, params, params_unrolled, printed and agrees.
+      `printed` is the paper's figure in millions, None if it prints none. `agrees` says whether our
+      count, truncated to millions (a text model's: rounded), equals it. `note` stands at the two
+      slips of Table 5, at the text models, which also have the counts of `count_text`, and at the
+      language models.
+    """
+    rows = []
+    for printed in (*PRETRAINING, *FINETUNING):
+        finetuning = printed in FINETUNING
+        params, unrolled = count_variant(
+            printed.variant, num_classes=10 if finetuning else 1000, representation=not finetuning
+        )
+        row = {
+            "tables": printed.tables,
+            "model": printed.model,
+            "variant": printed.variant,
+            "params": params,
+            "params_unrolled": unrolled,
+            "printed": printed.millions,
+            "agrees": None if printed.millions is None else params // 10**6 == printed.millions,
+        }
+        if printed.slip:
+            row["note"] = (
+                "a slip of the table: the setting that reproduces its other rows gives "
+                f"{params / 1e6:.1f}M"
+            )
+        rows.append(row)
+    language = [language_row(printed) for printed in (*LANGUAGE_COUNTS, *KEYS)]
+    return rows + [text_row(printed) for printed in TEXT] + language
+
+
+def text_row(printed: PrintedText) -> dict[str, Any]:
+    """Returns the row of a model of Table 2; its `params` are those of backbone and pooler."""
+    counts = count_text(printed.variant)
+    return {
+        "tables": "2",
+        "model": printed.model,
+        "variant": printed.variant,
+        **counts,
+        "params_unrolled": count_unrolled(build_text(printed.variant), TEXT_INPUTS),
+        "printed": printed.millions,
+        "agrees": round(counts["params"] / 1e6) == printed.millions,
+        "note": f"encoder {counts['encoder']:,}, with embeddings and projection "
+        f"{counts['with_embeddings']:,}, with pooler {counts['params']:,}, with the heads of "
+        f"pretraining {counts['with_heads']:,}",
+    }
+
+
+# Product keys in the same models; their counts are not printed.
+KEYS = tuple(
+    PrintedCount(f"{row.variant},ffn=product_key", f"{row.model.split(',')[0]}, product keys", 0,
+                 False, row.vocab_size)
+    for row in LANGUAGE_COUNTS[::2]
+)  # fmt: skip
+
+
+def language_row(printed: PrintedCount) -> dict[str, Any]:
+    """Returns the row of a language model; `note` says what is solved for equal parameters."""
+    fields = language_model(*parse_language_variant(printed.variant))
+    inputs = {
+        "tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32),
+        "memory": jax.ShapeDtypeStruct((1, fields["depth"], 8, fields["embed_dim"]), jnp.float32),
+        "memory_length": jax.ShapeDtypeStruct((1,), jnp.int32),
+    }
+    model = build_model(fields, vocab_size=printed.vocab_size)
+    params = count_parameters(parameter_shapes(model, inputs))
+    theirs = params + 2 * fields["depth"]
+    rounding = 0 if printed.exact else 5000
+    return {
+        "tables": "sigma-MoE",
+        "model": printed.model,
+        "variant": printed.variant,
+        "params": params,
+        "params_unrolled": params,
+        "printed": printed.params / 1e6 or None,
+        "agrees": abs(theirs - printed.params) <= rounding if printed.params else None,
+        "note": sizes_text(fields) + f"; the paper has 2 scalars a block more: {theirs:,}",
+    }
+
+
+def sizes_text(model: Mapping) -> str:
+    """Describes what makes the parameters of a language model equal."""
+    if model["ffn"] == "moe":
+        return "{num_experts} experts of width {mlp_dim}".format(**model["moe"])
+    if model["ffn"] == "product_key":
+        text = "{num_keys} sub-keys a half, {num_heads} heads, solved for the experts' parameters"
+        return text.format(**model["product_key"])
+    return f"width {model['mlp_dim']}"
+
+
+def build_text(variant: str) -> nn.Module:
+    """Builds a text model such as "widenet_4" with the heads of pretraining."""
+    fields = text_model(*parse_text_variant(variant))
+    return build_model(fields, vocab_size=VOCABULARY, head="pretraining")
+
+
+def count_text(variant: str) -> dict[str, int]:
+    """Counts the parameters of a text model such as "widenet_4", part by part.
+
+    Returns:
+      encoder; with_embeddings and the projection; params, the pooler as well, which is what papers
+      print; with_heads, those of pretraining as well.
+    """
+    model = build_text(variant)
+    of = {k: count_parameters(v) for k, v in parameter_shapes(model, TEXT_INPUTS).items()}
+    with_embeddings = of["encoder"] + of["embeddings"] + of["projection"]
+    return {
+        "encoder": of["encoder"],
+        "with_embeddings": with_embeddings,
+        "params": with_embeddings + of["pooler"],
+        "with_heads": sum(of.values()),
+    }
+
+
+def counts_table(rows: list[dict[str, Any]]) -> str:
+    """Formats the rows of `count_rows` for people."""
+    lines = [f"{'tables':<12}{'model':<29}{'printed':>9}{'ours':>13}{'unrolled':>15}  variant"]
+    for row in rows:
+        printed = "-" if row["printed"] is None else f"{row['printed']:.6g}M"
+        note = f"  ({row['note']})" if "note" in row else ""
+        lines.append(
+            f"{row['tables']:<12}{row['model']:<29}{printed:>9}{row['params']:>13,}"
+            f"{row['params_unrolled']:>15,}  {row['variant']}{note}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,269 @@
+"""The time of a compiled step, instruction by instruction.
+
+Three sources, reported separately:
+  - the compiler's cycle estimates, which most instructions carry;
+  - a roofline for instructions without an estimate: a ragged matmul at 80% of the peak; gathers,
+    scatters, sorts, relayouts and all others at 50% of the memory bandwidth;
+  - collectives: the bytes that a device sends, over the links of its chip that the compiler's
+    choice of rings uses. They are not part of the step time, because the compiler does not report
+    how much of them overlaps with computation.
+The body of a loop counts once per trip.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from widenet_jax.ops.plan.hlo import Computation, Instruction, Module, array_bytes
+from widenet_jax.ops.plan.topology import Chip, Topology
+
+RAGGED_DOT_SHARE_OF_PEAK = 0.8
+MEMORY_SHARE_OF_BANDWIDTH = 0.5
+
+# No cost at run time, or priced through the instructions that they call.
+FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "opt-barrier",
+    "partition-id",
+    "replica-id",
+    "add-dependency",
+    "domain",
+}
+FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
+# Asynchronous transfers. The scheduler overlaps them with other instructions.
+ASYNC = re.compile(r"(copy|slice|async|send|recv)-(start|update|done)")
+CHANNEL = re.compile(r"channel_id=(\d+)")
+Executed = tuple[Instruction, Computation, int]  # an instruction, its computation, trips
+RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
+
+# Bytes that a device sends in a ring of n devices, from the bytes of its result.
+SENT = {
+    "all-reduce": lambda size, n: 2 * size * (n - 1) / n,
+    "reduce-scatter": lambda size, n: size * (n - 1),
+    "all-gather": lambda size, n: size * (n - 1) / n,
+    "all-to-all": lambda size, n: size * (n - 1) / n,
+    "ragged-all-to-all": lambda size, n: size * (n - 1) / n,
+    "collective-broadcast": lambda size, n: size,
+    "collective-permute": lambda size, n: size,
+}
+
+
+@dataclass(frozen=True)
+class Price:
+    """The cost of one instruction in a step, all trips together.
+
+    Attributes:
+      instruction: the instruction.
+      trips: how often it runs in one step.
+      compiler_ms: from the compiler's cycle estimate.
+      roofline_ms: from bytes or FLOPs, where the compiler gives no estimate.
+      collective_bytes: bytes that one device sends.
+      collective_ms: time of these bytes on the links.
+    """
+
+    instruction: Instruction
+    trips: int
+    compiler_ms: float = 0.0
+    roofline_ms: float = 0.0
+    collective_bytes: float = 0.0
+    collective_ms: float = 0.0
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds, without collectives."""
+        return self.compiler_ms + self.roofline_ms
+
+
+def price_module(module: Module, topology: Topology) -> list[Price]:
+    """Prices every instruction that runs in a step; instructions without cost are left out."""
+    begun: dict[str, str] = {}
+    return [
+        price
+        for instruction, home, trips in executed(module, module.entry, 1)
+        if (price := price_instruction(instruction, home, trips, module, topology, begun))
+    ]
+
+
+def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:
+    """Yields (instruction, its computation, trips), through loops, calls and the slowest branch."""
+    computation = module.computations[name]
+    for instruction in computation:
+        called = instruction.called
+        if instruction.opcode == "while":
+            counted = trip_count(module.computations[called["condition"]])
+            times = trips * (1 if counted is None else counted)
+            yield from executed(module, called["condition"], times)
+            yield from executed(module, called["body"], times)
+        elif instruction.opcode == "call":
+            yield from executed(module, called["to_apply"], trips)
+        elif instruction.opcode == "conditional":
+            yield from executed(module, max(called.values(), key=partial(_cycles, module)), trips)
+        else:
+            yield instruction, computation, trips
+
+
+def trip_count(condition: Computation) -> int | None:
+    """Returns N for a loop that runs while `i < N` from 0; None if the count depends on data."""
+    root = condition.root
+    if root.opcode != "compare" or "direction=LT" not in root.text:
+        return None
+    limit = condition.instructions[root.operands[1]]
+    match = re.search(r"constant\((\d+)\)", limit.text)
+    return int(match[1]) if match else None
+
+
+def price_instruction(
+    instruction: Instruction,
+    home: Computation,
+    trips: int,
+    module: Module,
+    topology: Topology,
+    begun: dict[str, str],
+) -> Price | None:
+    """Prices one instruction; returns None if it costs nothing.
+
+    Args:
+      instruction: in `home`, run `trips` times.
+      begun: channel of each collective that fusions carry, and the first of these fusions; is
+        extended.
+    """
+    opcode, chip = instruction.opcode, topology.chip
+    if opcode in FREE or ASYNC.fullmatch(opcode) or instruction.target in FREE_TARGETS:
+        return None
+    if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
+        return None
+    if sent := trips * bytes_sent(instruction, module, topology):
+        compiler_ms = 0.0
+        if opcode == "fusion":
+            # A collective may pass through several fusions, which compute meanwhile.
+            channel = CHANNEL.search(collective_of(instruction, module).text)
+            if channel and begun.setdefault(channel[1], instruction.name) != instruction.name:
+                sent = 0.0
+            compiler_ms = 1e3 * trips * (instruction.cycles or 0) / chip.clock
+        ms = 1e3 * sent / (chip.ici * share_of_links(instruction, chip))
+        price = Price(instruction, trips, compiler_ms, collective_bytes=sent, collective_ms=ms)
+        return price if sent or compiler_ms else None
+    if instruction.cycles:
+        ms = 1e3 * trips * instruction.cycles / chip.clock
+        return Price(instruction, trips, compiler_ms=ms)
+    operands = [home.instructions[name] for name in instruction.operands]
+    if opcode == "custom-call" and RAGGED_DOT.search(f"{instruction.name} {instruction.op_name}"):
+        flops = ragged_dot_flops(instruction, operands)
+        seconds = flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
+    else:
+        moved = bytes_moved(instruction, operands, module)
+        seconds = moved / (MEMORY_SHARE_OF_BANDWIDTH * chip.hbm_bandwidth)
+    return Price(instruction, trips, roofline_ms=1e3 * trips * seconds)
+
+
+def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> float:
+    """Returns the bytes that a device sends in one trip; 0 unless it is a collective.
+
+    The compiler may write a reduce-scatter as a fusion of an all-reduce and a slice.
+    """
+    collective = collective_of(instruction, module)
+    kind, size = collective.opcode.removesuffix("-start"), result_bytes(collective)
+    n = group_size(collective, topology)
+    if kind == "all-reduce" and instruction.opcode == "fusion":
+        kind, size = "reduce-scatter", size / n
+    return SENT[kind](size, n) if kind in SENT else 0.0
+
+
+def collective_of(instruction: Instruction, module: Module) -> Instruction:
+    """Returns the collective that a fusion carries; any other instruction as it is."""
+    if instruction.opcode != "fusion":
+        return instruction
+    inside = module.computations[instruction.called["calls"]]
+    return next((i for i in inside if i.opcode in SENT), instruction)
+
+
+def share_of_links(instruction: Instruction, chip: Chip) -> float:
+    """Returns the share of a chip's links that a collective uses.
+
+    A ring (a "color" in the compiler's text) uses one dimension of the torus at a time.
+    """
+    match = re.search(r"Strategy\w+\{colors:(\d+)", instruction.text)
+    return min(int(match[1]), chip.dimensions) / chip.dimensions if match else 1.0
+
+
+def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) -> int:
+    """Returns 2 M K N of a ragged matmul.
+
+    The product is rows [M, K] by kernels [E, K, N], or [M, K] by [M, N] for the kernels' gradient.
+    [M, K] is the first operand of rank 2 (metadata operands have rank 1); N is the result's last
+    axis.
+    """
+    rows = next(dims for operand in operands for _, dims in operand.arrays if len(dims) == 2)
+    return 2 * math.prod(rows) * instruction.arrays[0][1][-1]
+
+
+def bytes_moved(instruction: Instruction, operands: Sequence[Instruction], module: Module) -> int:
+    """Returns the bytes read and written.
+
+    A gather or slice reads only the elements that it returns; a scatter or update writes only the
+    elements that it changes. The same holds inside a fusion.
+    """
+    opcode = instruction.opcode
+    sizes = [operand.num_bytes for operand in operands]
+    if opcode in ("gather", "dynamic-slice"):
+        return 2 * instruction.num_bytes + sum(sizes[1:])
+    if opcode == "dynamic-update-slice":
+        return 2 * sizes[1] + sum(sizes[2:])
+    if opcode == "scatter":
+        return 3 * sizes[2] + sizes[1]  # rows are read, added to and written
+    if opcode != "fusion":
+        return instruction.num_bytes + sum(sizes)
+    inside = module.computations[instruction.called["calls"]]
+    parameters = [i for i in inside if i.opcode == "parameter"]
+    return sum(_read(parameter, inside) for parameter in parameters) + _written(inside)
+
+
+def _read(parameter: Instruction, inside: Computation) -> int:
+    users = [i for i in inside if parameter.name in i.operands]
+    slices = ("gather", "dynamic-slice", "dynamic-update-slice", "scatter")
+    if users and all(i.opcode in slices and i.operands[0] == parameter.name for i in users):
+        return sum(i.num_bytes for i in users if i.opcode in ("gather", "dynamic-slice"))
+    return parameter.num_bytes
+
+
+def _written(inside: Computation) -> int:
+    root = inside.root
+    position = {"scatter": 2, "dynamic-update-slice": 1}.get(root.opcode)
+    if position is None:
+        return root.num_bytes
+    return inside.instructions[root.operands[position]].num_bytes
+
+
+def result_bytes(instruction: Instruction) -> int:
+    """Returns the bytes of a collective's result, without the operands that a start returns."""
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
+        return array_bytes(instruction.arrays[1:2])
+    return instruction.num_bytes
+
+
+def group_size(instruction: Instruction, topology: Topology) -> int:
+    """Returns the number of devices per group of a collective; all if it names no groups.
+
+    HLO writes groups as lists {{0,1},{2,3}}, as an iota [groups,size]<=[...], or as mesh axes
+    mesh['a'=2,'b'=4] {'b'}.
+    """
+    text = instruction.text
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
+        return match[1].count(",") + 1
+    if match := re.search(r"replica_groups=\[\d+,(\d+)\]<=", text):
+        return int(match[1])
+    if match := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        return math.prod(sizes[name] for name in re.findall(r"'(\w+)'", match[2]))
+    return topology.num_devices
+
+
+def _cycles(module: Module, name: str) -> int:
+    return sum((i.cycles or 0) * times for i, _, times in executed(module, name, 1))

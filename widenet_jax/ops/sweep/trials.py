@@ -1,0 +1,204 @@
+"""Trials of a sweep: a config, its settings, a name, the command that runs it, and its outcome."""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import (
+    fields_of,
+    find_config,
+    import_file,
+    load_config,
+    override,
+)
+from widenet_jax.errors import BadInputError
+from widenet_jax.inference.stored import STORED, set_fields
+from widenet_jax.ops.sweep import axes
+from widenet_jax.ops.sweep.axes import Settings
+
+MakeCommand = Callable[["Trial", str], list[str]]  # (trial, workdir) -> the command that runs it
+VARIANT = "variant"  # the config's argument, as a field
+SLUG_LENGTH = 80
+DONE, FAILED, STOPPED, PRUNED = "done", "failed", "stopped", "pruned"
+HANDED_OVER, WAITING = "handed over", "waiting"
+UNKNOWN_TASK = "classification"  # names the metric where every trial fails at config.task.name
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+      name: of its workdir. It follows from the config and the settings alone, so that axes may be
+        lengthened, shortened and reordered without losing a finished trial.
+      config: as after --config=, with the variant.
+      settings: the swept fields, each value with the type that it has in the config.
+      flags: `--config.FIELD=VALUE` that all trials share.
+    """
+
+    name: str
+    config: str
+    settings: Settings
+    flags: tuple[str, ...] = ()
+
+    def arguments(self, workdir: str) -> list[str]:
+        """Returns the arguments of `python -m widenet_jax.main`."""
+        texts = {name: text_of(value) for name, value in self.settings.items() if name != VARIANT}
+        return [f"--config={self.config}", f"--workdir={workdir}", *self.flags, *flags_of(texts)]
+
+    def command(self, workdir: str) -> list[str]:
+        """Returns the command that runs the trial on this machine."""
+        return [sys.executable, "-m", "widenet_jax.main", *self.arguments(workdir)]
+
+    def headline(self) -> Any:
+        """Returns the metric that the task's runs are compared by, a `tasks.Headline`."""
+        # Before TASKS is read, as a config file may add a task.
+        config = with_fields(self.config, self.arguments("")[2:])
+        from widenet_jax.specs import TASKS, task_class
+
+        known = config.task.name in TASKS
+        return task_class(config.task.name if known else UNKNOWN_TASK).headline_of(config)
+
+
+@dataclass
+class Outcome:
+    """The state of a trial.
+
+    Attributes:
+      status: done; failed; stopped (saved; the next call resumes it); pruned; handed over (to a
+        scheduler that runs it later); waiting (not started).
+      message: the last line that a failed trial printed.
+      result: the result.json of a trial that is done.
+    """
+
+    trial: Trial
+    status: str
+    exit_code: int | None = None
+    message: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+def exit_code(outcomes: Iterable[Outcome], *, stopped: bool) -> int:
+    """Returns 143 where a trial or the call itself was stopped, 3 where one failed, else 0."""
+    statuses = {outcome.status for outcome in outcomes}
+    if stopped or STOPPED in statuses:
+        return 143
+    return 3 if FAILED in statuses else 0
+
+
+def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ()) -> list[Trial]:
+    """Makes the trials of a sweep, and checks every one before any runs.
+
+    Args:
+      config: FILE.py or FILE.py:ARGUMENT.
+      settings: one dict for each trial, as the functions of `axes` make them; values may be text.
+      flags: `--config.FIELD=VALUE` that all trials share.
+
+    Returns:
+      The trials in the order given. Equal settings, however spelt, become one trial.
+
+    Raises:
+      BadInputError: the config has no such field, value or variant.
+    """
+    trials = {trial.name: trial for trial in (make(config, one, flags) for one in settings)}
+    return list(trials.values())
+
+
+def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
+    """Makes one trial; see `expand`."""
+    path, _, argument = config.partition(":")
+    fields = {name: text_of(value) for name, value in settings.items() if name != VARIANT}
+    if VARIANT in settings:
+        if argument:
+            raise BadInputError(
+                f"--config={config}: the variant is swept as well; write --config={path}"
+            )
+        argument = text_of(settings[VARIANT])
+    full = f"{path}:{argument}" if argument else path
+    given = [flag.removeprefix("--config.").partition("=")[0] for flag in flags]
+    for name in fields:
+        if name in given:
+            raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")
+    loaded = with_fields(full, [*flags, *flags_of(fields)])
+    held = dict(fields_of(loaded)) | {VARIANT: argument}
+    values = {name: held[name] for name in sorted(settings)}
+    return Trial(name_of(Path(path).name, argument, values), full, values, tuple(flags))
+
+
+def with_fields(config: str, flags: Sequence[str]) -> ConfigDict:
+    """Returns the config that a trial's flags make.
+
+    Where they set a field of config.model that only the stored model has (config.model.name is
+    "stored"), the section becomes that of config.init_from, as in the run. Else that model is not
+    looked up, so that trials can be listed before it is trained.
+
+    Raises:
+      BadInputError: no such field or value, or no stored model.
+    """
+    loaded = load_config(config)
+    names = {flag.removeprefix("--config.").partition("=")[0] for flag in flags}
+    of_model = {name for name in names if name.startswith("model.")}
+    stored = loaded.get("model", {}).get("name") == STORED
+    if stored and of_model - dict(fields_of(loaded)).keys():
+        return set_fields(loaded, flags)
+    return override(loaded, flags)
+
+
+def flags_of(fields: Mapping[str, str]) -> list[str]:
+    """Writes fields as on the command line."""
+    return [f"--config.{name}={text}" for name, text in fields.items()]
+
+
+def text_of(value: Any) -> str:
+    """Writes a value as on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def name_of(file: str, argument: str, values: Settings) -> str:
+    """Names a trial: "learning_rate_0.001-seed_0-3fa9c1d2", readable, with a unique hash."""
+    parts = [f"{name.split('.')[-1]}_{short(value)}" for name, value in values.items()]
+    readable = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in parts)
+    whole = json.dumps([file, argument, values], sort_keys=True, default=str)
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return "-".join(filter(None, [readable[:SLUG_LENGTH], digest]))
+
+
+def short(value: Any) -> str:
+    """Writes a value with at most four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else text_of(value)
+
+
+def settings_of_config(config: str) -> list[Settings]:
+    """Returns the settings that `get_sweep(sweep)` of a config file asks for.
+
+    Raises:
+      BadInputError: the file has no get_sweep, or it fails or returns no settings.
+    """
+    path = find_config(config.partition(":")[0])
+    load_config(config)
+    ask = getattr(import_file(path), "get_sweep", None)
+    if ask is None:
+        raise BadInputError(
+            f"nothing to sweep: give --sweep FIELD=VALUE,VALUE, or write get_sweep(sweep) in {path}"
+        )
+    try:
+        found = [
+            {axes.field_name(name): value for name, value in one.items()} for one in ask(axes)
+        ]  # fmt: skip
+    except BadInputError as error:
+        raise BadInputError(f"--config={config}: {error}") from None
+    except Exception as error:
+        raise BadInputError(
+            f"--config={config}: get_sweep: {type(error).__name__}: {error}; it must return "
+            "what sweep, product, zipit or chainit return"
+        ) from error
+    if not found:
+        raise BadInputError(f"--config={config}: get_sweep returns no settings; return one or more")
+    return found

@@ -1,0 +1,189 @@
+"""Learning curves of runs, and helpers that all figures share."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+from matplotlib import colormaps
+from matplotlib.axis import Axis, XAxis
+from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
+from matplotlib.ticker import LogFormatter, ScalarFormatter
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import stored_config
+from widenet_jax.files import write_bytes
+from widenet_jax.run.lettering import lettered
+from widenet_jax.run.metrics import JsonLines
+
+STYLES = {"train": {"alpha": 0.7}, "eval": {"ls": "--", "marker": "o", "ms": 3}}
+MOST_NAMES = 50  # class names that fit beside a figure
+CROSS_ENTROPY = "cross_entropy"
+LABELS = {CROSS_ENTROPY: "cross-entropy"}
+# What training may do to its targets, with which its loss does not approach 0: section and field.
+SMOOTHING = {
+    "label smoothing": ("task", "label_smoothing"),
+    "mixup": ("augment", "mixup_alpha"),
+    "CutMix": ("augment", "cutmix_alpha"),
+}
+
+
+def draw_learning_curves(
+    workdirs: Sequence[epath.Path],
+    out: epath.Path,
+    *,
+    metric: str,
+    names: Sequence[str] | None = None,
+    splits: Sequence[str] = ("train", "eval"),
+) -> None:
+    """Draws the loss (left) and the headline metric (right) against steps.
+
+    Each run has a colour; evaluation is dashed with dots. A curve is left out if its split does not
+    record the metric, and so is the loss if no curve is left. The title says which splits these
+    are, and how training smooths its targets.
+
+    Args:
+      workdirs: of runs of one task.
+      out: a PNG file.
+      metric: on the right: the task's headline metric.
+      names: one for each run, for the legend.
+      splits: "train", "eval" or both.
+    """
+    labels = names or ["" for _ in workdirs]
+    runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
+    configs = [config_of(workdir) for workdir in workdirs]
+    drawn = [record for records in runs for record in records if record["split"] in splits]
+    loss = loss_of(runs)
+    metrics = (loss, metric) if any(loss in record for record in drawn) else (metric,)
+    figure, axes = subplots(1, len(metrics), size=(5 * len(metrics), 4), squeeze=False)
+    axes = axes[0]
+    for index, (records, label) in enumerate(zip(runs, labels, strict=True)):
+        colour = run_colour(index, len(labels))
+        for split in splits:
+            rows = [r for r in records if r["split"] == split]
+            which = "" if label and len(splits) == 1 else split_name(configs[index], split)
+            for axis, metric in zip(axes, metrics, strict=True):
+                points = [(r["step"], r[metric]) for r in rows if r.get(metric) is not None]
+                steps, values = zip(*points, strict=True) if points else ((), ())
+                # A line of one point would be invisible.
+                style = STYLES["eval" if len(points) == 1 else split]
+                axis.plot(steps, values, color=colour, label=f"{label} {which}".strip(), **style)
+    if len(metrics) > 1:
+        axes[0].set_yscale("log")
+    for axis, metric in zip(axes, metrics, strict=True):
+        axis.set(xlabel="step", ylabel=LABELS.get(metric, metric.replace("_", " ")))
+        axis.grid(alpha=0.3)
+    figure.suptitle("\n".join(title_lines(configs, splits)), fontsize=9)
+    if len(labels) <= 2:
+        axes[-1].legend()
+    else:  # beside the curves, not over them
+        handles, texts = axes[-1].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside right upper", fontsize=8)
+        figure.set_size_inches(4 + 5 * len(metrics), max(4, 0.5 + 0.18 * len(texts)))
+    save(figure, out)
+
+
+def run_colour(index: int, count: int) -> Any:
+    """Returns the colour of run `index` of `count`; a continuous range beyond ten of its own."""
+    return f"C{index}" if count <= 10 else colormaps["viridis"](index / count)
+
+
+def config_of(workdir: epath.PathLike) -> ConfigDict:
+    """Returns the config of a run; an empty one where it has not begun."""
+    begun = (epath.Path(workdir) / "config.json").exists()
+    return stored_config(str(workdir)) if begun else ConfigDict()
+
+
+def split_name(config: ConfigDict, split: str) -> str:
+    """Returns the data's name of "train" or "eval", such as "val"."""
+    fallback = {"train": "train", "eval": "evaluation"}[split]
+    return config.get("data", {}).get(f"{split}_split") or fallback
+
+
+def smoothing_text(config: ConfigDict) -> str:
+    """Returns "label smoothing 0.1, mixup 0.2"; "targets not smoothed" where all are off."""
+    values = {name: config.get(a, {}).get(b, 0) for name, (a, b) in SMOOTHING.items()}
+    on = [f"{name} {decimals(value)}" for name, value in values.items() if value]
+    return ", ".join(on) or "targets not smoothed"
+
+
+def title_lines(configs: Sequence[ConfigDict], splits: Sequence[str]) -> list[str]:
+    """Returns a line for each split of the runs: "evaluation: split val"."""
+    begun = [config for config in configs if config]
+    lines = []
+    for split in splits if begun else ():
+        named = " or ".join(dict.fromkeys(split_name(config, split) for config in begun))
+        if split == "eval":
+            lines.append(f"evaluation: split {named}")
+            continue
+        smoothed = dict.fromkeys(map(smoothing_text, begun))
+        # Tasks without labels have no such fields.
+        targets = (
+            [" or ".join(smoothed)]
+            if any("label_smoothing" in c.get("task", {}) for c in begun)
+            else []
+        )
+        lines.append(", ".join([f"training: split {named}, each point one batch", *targets]))
+    return lines
+
+
+def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
+    """Returns the loss that both splits can share: cross-entropy if recorded, else the total."""
+    recorded = any(CROSS_ENTROPY in record for records in runs for record in records)
+    return CROSS_ENTROPY if recorded or not any(runs) else "loss"
+
+
+def write_decimals(axis: Axis) -> None:
+    """Labels an axis in plain decimals, where matplotlib would write powers of ten or an offset.
+
+    Labels that are no numbers stay as they are.
+    """
+    formatter = axis.get_major_formatter()
+    if isinstance(formatter, ScalarFormatter):
+        formatter.set_scientific(False)
+        formatter.set_useOffset(False)
+    elif isinstance(formatter, LogFormatter):
+        low, high = axis.get_view_interval()
+        axis.set_major_formatter(decimals)
+        # Beyond these spans the labels of all minor ticks would run into each other. Labels side by
+        # side need more room than those above each other.
+        many, few = (2, 1000) if isinstance(axis, XAxis) else (10, float("inf"))
+        minor = decimals if high < many * low else few_decimals if high < few * low else no_decimals
+        axis.set_minor_formatter(minor)
+
+
+def decimals(value: float, _: int = 0) -> str:
+    """Writes a number, such as that of a tick."""
+    return f"{value:.10f}".rstrip("0").rstrip(".")
+
+
+def few_decimals(value: float, place: int) -> str:
+    """Writes a minor tick that begins with 2 or 5."""
+    return decimals(value, place) if f"{value:e}"[0] in "25" else ""
+
+
+def no_decimals(value: float, place: int) -> str:
+    """Writes nothing."""
+    return ""
+
+
+def subplots(
+    rows: int = 1, columns: int = 1, *, size: tuple[float, float], **options: Any
+) -> tuple[Figure, Any]:
+    """Returns a new figure of `size` in inches, and its axes as `Figure.subplots` makes them."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def save(figure: Figure, out: epath.PathLike) -> None:
+    """Writes a figure as PNG, whole or not at all.
+
+    Axes get plain decimals, and text the fonts that its letters need.
+    """
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            write_decimals(axis)
+    data = io.BytesIO()
+    with lettered(figure):
+        figure.savefig(data, format="png", dpi=120)
+    write_bytes(out, data.getvalue())

@@ -1,0 +1,60 @@
+"""What the sources of texts to finetune on share: a tokenizer, and texts encoded when opened."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+from widenet_jax.data.contract import BuildTransforms, Transform
+from widenet_jax.errors import BadInputError
+
+TEXTS_AT_ONCE = 1024
+
+
+def tokenizer_of(data: Mapping[str, Any]) -> Tokenizer:
+    """Loads the tokenizer of `config.data.tokenizer`.
+
+    Raises:
+      BadInputError: none is named, or it cannot be read.
+    """
+    if not data["tokenizer"]:
+        raise BadInputError(
+            "config.data.tokenizer is empty: add --config.data.tokenizer=FILE, or start from a "
+            "trained model, whose tokenizer is used: --config.init_from=DIR"
+        )
+    return load_tokenizer(data["tokenizer"])
+
+
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the ids of each text."""
+    parts = [texts[i : i + TEXTS_AT_ONCE] for i in range(0, len(texts), TEXTS_AT_ONCE)]
+    return [ids for part in in_threads(tokenizer.encode_all, parts) for ids in part]
+
+
+def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Maps a function that releases the GIL, as the tokenizer does, over items in threads."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(function, items))
+
+
+def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns what a source's `info` says of the tokenizer."""
+    return {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
+
+
+def alike(transform: Callable[[int], Transform]) -> BuildTransforms:
+    """Returns a builder of transforms that draw nothing: evaluation's is that of training.
+
+    Args:
+      transform: makes the transform to sequences of `config.data.max_length` tokens.
+    """
+
+    def build(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
+        del info
+        made = transform(config.data.max_length)
+        return made, made
+
+    return build

@@ -1,0 +1,183 @@
+"""Predictions of a trained text model: classes of texts, answers to questions, masked words.
+
+Each sequence is its own token group, so that no other text changes its prediction.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
+from widenet_jax.data.sources import TRANSFORMS
+from widenet_jax.errors import BadArgumentError, BadInputError
+from widenet_jax.experiment import make_forward
+from widenet_jax.inference.trained import Trained
+from widenet_jax.task import Apply
+from widenet_jax.text.data.sequences import join, padded
+from widenet_jax.text.data.squad import Squad
+from widenet_jax.text.data.squad_files import Question
+from widenet_jax.text.span import NO_SPAN
+from widenet_jax.typing import Array, PyTree
+
+MASK = "[MASK]"  # in a text, whatever the tokenizer calls its token
+NO_RNG = np.random.default_rng(0)  # the transforms of finetuning draw nothing
+
+
+def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndarray]]:
+    """Returns a function from a text and its pair, or None, to the arrays that the model reads.
+
+    It raises BadArgumentError for a text without tokens, and BadInputError where the model was
+    trained on pairs and there is none, or the other way round.
+    """
+    tokenizer = trained.tokenizer
+    _, transform = TRANSFORMS[trained.config.task.name](trained.config, trained.info)
+
+    def row_of(text: str, pair: str | None) -> dict[str, np.ndarray]:
+        paired = pair is not None
+        if trained.info.get("pairs", paired) != paired:  # earlier versions did not store it
+            told = "single texts: leave the pair out"
+            told = told if paired else "pairs of texts: give a pair for each text"
+            raise BadInputError(f"{trained.place} was trained on {told}")
+        texts = {"text": text} | ({"pair": pair} if paired else {})
+        ids = {name: tokenizer.encode(given) for name, given in texts.items()}
+        if empty := [name for name in ids if not len(ids[name])]:
+            raise BadArgumentError(empty[0], texts[empty[0]], "is empty: give a text to classify")
+        length = trained.config.data.max_length
+        joined = join(tokenizer, ids["text"], ids.get("pair"), length)
+        row = transform({**joined._asdict(), "label": 0}, NO_RNG)
+        return {name: array for name, array in row.items() if name != "label"}
+
+    return row_of
+
+
+class Found(NamedTuple):
+    """What a model finds in a context.
+
+    Attributes:
+      answer: "" where the model says that there is none.
+      null_score: how much better no answer is than the best span; None for a model that always
+        answers.
+      top: spans, the best first: [{"text", "score", "probability"}, ...]. Probabilities are shares
+        of the exponentials of the scores over the distinct spans of all windows (BERT).
+    """
+
+    answer: str
+    null_score: float | None
+    top: list[dict[str, Any]]
+
+
+def answer_question(trained: Trained, question: str, context: str, top: int) -> Found:
+    """Finds the answer to a question in a context of any length.
+
+    Raises:
+      BadArgumentError: the question or the context is empty.
+    """
+    if not question.strip():
+        raise BadArgumentError("question", question, "is empty: give one that the context answers")
+    if not context.strip():
+        raise BadArgumentError("context", context, "is empty: the answer is a part of it")
+    asked = Question("question", question, context, ())
+    data = trained.config.data
+    source = Squad(data, data.eval_split, tokenizer=trained.tokenizer, questions=[asked])
+    _, transform = TRANSFORMS[trained.config.task.name](trained.config, trained.info)
+    task = trained.task
+    rows_of = of_one(trained, lambda apply, batch: task.evaluate(apply, batch).rows)
+    windows = [rows_of(transform(source[i], NO_RNG)) for i in range(len(source))]
+    rows = jax.tree.map(lambda *parts: np.concatenate(parts), *windows)
+    (prediction,) = task.predictions(rows, source)
+    null_score = prediction.null_score if task.unanswerable else None
+    return Found(task.answer(prediction), null_score, spans_of(rows, source, top))
+
+
+def spans_of(rows: Mapping[str, np.ndarray], source: Squad, top: int) -> list[dict[str, Any]]:
+    """Lists the best distinct texts of the spans of all windows; see `Found.top`."""
+    scores: dict[str, float] = {}
+    for window, spans in enumerate(rows["spans"]):
+        for start, end, score in spans.tolist():
+            text = source.text_of(window, int(start), int(end)) if score > NO_SPAN / 2 else ""
+            if text:
+                scores[text] = max(score, scores.get(text, score))
+    ranked = sorted(scores.items(), key=lambda item: -item[1])
+    shares = softmax(np.array([score for _, score in ranked]))
+    return [
+        {"text": text, "score": score, "probability": float(share)}
+        for (text, score), share in itertools.islice(zip(ranked, shares, strict=True), top)
+    ]
+
+
+def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any]]]:
+    """Returns for each [MASK] of a text the most probable words, best first, at most `top`.
+
+    A word is {"word": ..., "probability": ...}; the continuation of a word begins with "##".
+
+    Raises:
+      BadInputError: no [MASK] in the text, or one beyond the model's length.
+    """
+    tokenizer, T = trained.tokenizer, trained.config.data.max_length
+    ids = masked_ids(tokenizer, text)
+    sequence = join(tokenizer, ids, None, T)
+    places = np.flatnonzero(sequence.tokens == tokenizer.mask_id)
+    masks = text.count(MASK)
+    if not masks:
+        raise BadInputError(f"{text!r} has no {MASK} for the model to fill")
+    if len(places) < masks:
+        raise BadInputError(
+            f"the text has {len(ids)} tokens, of which {trained.place} reads {T - 2}, and a {MASK} "
+            "is beyond them; shorten the text"
+        )
+    task = trained.task
+    outputs = of_one(trained, lambda apply, batch: apply(task.inputs(batch), None)[0])
+    row = padded(sequence, T) | {"mlm_positions": places.astype(np.int32)}
+    found = softmax(outputs(row)["mlm_logits"][0])
+    return [
+        [{"word": word(tokenizer, k), "probability": float(probs[k])} for k in order[:top]]
+        for probs, order in zip(found, np.argsort(-found, axis=1, kind="stable"), strict=True)
+    ]
+
+
+def masked_ids(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Returns the ids of a text, each [MASK] in it as the tokenizer's mask: int32 [n].
+
+    A piece of a text's own begins with a word mark. Where a part follows a [MASK] without a space,
+    as in "[MASK].", a mark that is a token of its own is left out.
+    """
+    first, *rest = text.split(MASK)
+    parts = [tokenizer.encode(first)]
+    for part in rest:
+        ids = tokenizer.encode(part)
+        glued = len(ids) and not part[0].isspace() and tokenizer.token(ids[0]) in WORD_MARKS
+        parts += [[tokenizer.mask_id], ids[1:] if glued else ids]
+    return np.concatenate(parts).astype(np.int32)
+
+
+def word(tokenizer: Tokenizer, index: int) -> str:
+    """Returns a token as a reader sees it: without the mark of a word's beginning."""
+    piece = tokenizer.token(index)
+    if tokenizer.starts_word[index]:
+        return piece.lstrip("".join(WORD_MARKS)) or piece
+    return piece if piece.startswith("##") else f"##{piece}"
+
+
+def of_one(
+    trained: Trained, function: Callable[[Apply, Mapping[str, Array]], PyTree]
+) -> Callable[[Mapping[str, np.ndarray]], PyTree]:
+    """Returns `function`, of the model and a batch, as a compiled function of one example."""
+    forward = make_forward(trained.model)
+
+    @jax.jit
+    def run(params: PyTree, batch: Mapping[str, Array]) -> PyTree:
+        return function(lambda inputs, rngs: forward(params, inputs, rngs), batch)
+
+    def of_example(row: Mapping[str, np.ndarray]) -> PyTree:
+        batch = {name: np.asarray(array)[None] for name, array in (row | {"mask": True}).items()}
+        return jax.device_get(run(trained.params, batch))
+
+    return of_example
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Returns probabilities over the last axis; [] for no logits."""
+    return np.asarray(jax.nn.softmax(logits)) if logits.size else logits

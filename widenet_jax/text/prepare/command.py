@@ -1,0 +1,195 @@
+"""The subcommands of `scripts/prepare_data.py` for text: text, stream, tokenizer."""
+
+import json
+import sys
+from typing import Any
+
+import tqdm
+
+from widenet_jax.config.parser import Options, not_negative, positive, show
+from widenet_jax.corpus.readers import READERS
+from widenet_jax.data.cores import usable_cores
+from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.files import absolute, write_text
+
+MOST_LENGTH = 65_535  # a record holds lengths in 16 bits
+LEAST_LENGTH = 8
+
+TEXT = """Prepares text for pretraining: documents are split into sentences, encoded, and grouped
+into chunks of about max_length tokens; nothing is masked yet. Train on the set with
+--config.data.source=text --config.data.path=DIR.
+
+INPUT is a file, or a directory of files (gzip, bzip2 and xz are recognised):
+  text       plain text, a document a file; blank lines between paragraphs
+  titles     documents that begin with a line "= Title =", a paragraph a line
+  sentences  a sentence a line, a blank line between documents (only with --format=sentences)
+  jsonl      a JSON object a line, the text in a field (--text_column)
+  parquet    Hugging Face parquet files, the text in a column (--text_column)
+or the directory of a TFDS set that is stored as array_record, such as wikipedia.
+
+Each file is one unit of work, so give at least as many files as workers. A preparation that was
+stopped continues when the same command is run again."""
+
+
+TOKENIZER = """Trains a tokenizer on text, or converts one to tokenizer.json.
+
+unigram: sentencepiece, in ALBERT's layout and normalisation; wordpiece: as BERT's; bpe: for
+language models, sentencepiece, each digit a piece, with capital letters, from the lines of the
+text as the command stream reads them."""
+
+
+def add_text_commands(commands: Any) -> None:
+    """Adds the subcommands to those of prepare_data.py."""
+    add_tokenizer_command(commands)
+    what = "text for pretraining"
+    text = commands.add_parser("text", help=what, description=TEXT, takes_fields=False)
+    text.set_defaults(work=prepare_text)
+    add = text.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help="training text")
+    add("--out", required=True, metavar="DIR", help="where the set goes")
+    add("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, vocab.txt or .model")
+    add("--max_length", type=positive, default=512, metavar="T", help="tokens of a sequence")
+    add_reading(add)
+    add("--valid", action="append", default=[], metavar="INPUT", help="validation text; repeat")
+    text = "validation documents among 1,000 of the training text (default 5, with --valid 0)"
+    add("--valid_per_mille", type=not_negative, metavar="K", help=text)
+    add("--pack", action="store_true", help="fill rows of T tokens with up to 8 chunks each")
+    add("--seed", type=not_negative, default=0, help="of the chunks' target lengths")
+    text = "prepare with Apache Beam, by its OPTIONS, as in --beam='--runner=DataflowRunner ...'"
+    add("--beam", metavar="OPTIONS", help=text)
+    add_writing(add)
+
+
+def add_reading(add: Any) -> None:
+    """Adds the flags that say how inputs are read."""
+    text = "of the files; by default from their names and beginnings"
+    add("--format", choices=["auto", *READERS], default="auto", help=text)
+    add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
+    add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
+
+
+def add_writing(add: Any) -> None:
+    """Adds the flags that say how a set is written."""
+    text = "processes; by default as many as there are cores"
+    add("--workers", type=positive, default=usable_cores(), metavar="N", help=text)
+    add("--overwrite", action="store_true", help="replace another set that is there")
+    add("--json", action="store_true", help="print the manifest as one JSON object")
+
+
+def add_tokenizer_command(commands: Any) -> None:
+    """Adds the subcommand that makes a tokenizer."""
+    what = "train or convert one"
+    command = commands.add_parser("tokenizer", help=what, description=TOKENIZER, takes_fields=False)
+    command.set_defaults(work=make_tokenizer)
+    add = command.add_argument
+    add("inputs", nargs="*", metavar="INPUT", help="text to train on, as for the command text")
+    add("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
+    text = "a vocab.txt (WordPiece) or .model (sentencepiece) instead of training"
+    add("--convert", metavar="FILE", help=text)
+    add("--kind", choices=("unigram", "wordpiece", "bpe"), default="unigram")
+    add("--vocab_size", type=positive, default=30_000, metavar="V")
+    text = "sentencepiece's rule; identity leaves its table of characters out of the file"
+    add("--normalization", choices=("nmt_nfkc", "identity"), default="nmt_nfkc", help=text)
+    text = "share of the text's characters that have pieces (1 for a small text)"
+    add("--character_coverage", type=float, default=0.99995, metavar="SHARE", help=text)
+    add("--cased", action="store_true", help="keep capital letters and accents")
+    add("--max_sentences", type=positive, default=2_000_000, metavar="N", help="of a larger text")
+    add("--json", action="store_true", help="print one JSON object")
+    add_reading(add)
+
+
+def make_tokenizer(options: Options) -> None:
+    """Trains or converts the tokenizer that `options` describe."""
+    from widenet_jax.corpus import inputs as text_inputs
+    from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
+    from widenet_jax.text.prepare import tokenizers as text_tokenizers
+
+    if bool(options.convert) == bool(options.inputs):
+        raise BadInputError("give either text to train on, or --convert=FILE")
+    if options.convert:
+        made = load_tokenizer(options.convert)
+    else:
+        bpe = options.kind == "bpe"
+        reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
+        units = text_inputs.plan(options.inputs, reading)
+        read = text_tokenizers.lines_of if bpe else text_tokenizers.sentences_of
+        texts = read(units, options.text_column)
+        bar = tqdm.tqdm(texts, unit="sentence", file=sys.stderr, mininterval=1)
+        common = {"vocab_size": options.vocab_size, "max_sentences": options.max_sentences}
+        common["cased"] = options.cased or bpe
+        if options.kind == "wordpiece":
+            content = text_tokenizers.train_word_piece(bar, **common)
+        else:
+            check_range("--character_coverage", options.character_coverage, 0.5, 1.0)
+            content = text_tokenizers.train_sentencepiece(
+                bar,
+                **common,
+                layout=text_tokenizers.BPE_LAYOUT if bpe else text_tokenizers.ALBERT_LAYOUT,
+                normalization=options.normalization,
+                character_coverage=options.character_coverage,
+            )
+        made = Tokenizer(content, "the trained tokenizer")
+    absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
+    write_text(options.out, json.dumps(made.json, ensure_ascii=False, indent=0) + "\n")
+    facts = {"path": options.out, "vocab_size": made.vocab_size, "kind": made.kind}
+    show(options, facts, f"{options.out}: {made.vocab_size:,} tokens, {made.kind}")
+
+
+def prepare_text(options: Options) -> None:
+    """Prepares the set that `options` describe."""
+    from widenet_jax.corpus import inputs as text_inputs
+    from widenet_jax.corpus.chunking import Chunking
+    from widenet_jax.corpus.tokenizer import load_tokenizer
+    from widenet_jax.text.prepare import sets as text_sets
+    from widenet_jax.text.prepare.preparation import ChunkPreparation
+
+    check_range("--max_length", options.max_length, LEAST_LENGTH, MOST_LENGTH)
+    per_mille = options.valid_per_mille
+    if per_mille is None:
+        per_mille = 0 if options.valid else 5
+    check_range("--valid_per_mille", per_mille, 0, 999)
+    tokenizer = load_tokenizer(options.tokenizer)
+    reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
+    units = text_inputs.plan(options.inputs, reading)
+    num_train = len(units)
+    if options.valid:
+        units += text_inputs.plan(options.valid, reading)
+    preparation = ChunkPreparation(
+        units=units,
+        num_train=num_train,
+        tokenizer=tokenizer,
+        rule=Chunking(options.max_length, options.seed),
+        valid_per_mille=per_mille,
+        packed=options.pack,
+        column=options.text_column,
+    )
+    provenance = {"converter": "text", "input": options.inputs, "valid": options.valid}
+    if options.beam is not None:
+        from widenet_jax.text.prepare import beam as text_beam
+
+        manifest = text_beam.prepare(
+            preparation, options.out, options=options.beam, provenance=provenance
+        )
+    else:
+        with tqdm.tqdm(total=len(units), unit="file", file=sys.stderr) as bar:
+            manifest = text_sets.prepare(
+                preparation,
+                options.out,
+                workers=options.workers,
+                provenance=provenance,
+                overwrite=options.overwrite,
+                on_unit=lambda part: bar.update(),
+            )
+    report(options, manifest)
+
+
+def report(options: Options, manifest: dict[str, Any]) -> None:
+    """Prints what the set holds."""
+    lines = [
+        f"{options.out}: {split} {entry['count']:,} records of {entry['documents']:,} documents, "
+        f"{entry['tokens']:,} tokens"
+        for split, entry in manifest["splits"].items()
+    ]
+    entropy = manifest["unigram_entropy"]
+    lines.append(f"unigram entropy {entropy:.3f} nats (loss of word frequencies alone)")
+    show(options, {"path": options.out, **manifest}, "\n".join(lines))

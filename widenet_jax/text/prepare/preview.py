@@ -1,0 +1,100 @@
+"""Training examples of text models as text: masked instances, and segments of streams."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
+from widenet_jax.data import sampler
+from widenet_jax.data.chunks import read_example
+from widenet_jax.data.sources import TRANSFORMS, build_source
+from widenet_jax.language.data.token_text import text_of
+
+LEGEND = "[MASK]{word}: hidden; other{word}: replaced; word{word}: kept, and predicted all the same"
+
+
+def instances(config: Any, *, num_records: int, num_draws: int, seed: int) -> Iterator[str]:
+    """Yields the lines of a preview: for each record the instances of the first epochs.
+
+    Args:
+      config: of pretraining; reads `task` and `data`.
+      num_records: records shown, spread evenly over the training split.
+      num_draws: number of epochs drawn.
+      seed: the run's seed; the draws are those of the run.
+    """
+    source = build_source(config.data, config.data.train_split)
+    transform, _ = TRANSFORMS["masked_lm"](config, source.info)
+    tokenizer = Tokenizer(source.info["tokenizer"])
+    chosen = np.linspace(0, len(source) - 1, min(num_records, len(source))).astype(int)
+    yield LEGEND
+    for record in chosen.tolist():
+        yield f"\n{source.describe(record)}"
+        for epoch in range(num_draws):
+            rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
+            batch = transform(read_example(source, record), rng)
+            for tokens, orders in _parts(batch):
+                labels = {k: label for k, label in _labels(batch).items() if k in tokens}
+                order = "swapped" if orders else "in order"
+                count = f"{len(tokens)} tokens, {len(labels)} predicted"
+                yield f"  epoch {epoch}: {order}, {count}"
+                yield f"    {_text(batch['tokens'], tokens, labels, tokenizer)}"
+
+
+def segments(config: Any, *, num_records: int, num_draws: int, seed: int) -> Iterator[str]:
+    """Yields the lines of a preview: the first segments of a stream, and the token after each.
+
+    Args:
+      config: of a language model; reads `data`.
+      num_records: segments shown.
+      num_draws, seed: without effect; nothing is drawn.
+    """
+    del num_draws, seed
+    source = build_source(config.data, config.data.train_split)
+    tokenizer = Tokenizer(source.info["tokenizer"]) if "tokenizer" in source.info else None
+    for index in range(min(num_records, len(source))):
+        yield f"\n{source.describe(index)}"
+        *tokens, following = source[index]["tokens"].tolist()
+        yield f"    {text_of(tokens, tokenizer)!r} then {text_of([following], tokenizer)!r}"
+
+
+# By the name of the task.
+PREVIEWS: dict[str, Callable[..., Iterator[str]]] = {
+    "masked_lm": instances,
+    "language_modeling": segments,
+}
+
+
+def _parts(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[range, int]]:
+    """Yields the positions and the order label of each instance of a row."""
+    if "instances" not in batch:
+        yield range(int(batch["length"])), int(batch["order"])
+        return
+    for number in range(int(batch["num_instances"])):
+        found = np.flatnonzero(batch["instances"] == number + 1)
+        yield range(int(found[0]), int(found[-1]) + 1), int(batch["order"][number])
+
+
+def _labels(batch: Mapping[str, np.ndarray]) -> dict[int, int]:
+    count = int(batch["mlm_count"])
+    pairs = zip(batch["mlm_positions"][:count], batch["mlm_labels"][:count], strict=True)
+    return {int(position): int(label) for position, label in pairs}
+
+
+def _text(
+    tokens: np.ndarray, positions: range, labels: Mapping[int, int], tokenizer: Tokenizer
+) -> str:
+    """Returns an instance as text, the true pieces of predicted tokens in braces."""
+    text = ""
+    for position in positions:
+        piece = tokenizer.token(tokens[position])
+        if tokenizer.starts_word[tokens[position]] or position in labels:
+            text += " "
+        text += _plain(piece)
+        if position in labels:
+            text += "{" + _plain(tokenizer.token(labels[position])) + "}"
+    return " ".join(text.split())
+
+
+def _plain(piece: str) -> str:
+    return piece.removeprefix("##").lstrip("".join(WORD_MARKS))

@@ -1,0 +1,250 @@
+"""Preparation of a set of text: units of work in worker processes.
+
+A unit's files get their names once they are whole, and its counts are stored in a part file. So a
+preparation may be killed at any time: run it again, and it continues with the units that have no
+part file. The bytes of the set depend neither on that nor on the number of workers.
+`dataset.json` is written last.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+from widenet_jax.corpus.inputs import Input
+from widenet_jax.corpus.tokenizer import FILE, Tokenizer
+from widenet_jax.data import records
+from widenet_jax.data.workers import start_worker
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.files import is_remote, write_json
+from widenet_jax.language.data.token_streams import token_file_name
+from widenet_jax.text.prepare.shards import UNFINISHED
+
+PLAN = ".preparation.json"  # settings of the preparation that a directory holds
+PART = ".part-"
+
+
+class Preparation(Protocol):
+    """What is made of the inputs: everything that decides the bytes of a set.
+
+    Attributes:
+      units: the work.
+      tokenizer: stored in the set; None for a set of bytes.
+      settings: as JSON holds them: all that decides the bytes but the content of the inputs. "rule"
+        is shown to the user where the settings of a set in the directory differ.
+    """
+
+    units: Sequence[Sequence[Input]]
+    tokenizer: Tokenizer | None
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    def inputs_sha256(self, unit: int) -> str:
+        """Returns a hash of a unit's inputs and their content."""
+        ...
+
+    def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
+        """Writes the files of one unit; returns its counts, "inputs_sha256" among them."""
+        ...
+
+    def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
+        """Whether the files of a unit with these counts are there."""
+        ...
+
+    def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the manifest but for the provenance, after what is left to be written.
+
+        Raises:
+          BadInputError: a split is empty.
+        """
+        ...
+
+
+def prepare(
+    preparation: Preparation,
+    directory: str | Path,
+    *,
+    workers: int,
+    provenance: Mapping[str, Any],
+    overwrite: bool = False,
+    on_unit: Any = None,
+) -> dict[str, Any]:
+    """Prepares a set, or resumes a preparation that was interrupted.
+
+    Args:
+      preparation: what to make.
+      directory: where; created if absent. A finished set of the same settings is left as it is.
+      workers: processes; at most one works on a unit.
+      provenance: kept in the manifest.
+      overwrite: remove another set that is there.
+      on_unit: called with the counts of each unit that is finished, for the progress bar.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      BadInputError: an input cannot be read, a split is empty, or the directory holds other things.
+      RunFailedError: a worker process was killed.
+    """
+    if is_remote(directory):
+        raise BadInputError(
+            f"{directory}: worker processes write to a local --out; copy the set there afterwards, "
+            "or prepare with --beam"
+        )
+    directory = Path(directory)
+    finished = _open_directory(directory, preparation, overwrite)
+    if finished:
+        return finished
+    try:
+        if preparation.tokenizer:
+            write_json(directory / FILE, preparation.tokenizer.json)
+        done: dict[int, dict] = {}
+        for unit, part in _work(preparation, directory, workers):
+            done[unit] = part
+            if on_unit:
+                on_unit(part)
+        parts = [done[unit] for unit in range(len(preparation.units))]
+        manifest = {**preparation.finish(directory, parts), "provenance": dict(provenance)}
+    except BaseException:
+        if not any(directory.glob(f"{PART}*")):  # nothing to continue from
+            _remove(_ours(directory))
+            with contextlib.suppress(OSError):  # another process may have put files there
+                directory.rmdir()
+        raise
+    write_json(directory / records.MANIFEST, manifest)
+    _remove([path for path in _ours(directory) if path.name.startswith(".")])
+    return manifest
+
+
+# --- The directory --------------------------------------------------------------------------------
+
+
+def _open_directory(
+    directory: Path, preparation: Preparation, overwrite: bool
+) -> dict[str, Any] | None:
+    """Makes the directory ready; returns its manifest if it holds the finished set.
+
+    Raises:
+      BadInputError: the directory holds other things.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise BadInputError(f"{directory}: is a file; give --out a directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    ours = _ours(directory)
+    others = sorted({path.name for path in directory.iterdir()} - {path.name for path in ours})
+    if others:
+        raise BadInputError(
+            f"{directory}: holds other files ({others[0]}, ...); give --out a new directory"
+        )
+    manifest, plan = _read_json(directory / records.MANIFEST), _read_json(directory / PLAN)
+    if manifest and manifest.get("settings") == preparation.settings:
+        if manifest.get("inputs_sha256") == inputs_of(preparation):
+            _remove([path for path in ours if path.name.startswith(".")])
+            return manifest
+    elif not manifest and plan == preparation.settings:
+        _remove(directory.glob(f"{UNFINISHED}*"))  # of workers that were killed
+        return None
+    if ours and not overwrite:
+        held = manifest.get("settings") if manifest else plan
+        what = _difference(held, preparation.settings)
+        raise BadInputError(f"{directory}: already holds {what}; pass --overwrite")
+    _remove(ours)
+    write_json(directory / PLAN, preparation.settings)
+    return None
+
+
+def _ours(directory: Path) -> list[Path]:
+    """Returns the files of text sets in a directory, finished or not, the manifest first."""
+    patterns = (
+        records.MANIFEST, "*.array_record", token_file_name("*"), f"{FILE}*", f"{PLAN}*",
+        f"{records.MANIFEST}?*", f"{PART}*", f"{UNFINISHED}*",
+    )  # fmt: skip
+    return [path for pattern in patterns for path in directory.glob(pattern)]
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a file; {} if there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _difference(held: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
+    if not held or "rule" not in held:
+        return "a set"
+    changed = [key for key in wanted["rule"] if held["rule"].get(key) != wanted["rule"][key]]
+    if changed:
+        return f"a text set with {changed[0]}={held['rule'].get(changed[0])}"
+    if held.get("tokenizer_sha256") != wanted.get("tokenizer_sha256"):
+        return "a text set of another tokenizer"
+    return "a text set of other inputs"
+
+
+# --- The work -------------------------------------------------------------------------------------
+
+
+def _work(
+    preparation: Preparation, directory: Path, workers: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (unit, its counts) as units are finished, those of an earlier run first."""
+    left = []
+    for unit in range(len(preparation.units)):
+        part = _finished(preparation, directory, unit)
+        if part:
+            yield unit, part
+        else:
+            left.append(unit)
+    if workers == 1 or len(left) <= 1:
+        for unit in left:
+            yield unit, prepare_unit(preparation, directory, unit)
+        return
+    # The parent's threads, such as those of ArrayRecord, would not survive a fork.
+    pool = futures.ProcessPoolExecutor(
+        min(workers, len(left)), get_context("spawn"), start_worker, (0, workers)
+    )
+    try:
+        running = {pool.submit(prepare_unit, preparation, directory, u): u for u in left}
+        for future in futures.as_completed(running):
+            yield running[future], future.result()
+    except BaseException as error:
+        for worker in active_children():  # they ignore requests to stop
+            worker.kill()
+        if isinstance(error, futures.process.BrokenProcessPool):
+            raise RunFailedError(
+                "a worker process was killed, perhaps for want of memory; run the command again "
+                "to continue, with fewer --workers"
+            ) from None
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _finished(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any] | None:
+    """Returns the counts of a unit whose shards are all there and whose inputs are the same."""
+    part = _read_json(directory / f"{PART}{unit:05d}.json")
+    if not part or part["inputs_sha256"] != preparation.inputs_sha256(unit):
+        return None
+    return part if preparation.is_whole(directory, unit, part) else None
+
+
+def prepare_unit(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any]:
+    """Prepares one unit; returns its counts, and stores them."""
+    part = preparation.prepare_unit(directory, unit)
+    write_json(directory / f"{PART}{unit:05d}.json", part)
+    return part
+
+
+def inputs_of(preparation: Preparation) -> list[str]:
+    """Returns `inputs_sha256` of every unit."""
+    return [preparation.inputs_sha256(unit) for unit in range(len(preparation.units))]

@@ -1,0 +1,160 @@
+"""Training of tokenizers: sentencepiece Unigram (as ALBERT's) and BPE; WordPiece as BERT's."""
+
+import io
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import models, trainers
+
+from widenet_jax.corpus import tokenizer_files
+from widenet_jax.corpus.inputs import Input, documents
+from widenet_jax.corpus.sentences import split_sentences
+from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.language.prepare.texts import blocks, lines
+
+# google-research/albert, README: how the published model was trained.
+ALBERT_LAYOUT = {
+    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
+    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    "user_defined_symbols": ["(", ")", '"', "-", ".", "–", "£", "€"],
+    "model_type": "unigram",
+}  # fmt: skip
+# arXiv:2310.10837: BPE of 8,000 pieces, each digit a piece; here with the special tokens.
+BPE_LAYOUT = {
+    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
+    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    "model_type": "bpe", "split_digits": True,
+}  # fmt: skip
+SEED = 0  # of the sample of sentences
+# The sums of the training depend on the number of threads in their last bits.
+THREADS = 4
+LONGEST_SENTENCE = 16_384  # bytes; sentencepiece passes over longer ones
+
+
+def sentences_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
+    """Yields the sentences of a corpus. Raises as `text_inputs.documents`."""
+    for unit in units:
+        for document in documents(unit, column):
+            for paragraph in document.paragraphs:
+                yield from split_sentences(paragraph) if document.split else [paragraph]
+
+
+def lines_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
+    """Yields the lines of a corpus, as a stream has them. Raises as `stream_texts.blocks`."""
+    for source in itertools.chain.from_iterable(units):
+        for block in blocks(source, column):
+            yield from (line for line in lines(block) if line.strip())
+
+
+def train_sentencepiece(
+    sentences: Iterable[str],
+    *,
+    vocab_size: int,
+    max_sentences: int,
+    layout: Mapping[str, Any] = ALBERT_LAYOUT,
+    cased: bool = False,
+    normalization: str = "nmt_nfkc",
+    character_coverage: float = 0.99995,
+) -> dict[str, Any]:
+    """Trains a tokenizer; the same sentences always give the same tokenizer.
+
+    Args:
+      sentences: the text, read once.
+      layout: ALBERT_LAYOUT (Unigram) or BPE_LAYOUT.
+      vocab_size: V, the special tokens included.
+      max_sentences: of a larger text, so many sentences are drawn.
+      cased: keep case and accents.
+      normalization: sentencepiece's rule. "identity" leaves its table of characters, 240 kB, out of
+        the tokenizer.
+      character_coverage: share of the text's characters that have pieces; the rarest have none.
+
+    Returns:
+      The content of a tokenizer.json.
+
+    Raises:
+      BadInputError: the text has too few different pieces for `vocab_size`.
+    """
+    import sentencepiece
+
+    # A stream of the library's own would take errors of the reader for the end of the text.
+    source = Guarded(sentences if cased else map(lowered, sentences))
+    sentencepiece.set_random_generator_seed(SEED)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=source, model_writer=model, vocab_size=vocab_size,
+            input_sentence_size=max_sentences, shuffle_input_sentence=True, num_threads=THREADS,
+            max_sentence_length=LONGEST_SENTENCE, normalization_rule_name=normalization,
+            character_coverage=character_coverage,
+            minloglevel=2, **layout,
+        )  # fmt: skip
+    except (RuntimeError, OSError, ValueError) as error:
+        source.check()
+        raise BadInputError(_too_little_text(vocab_size, first_line(error))) from None
+    source.check()
+    return tokenizer_files.from_sentencepiece(model.getvalue(), "the trained tokenizer")
+
+
+def train_word_piece(
+    sentences: Iterable[str], *, vocab_size: int, max_sentences: int, cased: bool = False
+) -> dict[str, Any]:
+    """Trains a WordPiece tokenizer on the first `max_sentences`; else as `train_sentencepiece`.
+
+    The library breaks ties at random, so a second training gives slightly other pieces.
+    """
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(tokenizer_files.SPECIAL),
+        continuing_subword_prefix="##",
+        show_progress=False,
+    )
+    made = tokenizer_files.bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase=not cased)
+    source = Guarded(text for text, _ in zip(sentences, range(max_sentences), strict=False))
+    try:
+        made.train_from_iterator(source, trainer)
+    except Exception as error:  # the library raises plain Exception
+        source.check()
+        raise BadInputError(_too_little_text(vocab_size, first_line(error))) from None
+    source.check()
+    if made.get_vocab_size() < vocab_size:
+        found = f"only {made.get_vocab_size():,} pieces found"
+        raise BadInputError(_too_little_text(vocab_size, found))
+    return tokenizer_files.with_special(made, tokenizer_files.SPECIAL)
+
+
+def lowered(text: str) -> str:
+    """Returns a text in lower case without accents, as ALBERT's preprocess_text makes it."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    return "".join(c for c in decomposed if not unicodedata.combining(c)).lower()
+
+
+class Guarded:
+    """An iterator that keeps its error: libraries take an exception for the end of the text."""
+
+    def __init__(self, items: Iterable[str]):
+        self._items = iter(items)
+        self._error: BadInputError | None = None
+
+    def __iter__(self) -> "Guarded":
+        return self
+
+    def __next__(self) -> str:
+        try:
+            return next(self._items)
+        except BadInputError as error:
+            self._error = error
+            raise StopIteration from None
+
+    def check(self) -> None:
+        """Raises the error that ended the iteration, if one did."""
+        if self._error:
+            raise self._error
+
+
+def _too_little_text(vocab_size: int, reason: str) -> str:
+    most = re.search(r"value <= (\d+)", reason)  # of sentencepiece
+    what = f"the text has pieces for {most[1]} at most" if most else reason
+    return f"--vocab_size={vocab_size}: {what}; give more text or a smaller vocabulary"

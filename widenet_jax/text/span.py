@@ -1,0 +1,218 @@
+"""Question answering by a span of the context (SQuAD), with BERT's head or ALBERT's."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from widenet_jax.corpus import texts
+from widenet_jax.data.contract import ArraySpec, DataFacts, Source
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.losses import label_cross_entropy
+from widenet_jax.task import (
+    Apply,
+    Evaluation,
+    Headline,
+    Metrics,
+    Rngs,
+    Task,
+    layer_losses,
+    layer_sums,
+)
+from widenet_jax.text.squad_metrics import Prediction, squad_metrics
+from widenet_jax.typing import Array, Shapes
+
+# config.task.head -> the head of the text encoder.
+HEADS = {"span": "span", "beam": "span_beam"}
+NUM_SPANS = 20  # of each window that leave the device
+NO_SPAN = -1e9  # the score of a span that cannot be
+
+
+@dataclass(frozen=True)
+class Span(Task):
+    """Mean loss of the answer's first and last token, plus the feed-forwards' own losses.
+
+    With ALBERT's head and questions that may have no answer, half the sigmoid loss of the null
+    logit is added. A window that lacks the answer has it at token 0, [CLS].
+
+    A batch has tokens, segments, may_start [B, T], and length, start, end [B].
+
+    Attributes:
+      vocab_size: of the tokenizer.
+      example: the arrays of one example.
+      head: a key of HEADS.
+      unanswerable: whether questions may have no answer.
+      max_answer_length: tokens.
+      null_threshold: no answer is predicted where the null score is above.
+    """
+
+    vocab_size: int
+    example: Mapping[str, ArraySpec]
+    head: str
+    unanswerable: bool
+    max_answer_length: int
+    null_threshold: float
+
+    unit = "windows"
+
+    @classmethod
+    def build(cls, config: ConfigDict, facts: DataFacts) -> "Span":
+        """Builds the task of `config.task`.
+
+        Raises:
+          BadInputError: an unknown head, or questions without an answer that are not expected.
+        """
+        fields = {name: config.task[name] for name in config.task if name != "name"}
+        choose(HEADS, fields["head"], field="config.task.head")
+        check_questions(config, facts.info)
+        return cls(facts.info["vocab_size"], facts.example, **fields)
+
+    @classmethod
+    def headline_of(cls, config: ConfigDict) -> Headline:
+        return Headline("best_f1" if config.task.unanswerable else "f1")
+
+    @property
+    def headline(self) -> Headline:
+        return Headline("best_f1" if self.unanswerable else "f1")
+
+    @property
+    def model_fields(self) -> dict[str, int | str]:
+        return {"vocab_size": self.vocab_size, "head": HEADS[self.head]}
+
+    def batch_spec(self, batch_size: int) -> Shapes:
+        return texts.batch_spec(self.example, batch_size)
+
+    def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the encoder's inputs and `allowed` [B, T]: the context and [CLS]."""
+        is_cls = jnp.arange(batch["tokens"].shape[1]) == 0
+        return {**texts.encoder_inputs(batch), "allowed": in_context(batch) | is_cls}
+
+    def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
+        outputs, aux = apply({**self.inputs(batch), "start": batch["start"]}, rngs)
+        means = {}
+        for name in ("start", "end"):
+            logits, place = outputs[f"{name}_logits"], batch[name]
+            means[f"{name}_loss"] = label_cross_entropy(logits, place).mean()
+            means[f"{name}_accuracy"] = (logits.argmax(-1) == place).mean()
+        loss = (means["start_loss"] + means["end_loss"]) / 2
+        if self.head == "beam" and self.unanswerable:
+            is_null = (batch["start"] == 0).astype(jnp.float32)
+            each = optax.sigmoid_binary_cross_entropy(outputs["null_logit"], is_null)
+            means["null_loss"] = each.mean()
+            loss += 0.5 * means["null_loss"]
+        of_layers, each = layer_losses(aux)
+        means |= {**each, "loss": loss + of_layers}
+        return means["loss"], Metrics(means=means, layer_sums=layer_sums(aux))
+
+    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
+        """Returns as rows the best spans of each window, and its null score.
+
+        "spans" [B, NUM_SPANS, 3]: first token, last token and score, the best first; "null" [B].
+        """
+        outputs, aux = apply(self.inputs(batch), None)
+        spans = beam_spans if self.head == "beam" else banded_spans
+        null = outputs["null_logit"] if self.head == "beam" else null_score(outputs)
+        rows = {"spans": spans(outputs, batch, self.max_answer_length), "null": null}
+        sums = {"windows": batch["mask"].sum(dtype=jnp.int32)}
+        return Evaluation(sums=sums, layer_sums=layer_sums(aux), rows=rows)
+
+    def summarize(
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
+    ) -> dict[str, float]:
+        metrics = squad_metrics(
+            self.predictions(rows, source),
+            [[answer.text for answer in question.answers] for question in source.questions],
+            unanswerable=self.unanswerable,
+            null_threshold=self.null_threshold,
+        )
+        counts = {"questions": len(source.questions), "windows": int(sums["windows"])}
+        return metrics | counts
+
+    def predictions(self, rows: Mapping[str, np.ndarray], source: Any) -> list[Prediction]:
+        """Returns the answer to each question: the best span over its windows.
+
+        Args:
+          rows: of `evaluate`, for every window.
+          source: a `data.text.squad.Squad`.
+        """
+        numbers = np.arange(len(source.questions) + 1)
+        firsts = np.searchsorted(source.windows[:, 0], numbers).tolist()
+        return [self._best(range(*ends), rows, source) for ends in itertools.pairwise(firsts)]
+
+    def answer(self, prediction: Prediction) -> str:
+        """Returns the predicted text; "" where the null score is above the threshold."""
+        silent = self.unanswerable and prediction.null_score > self.null_threshold
+        return "" if silent else prediction.text
+
+    def _best(self, windows: range, rows: Mapping[str, np.ndarray], source: Any) -> Prediction:
+        """Returns the answer to the question of some windows."""
+        null = float(min(rows["null"][window] for window in windows))
+        spans = [(window, *span) for window in windows for span in rows["spans"][window].tolist()]
+        for window, start, end, score in sorted(spans, key=lambda span: -span[-1]):
+            text = source.text_of(window, int(start), int(end)) if score > NO_SPAN / 2 else ""
+            if text:
+                # BERT compares no answer with the best span. ALBERT's null logit decides alone.
+                return Prediction(text, null if self.head == "beam" else null - score)
+        return Prediction("", null)
+
+
+def check_questions(config: ConfigDict, info: Mapping[str, Any]) -> None:
+    """Raises BadInputError where a split has questions without an answer that are not expected."""
+    if info.get("unanswerable") and not config.task.unanswerable:
+        raise BadInputError(
+            f"config.data.path={config.data.path} has questions without an answer, as SQuAD2.0 "
+            "has; add --config.task.unanswerable=true, or use configs/squad.py:v2"
+        )
+
+
+def in_context(batch: Mapping[str, Array]) -> Array:
+    """Returns bool [B, T], True at the tokens of the context: segment 1 without its [SEP]."""
+    place = jnp.arange(batch["tokens"].shape[1])
+    return (batch["segments"] == 1) & (place < batch["length"][:, None] - 1)
+
+
+def null_score(outputs: Mapping[str, Array]) -> Array:
+    """Returns the score of the span [CLS]..[CLS]: [B]."""
+    return outputs["start_logits"][:, 0] + outputs["end_logits"][:, 0]
+
+
+def banded_spans(
+    outputs: Mapping[str, Array], batch: Mapping[str, Array], max_answer_length: int
+) -> Array:
+    """Returns the best spans by start logit + end logit: [B, NUM_SPANS, 3].
+
+    All spans of up to `max_answer_length` tokens are scored, [B, T, length]: a superset of the
+    customary 20 best starts x 20 best ends.
+    """
+    start, context = outputs["start_logits"], in_context(batch)
+    B, T = start.shape
+    end = jnp.where(context, outputs["end_logits"], NO_SPAN)
+    end = jnp.pad(end, ((0, 0), (0, max_answer_length)), constant_values=NO_SPAN)
+    ends = jnp.stack([end[:, k : k + T] for k in range(max_answer_length)], axis=-1)
+    scores = start[..., None] + ends
+    possible = (batch["may_start"] & context)[..., None] & (ends > NO_SPAN / 2)
+    scores = jnp.where(possible, scores, NO_SPAN).reshape(B, -1)
+    score, index = jax.lax.top_k(scores, min(NUM_SPANS, scores.shape[1]))
+    first, length = index // max_answer_length, index % max_answer_length
+    return jnp.stack([first, first + length, score], axis=-1).astype(jnp.float32)
+
+
+def beam_spans(
+    outputs: Mapping[str, Array], batch: Mapping[str, Array], max_answer_length: int
+) -> Array:
+    """Returns the best spans of the head's beams: [B, NUM_SPANS, 3]."""
+    ends = outputs["beam_end"]  # [B, starts, ends of each]
+    starts = jnp.broadcast_to(outputs["beam_start"][..., None], ends.shape)
+    starts, ends, scores = (x.reshape(len(x), -1) for x in (starts, ends, outputs["beam_log_prob"]))
+    at = lambda table, index: jnp.take_along_axis(table, index, axis=1)  # noqa: E731
+    possible = at(batch["may_start"], starts) & at(in_context(batch), ends)
+    possible &= (starts <= ends) & (ends < starts + max_answer_length)
+    score, best = jax.lax.top_k(jnp.where(possible, scores, NO_SPAN), NUM_SPANS)
+    found = at(starts, best), at(ends, best), score
+    return jnp.stack(found, axis=-1).astype(jnp.float32)

@@ -1,0 +1,294 @@
+"""Folders of image files: their classes, their splits, and what in them is not read."""
+
+import dataclasses
+import errno
+import hashlib
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.splits import check_split, slice_of
+from widenet_jax.errors import BadExampleError, BadInputError, check_range
+from widenet_jax.files import is_remote
+from widenet_jax.vision.data.sources import LabelledImages
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+FRACTION_FIELD = "config.data.eval_fraction"
+MOST_ADVISED = 0.3  # a larger held-out part leaves too little to train on
+# Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
+# skipping the file would not be reproducible.
+FILE_ERRORS = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EIO, errno.EINVAL, errno.EFBIG,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Holdout:
+    """The part of the training images that is held out for evaluation, where no split is there.
+
+    Attributes:
+      fraction: of the images of each class, 0 to 1; 0 holds none out.
+      train_split: name of the other part.
+      eval_split: name of the part held out.
+      field: what sets the fraction, for messages.
+    """
+
+    fraction: float
+    train_split: str = "train"
+    eval_split: str = "val"
+    field: str = FRACTION_FIELD
+
+    def __post_init__(self) -> None:
+        check_range(self.field, self.fraction, 0.0, 1.0)
+
+    def holds(self, name: str) -> bool:
+        """Returns whether the file `name`, "CLASS/FILE", is held out.
+
+        It depends on the name alone: the split is the same on every machine, and other files keep
+        their part when one is added. Each class therefore has about its share, not exactly.
+        """
+        return _number(name) < self.fraction * 2**64
+
+    def split_advice(self, root: str, classes: Iterable[Sequence[str]]) -> str:
+        """Says how both parts get images of each class.
+
+        No class is given one that its hash does not: that image would change its part when a file
+        with a smaller hash is added.
+
+        Args:
+          root: of the folder.
+          classes: the names of the images of each class.
+        """
+        numbers = [sorted(map(_number, names)) for names in classes]
+        least, most = max(n[0] for n in numbers), min(n[-1] for n in numbers)
+        fraction = (100 * least // 2**64 + 1) / 100  # the least hundredth above
+        parts = " and ".join(f"{root}/{part}/CLASS" for part in (self.train_split, self.eval_split))
+        if fraction > MOST_ADVISED or fraction * 2**64 > most:
+            return f"divide the images yourself, into {parts}"
+        every = f"--{self.field}={fraction:g} has images of every class in both parts"
+        return f"{every}; or divide them yourself, into {parts}"
+
+
+def _number(name: str) -> int:
+    """Returns a number below 2^64 that depends on the file name "CLASS/FILE" alone."""
+    # Systems store accented and Japanese letters as one character (NFC) or as two (NFD).
+    whole = unicodedata.normalize("NFC", name).encode(errors="surrogateescape")
+    return int.from_bytes(hashlib.sha256(whole).digest()[:8], "big")
+
+
+class ImageFolder(LabelledImages):
+    """Image files in `root/split/class/`, ImageNet's layout, or in `root/class/` with a holdout.
+
+    Classes and files come in sorted order.
+
+    Attributes:
+    """
+
+    def __init__(self, root: str, split: str, holdout: Holdout | None = None):
+        """Lists the files.
+
+        Args:
+          root: the folder.
+          split: name of a folder in it, or of a part of `holdout`.
+          holdout: makes the splits where `root` has no folder of the evaluation split's name.
+
+        Raises:
+          BadInputError: `root` is no local directory, or has no such split, or it has no class.
+        """
+        check_folder(root, "config.data.path=")
+        holdout = holdout or Holdout(0.0)
+        folder, divided = _split_folder(Path(root), split, holdout)
+
+        def inside(name: str) -> bool:
+            return not divided or holdout.holds(name) == (split == holdout.eval_split)
+
+        names = {unicodedata.normalize("NFC", name): name for name in _subfolders(folder)}
+        found = {name: _Files(folder / names[name], names[name]) for name in sorted(names)}
+        if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
+            found = {name: files for name, files in found.items() if files.images or files.others}
+        if not found:
+            raise BadInputError(
+                f"{folder}: has no class folders; images belong in {root}/SPLIT/CLASS/, or in "
+                f"{root}/CLASS/ with --{holdout.field}=0.1"
+            )
+        for files in found.values():
+            if divided and not files.images:
+                kinds = ", ".join(IMAGE_SUFFIXES)
+                others = counts_text(Counter(files.others.values()))
+                raise BadInputError(
+                    f"{folder / files.name}: no image in it ({kinds}), but other files ({others}); "
+                    "convert or remove them"
+                )
+        self.class_names = tuple(found)
+        self._folder = str(folder)
+        chosen = [[file for file in files.images if inside(file)] for files in found.values()]
+        self._files = [file for files in chosen for file in files]
+        counts = [len(files) for files in chosen]
+        if divided and not all(counts):
+            self.split_advice = holdout.split_advice(
+                root, (files.images for files in found.values())
+            )
+        self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        others = {k: v for files in found.values() for k, v in files.others.items()}
+        others |= _Files(folder, "").beside_folders
+        self.left_out = Counter(kind for name, kind in others.items() if inside(name))
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        try:
+            image = read_regular(self._path(index))
+        except OSError as error:
+            raise self._unreadable(index, error) from None
+        return {"image": image, "label": int(self.record_labels[index])}
+
+    def describe(self, index: int) -> str:
+        return f"{self._path(index)} (image {index})"
+
+    def part(self, bounds: tuple[str, str]) -> np.ndarray:
+        """Returns the records between bounds, which are applied to every class: int64 [n]."""
+        places = [np.flatnonzero(self.record_labels == k) for k in range(len(self.class_names))]
+        return np.concatenate([records[slice_of(bounds, len(records))] for records in places])
+
+    def _path(self, index: int) -> str:
+        return f"{self._folder}/{self._files[index]}"
+
+    def _unreadable(self, index: int, error: OSError) -> BadInputError:
+        path = self._path(index)
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder):
+            return BadInputError(f"{folder}: class folder is gone; is its disk still there?")
+        dangling = error.errno == errno.ENOENT and os.path.islink(path)
+        reason = "link to a file that is not there" if dangling else error.strerror
+        kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
+        return kind(f"{self.describe(index)}: {reason}; replace or remove it")
+
+
+def check_folder(root: str, field: str = "") -> None:
+    """Raises BadInputError unless `root` is a local directory; `field` names it in messages."""
+    check_local(root, field)
+    if not Path(root).is_dir():
+        raise BadInputError(f"{field}{root}: no such directory")
+
+
+def check_local(root: str, field: str = "") -> None:
+    """Raises BadInputError where an image folder is on an object store, such as gs://."""
+    if is_remote(root):
+        raise BadInputError(
+            f"{field}{root}: image folders are read from local disks only; pack it on a machine "
+            "that has it (scripts/prepare_data.py image_folder) and give the packed set, also on "
+            "gs://, with --config.data.source=array_record --config.data.eval_fraction=0"
+        )
+
+
+class _Files:
+    """The content of one class folder.
+
+    Attributes:
+      name: of the folder.
+      images: "CLASS/FILE" of each image, sorted.
+      others: the same of all other entries, with their kind: a suffix, "hidden" or "folder".
+    """
+
+    def __init__(self, folder: Path, name: str):
+        self.name = name
+        self.images: list[str] = []
+        self.others: dict[str, str] = {}
+        for entry in _entries(folder):
+            path = f"{name}/{entry.name}" if name else entry.name
+            kind = kind_left_out(entry.name)
+            if kind is None and name:
+                self.images.append(path)
+            else:
+                self.others[path] = "folder" if entry.is_dir() else kind or suffix_of(entry.name)
+        self.images.sort()
+
+    @property
+    def beside_folders(self) -> dict[str, str]:
+        """The others of a folder whose folders are classes."""
+        return {k: f"{v} in no class" for k, v in self.others.items() if v != "folder"}
+
+
+def kind_left_out(name: str) -> str | None:
+    """Returns the kind of a file that is not read, by which they are counted; None for images."""
+    if name.startswith("."):
+        return name if name == ".DS_Store" else "hidden"
+    return None if name.lower().endswith(IMAGE_SUFFIXES) else suffix_of(name)
+
+
+def suffix_of(name: str) -> str:
+    return Path(name).suffix.lower() or "no suffix"
+
+
+def splits_of(root: str, holdout: Holdout) -> list[str]:
+    """Returns the splits of a folder: the two of the holdout, or else its folders."""
+    if holdout.fraction and not _has_classes(Path(root) / holdout.eval_split):
+        return [holdout.train_split, holdout.eval_split]
+    return _subfolders(Path(root))
+
+
+def _split_folder(root: Path, split: str, holdout: Holdout) -> tuple[Path, bool]:
+    """Returns the folder that holds the classes of a split, and whether it holds both splits."""
+    parts = (holdout.train_split, holdout.eval_split)
+    if not holdout.fraction or split not in parts or _has_classes(root / holdout.eval_split):
+        splits = _subfolders(root)
+        if split not in splits and not any(_has_classes(root / name) for name in splits):
+            raise BadInputError(
+                f"config.data.path={root}: no split {split!r}; its folders hold no class folders, "
+                f"so if they are the classes, add --{holdout.field}=0.1 to hold a tenth of the "
+                "images out for evaluation"
+            )
+        check_split(split, splits, f"config.data.path={root}")
+        return root / split, False
+    if holdout.train_split == holdout.eval_split:
+        raise BadInputError(
+            f"config.data.path={root}: --{holdout.field}={holdout.fraction:g} divides the images "
+            f"in two, and the splits for training and evaluation are both {split!r}; name two (a "
+            f"slice takes a part of one), or take slices of images in {root}/{split}/CLASS; all "
+            f"images are evaluated with --{holdout.field}=1 alone"
+        )
+    train = root / holdout.train_split
+    return (train if _has_classes(train) else root), True
+
+
+def _has_classes(folder: Path) -> bool:
+    return folder.is_dir() and bool(_subfolders(folder))
+
+
+def _entries(folder: Path) -> list[os.DirEntry]:
+    """Lists the entries of a folder; raises BadInputError if it cannot be listed."""
+    try:
+        return list(os.scandir(folder))
+    except OSError as error:
+        raise BadInputError(f"{folder}: cannot be listed ({error.strerror})") from None
+
+
+def _subfolders(folder: Path) -> list[str]:
+    entries = (entry for entry in _entries(folder) if not entry.name.startswith("."))
+    return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def counts_text(counts: Counter[str]) -> str:
+    """Returns counts by kind, the most frequent first: ".heic 60, .DS_Store 2"."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{kind} {count:,}" for kind, count in ordered)
+
+
+def left_out_text(counts: Counter[str]) -> str:
+    """Returns how many files are not read, and their kinds: "1 file left out (.heic 1)"."""
+    files = "file" if counts.total() == 1 else "files"
+    return f"{counts.total():,} {files} left out ({counts_text(counts)})"
+
+
+def names_text(names: Sequence[str], most: int = 5) -> str:
+    """Returns the first names, and how many more there are: "cat, dog and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

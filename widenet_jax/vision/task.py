@@ -1,0 +1,142 @@
+"""Image classification."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from widenet_jax import labels
+from widenet_jax.data.contract import DataFacts, Source
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.losses import smooth_labels, softmax_cross_entropy
+from widenet_jax.task import Apply, Evaluation, Headline, Metrics, Rngs, Task
+from widenet_jax.typing import Array, Shapes
+from widenet_jax.vision.mixup import mixup_or_cutmix
+
+CLASS_WEIGHTS = dict.fromkeys(("none", "balanced"))
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Cross-entropy against smoothed, mixed labels, plus the feed-forwards' own losses (eq. 8).
+
+    Attributes:
+      num_classes: V.
+      image_shape: (height, width, channels) of a batch's images.
+      label_smoothing: applied after mixup; before it would be the same, as both are linear.
+      mixup_alpha: of the Beta distribution; 0 turns mixup off.
+      cutmix_alpha: the same of CutMix; where both are on, each example has one of the two.
+      class_weights: of each class in the training loss; () for equal ones.
+      mixup_group_size: partners come from the same group of so many consecutive images.
+    """
+
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    label_smoothing: float
+    mixup_alpha: float
+    mixup_group_size: int
+    cutmix_alpha: float = 0.0
+    class_weights: tuple[float, ...] = ()
+
+    headline: ClassVar[Headline] = Headline("accuracy")
+    unit: ClassVar[str] = "images"
+    group_field: ClassVar[str] = "config.augment.mixup_group_size"
+
+    @classmethod
+    def build(cls, config: ConfigDict, facts: DataFacts) -> "Classification":
+        """Builds the task of `config.task` and `config.augment`.
+
+        Raises:
+          BadInputError: a field is out of range.
+        """
+        choose(CLASS_WEIGHTS, config.task.class_weights, field="config.task.class_weights")
+        return cls(
+            num_classes=len(facts.info["class_names"]),
+            image_shape=facts.example["image"].shape,
+            label_smoothing=config.task.label_smoothing,
+            mixup_alpha=config.augment.mixup_alpha,
+            mixup_group_size=config.augment.mixup_group_size,
+            cutmix_alpha=config.augment.cutmix_alpha,
+            class_weights=weigh(facts.class_counts),
+        )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            smoothing = self.label_smoothing
+            raise BadInputError(f"config.task.label_smoothing={smoothing} must be in [0, 1)")
+        for name in ("mixup_alpha", "cutmix_alpha"):
+            alpha = getattr(self, name)
+            if alpha < 0:
+                raise BadInputError(f"config.augment.{name}={alpha} must be 0 (none) or more")
+            if alpha > 0 and self.mixup_group_size < 2:
+                raise BadInputError(
+                    f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs "
+                    f"a partner; config.augment.{name}=0 turns it off"
+                )
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixup_alpha > 0 or self.cutmix_alpha > 0
+
+    @property
+    def model_fields(self) -> dict[str, int]:
+        return {"num_classes": self.num_classes}
+
+    @property
+    def group_size(self) -> int:
+        return self.mixup_group_size if self.mixes else 1
+
+    def batch_spec(self, batch_size: int) -> Shapes:
+        return {
+            "image": jax.ShapeDtypeStruct((batch_size, *self.image_shape), jnp.uint8),
+            "label": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+        }
+
+    def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        mask = {"mask": batch["mask"]} if "mask" in batch else {}
+        return {"image": to_unit_range(batch["image"]), **mask}
+
+    def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
+        """batch: image [B, height, width, channels] uint8, label [B] int32.
+
+        Training accuracy counts the heavier of two mixed labels.
+        """
+        images = to_unit_range(batch["image"])
+        targets = jax.nn.one_hot(batch["label"], self.num_classes)
+        if self.mixes:
+            alphas = {"mixup_alpha": self.mixup_alpha, "cutmix_alpha": self.cutmix_alpha}
+            settings = alphas | {"group_size": self.mixup_group_size}
+            images, targets = mixup_or_cutmix(rngs["mixup"], images, targets, **settings)
+        logits, aux = apply({"image": images}, rngs)
+        smoothed = smooth_labels(targets, self.label_smoothing)
+        cross_entropy = softmax_cross_entropy(logits, smoothed)
+        if self.class_weights:
+            cross_entropy *= targets @ jnp.asarray(self.class_weights, jnp.float32)
+        cross_entropy = cross_entropy.mean()
+        return labels.batch_loss(cross_entropy, logits.argmax(-1) == targets.argmax(-1), aux)
+
+    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
+        logits, aux = apply(self.inputs(batch), None)
+        target = jax.nn.one_hot(batch["label"], self.num_classes)
+        cross_entropy = softmax_cross_entropy(logits, target)
+        return labels.batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
+
+    def summarize(
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
+    ) -> dict[str, float]:
+        del rows, source
+        return labels.split_metrics(sums, unit=self.unit)
+
+
+def weigh(counts: Sequence[int]) -> tuple[float, ...]:
+    """Returns weights N / (V n_k) of classes of n_k examples: their mean over all examples is 1."""
+    return tuple(sum(counts) / (len(counts) * max(count, 1)) for count in counts)
+
+
+def to_unit_range(images: Array) -> Array:
+    """Maps uint8 pixels to float32 in [-1, 1]; on the device, so that bytes are transferred."""
+    return images.astype(jnp.float32) / 127.5 - 1.0

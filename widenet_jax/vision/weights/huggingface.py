@@ -1,0 +1,173 @@
+"""Hugging Face's ViT files (`.safetensors` of the transformers library) as parameters of our ViT.
+
+Reads `ViTModel`, `ViTForImageClassification`, `ViTForMaskedImageModeling` and the encoders of
+ViT-MAE and ViT-MSN, under both sets of names that transformers has used for a block:
+`encoder.layer.0.attention.attention.query` in stored files, and `layers.0.attention.q_proj` in the
+modules of version 5.
+
+PyTorch stores a linear layer as [out, in] and a convolution as [out, in, height, width]; ours are
+[in, out] and [height, width, in, out]. The pooler of `ViTModel` is our representation layer.
+`config.json` beside the weights says which function they belong to: see `model_fields`, and
+`preprocessor_config.json` which pixels they read: see `fold_pixels`.
+Sources: modeling_vit.py, configuration_vit.py, activations.py and image_processing_vit.py of
+transformers.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import flax.traverse_util
+import numpy as np
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
+from widenet_jax.text.weights.huggingface_config import activation_of
+
+EMBEDDINGS = "embeddings.patch_embeddings.projection"
+BLOCK = r"(?:encoder\.layer|layers)\.(\d+)\.(.+)"
+# Our module for each of theirs: outside the blocks, and within one block.
+OUTSIDE = {
+    EMBEDDINGS: "embed/projection",
+    "layernorm": f"{ENCODER}/{NORM_OUT}",
+    "pooler.dense": "representation",
+    "classifier": "head",
+}
+IN_BLOCK = {
+    "layernorm_before": "norm_attention",
+    "layernorm_after": "norm_ffn",
+    # Names in stored files.
+    "attention.attention.query": "attention/query",
+    "attention.attention.key": "attention/key",
+    "attention.attention.value": "attention/value",
+    "attention.output.dense": "attention/out",
+    "intermediate.dense": "mlp/wi",
+    "output.dense": "mlp/wo",
+    # Names of the modules of transformers 5.
+    "attention.q_proj": "attention/query",
+    "attention.k_proj": "attention/key",
+    "attention.v_proj": "attention/value",
+    "attention.o_proj": "attention/out",
+    "mlp.fc1": "mlp/wi",
+    "mlp.fc2": "mlp/wo",
+}
+# Arrays that are not the weight or bias of a module.
+ALONE = {
+    "embeddings.cls_token": "position/cls_token",
+    "embeddings.position_embeddings": "position/position_embedding",
+}
+# Parts that only pretraining uses: the token for masked patches, and the decoder of pixels.
+UNUSED = r"embeddings\.mask_token|decoder\..+"
+
+
+def is_huggingface(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Tells whether the names in a flat file are Hugging Face's."""
+    return any(name.endswith(f"{EMBEDDINGS}.weight") for name in arrays)
+
+
+def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
+    """Converts the arrays of Hugging Face's files to our parameter tree.
+
+    A model without biases of query, key and value (`qkv_bias=False`) gets zeros.
+
+    Args:
+      arrays: by their name in the file.
+      source: the file, named in errors.
+
+    Raises:
+      BadInputError: a part that our ViT does not have.
+    """
+    ours = {}
+    for name, array in arrays.items():
+        theirs = name.removeprefix("vit.")
+        if re.fullmatch(UNUSED, theirs):
+            continue
+        path = ALONE.get(theirs) or our_path(theirs)
+        if path is None:
+            raise BadInputError(f"{source}: {name} has no place in a ViT; is this another model?")
+        # [out, in] to [in, out]; [out, in, height, width] to [height, width, in, out].
+        ours[path] = np.moveaxis(array, (0, 1), (-1, -2)) if path.endswith("/kernel") else array
+    for path in [p for p in ours if p.endswith(("query/kernel", "key/kernel", "value/kernel"))]:
+        bias = path.replace("/kernel", "/bias")
+        ours.setdefault(bias, np.zeros(ours[path].shape[-1], np.float32))
+    return flax.traverse_util.unflatten_dict(ours, sep="/")
+
+
+def our_path(theirs: str) -> str | None:
+    """Returns our path for a module's weight or bias; None if our ViT has no such module."""
+    module, _, leaf = theirs.rpartition(".")
+    if match := re.fullmatch(BLOCK, module):
+        inner = IN_BLOCK.get(match[2])
+        ours = inner and f"{ENCODER}/{block_part(int(match[1]), inner)}"
+    else:
+        ours = OUTSIDE.get(module)
+    if ours is None or leaf not in ("weight", "bias"):
+        return None
+    kernel = "scale" if "norm_" in ours.rpartition("/")[2] else "kernel"
+    return f"{ours}/{kernel if leaf == 'weight' else 'bias'}"
+
+
+def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Returns the fields of `config.model` that Hugging Face's `config.json` decides.
+
+    A model with other values of them takes the same arrays and computes another function. Copies
+    of Google's models are published with the exact GELU and an epsilon of 1e-12, although they
+    were trained with the tanh form and 1e-6.
+
+    Args:
+      config: the contents of `config.json`. Absent fields have the defaults of `ViTConfig`.
+      source: the file, named in errors.
+
+    Raises:
+      BadInputError: a value that our models do not have.
+    """
+    activation = activation_of(config, "gelu", source=source)
+    try:
+        return {
+            "num_heads": int(config.get("num_attention_heads", 12)),
+            "norm_epsilon": float(config.get("layer_norm_eps", 1e-12)),
+            "activation": activation,
+            "norm_position": "pre",
+        }
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"{source}: {error}; download it again") from None
+
+
+def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -> tuple[dict, str]:
+    """Returns parameters that read pixels of [-1, 1], and what was changed for it ("": nothing).
+
+    Theirs read z = (r p - mean) / std of pixels p in 0..255, ours x = p / 127.5 - 1, so that
+    z = a x + b with a = 127.5 r / std and b = (127.5 r - mean) / std for each channel. The kernel
+    of the patches takes a, and their bias the sum of b over the kernel: the outputs are the same.
+
+    Args:
+      params: our tree, of `from_huggingface`.
+      preprocessor: the contents of `preprocessor_config.json`. Absent fields have the defaults of
+        `ViTImageProcessor`, which make z equal x.
+      source: the file, named in errors.
+
+    Raises:
+      BadInputError: no numbers for each channel, or a std that is not above 0.
+    """
+    projection = params["embed"]["projection"]
+    kernel = projection["kernel"].astype(np.float64)  # [P, P, C, D]
+    mean, std, r = np.zeros(1), np.ones(1), 1.0
+    try:
+        given = {name: value for name, value in preprocessor.items() if value is not None}
+        if given.get("do_rescale", True):
+            r = float(given.get("rescale_factor", 1 / 255))
+        if given.get("do_normalize", True):
+            mean, std = (np.array(given.get(f"image_{x}", 0.5), float) for x in ("mean", "std"))
+        if not (std > 0).all():
+            raise ValueError("image_std is not above 0")
+        a, b = (np.broadcast_to(x / std, kernel.shape[2]) for x in (127.5 * r, 127.5 * r - mean))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadInputError(f"{source}: {error}; download it again") from None
+    if np.allclose(a, 1) and np.allclose(b, 0, atol=1e-6):
+        return params, ""
+    bias = projection.get("bias", 0) + (kernel * b[:, None]).sum((0, 1, 2))
+    folded = {"kernel": kernel * a[:, None], "bias": bias}
+    folded = {name: x.astype(projection["kernel"].dtype) for name, x in folded.items()}
+    numbers = f"rescale_factor {r:.4g}, mean {mean.tolist()}, std {std.tolist()}"
+    told = f"its normalisation of pixels ({numbers}) is folded into embed"
+    return {**params, "embed": {**params["embed"], "projection": folded}}, told
