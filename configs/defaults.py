@@ -73,7 +73,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
     config.evaluation = {
         "batch_size": 512,  # examples, over all devices
         "every": "1 epoch",  # during training; a run always ends with one
-        "patience": 0,  # so many without a better headline metric end the run; 0: none
+        "patience": 0,  # so many without a better primary metric end the run; 0: none
     }
     config.checkpoint = {
         "every": "1 epoch",  # a run also saves at its end and where it is stopped

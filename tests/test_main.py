@@ -302,7 +302,7 @@ def test_a_failed_run(capsys: pytest.CaptureFixture, tmp_path: Path):
 
 RESULT = {
     "mode": "eval",
-    "headline": {"name": "accuracy", "higher_is_better": True},
+    "primary_metric": {"name": "accuracy", "higher_is_better": True},
     "unit": "images",
     "test_cross_entropy": 0.12346,
     "test_accuracy": 0.97222,
@@ -333,10 +333,10 @@ def test_the_table_names_the_split():
 
 
 def test_the_table_of_another_task():
-    """The headline metric is not a percentage: perplexity, where lower is better."""
+    """The primary metric is not a percentage: perplexity, where lower is better."""
     result = {
         "mode": "eval",
-        "headline": {"name": "perplexity", "higher_is_better": False},
+        "primary_metric": {"name": "perplexity", "higher_is_better": False},
         "unit": "tokens",
         "test_tokens": 217646,
         "test_perplexity": 24.0,

@@ -100,7 +100,7 @@ def test_question_answering(tmp_path: Path, squad: Path):
     result = run("squad.py:v2,model=albert_tiny", tmp_path / "run", squad, **changes)
     losses = [record["loss"] for record in metrics_of(tmp_path / "run")]
     assert losses[-1] < 0.8 * losses[0]
-    assert result["headline"] == {"name": "best_f1", "higher_is_better": True}
+    assert result["primary_metric"] == {"name": "best_f1", "higher_is_better": True}
     assert result["test_questions"] == 24 < result["test_windows"]
     assert result["test_best_f1"] >= max(result["test_f1"], 8 / 24)
 

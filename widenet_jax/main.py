@@ -109,7 +109,7 @@ def report(result: dict[str, Any], workdir: str) -> str:
         ("parameters, unrolled", f"{result['params_unrolled']:,}"),
     ]
     if "best_checkpoint_step" in result:
-        best = result[f"best_checkpoint_{result['headline']['name']}"]
+        best = result[f"best_checkpoint_{result['primary_metric']['name']}"]
         step = result["best_checkpoint_step"]
         rows.append(("best checkpoint", f"{best:.4f} after step {step:,}"))
     rows += routing_rows(result)
@@ -120,21 +120,21 @@ def report(result: dict[str, Any], workdir: str) -> str:
 
 
 def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns (name, value) of every metric `test_NAME` in the result, the headline first.
+    """Returns (name, value) of every metric `test_NAME` in the result, the primary metric first.
 
-    "test" is replaced by the split's own name. The headline is a percentage where it is a share:
+    "test" is replaced by the split's own name. A primary metric that is a share is a percentage:
     between 0 and 1, higher is better. How many examples were evaluated (`test_UNIT`) stands beside
     it.
     """
-    headline, unit = result.get("headline", {}), result.get("unit")
+    primary_metric, unit = result.get("primary_metric", {}), result.get("unit")
     split = result.get("split", "test")  # results of earlier versions do not name it
-    first = f"test_{headline.get('name')}"
+    first = f"test_{primary_metric.get('name')}"
     names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
     rows = []
     for name in sorted(names, key=lambda name: name != first):
         value = result[name]
         if name == first:
-            share = headline["higher_is_better"] and 0 <= value <= 1
+            share = primary_metric["higher_is_better"] and 0 <= value <= 1
             text = f"{value:.2%}" if share else number(value)
             text += f" of {result[f'test_{unit}']:,} {unit}"
         else:

@@ -1,7 +1,7 @@
 """The task contract: the meaning of a batch, its loss and its metrics.
 
 A task is made from the config and facts about the data, and obeys `Task`: `batch_spec`, `inputs`,
-`loss`, `evaluate`, `summarize`, a `headline` metric and a `unit`. It sees the model as a function
+`loss`, `evaluate`, `summarize`, a `primary_metric` and a `unit`. It sees the model as a function
 `apply(inputs, rngs) -> (outputs, aux)`. No other core module knows the words image, label or
 accuracy. `specs` lists the tasks.
 """
@@ -22,7 +22,7 @@ Rngs = Mapping[str, Array]
 Apply = Callable[[Inputs, Rngs | None], tuple[PyTree, Aux]]
 
 
-class Headline(NamedTuple):
+class PrimaryMetric(NamedTuple):
     """The metric that best/, search, tables and pictures go by.
 
     Attributes:
@@ -95,7 +95,7 @@ class Task(abc.ABC):
     """Base class of tasks: model inputs of a batch, loss, metrics.
 
     Attributes:
-      headline: the metric to compare runs by.
+      primary_metric: the metric to compare runs by.
       unit: what an example is called, in the plural: "images".
       model_fields: the model's fields that follow from the data, such as {"num_classes": 10}.
       baseline: what to compare a metric with; None if there is nothing.
@@ -103,7 +103,7 @@ class Task(abc.ABC):
       group_field: the config field that `group_size` comes from, for messages.
     """
 
-    headline: ClassVar[Headline]
+    primary_metric: ClassVar[PrimaryMetric]
     unit: ClassVar[str]
     group_field: ClassVar[str] = ""
 
@@ -117,10 +117,10 @@ class Task(abc.ABC):
         """
 
     @classmethod
-    def headline_of(cls, config: ConfigDict) -> Headline:
-        """Returns the headline of tasks of a config, for those where it depends on the config."""
+    def primary_metric_of(cls, config: ConfigDict) -> PrimaryMetric:
+        """Returns the primary metric of the tasks of a config, which may depend on the config."""
         del config
-        return cls.headline
+        return cls.primary_metric
 
     @property
     @abc.abstractmethod
@@ -180,7 +180,7 @@ class Task(abc.ABC):
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
-        """Returns the metrics of a whole split, the headline's and `unit`'s number among them.
+        """Returns the metrics of a whole split, the primary one and `unit`'s number among them.
 
         Args:
           sums: of `evaluate`, added up over the split in float64.

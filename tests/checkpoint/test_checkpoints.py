@@ -15,9 +15,9 @@ from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.sharding import build_mesh, tree_shardings
 from widenet_jax.step import TrainState
-from widenet_jax.task import Headline
+from widenet_jax.task import PrimaryMetric
 
-ACCURACY = Headline("accuracy")
+ACCURACY = PrimaryMetric("accuracy")
 META = {"config": {"seed": 0}, "class_names": ["cat", "dog"]}
 
 
@@ -55,7 +55,7 @@ def target_on(mesh: Mesh, *, mlp_dim: int = 128) -> TrainState:
 
 
 def checkpoints_in(directory: Path, *, keep: int = 2) -> Checkpoints:
-    return Checkpoints(epath.Path(directory), meta=META, keep=keep, headline=ACCURACY)
+    return Checkpoints(epath.Path(directory), meta=META, keep=keep, primary_metric=ACCURACY)
 
 
 ONE, EIGHT, MIXED = (1, 1, 1), (1, 1, 8), (2, 2, 8)
@@ -141,12 +141,12 @@ def test_an_accuracy_of_zero_is_a_best(tmp_path: Path, on_one: Mesh):
 
 
 def test_a_best_by_another_metric_is_replaced(tmp_path: Path, on_one: Mesh):
-    """A task's headline metric may change between starts: a resumed run keeps its next best."""
+    """A task's primary metric may change between starts: a resumed run keeps its next best."""
     with closing(checkpoints_in(tmp_path)) as checkpoints:
         checkpoints.save_best(place(state_of(1), on_one), step=1, value=0.5)
         checkpoints.wait()
-    bits = Headline("bits", higher_is_better=False)
-    with closing(Checkpoints(epath.Path(tmp_path), meta=META, keep=2, headline=bits)) as now:
+    bits = PrimaryMetric("bits", higher_is_better=False)
+    with closing(Checkpoints(epath.Path(tmp_path), meta=META, keep=2, primary_metric=bits)) as now:
         now.restore(target_on(on_one))
         now.save_best(place(state_of(2), on_one), step=2, value=3.0)
         now.wait()

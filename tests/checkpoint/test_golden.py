@@ -17,9 +17,9 @@ from etils import epath
 from widenet_jax.checkpoint.checkpoints import Checkpoints, load_checkpoint
 from widenet_jax.checkpoint.series import FORMAT_VERSION
 from widenet_jax.step import TrainState
-from widenet_jax.task import Headline
+from widenet_jax.task import PrimaryMetric
 
-OPTIONS = {"keep": 1, "headline": Headline("accuracy")}
+OPTIONS = {"keep": 1, "primary_metric": PrimaryMetric("accuracy")}
 GOLDEN = Path(__file__).parent / "golden"
 META = {"config": {"seed": 3, "model": {"depth": 2}}, "class_names": ["cat", "dog"]}
 

@@ -49,12 +49,12 @@ def check_life(
     train.run(get_config(), str(resumed), devices=one)
     assert_same_end(resumed, unbroken)
 
-    name = result["headline"]["name"]
+    name = result["primary_metric"]["name"]
     evaluations = [record[name] for record in metrics_of(unbroken, "eval")]
     assert result[f"test_{name}"] == pytest.approx(evaluations[-1])
     (best,) = (unbroken / "best").glob("[0-9]*")
     stored = json.loads((best / "meta" / "metadata").read_text())[name]
-    choose = max if result["headline"]["higher_is_better"] else min
+    choose = max if result["primary_metric"]["higher_is_better"] else min
     assert stored == pytest.approx(choose(evaluations))
     assert (unbroken / "learning_curve.png").stat().st_size > 10_000
 

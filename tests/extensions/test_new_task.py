@@ -12,7 +12,7 @@ from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.build import MODELS
 from widenet_jax.specs import TASKS
-from widenet_jax.task import Evaluation, Headline, Metrics, Task
+from widenet_jax.task import Evaluation, Metrics, PrimaryMetric, Task
 
 FIELDS = {"batch_size": 32, "evaluation.batch_size": 32, "optimizer.learning_rate": 0.01}
 BLOCKS = {"name": "tokens", "depth": 2, "num_heads": 4, "mlp_dim": 32}
@@ -34,7 +34,8 @@ class TokenModel(BlockSettings, kw_only=True):
 
 
 class NextToken(Task):
-    headline, unit, model_fields = Headline("bits", False), "sequences", {"vocab_size": 8}
+    primary_metric, model_fields = PrimaryMetric("bits", False), {"vocab_size": 8}
+    unit = "sequences"
     build = classmethod(lambda cls, config, facts: cls())
 
     def batch_spec(self, B):

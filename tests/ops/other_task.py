@@ -1,4 +1,4 @@
-"""A config whose task has a headline metric of which lower values are better."""
+"""A config whose task has a primary metric of which lower values are better."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from widenet_jax.specs import TASKS
 CONFIG = """
 from configs import digits
 from widenet_jax.specs import TASKS
-from widenet_jax.task import Headline, Task
+from widenet_jax.task import PrimaryMetric, Task
 
 class Guess(Task):
-    headline = Headline("perplexity", higher_is_better=False)
+    primary_metric = PrimaryMetric("perplexity", higher_is_better=False)
 
 TASKS["guess"] = Guess
 

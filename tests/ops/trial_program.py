@@ -50,7 +50,7 @@ def main() -> None:
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step, "split": "eval"} | scores) + "\n")
     result = {f"test_{name}": value for name, value in scores.items()}
-    result |= {"headline": {"name": "accuracy", "higher_is_better": True}, "unit": "images"}
+    result |= {"primary_metric": {"name": "accuracy", "higher_is_better": True}, "unit": "images"}
     result |= {"params": 7, "params_sha256": f"of {sorted(values)}"}
     (workdir / "result.json").write_text(json.dumps(result))
 

@@ -95,7 +95,7 @@ def test_many_runs_take_more_colours_than_ten(tmp_path: Path):
     assert all(len(pixels_of(tmp_path / "many.png", colour)) > 30 for colour in viridis)
 
 
-def test_the_headline_metric_of_another_task(tmp_path: Path):
+def test_the_primary_metric_metric_of_another_task(tmp_path: Path):
     """Perplexity, which only evaluation records, in a run without cross-entropy."""
     run = tmp_path / "run"
     run.mkdir()

@@ -19,7 +19,7 @@ from widenet_jax.checkpoint.series import FORMAT_VERSION, Restored, Series
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.optim.average import swap
 from widenet_jax.step import COUNTERS, TrainState
-from widenet_jax.task import Headline
+from widenet_jax.task import PrimaryMetric
 from widenet_jax.typing import PyTree
 
 LAST, BEST, FAILED = "checkpoints", "best", "failed"
@@ -27,18 +27,20 @@ CHOICES = 3  # of a checkpoint to read, while a run deletes the one that was cho
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, and beside them the best by the headline metric.
+    """The newest checkpoints of a run, and beside them the best by the primary metric.
 
     Args:
       workdir: of the run.
       meta: stored with every checkpoint: the config, and the facts of the data that tasks need.
       keep: number of newest checkpoints to keep.
-      headline: the metric that decides which is the best.
+      primary_metric: the metric that decides which is the best.
     """
 
-    def __init__(self, workdir: epath.Path, *, meta: Mapping, keep: int, headline: Headline):
+    def __init__(
+        self, workdir: epath.Path, *, meta: Mapping, keep: int, primary_metric: PrimaryMetric
+    ):
         self.meta = dict(meta)
-        self.headline = headline
+        self.primary_metric = primary_metric
         self.last = Series(workdir / LAST, keep=keep)
         self.best = Series(workdir / BEST, keep=1)
         self.failed = Series(workdir / FAILED, keep=1)
@@ -71,7 +73,7 @@ class Checkpoints:
         return restored and (state_of(restored, target), restored.meta)
 
     def _restore_best(self) -> float | None:
-        """Returns the best value of the headline metric so far; None where none is kept."""
+        """Returns the best value of the primary metric so far; None where none is kept."""
         try:
             best, damaged = self.best.newest({})
         except RunFailedError as error:  # the run can do without: the next best replaces it
@@ -82,7 +84,7 @@ class Checkpoints:
         if best is None:
             return None
         self.best.remove_others(keep=0)  # a killed run may have left more
-        value = best.meta.get(self.headline.name)  # missing if the task had another headline then
+        value = best.meta.get(self.primary_metric.name)  # None: the task had another one then
         return None if value is None else float(value)
 
     def save(self, state: TrainState, *, step: int, **facts: Any) -> None:
@@ -91,12 +93,13 @@ class Checkpoints:
             self._save(self.last, state, step, facts)
 
     def save_best(self, state: TrainState, *, step: int, value: float) -> None:
-        """Keeps parameters and optimizer state if the headline metric is the best so far."""
-        if self.headline.better(value, self.best_value):
+        """Keeps parameters and optimizer state if the primary metric is the best so far."""
+        if self.primary_metric.better(value, self.best_value):
             self.best_value = value
             # A run that resumes from an older checkpoint repeats a step with the same result.
             if step != self.best.step:
-                self._save(self.best, state.replace(carry={}), step, {self.headline.name: value})
+                meta = {self.primary_metric.name: value}
+                self._save(self.best, state.replace(carry={}), step, meta)
 
     def save_failed(self, state: TrainState, *, step: int) -> None:
         """Keeps the state before the non-finite update of `step`, for a replay."""
@@ -176,7 +179,7 @@ def load_checkpoint(workdir: epath.Path, params: PyTree, which: str = "last") ->
     Args:
       workdir: of the run.
       params: shapes with shardings of a known model; or one sharding, for any model.
-      which: "last", the newest intact one; "best", by the headline metric; or a step, "1000".
+      which: "last", the newest intact one; "best", by the primary metric; or a step, "1000".
 
     Raises: as `Series.newest`; BadInputError also where `which` names no checkpoint, and where the
       run has others, and not this one.

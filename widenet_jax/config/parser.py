@@ -189,7 +189,7 @@ def add_model_flags(parser: Parser, place: str = "of a run, or an exported model
       place: what the help says of --workdir.
     """
     parser.add_argument("--workdir", required=True, metavar="DIR", help=place)
-    text = "of the run: last (the default), best by its headline metric, or a step that it keeps"
+    text = "of the run: last (the default), best by its primary metric, or a step that it keeps"
     parser.add_argument("--checkpoint", type=checkpoint, metavar="last|best|STEP", help=text)
 
 

@@ -40,10 +40,10 @@ from widenet_jax.vision.data.folders import (
     names_text,
 )
 from widenet_jax.vision.data.sources import (
-    Chosen,
     Digits,
     LabelledImages,
     Relabelled,
+    Subset,
     by_class,
 )
 from widenet_jax.vision.data.transforms import build_transforms
@@ -149,7 +149,7 @@ def build_source(data: Mapping[str, Any], split: str) -> Source:
     records = source.part(bounds)
     if not len(records):
         raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
-    return Chosen(source, records)
+    return Subset(source, records)
 
 
 def check_slice(split: str, source: Source) -> None:
@@ -158,7 +158,7 @@ def check_slice(split: str, source: Source) -> None:
     TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of each
     class.
     """
-    if not isinstance(source, Chosen) or isinstance(source.source, ImageFolder):
+    if not isinstance(source, Subset) or isinstance(source.source, ImageFolder):
         return
     if len(source) < len(source.source) and by_class(source.source):
         name, _ = parse_slice(split)

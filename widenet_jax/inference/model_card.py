@@ -199,19 +199,18 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rows on the run's final evaluation, its headline metric."""
+    """Returns the rows on the run's final evaluation, its primary metric."""
     result = record["result"]
     facts = {"step": f"{record['step']:,}", "SHA-256 of the parameters": record["params_sha256"]}
     if not result:
         return facts | {
             "test": "not evaluated: the run has not finished, or did not evaluate this step"
         }
-    # Results of earlier versions have no headline and no split.
-    headline, unit = result.get("headline", {"name": "accuracy"}), result.get("unit", "images")
-    value, count = result[f"test_{headline['name']}"], result[f"test_{unit}"]
-    share = headline.get("higher_is_better", True) and 0 <= value <= 1
+    name, unit = result["primary_metric"]["name"], result["unit"]
+    value, count = result[f"test_{name}"], result[f"test_{unit}"]
+    share = result["primary_metric"]["higher_is_better"] and 0 <= value <= 1
     told = f"{value:.2%}" if share else f"{value:.4f}"
-    metric = f"{result.get('split', 'test')} {headline['name'].replace('_', ' ')}"
+    metric = f"{result['split']} {name.replace('_', ' ')}"
     return facts | {
         "parameters": f"{result['params']:,} (applied as {result['params_unrolled']:,})",
         metric: f"{told} of {count:,} {unit}",

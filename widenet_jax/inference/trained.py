@@ -31,7 +31,7 @@ from widenet_jax.typing import PyTree, Shapes
 # Entries of a checkpoint's meta that are no facts of the data.
 OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
 # Entries of result.json that are the same after every step.
-OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "headline", "unit", "baseline"}
+OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "primary_metric", "unit", "baseline"}
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ def read_model(
     step, config = found.meta["step"], upgrade(found.meta["config"])
     name = config["task"]["name"]
     known = name in TASKS
-    headline = (
-        {task_class(name).headline_of(ConfigDict(config)).name} if known else set()
+    primary_metric = (
+        {task_class(name).primary_metric_of(ConfigDict(config)).name} if known else set()
     )  # in that of best/
     return Exported(
         params=to_host(found.items["params"]),
         config=config,
-        info={k: v for k, v in found.meta.items() if k not in OF_THE_RUN | headline},
+        info={k: v for k, v in found.meta.items() if k not in OF_THE_RUN | primary_metric},
         step=step,
         result=result_at(path, step),
     )

@@ -18,8 +18,8 @@ from widenet_jax.task import (
     Apply,
     Baseline,
     Evaluation,
-    Headline,
     Metrics,
+    PrimaryMetric,
     Rngs,
     Task,
     layer_losses,
@@ -58,7 +58,7 @@ class LanguageModeling(Task):
     dtype: str
     stream: StreamFacts = field(default_factory=StreamFacts)
 
-    headline: ClassVar[Headline] = Headline("bits_per_byte", higher_is_better=False)
+    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("bits_per_byte", higher_is_better=False)
     unit: ClassVar[str] = "sequences"
 
     @classmethod

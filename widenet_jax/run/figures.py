@@ -36,7 +36,7 @@ def draw_learning_curves(
     names: Sequence[str] | None = None,
     splits: Sequence[str] = ("train", "eval"),
 ) -> None:
-    """Draws the loss (left) and the headline metric (right) against steps.
+    """Draws the loss (left) and the primary metric (right) against steps.
 
     Each run has a colour; evaluation is dashed with dots. A curve is left out if its split does not
     record the metric, and so is the loss if no curve is left. The title says which splits these
@@ -45,7 +45,7 @@ def draw_learning_curves(
     Args:
       workdirs: of runs of one task.
       out: a PNG file.
-      metric: on the right: the task's headline metric.
+      metric: on the right: the task's primary metric.
       names: one for each run, for the legend.
       splits: "train", "eval" or both.
     """

@@ -56,8 +56,8 @@ class Session:
         on_every_host(self._prepare_workdir)
         self.watchdog = stack.enter_context(closing(Watchdog(**config.watchdog)))
         meta = {"config": workdirs.plain(config), **experiment.facts.info}
-        headline, keep = experiment.task.headline, config.checkpoint.keep
-        checkpoints = Checkpoints(workdir, meta=meta, keep=keep, headline=headline)
+        primary_metric, keep = experiment.task.primary_metric, config.checkpoint.keep
+        checkpoints = Checkpoints(workdir, meta=meta, keep=keep, primary_metric=primary_metric)
         self.checkpoints = stack.enter_context(closing(checkpoints))
         self.skipped = 0  # updates skipped so far, as far as they were reported
 
@@ -140,7 +140,7 @@ class Session:
         Raises:
           RunFailedError: a metric is not finite.
         """
-        headline = self.experiment.task.headline.name
+        primary_metric = self.experiment.task.primary_metric.name
         scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
         for name, value in scalars.items():
             if not np.isfinite(value):
@@ -148,7 +148,7 @@ class Session:
                     f"evaluation {name.replace('_', ' ')} is {value} after step {step}; earlier "
                     f"checkpoints are kept. {ADVICE}"
                 )
-        self.checkpoints.save_best(state, step=step, value=scalars[headline])
+        self.checkpoints.save_best(state, step=step, value=scalars[primary_metric])
         self.writer.write(step, "eval", metrics)
         shown = [f"{name.replace('_', ' ')} {value:.4f}" for name, value in scalars.items()
                  if isinstance(value, float)]  # fmt: skip
@@ -159,7 +159,7 @@ class Session:
         """Returns whether a run that has evaluated as far as `step` ends there.
 
         It ends after its last step, or where `config.evaluation.patience` evaluations have brought
-        no better headline metric. Which evaluations came after the best one follows from its step.
+        no better primary metric. Which evaluations came after the best one follows from its step.
         """
         patience, every = self.experiment.config.evaluation.patience, self.experiment.eval_every
         if not patience or self.checkpoints.best_value is None:

@@ -77,12 +77,12 @@ def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
     Args:
       metrics: of `evaluate`.
-      task: gives the headline, the unit and the baseline.
+      task: gives the primary metric, the unit and the baseline.
     """
     scalars = {name: value for name, value in metrics.items() if np.ndim(value) == 0}
     scalars.pop("bad_examples", None)
     result = {f"test_{name}": value for name, value in scalars.items()}
-    result |= {"headline": task.headline._asdict(), "unit": task.unit}
+    result |= {"primary_metric": task.primary_metric._asdict(), "unit": task.unit}
     if task.baseline:
         result["baseline"] = task.baseline._asdict()
     return result | routing_means(metrics)
@@ -99,13 +99,13 @@ def routing_means(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def best_of(checkpoints: Checkpoints) -> dict[str, Any]:
-    """Returns the headline metric and the step of the best evaluation; {} where there is none.
+    """Returns the primary metric and the step of the best evaluation; {} where there is none.
 
-    They are `best_checkpoint_<headline>` and `best_checkpoint_step`.
+    They are `best_checkpoint_<primary metric>` and `best_checkpoint_step`.
     """
     if checkpoints.best_value is None:
         return {}
-    name = f"{BEST_CHECKPOINT}_{checkpoints.headline.name}"
+    name = f"{BEST_CHECKPOINT}_{checkpoints.primary_metric.name}"
     return {name: checkpoints.best_value, f"{BEST_CHECKPOINT}_step": checkpoints.best.step}
 
 
@@ -113,7 +113,7 @@ def ended_early(experiment: Experiment, checkpoints: Checkpoints, step: int) -> 
     """Returns a line about a run that ended before its last step; "" of every other one."""
     if step == experiment.total_steps:
         return ""
-    name = checkpoints.headline.name.replace("_", " ")
+    name = checkpoints.primary_metric.name.replace("_", " ")
     return (
         f"ended early, after step {step:,} of {experiment.total_steps:,}: no better {name} than "
         f"{checkpoints.best_value:.4f} after step {checkpoints.best.step:,}, as "
@@ -152,5 +152,5 @@ def write_result(workdir: epath.Path, result: dict[str, Any]) -> None:
     from widenet_jax.run.figures import draw_learning_curves  # takes a second to import
 
     write_json(workdir / "result.json", result)
-    headline = result["headline"]["name"]
-    draw_learning_curves([workdir], workdir / "learning_curve.png", metric=headline)
+    primary_metric = result["primary_metric"]["name"]
+    draw_learning_curves([workdir], workdir / "learning_curve.png", metric=primary_metric)

@@ -11,7 +11,7 @@ from widenet_jax import labels
 from widenet_jax.corpus import texts
 from widenet_jax.data.contract import ArraySpec, DataFacts, Source
 from widenet_jax.losses import label_cross_entropy
-from widenet_jax.task import Apply, Evaluation, Headline, Metrics, Rngs, Task
+from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
 from widenet_jax.typing import Array, Shapes
 
 
@@ -31,7 +31,7 @@ class TextClassification(Task):
     num_classes: int
     example: Mapping[str, ArraySpec]
 
-    headline: ClassVar[Headline] = Headline("accuracy")
+    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("accuracy")
     unit: ClassVar[str] = "examples"
 
     @classmethod

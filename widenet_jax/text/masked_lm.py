@@ -15,8 +15,8 @@ from widenet_jax.task import (
     Apply,
     Baseline,
     Evaluation,
-    Headline,
     Metrics,
+    PrimaryMetric,
     Rngs,
     Task,
     layer_losses,
@@ -45,7 +45,7 @@ class MaskedLm(Task):
     example: Mapping[str, ArraySpec]
     unigram_entropy: float | None
 
-    headline: ClassVar[Headline] = Headline("mlm_loss", higher_is_better=False)
+    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("mlm_loss", higher_is_better=False)
     unit: ClassVar[str] = "sequences"
 
     @classmethod

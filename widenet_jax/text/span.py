@@ -18,8 +18,8 @@ from widenet_jax.losses import label_cross_entropy
 from widenet_jax.task import (
     Apply,
     Evaluation,
-    Headline,
     Metrics,
+    PrimaryMetric,
     Rngs,
     Task,
     layer_losses,
@@ -74,12 +74,12 @@ class Span(Task):
         return cls(facts.info["vocab_size"], facts.example, **fields)
 
     @classmethod
-    def headline_of(cls, config: ConfigDict) -> Headline:
-        return Headline("best_f1" if config.task.unanswerable else "f1")
+    def primary_metric_of(cls, config: ConfigDict) -> PrimaryMetric:
+        return PrimaryMetric("best_f1" if config.task.unanswerable else "f1")
 
     @property
-    def headline(self) -> Headline:
-        return Headline("best_f1" if self.unanswerable else "f1")
+    def primary_metric(self) -> PrimaryMetric:
+        return PrimaryMetric("best_f1" if self.unanswerable else "f1")
 
     @property
     def model_fields(self) -> dict[str, int | str]:

@@ -13,7 +13,7 @@ from widenet_jax import labels
 from widenet_jax.data.contract import DataFacts, Source
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.losses import smooth_labels, softmax_cross_entropy
-from widenet_jax.task import Apply, Evaluation, Headline, Metrics, Rngs, Task
+from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
 from widenet_jax.typing import Array, Shapes
 from widenet_jax.vision.mixup import mixup_or_cutmix
 
@@ -42,7 +42,7 @@ class Classification(Task):
     cutmix_alpha: float = 0.0
     class_weights: tuple[float, ...] = ()
 
-    headline: ClassVar[Headline] = Headline("accuracy")
+    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("accuracy")
     unit: ClassVar[str] = "images"
     group_field: ClassVar[str] = "config.augment.mixup_group_size"
 

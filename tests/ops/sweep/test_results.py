@@ -61,7 +61,7 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
 
 
 def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monkeypatch):
-    """The task's headline names the metric and its direction; 0 is a value like any other."""
+    """The task's primary metric names the metric and its direction; 0 is a value like any other."""
     config = other_task.config(tmp_path, monkeypatch)
     found = outcomes_of(config, "perplexity", directory, scores=(9.0, 3.0, 4.0, None))
     found[2].result["test_perplexity"] = 0.0
@@ -71,7 +71,7 @@ def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monke
     assert [row["test_perplexity"] for row in rows] == ["0.0", "3.0", "9.0", ""]
     assert rows[3]["last_eval_perplexity"] == "0.1"
     assert [row["mean"] for row in results_.over_seeds()] == [0.0, 6.0]
-    assert results_.as_json()["headline"] == {"name": "perplexity", "higher_is_better": False}
+    assert results_.as_json()["primary_metric"] == {"name": "perplexity", "higher_is_better": False}
     assert (directory.path / "learning_curves.png").exists()
 
 

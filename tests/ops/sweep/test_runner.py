@@ -162,8 +162,8 @@ def test_a_trial_is_handed_to_a_scheduler_once(tmp_path: Path):
     assert run(trials, tmp_path)[0][0].result == {"test_accuracy": 0.7}
 
 
-def test_the_score_of_a_result_is_its_headline_metric():
-    named = {"headline": {"name": "f1", "higher_is_better": True}, "test_f1": 0.51234}
+def test_the_score_of_a_result_is_its_primary_metric_metric():
+    named = {"primary_metric": {"name": "f1", "higher_is_better": True}, "test_f1": 0.51234}
     assert score_of(named | {"test_accuracy": 0.9, "split": "dev"}) == ": dev f1 0.5123"
     assert score_of({"test_accuracy": 0.9}) == ": test accuracy 0.9000"  # an earlier version's
     assert score_of({}) == ""

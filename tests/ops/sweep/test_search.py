@@ -88,7 +88,7 @@ def test_tpe_finds_better_ones_than_its_random_start(tmp_path: Path):
 
 
 def test_a_lower_metric_is_searched_downwards(tmp_path: Path, monkeypatch):
-    """The task's headline, the rate here, is better where it is lower."""
+    """The task's primary metric, the rate here, is better where it is lower."""
     config = other_task.config(tmp_path, monkeypatch)
     source = search(tmp_path / "search", config=config)
     found = rates(run(source))

@@ -126,7 +126,7 @@ def test_fields_of_the_stored_model(tmp_path: Path):
     settings = product([sweep("model.norm_epsilon", ["1e-6", "1e-12"])])
     trials = expand(GLUE, settings, flags)
     assert [trial.settings["model.norm_epsilon"] for trial in trials] == [1e-6, 1e-12]
-    assert trials[0].headline().name == "accuracy"
+    assert trials[0].primary_metric().name == "accuracy"
     with pytest.raises(BadInputError, match=r"no such field; did you mean --config\.model\."):
         expand(GLUE, product([sweep("model.norm_epsilom", [1.0])]), flags)
     with pytest.raises(BadInputError, match="needs the model to start from"):

@@ -31,7 +31,9 @@ def checkpoint_row(name: str, experiment: Experiment, *, workdir: epath.Path, ro
       save_s (until the checkpoint is committed and verified), verify_s (all checksums), restore_s
       (verification, reading and placement on the devices)}.
     """
-    open_series = partial(Checkpoints, workdir, meta={}, keep=1, headline=experiment.task.headline)
+    open_series = partial(
+        Checkpoints, workdir, meta={}, keep=1, primary_metric=experiment.task.primary_metric
+    )
     blocking, whole = [], []
     with jax.set_mesh(experiment.mesh):
         state = jax.block_until_ready(jax.jit(with_moments)(experiment.init()))

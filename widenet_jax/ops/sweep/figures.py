@@ -1,4 +1,4 @@
-"""Draws a sweep's headline metric against each swept field."""
+"""Draws a sweep's primary metric against each swept field."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -35,7 +35,7 @@ LAST_COLUMNS = ("exit_code", "message", "workdir")
 
 
 class Results:
-    """The outcomes of a sweep's trials, compared by the task's headline metric.
+    """The outcomes of a sweep's trials, compared by the task's primary metric.
 
     Args:
       outcomes: at least one, in the order of the sweep.
@@ -44,7 +44,7 @@ class Results:
 
     Attributes:
       fields: fields that at least one trial sets, the variant first.
-      metric: "test_accuracy", or another headline metric of result.json.
+      metric: "test_accuracy", or another primary metric of result.json.
       progress: column of the last evaluation of trials that are not done.
       rows: a dict for each trial, the best first and those without a result last: trial, every
         swept field, status, every number and text of result.json (`metric` and params_sha256 among
@@ -55,9 +55,9 @@ class Results:
         self.outcomes, self.directory, self.space = outcomes, directory, space
         fields = {name for outcome in outcomes for name in outcome.trial.settings}
         self.fields = sorted(fields, key=lambda name: (name != VARIANT, name))
-        self.headline = outcomes[0].trial.headline()
-        self.metric = f"test_{self.headline.name}"
-        self.progress = f"last_eval_{self.headline.name}"
+        self.primary_metric = outcomes[0].trial.primary_metric()
+        self.metric = f"test_{self.primary_metric.name}"
+        self.progress = f"last_eval_{self.primary_metric.name}"
         self.rows = self.best_first([self.row_of(outcome) for outcome in outcomes], self.metric)
 
     def row_of(self, outcome: Outcome) -> dict[str, Any]:
@@ -66,17 +66,17 @@ class Results:
         row |= {k: v for k, v in outcome.result.items() if isinstance(v, int | float | str)}
         done = outcome.status == DONE
         evaluations = [] if done else self.directory.evaluations(outcome.trial)
-        row[self.progress] = evaluations[-1][self.headline.name] if evaluations else None
+        row[self.progress] = evaluations[-1][self.primary_metric.name] if evaluations else None
         row |= {"exit_code": outcome.exit_code, "message": outcome.message}
         return row | {"workdir": self.directory.workdir(outcome.trial)}
 
     def best_first(self, rows: Sequence[dict], name: str) -> list[dict]:
         """Sorts rows by the value of column `name`; rows without a value come last."""
-        sign = -1 if self.headline.higher_is_better else 1
+        sign = -1 if self.primary_metric.higher_is_better else 1
         return sorted(rows, key=lambda row: (row.get(name) is None, sign * (row.get(name) or 0)))
 
     def over_seeds(self) -> list[dict[str, Any]]:
-        """Averages the headline metric over seeds.
+        """Averages the primary metric over seeds.
 
         Returns:
           A row for each setting of the other fields, the best first: those fields, `seeds` (the
@@ -85,7 +85,7 @@ class Results:
           not swept.
         """
         others = [name for name in self.fields if name != SEED]
-        best = f"best_checkpoint_{self.headline.name}"
+        best = f"best_checkpoint_{self.primary_metric.name}"
         groups: dict[tuple, list[dict]] = {}
         for row in self.rows if SEED in self.fields else ():
             if row["status"] == DONE:
@@ -108,8 +108,8 @@ class Results:
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as one JSON object."""
-        headline = self.headline._asdict()
-        facts = {"headline": headline, "trials": self.rows, "over_seeds": self.over_seeds()}
+        facts = {"primary_metric": self.primary_metric._asdict(), "trials": self.rows}
+        facts["over_seeds"] = self.over_seeds()
         return facts | {"best": self.best()}
 
     def csv(self) -> str:
@@ -180,7 +180,7 @@ class Results:
         ]
         workdirs = [epath.Path(row["workdir"]) for row in curves]
         curves_file, axes_file = (self.directory.path / name for name in PICTURES)
-        metric = self.headline.name
+        metric = self.primary_metric.name
         # Of a single evaluation there is no curve, and training shows more.
         often = any(len(evaluations(workdir)) > 1 for workdir in workdirs)
         splits = ("eval",) if often else ("train", "eval")

@@ -232,11 +232,11 @@ class Runner:
 
 
 def score_of(result: Mapping[str, Any]) -> str:
-    """Formats the headline metric of a result.json: ": dev accuracy 0.9313"; "" without one.
+    """Formats the primary metric of a result.json: ": dev accuracy 0.9313"; "" without one.
 
-    Results of earlier versions name no headline metric, which is accuracy, and no split.
+    Results of earlier versions name no primary metric, which is accuracy, and no split.
     """
-    name = result.get("headline", {}).get("name", "accuracy")
+    name = result.get("primary_metric", {}).get("name", "accuracy")
     value = result.get(f"test_{name}")
     if value is None:
         return ""

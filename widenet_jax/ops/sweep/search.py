@@ -22,7 +22,7 @@ TPE_STARTUP = 5  # random trials before TPE models the space
 
 @dataclass
 class Search(TrialSource):
-    """Trials that Optuna proposes, by the headline metric of the task.
+    """Trials that Optuna proposes, by the primary metric of the task.
 
     Attributes:
       config: FILE.py or FILE.py:ARGUMENT.
@@ -54,7 +54,7 @@ class Search(TrialSource):
         self.optuna = optuna = require("optuna", extra="sweep", what="--search")
         # A wrong field or bound is noticed before any trial runs.
         ends = [make(self.config, end, self.flags) for end in ends_of(self.space)]
-        self.headline = ends[0].headline()
+        self.primary_metric = ends[0].primary_metric()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.directory.make()
         self.lock = self.directory.lock_search()
@@ -64,7 +64,7 @@ class Search(TrialSource):
             optuna.delete_study(**place)  # its flags may have been wrong
         self.study = optuna.create_study(
             **place,
-            direction="maximize" if self.headline.higher_is_better else "minimize",
+            direction="maximize" if self.primary_metric.higher_is_better else "minimize",
             pruner=optuna.pruners.HyperbandPruner(),
             load_if_exists=True,
         )
@@ -122,7 +122,7 @@ class Search(TrialSource):
         if not self.prune:
             return False
         asked = self.running[trial.name]
-        values = [record[self.headline.name] for record in self.directory.evaluations(trial)]
+        values = [record[self.primary_metric.name] for record in self.directory.evaluations(trial)]
         before = self.reported.get(trial.name, 0)
         self.reported[trial.name] = max(before, len(values))
         for step, value in enumerate(values[before:], before + 1):
@@ -142,7 +142,7 @@ class Search(TrialSource):
         trial = outcome.trial
         asked = self.running.pop(trial.name)
         if outcome.status == DONE:
-            self.study.tell(asked, outcome.result[f"test_{self.headline.name}"])
+            self.study.tell(asked, outcome.result[f"test_{self.primary_metric.name}"])
         elif outcome.status == PRUNED:
             self.study.tell(asked, state=self.states.PRUNED)
         elif outcome.status == FAILED and diverged(self.directory.workdir(trial)):

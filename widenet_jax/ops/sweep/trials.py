@@ -57,14 +57,14 @@ class Trial:
         """Returns the command that runs the trial on this machine."""
         return [sys.executable, "-m", "widenet_jax.main", *self.arguments(workdir)]
 
-    def headline(self) -> Any:
-        """Returns the metric that the task's runs are compared by, a `tasks.Headline`."""
+    def primary_metric(self) -> Any:
+        """Returns the metric that the task's runs are compared by, a `tasks.PrimaryMetric`."""
         # Before TASKS is read, as a config file may add a task.
         config = with_fields(self.config, self.arguments("")[2:])
         from widenet_jax.specs import TASKS, task_class
 
         known = config.task.name in TASKS
-        return task_class(config.task.name if known else UNKNOWN_TASK).headline_of(config)
+        return task_class(config.task.name if known else UNKNOWN_TASK).primary_metric_of(config)
 
 
 @dataclass

@@ -73,7 +73,7 @@ def by_class(source: LabelledImages) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen(LabelledImages):
+class Subset(LabelledImages):
     """Some records of another source, with that source's classes.
 
     Attributes:
