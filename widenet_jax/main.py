@@ -22,7 +22,8 @@ from ml_collections import ConfigDict
 from widenet_jax.config.comments import described
 from widenet_jax.config.compiled import keep_compiled
 from widenet_jax.config.files import load_config, stored_config
-from widenet_jax.config.parser import Parser, exit_code_of, positive, seconds
+from widenet_jax.config.imports import remember
+from widenet_jax.config.parser import Parser, add_import_flag, exit_code_of, positive, seconds
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.inference.stored import set_fields
 from widenet_jax.run.markdown import text_table
@@ -47,6 +48,7 @@ def flag_parser() -> Parser:
     add = made.add_argument
     text = "configs/digits.py, configs/imagenet.py:widenet_b, ...; a run that is evaluated has one"
     add("--config", metavar="FILE[:VARIANT]", help=text)
+    add_import_flag(made)
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
     text = "train; evaluate; or repeat the step whose loss or gradient was not finite"
     add("--mode", choices=["train", "eval", "replay"], default="train", help=text)
@@ -86,6 +88,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         if not getattr(own, name):
             raise BadInputError(f"--{name} is missing, as in {EXAMPLE}")
     config = stored_config(own.workdir) if stored else load_config(own.config)
+    remember(config, own.imports)
     return own, set_fields(config, own.fields, workdir=own.workdir)
 
 

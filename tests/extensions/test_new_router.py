@@ -1,83 +1,106 @@
-"""A new router with its own parameters and loss, from one file: two classes and two entries."""
+"""A new router with its own parameters and loss, from one file: `cosine_router.py`."""
 
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import init
-from small_runs import final_state, metrics_of, small_config
+from small_runs import ROOT, final_state, metrics_of
 
-from widenet_jax import train
+import widenet_jax as wj
+from widenet_jax.config import imports
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.main import main
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.losses import LOSSES
 from widenet_jax.nn.moe.routers import ROUTERS
-from widenet_jax.typing import Array, Routing
+
+FILE = Path(__file__).with_name("cosine_router.py")
+PATHS = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
 
 
-class CosineRouter(nn.Module):
-    """Router by the cosine between a projected token and a learned vector of each expert.
-
-    Its own field is `size`, of the projection; its own parameters `projection` and `experts`.
-    """
-
-    num_experts: int
-    num_selected_experts: int
-    kernel_init: KernelInit
-    size: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        draw = nn.initializers.normal(1.0)
-        projected = x @ self.param("projection", draw, (x.shape[-1], self.size))
-        experts = self.param("vectors", draw, (self.num_experts, self.size))
-        unit = lambda v: v / jnp.linalg.norm(v, axis=-1, keepdims=True)  # noqa: E731
-        logits = 4.0 * unit(projected) @ unit(experts).T
-        probs = jax.nn.softmax(logits)
-        gate, index = jax.lax.top_k(probs, self.num_selected_experts)
-        return Routing(
-            expert_index=index.astype(jnp.int32),
-            gate=gate * mask[..., None],
-            router_probs=probs,
-            router_logits=logits,
-            extra={"norm": jnp.linalg.norm(projected, axis=-1)},
-        )
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yields the workdir of a run whose config registers the router, and its file `mine.py`."""
+    directory = tmp_path_factory.mktemp("cosine")
+    shutil.copy(FILE, directory / "mine.py")
+    assert main(["main", f"--config={directory}/mine.py", f"--workdir={directory}/run"]) == 0
+    yield directory / "run"
+    del ROUTERS["cosine"], LOSSES["norm"]  # for the tests after these in the same process
+    imports.IMPORTED.clear()
 
 
-def norm_loss(routing: Routing, mask: Array) -> Array:
-    """Computes the mean square distance of projected tokens' norms from 1, for each group."""
-    square = jnp.where(mask, (routing.extra["norm"] - 1) ** 2, 0)
-    return square.sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
-
-
-def test_trains_with_its_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(ROUTERS, "cosine", CosineRouter)
-    monkeypatch.setitem(LOSSES, "norm", norm_loss)
-    config = small_config()
-    with config.unlocked():
-        config.model.moe.router = {"name": "cosine", "size": 6}
-        config.model.moe.losses = {"load_balance": 0.01, "norm": 0.5, "over": "group"}
-    train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
-    first, *_, last = metrics_of(tmp_path / "run")
-    routed = config.model.depth  # every block routes, all with one shared router
-    assert len(last["norm_loss"]) == routed
+def test_trains_with_its_own_loss(run: Path):
+    first, *_, last = metrics_of(run)
+    assert len(last["norm_loss"]) == 2  # both blocks route, with one shared router
     expected = first["cross_entropy"] + sum(
         0.01 * balance + 0.5 * norm
         for balance, norm in zip(first["load_balance_loss"], first["norm_loss"], strict=True)
     )
     assert first["loss"] == pytest.approx(expected, rel=1e-5)
     assert sum(last["norm_loss"]) < sum(first["norm_loss"])  # the gradient reaches the parameters
-    stored = [name for name in final_state(tmp_path / "run") if "['moe']['router']" in name]
+    stored = [name for name in final_state(run) if "['moe']['router']" in name]
     assert sum(name.startswith("params") for name in stored) == 2
     assert np.allclose(np.sum(last["load"], axis=-1), 1)
 
 
-def test_a_field_without_a_default_must_be_given(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(ROUTERS, "cosine", CosineRouter)
+def command(script: str, *flags: str) -> subprocess.CompletedProcess:
+    """Runs a command in a process of its own, which knows nothing of the router."""
+    arguments = [sys.executable, ROOT / "scripts" / f"{script}.py", *flags]
+    return subprocess.run(arguments, capture_output=True, text=True, env=os.environ | PATHS)
+
+
+def test_other_commands_import_what_the_run_remembers(run: Path, tmp_path: Path):
+    export = command("export", f"--workdir={run}", f"--out={tmp_path / 'exported'}")
+    assert (export.returncode, export.stderr) == (0, "")
+    moved = tmp_path / "mine.py"
+    shutil.move(run.parent / "mine.py", moved)
+    lost = command("evaluate", f"--workdir={tmp_path / 'exported'}")
+    assert lost.returncode == 2
+    assert lost.stderr.startswith(f"error: {tmp_path / 'exported'} needs {run.parent / 'mine.py'}")
+    assert lost.stderr.count("\n") == 1 and "--import=FILE" in lost.stderr
+    moved.write_text(moved.read_text() + "\n# changed\n")
+    found = command("evaluate", f"--workdir={run}", f"--import={moved}")
+    assert found.returncode == 0, found.stderr
+    assert found.stderr == f"note: {moved} has changed since {run} began\n"
+    shutil.copy(FILE, run.parent / "mine.py")
+    images = np.zeros((2, 8, 8), np.uint8)
+    assert len(wj.load(run).predict(images, top=1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = missing", "line 1: NameError: name 'missing' is not defined"),
+        (None, "there is no Python file"),
+    ],
+)
+def test_a_file_that_cannot_be_imported(
+    code: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    file = tmp_path / "broken.py"
+    if code:
+        file.write_text(code)
+    flags = [f"--import={file}", "--config=configs/digits.py", f"--workdir={tmp_path / 'run'}"]
+    assert main(["main", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --import={file}: ") and message in line
+
+
+def test_which_config_files_are_remembered():
+    assert imports.registers_parts(FILE.read_text())
+    for file in (ROOT / "configs").glob("*.py"):
+        assert not imports.registers_parts(file.read_text()), file
+
+
+def test_a_field_without_a_default_must_be_given(run: Path):
+    assert {"cosine", "norm"} <= ROUTERS.keys() | LOSSES.keys()
     layer = MoeLayer(
         mlp_dim=4,
         num_experts=2,

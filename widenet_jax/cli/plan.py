@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
-from widenet_jax.config.parser import Argv, Options, Parser, positive, show
+from widenet_jax.config.parser import (
+    Argv,
+    Options,
+    Parser,
+    add_import_flag,
+    positive,
+    show,
+)
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import user_cache
 from widenet_jax.inference.stored import set_fields
@@ -35,6 +42,7 @@ CACHE = user_cache("plan")
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__)
+    add_import_flag(parser)
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE[:VARIANT]", help="plan one run")

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from widenet_jax.config.parser import Argv, Options, Parser, positive, show
+from widenet_jax.config.parser import (
+    Argv,
+    Options,
+    Parser,
+    add_import_flag,
+    positive,
+    show,
+)
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.ops.launch.tools import LAUNCHER
 from widenet_jax.ops.sweep import axes
@@ -38,6 +45,7 @@ MOST_SEARCH_SEED = 40_000
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__)
+    add_import_flag(parser)
     add = parser.add_argument
     add("--config", required=True, metavar="FILE[:VARIANT]")
     add("--workdir", metavar="DIR", help="the sweep's directory; runs/sweep_CONFIG by default")

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from widenet_jax.config.imports import import_remembered, place_of, registers_parts, remember
 from widenet_jax.config.names import nearest_name
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError, known_names
@@ -99,6 +99,8 @@ def load_config(text: str) -> ConfigDict:
         raise BadInputError(f"--config={text}: {place_of(error, path)}") from error
     if not isinstance(config, ConfigDict):
         raise BadInputError(f"--config={text}: its get_config() must return a ConfigDict")
+    if registers_parts(Path(path).read_text()):
+        remember(config, [path])
     return config
 
 
@@ -140,11 +142,13 @@ def stored_config(workdir: str) -> ConfigDict:
     """
     stored = absolute(workdir) / "config.json"
     try:
-        return ConfigDict(upgrade(json.loads(stored.read_text())))
+        config = ConfigDict(upgrade(json.loads(stored.read_text())))
     except (OSError, ValueError, TypeError, AttributeError):
         raise BadInputError(
             f"--workdir={workdir}: no run there; give the --workdir of a training run"
         ) from None
+    import_remembered(config, workdir)
+    return config
 
 
 def import_file(path: str) -> ModuleType:
@@ -162,19 +166,6 @@ def import_file(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def place_of(error: Exception, path: str) -> str:
-    """Describes an error of a config file: "mine.py, line 12: NameError: name 'x' is not defined".
-
-    The line is the innermost one in that file.
-    """
-    line = getattr(error, "lineno", None)
-    for frame in traceback.extract_tb(error.__traceback__):
-        if Path(frame.filename).resolve() == Path(path).resolve():
-            line = frame.lineno
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f"{path}, line {line}: {message}" if line else message
 
 
 def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from absl import logging
 
 from widenet_jax.config.comments import field_names
 from widenet_jax.config.files import variant_options
+from widenet_jax.config.imports import import_files
 from widenet_jax.config.names import same_name
 from widenet_jax.config.platforms import skip_absent_tpu
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
@@ -74,6 +75,7 @@ class Parser(argparse.ArgumentParser):
         if fields and not options.takes_fields:
             raise BadInputError(f"{fields[0]}: this command sets no field of a config")
         options.fields = fields
+        import_files(getattr(options, "imports", []))
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -181,6 +183,14 @@ def checkpoint(text: str) -> str:
     return text
 
 
+def add_import_flag(parser: Parser) -> None:
+    """Adds --import, for files that register parts; `Parser.read` imports them."""
+    text = "a Python file that registers parts of its own; may be repeated"
+    parser.add_argument(
+        "--import", action="append", default=[], dest="imports", metavar="FILE.py", help=text
+    )
+
+
 def add_model_flags(parser: Parser, place: str = "of a run, or an exported model") -> None:
     """Adds the flags that say which trained model a command takes.
 
@@ -191,6 +201,7 @@ def add_model_flags(parser: Parser, place: str = "of a run, or an exported model
     parser.add_argument("--workdir", required=True, metavar="DIR", help=place)
     text = "of the run: last (the default), best by its primary metric, or a step that it keeps"
     parser.add_argument("--checkpoint", type=checkpoint, metavar="last|best|STEP", help=text)
+    add_import_flag(parser)
 
 
 def seconds(text: str) -> float:

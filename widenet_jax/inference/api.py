@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from widenet_jax.config import language_sizes, sizes, text_sizes
+from widenet_jax.config.imports import import_files
 from widenet_jax.errors import BadInputError, check_fields, check_whole, known_names
 from widenet_jax.inference.classes import Rows, best, classifier, feature_reader
 from widenet_jax.inference.model_card import describe_model
@@ -65,18 +66,25 @@ KINDS = (
 )
 
 
-def load(place: str | os.PathLike[str], *, checkpoint: str | int | None = None) -> "Model":
+def load(
+    place: str | os.PathLike[str],
+    *,
+    checkpoint: str | int | None = None,
+    imports: Sequence[str | os.PathLike[str]] = (),
+) -> "Model":
     """Opens a checkpoint of a run, or an exported model.
 
     Args:
       place: a workdir; a directory that `scripts/export.py` wrote; or a directory with a BERT or
         ALBERT of Hugging Face that fills masks.
       checkpoint: of a run: "last", the newest that is intact, "best" or a step; None: the last.
+      imports: the files that registered parts of the model or the task, where they have moved.
 
     Raises:
       BadInputError: there is no model, or no such checkpoint.
       RunFailedError: every checkpoint of the run is damaged, or the one that was asked for.
     """
+    import_files(map(os.fspath, imports), flag="imports")
     chosen, said = None if checkpoint is None else str(checkpoint), logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)  # Orbax warns of a file that checkpoints need not have
     try:

@@ -10,6 +10,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import override
+from widenet_jax.config.imports import import_remembered
 from widenet_jax.config.sizes import finetuning_rate, has_balance_loss
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
@@ -53,8 +54,10 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         stored = sections["model"]
         if stored.get("moe") and not has_balance_loss(stored["moe"]["router"]["name"]):
             beside.get("moe", {}).pop("losses", None)
+        import_remembered(sections, workdir if begun else config.init_from)
         with config.unlocked():
             config.model = merged(stored, beside, config.init_from)
+            config.imports = (*config.get("imports", ()), *sections.get("imports", ()))
     return override(config, flags)
 
 

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.config.files import override
+from widenet_jax.config.imports import import_remembered
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, DataFacts
@@ -148,7 +149,9 @@ def read_model(
                 f"{flag}={directory} is an export, and only a run has checkpoints to choose from; "
                 f"leave the choice of {which} out"
             )
-        return read_exported(path)
+        exported = read_exported(path)
+        import_remembered(exported.config, place)
+        return exported
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     found = load_checkpoint(path, sharding, which) if path.is_dir() else None
     if found is None:
@@ -157,6 +160,7 @@ def read_model(
             "or a directory that scripts/export.py wrote"
         )
     step, config = found.meta["step"], upgrade(found.meta["config"])
+    import_remembered(config, place)
     name = config["task"]["name"]
     known = name in TASKS
     primary_metric = (

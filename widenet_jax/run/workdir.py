@@ -34,6 +34,7 @@ from widenet_jax.files import (
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
+    "imports",  # a changed file is noted
     "sharding.",
     "data.path",
     "data.num_workers",

@@ -18,6 +18,7 @@ from widenet_jax.config.files import (
     load_config,
     override,
 )
+from widenet_jax.config.imports import IMPORTED
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.stored import STORED, set_fields
 from widenet_jax.ops.sweep import axes
@@ -55,7 +56,8 @@ class Trial:
 
     def command(self, workdir: str) -> list[str]:
         """Returns the command that runs the trial on this machine."""
-        return [sys.executable, "-m", "widenet_jax.main", *self.arguments(workdir)]
+        imports = [f"--import={file}" for file in IMPORTED]
+        return [sys.executable, "-m", "widenet_jax.main", *imports, *self.arguments(workdir)]
 
     def primary_metric(self) -> Any:
         """Returns the metric that the task's runs are compared by, a `tasks.PrimaryMetric`."""

@@ -1,0 +1,114 @@
+"""Python files that register parts of their own: tasks, routers, attention, optimizers.
+
+A file is imported by `--import=FILE`, or it is the config file itself. A run remembers it in
+`config.imports`, with its hash, so that a command that opens the run imports the file again.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from widenet_jax.errors import BadInputError
+
+# Modules of plain data, which have nothing that a file could add to but tasks.
+PLAIN = ("widenet_jax.errors", "widenet_jax.config", "widenet_jax.papers")
+IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256
+
+
+def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
+    """Imports files; a file that this process has imported unchanged is not imported again.
+
+    Raises:
+      BadInputError: a file is missing, or its code fails.
+    """
+    for path in paths:
+        file = Path(path).expanduser().resolve()
+        if not (file.suffix == ".py" and file.is_file()):
+            raise BadInputError(f"{flag}={path}: there is no Python file {str(file)!r}")
+        digest = sha256(file)
+        if IMPORTED.get(str(file)) == digest:
+            continue
+        name = f"imported_{file.stem}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise BadInputError(f"{flag}={path}: {place_of(error, str(file))}") from error
+        import cloudpickle  # Grain's
+
+        cloudpickle.register_pickle_by_value(module)  # worker processes do not import the file
+        IMPORTED[str(file)] = digest
+
+
+def remember(config: ConfigDict, paths: Sequence[str]) -> None:
+    """Adds files to `config.imports`, as "sha256:HASH PATH"."""
+    files = [Path(path).expanduser().resolve() for path in paths]
+    records = [f"sha256:{sha256(file)} {file}" for file in files]
+    with config.unlocked():
+        config.imports = (*config.get("imports", ()), *records)
+
+
+def import_remembered(config: ConfigDict, place: str) -> None:
+    """Imports the files that a stored config remembers.
+
+    A file that has moved is accepted where `--import` names it by its new place. A changed file is
+    imported, with a note.
+
+    Args:
+      config: a stored config, or a mapping like it.
+      place: the run, for messages.
+
+    Raises:
+      BadInputError: a file is missing, or its code fails.
+    """
+    for record in config.get("imports", ()):
+        digest, _, path = record.removeprefix("sha256:").partition(" ")
+        if digest in IMPORTED.values():
+            continue
+        moved = [file for file in IMPORTED if Path(file).name == Path(path).name]
+        found = moved[0] if moved else path
+        if not Path(found).is_file():
+            raise BadInputError(
+                f"{place} needs {path}, which registered parts of its model or task and is not "
+                f"there; name its new place: --import=FILE/{Path(path).name}"
+            )
+        import_files([found])
+        if IMPORTED[str(Path(found).resolve())] != digest:
+            print(f"note: {found} has changed since {place} began", file=sys.stderr)
+
+
+def registers_parts(source: str) -> bool:
+    """Returns whether the code of a config file imports anything that it could add parts to."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return any(name.startswith("widenet_jax") and not name.startswith(PLAIN) for name in names)
+
+
+def sha256(file: Path) -> str:
+    """Returns the hash of a file's bytes."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def place_of(error: Exception, path: str) -> str:
+    """Describes an error of a file: "mine.py, line 12: NameError: name 'x' is not defined".
+
+    The line is the innermost one in that file.
+    """
+    line = getattr(error, "lineno", None)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).resolve() == Path(path).resolve():
+            line = frame.lineno
+    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{path}, line {line}: {message}" if line else message
