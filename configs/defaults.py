@@ -33,7 +33,6 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
     """
     config = ConfigDict()
     config.seed = 0  # of initialisation, dropout, routing noise and the order of the data
-    config.imports = ()  # files that registered parts of the model or the task, see --import
     config.init_from = ""  # a run, an export, or public weights; "": from scratch
     config.batch_size = 128  # examples a step, over all devices
     config.duration = "10 epochs"  # of the run, in epochs, steps or examples

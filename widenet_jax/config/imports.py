@@ -49,11 +49,12 @@ def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
 
 
 def remember(config: ConfigDict, paths: Sequence[str]) -> None:
-    """Adds files to `config.imports`, as "sha256:HASH PATH"."""
+    """Adds files to `config.imports`, each as "sha256:HASH PATH"."""
     files = [Path(path).expanduser().resolve() for path in paths]
     records = [f"sha256:{sha256(file)} {file}" for file in files]
-    with config.unlocked():
-        config.imports = (*config.get("imports", ()), *records)
+    if records:
+        with config.unlocked():
+            config.imports = (*config.get("imports", ()), *records)
 
 
 def import_remembered(config: ConfigDict, place: str) -> None:

@@ -57,7 +57,8 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         import_remembered(sections, workdir if begun else config.init_from)
         with config.unlocked():
             config.model = merged(stored, beside, config.init_from)
-            config.imports = (*config.get("imports", ()), *sections.get("imports", ()))
+            if "imports" in sections:
+                config.imports = (*config.get("imports", ()), *sections["imports"])
     return override(config, flags)
 
 
