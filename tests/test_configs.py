@@ -14,8 +14,8 @@ from widenet_jax.experiment import build_task, check_batch, input_spec
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING
 from widenet_jax.optim.build import build_optimizer
-from widenet_jax.papers.printed import FINETUNING, PRETRAINING
 from widenet_jax.sharding import build_mesh
 
 ROOT = Path(__file__).parents[1]

@@ -70,12 +70,10 @@ STILL = {
     ("ops/benchmark/input_pipeline.py", "vision.data"),
     ("ops/benchmark/tf_pipeline.py", "vision.data"),
     ("ops/launch/job.py", "vision.data"),
-    ("ops/plan/counts.py", "papers.printed"),
     ("ops/plan/facts.py", "text.data"),
     ("ops/plan/flops.py", "language.model"),
     ("ops/plan/flops.py", "text.encoder"),
     ("ops/plan/flops.py", "vision.model"),
-    ("ops/plan/report.py", "papers.printed"),
     ("run/summary.py", "text.data"),
     ("text/predict.py", "inference.trained"),
     ("text/prepare/preview.py", "language.data"),
@@ -136,8 +134,7 @@ def test_configs_import_only_plain_data(path: Path):
         if isinstance(node, ast.ImportFrom)
     }  # fmt: skip
     sizes = {f"widenet_jax.config.{name}" for name in ("sizes", "text_sizes", "language_sizes")}
-    plain = sizes | {"widenet_jax.papers.printed"}
-    assert modules <= plain | {"ml_collections", "configs", "configs.defaults"}
+    assert modules <= sizes | {"ml_collections", "configs", "configs.defaults"}
 
 
 def test_training_needs_neither_tensorflow_nor_nnx():

@@ -10,7 +10,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, parameter_shapes
 from widenet_jax.nn.moe.layer import MoeLayer
-from widenet_jax.papers import printed as paper
+from widenet_jax.ops.plan import printed as paper
 from widenet_jax.vision.model import image_spec
 
 # variant -> parameters at pretraining: 1000 classes, a representation layer, 224 pixels.

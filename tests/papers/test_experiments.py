@@ -3,8 +3,9 @@
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.papers import printed as paper
+from widenet_jax.ops.plan import printed as paper
 from widenet_jax.papers.experiments import EXPERIMENTS, PAPER_SIZES, chosen
+from widenet_jax.papers.printed import APPROXIMATIONS
 
 
 @pytest.mark.parametrize("table", ["1", "3", "4", "5"])
@@ -35,9 +36,9 @@ def test_names_and_sizes():
         chosen(["all"], ["s"])
 
 
-@pytest.mark.parametrize("number", paper.APPROXIMATIONS)
+@pytest.mark.parametrize("number", APPROXIMATIONS)
 def test_a_column_of_a_language_table_has_the_rows_with_a_number(number: str):
-    printed = paper.APPROXIMATIONS[number]
+    printed = APPROXIMATIONS[number]
     for one in chosen([f"sigma_table{number}"], PAPER_SIZES):
         there = {row.model: row.results[one.language] for row in printed if one.language in row[2]}
         assert {row.label: row.paper for row in one.rows} == there

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from widenet_jax.papers import printed as paper
+from widenet_jax.ops.plan import printed as paper
+from widenet_jax.papers.printed import APPROXIMATIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +90,7 @@ def test_the_header_of_language_model():
     printed = [
         (row.options, *(f"{row.results.get(size, 0):.2f}" for size in ("wt_s", "wt_b", "e8")))
         for table in "146"
-        for row in paper.APPROXIMATIONS[table]
+        for row in APPROXIMATIONS[table]
     ]
     for line in lines:
         _, preset, *results = (cell.strip() for cell in line.strip("|").split("|"))

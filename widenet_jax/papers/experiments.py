@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.papers import printed as paper
+from widenet_jax.ops.plan import printed as paper
 from widenet_jax.papers.approximations import APPROXIMATIONS
 from widenet_jax.papers.experiment import (
     ACCURACY,

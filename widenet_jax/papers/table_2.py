@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from widenet_jax.papers import printed as paper
+from widenet_jax.ops.plan import printed as paper
 from widenet_jax.papers.experiment import (
     ACCURACY,
     BEST_F1,

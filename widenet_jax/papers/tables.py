@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING, TEXT
 from widenet_jax.ops.sweep.trials import DONE
 from widenet_jax.papers.experiment import PaperExperiment
-from widenet_jax.papers.printed import FINETUNING, PRETRAINING, TEXT
 from widenet_jax.papers.runs import DIVERGED, Measurements, mean_of, std_of
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.run.markdown import markdown_table, table_of

@@ -7,7 +7,7 @@ from widenet_jax.ops.plan.counts import (
     language_row,
     text_row,
 )
-from widenet_jax.papers.printed import LANGUAGE_COUNTS, TEXT
+from widenet_jax.ops.plan.printed import LANGUAGE_COUNTS, TEXT
 
 
 def test_counts_a_variant_shared_and_unrolled():

@@ -12,7 +12,7 @@ from widenet_jax.config.sizes import parse_variant, vision_model
 from widenet_jax.config.text_sizes import parse_text_variant, text_model
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
-from widenet_jax.papers.printed import (
+from widenet_jax.ops.plan.printed import (
     FINETUNING,
     LANGUAGE_COUNTS,
     PRETRAINING,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from widenet_jax.nn.moe.layer import dispatch_text
-from widenet_jax.papers.printed import PRETRAINING
+from widenet_jax.ops.plan.printed import PRETRAINING
 from widenet_jax.run.markdown import table_of, text_table
 
 PAPER_CORE_DAYS = {row.variant: row.core_days for row in PRETRAINING if row.core_days}
