@@ -32,7 +32,7 @@ option source=tfds (`prepare_data.py tfds cifar10`).
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.sizes import SMALL_SIZES, parse_variant, vision_model
+from configs.sizes import SMALL_SIZES, parse_variant, vision_model
 
 
 def get_config(variant: str = "widenet_b") -> ConfigDict:

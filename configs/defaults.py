@@ -11,7 +11,7 @@ A config file takes these and changes what it needs:
       return config
 
 `--print_config` and docs/CONFIG.md take a field's comment from the end of its line, here and, of
-`config.model`, in models/*sizes.py.
+`config.model`, in *sizes.py.
 
 A name that is not here is refused, so that a misspelt one cannot go unnoticed. To add a field for
 a new task or data set: `with config.unlocked(): ...`. Numbers are checked: whole ones are at least
@@ -28,7 +28,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
     """Returns the default config around the `config.model` section `model`.
 
     Args:
-      model: a section that models/sizes.py or models/text_sizes.py makes.
+      model: a section that sizes.py or text_sizes.py makes.
       task: a key of `SECTIONS`.
     """
     config = ConfigDict()
@@ -40,7 +40,7 @@ def get_config(model: dict, task: str = "classification") -> ConfigDict:
     config.on_nonfinite = "stop"  # stop; skip: leave out updates that are not finite
     config.max_skipped_updates = 10  # with on_nonfinite=skip; after more of them the run stops
 
-    config.model = model  # models/*sizes.py have the fields
+    config.model = model  # *sizes.py have the fields
     follow_model(config.model)
 
     for section, fields in SECTIONS[task]().items():

@@ -14,7 +14,7 @@ configs/digits.py:widenet_tiny,share_norms=true.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 
 
 def get_config(variant: str = "") -> ConfigDict:

@@ -24,7 +24,7 @@ photos a second. Paper: not an experiment of the paper. Ours: depends on your ph
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.sizes import (
+from configs.sizes import (
     SIZES,
     SMALL_SIZES,
     finetuning_rate,

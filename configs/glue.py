@@ -25,7 +25,7 @@ joined: --config.data.train_split='train[:2000]' --config.data.eval_split='dev+t
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.text_sizes import finetuned_model, parse_finetuning
+from configs.text_sizes import finetuned_model, parse_finetuning
 
 SETS = {
     "sst2": {

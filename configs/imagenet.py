@@ -39,7 +39,7 @@ or option source=tfds, for imagenet2012 as TFDS keeps it.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 
 
 def get_config(variant: str = "widenet_b") -> ConfigDict:

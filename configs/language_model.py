@@ -67,13 +67,13 @@ Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run
 the embedded novel. Both train without dropout: standard_dropout and switch_no_dropout need
 dropout=0.1. Their dense widths and all numbers of product keys are solved for the parameters of the
 experts; parameter_matched=true does so for the other dense models, whose printed widths are within
-0.5% of it. models/language_sizes.py has every option.
+0.5% of it. language_sizes.py has every option.
 """
 
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.language_sizes import (
+from configs.language_sizes import (
     hidden_dropout,
     language_model,
     parse_language_variant,

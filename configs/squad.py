@@ -25,7 +25,7 @@ train-00000-of-00001.parquet and validation-00000-of-00001.parquet.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.text_sizes import finetuned_model, parse_finetuning
+from configs.text_sizes import finetuned_model, parse_finetuning
 
 VERSIONS = {
     "v1": {

@@ -45,7 +45,7 @@ data's.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from configs.text_sizes import parse_text_variant, text_model
 
 
 def get_config(variant: str = "albert") -> ConfigDict:

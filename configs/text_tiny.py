@@ -23,7 +23,7 @@ Other models: configs/text_tiny.py:bert_tiny, widenet_4_tiny, widenet_8_tiny, ea
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from configs.text_sizes import parse_text_variant, text_model
 
 
 def get_config(variant: str = "") -> ConfigDict:

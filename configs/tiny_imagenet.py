@@ -16,7 +16,7 @@ Data: `scripts/prepare_data.py npz`, or `image_folder` from SPLIT/CLASS/*.JPEG.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 
 
 def get_config(variant: str = "widenet_s") -> ConfigDict:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.config.sizes import vision_model
+from configs.sizes import vision_model
 from widenet_jax.nn import dense
 from widenet_jax.nn.build import build_model
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
+from configs.sizes import ROUTERS
 from widenet_jax.config.comments import comments, described, field_names
-from widenet_jax.config.files import load_config, override
+from widenet_jax.config.files import NO_EXPERIMENTS, load_config, override
 from widenet_jax.config.page import page
-from widenet_jax.config.sizes import ROUTERS
 from widenet_jax.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,8 @@ def config_named(name: str) -> ConfigDict:
 
 
 def test_all_configs_are_here():
-    here = {name.partition(":")[0] for name in CONFIGS} | {"defaults"}
-    assert here == {path.stem for path in (ROOT / "configs").glob("*.py")}
+    here = {path.name for path in (ROOT / "configs").glob("*.py")} - NO_EXPERIMENTS
+    assert here == {f"{name.partition(':')[0]}.py" for name in CONFIGS}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -68,8 +68,8 @@ def test_the_page_is_that_of_the_comments():
         ("", "data.prefetch", "configs/defaults.py", r" prefetch=4,  # (.*)"),
         ("", "optimizer.momentum", "configs/defaults.py", r'"momentum": 0\.9,  # (.*)'),
         ("span", "data.stride", "configs/defaults.py", r'"stride": 128,  # (.*)'),
-        ("", "model.cls_token", "widenet_jax/config/sizes.py", r'# (.*)\n +"cls_token"'),
-        ("", "model.moe.router.groups", "widenet_jax/config/sizes.py", r"= groups  # (.*)"),
+        ("", "model.cls_token", "configs/sizes.py", r'# (.*)\n +"cls_token"'),
+        ("", "model.moe.router.groups", "configs/sizes.py", r"= groups  # (.*)"),
     ],
 )
 def test_a_meaning_is_the_comment_at_the_line(task: str, name: str, file: str, line: str):

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from widenet_jax.config import matching
-from widenet_jax.config.language_sizes import (
+from configs import matching
+from configs.language_sizes import (
     PRESETS,
     SIZES,
     language_model,
@@ -178,6 +178,6 @@ def test_names_that_do_not_exist(text: str, message: str):
 
 
 def test_needs_no_jax():
-    code = "import sys, widenet_jax.config.language_sizes; print('jax' in sys.modules)"
+    code = "import sys, configs.language_sizes; print('jax' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

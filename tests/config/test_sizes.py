@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from widenet_jax.config.matching import dense_parameters
-from widenet_jax.config.sizes import FAMILIES, ROUTERS, SIZES, parse_variant, vision_model
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from configs.matching import dense_parameters
+from configs.sizes import FAMILIES, ROUTERS, SIZES, parse_variant, vision_model
+from configs.text_sizes import parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, parameter_shapes

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.nn.build import build_model
 

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import glue, squad
-from widenet_jax.config.text_sizes import finetuned_model, parse_text_variant, text_model
+from configs.text_sizes import finetuned_model, parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import printed as paper
 from widenet_jax.ops.plan.counts import count_text

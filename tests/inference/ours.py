@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from inference import reference_vit as reference
 
-from widenet_jax.config.sizes import vision_model
+from configs.sizes import vision_model
 from widenet_jax.nn.build import build_model
 
 

@@ -8,8 +8,8 @@ import pytest
 import safetensors.numpy
 from etils import epath
 
+from configs.sizes import parse_variant, vision_model
 from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.config.sizes import parse_variant, vision_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import read_exported, write_exported
 from widenet_jax.inference.model_card import describe_model, listed

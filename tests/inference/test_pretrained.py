@@ -11,8 +11,8 @@ from etils import epath
 from inference import reference_vit as reference
 from inference.ours import our_vit
 
+from configs.sizes import vision_model
 from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.config.sizes import vision_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.finetune import finetune_params

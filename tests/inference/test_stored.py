@@ -10,8 +10,8 @@ from inference import reference_bert as reference
 from ml_collections import ConfigDict
 
 from configs import defaults, finetune, glue
-from widenet_jax.config.sizes import vision_model
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from configs.sizes import vision_model
+from configs.text_sizes import parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.stored import merged, set_fields, stored_sections

@@ -8,10 +8,10 @@ import jax
 import pytest
 
 from configs import defaults
+from configs.text_sizes import text_model
 from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import export
-from widenet_jax.config.text_sizes import text_model
 from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.stored import stored_sections
 from widenet_jax.inference.trained import open_trained

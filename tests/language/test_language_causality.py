@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.config.language_sizes import language_model, parse_language_variant
+from configs.language_sizes import language_model, parse_language_variant
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.nn.moe.routers import ROUTERS

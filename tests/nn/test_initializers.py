@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiled import init as initial
 
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.initializers import KernelInit, uniform_between
 from widenet_jax.nn.mlp import Mlp

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.language_sizes import language_model, parse_language_variant
 from widenet_jax.config.files import load_config, override
-from widenet_jax.config.language_sizes import language_model, parse_language_variant
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.papers import printed as paper
 from widenet_jax.papers.experiment import PAPER_SIZES

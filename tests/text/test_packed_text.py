@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from compiled import init
 
-from widenet_jax.config.text_sizes import text_model
+from configs.text_sizes import text_model
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.nn.build import build_model
 from widenet_jax.text import heads as text_heads

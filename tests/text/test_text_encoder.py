@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from compiled import apply, init
 
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from configs.text_sizes import parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.param_names import map_with_path

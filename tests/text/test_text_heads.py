@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from compiled import apply, init
 
-from widenet_jax.config.text_sizes import text_model
+from configs.text_sizes import text_model
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import map_with_path

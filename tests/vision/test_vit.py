@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiled import apply, init
 
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_unrolled, parameter_shapes

@@ -1,7 +1,7 @@
 """The fields of a config with their values, types and meanings, for people.
 
 A field's meaning is written once: as the comment at its line in configs/defaults.py or, of
-`config.model`, in models/*sizes.py. It stands at the end of the line of the field's name or, where
+`config.model`, in *sizes.py. It stands at the end of the line of the field's name or, where
 it does not fit, in the line above. `--print_config` and docs/CONFIG.md read it from there.
 """
 
@@ -18,21 +18,20 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import CONFIGS, fields_of
 
-MODELS = Path(__file__).parent
 # Where the comments of sections stand: file, function or constant, section. The first one counts.
 PLACES = (
     (CONFIGS / "defaults.py", "get_config", ""),
-    (MODELS / "sizes.py", "vision_model", "model."),
-    (MODELS / "text_sizes.py", "text_model", "model."),
-    (MODELS / "language_sizes.py", "language_model", "model."),
-    (MODELS / "sizes.py", "experts_section", "model.moe."),
-    (MODELS / "language_sizes.py", "moe_section", "model.moe."),
-    (MODELS / "sizes.py", "NOISE", "model.moe.router."),
-    (MODELS / "sizes.py", "EXPERT_DROPOUT", "model.moe.router."),
-    (MODELS / "sizes.py", "router_section", "model.moe.router."),
-    (MODELS / "sizes.py", "losses_section", "model.moe.losses."),
-    (MODELS / "feed_forward_sizes.py", "top_k_section", "model.top_k_mlp."),
-    (MODELS / "feed_forward_sizes.py", "product_key_section", "model.product_key."),
+    (CONFIGS / "sizes.py", "vision_model", "model."),
+    (CONFIGS / "text_sizes.py", "text_model", "model."),
+    (CONFIGS / "language_sizes.py", "language_model", "model."),
+    (CONFIGS / "sizes.py", "experts_section", "model.moe."),
+    (CONFIGS / "language_sizes.py", "moe_section", "model.moe."),
+    (CONFIGS / "sizes.py", "NOISE", "model.moe.router."),
+    (CONFIGS / "sizes.py", "EXPERT_DROPOUT", "model.moe.router."),
+    (CONFIGS / "sizes.py", "router_section", "model.moe.router."),
+    (CONFIGS / "sizes.py", "losses_section", "model.moe.losses."),
+    (CONFIGS / "feed_forward_sizes.py", "top_k_section", "model.top_k_mlp."),
+    (CONFIGS / "feed_forward_sizes.py", "product_key_section", "model.product_key."),
 )
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +23,11 @@ from widenet_jax.files import absolute
 PACKAGE = Path(__file__).parents[1]
 # This project's: within an installed package, or beside the package in a checkout.
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").exists() else PACKAGE.parent / "configs"
+# Files of configs/ without a get_config() of an experiment.
+NO_EXPERIMENTS = {"defaults.py", "matching.py", "sizes.py", "text_sizes.py", "language_sizes.py"}
+NO_EXPERIMENTS |= {"feed_forward_sizes.py"}
 
-PARSER = re.compile(r"parse_(\w+_)?variant")  # of models/*sizes.py
+PARSER = re.compile(r"parse_(\w+_)?variant")  # of *sizes.py
 # How a message names the type of a field where "a list", "a tuple" would not do.
 WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
 # The least value of a whole number where that is not 1, of another number where that is not 0.
@@ -88,7 +92,7 @@ def load_config(text: str) -> ConfigDict:
     path = find_config(name)
     if not (path.endswith(".py") and Path(path).is_file()):
         files = {file.name for folder in (Path("configs"), CONFIGS) for file in folder.glob("*.py")}
-        there = sorted(files - {"defaults.py"})
+        there = sorted(files - NO_EXPERIMENTS)
         known = known_names(Path(name).name, there, within="configs/")
         raise BadInputError(f"--config={text}: there is no Python file {name!r}; {known}")
     try:
@@ -157,8 +161,7 @@ def import_file(path: str) -> ModuleType:
     In it, `from configs import defaults` finds the defaults.py beside the file, or else the one in
     the `configs` folder of this project, from whichever directory the command was started.
     """
-    for name in [name for name in sys.modules if name.split(".")[0] == "configs"]:
-        del sys.modules[name]  # of a file that was imported before, perhaps from another folder
+    forget_configs()  # of a file that was imported before, perhaps from another folder
     package = ModuleType("configs")
     package.__path__ = [str(Path(path).resolve().parent), str(CONFIGS)]
     sys.modules["configs"] = package
@@ -166,6 +169,23 @@ def import_file(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def forget_configs() -> dict[str, ModuleType]:
+    """Removes all modules of `configs` from `sys.modules` and returns them."""
+    names = [name for name in sys.modules if name.split(".")[0] == "configs"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+@cache
+def configs_module(name: str) -> ModuleType:
+    """Imports a file of this project's configs/, such as "sizes", for use within the package."""
+    others = forget_configs()
+    try:
+        return import_file(str(CONFIGS / f"{name}.py"))
+    finally:
+        forget_configs()
+        sys.modules.update(others)
 
 
 def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from ml_collections import ConfigDict
 
 from widenet_jax.config.comments import EMPTY, Field, described
-from widenet_jax.config.feed_forward_sizes import FFNS
-from widenet_jax.config.files import CONFIGS, import_file
-from widenet_jax.config.language_sizes import language_model, parse_language_variant
-from widenet_jax.config.sizes import ROUTERS, parse_variant, vision_model
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.config.files import CONFIGS, configs_module, import_file
 from widenet_jax.run.markdown import table_of
 
+SIZES = configs_module("sizes")
+TEXT_SIZES = configs_module("text_sizes")
+LANGUAGE_SIZES = configs_module("language_sizes")
 INTRODUCTION = """\
 # The fields of a config
 
@@ -35,7 +34,7 @@ nearest step, and so does each interval of `evaluation.every` and `checkpoint.ev
 are at least 1 and others at least 0, unless the meaning names another value.
 
 `python -m widenet_jax.config.page > docs/CONFIG.md` makes this page from the comments in
-`configs/defaults.py` and `models/*sizes.py`, and a test compares them. To change the page, change a
+`configs/defaults.py` and `*sizes.py`, and a test compares them. To change the page, change a
 comment and run the command.
 """
 TASKS = {
@@ -80,17 +79,18 @@ def page() -> str:
 
 def vision(options: str = "") -> ConfigDict:
     """Returns `config.model` of a vision model in a config."""
-    return ConfigDict({"model": vision_model(*parse_variant(f"widenet_b{options}"))})
+    return ConfigDict({"model": SIZES.vision_model(*SIZES.parse_variant(f"widenet_b{options}"))})
 
 
 def text() -> ConfigDict:
     """Returns `config.model` of a text model in a config."""
-    return ConfigDict({"model": text_model(*parse_text_variant("widenet_4"))})
+    return ConfigDict({"model": TEXT_SIZES.text_model(*TEXT_SIZES.parse_text_variant("widenet_4"))})
 
 
 def language(options: str = "") -> ConfigDict:
     """Returns `config.model` of a language model in a config."""
-    return ConfigDict({"model": language_model(*parse_language_variant(f"wt_s{options}"))})
+    parsed = LANGUAGE_SIZES.parse_language_variant(f"wt_s{options}")
+    return ConfigDict({"model": LANGUAGE_SIZES.language_model(*parsed)})
 
 
 def table_of_models(models: Iterable[ConfigDict]) -> str:
@@ -111,10 +111,10 @@ def table_of_models(models: Iterable[ConfigDict]) -> str:
 
 def feed_forward_fields(section: str) -> list[Field]:
     """Returns the fields of a feed-forward's section, of whichever model and router has them."""
-    (ffn,) = (ffn for ffn, name in FFNS.items() if name == section)
+    (ffn,) = (ffn for ffn, name in SIZES.FFNS.items() if name == section)
     models = [vision(f",ffn={ffn}"), language(f",ffn={ffn}")]
     if section == "moe":
-        models += [vision(f",router={router}") for router in ROUTERS]
+        models += [vision(f",router={router}") for router in SIZES.ROUTERS]
     found: dict[str, Field] = {}
     for model in models:
         for field in described(model):

@@ -22,7 +22,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from PIL import Image
 
-from widenet_jax.config import language_sizes, sizes, text_sizes
+from widenet_jax.config.files import configs_module
 from widenet_jax.config.imports import import_files
 from widenet_jax.errors import BadInputError, check_fields, check_whole, known_names
 from widenet_jax.inference.classes import Rows, best, classifier, feature_reader
@@ -44,6 +44,9 @@ METHODS = {
     "span": ("answer(question, context)",),
     "language_modeling": ("continue_text(text)",),
 }
+sizes = configs_module("sizes")
+text_sizes = configs_module("text_sizes")
+language_sizes = configs_module("language_sizes")
 # The section `config.model` of a variant whose name is known, and what the data decides.
 KINDS = (
     (

@@ -9,14 +9,14 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import override
+from widenet_jax.config.files import configs_module, override
 from widenet_jax.config.imports import import_remembered
-from widenet_jax.config.sizes import finetuning_rate, has_balance_loss
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
 from widenet_jax.text.weights.huggingface_config import model_section, text_kind
 
+sizes = configs_module("sizes")
 STORED = "stored"
 INIT_FROM = "--config.init_from="
 NAME_MODEL = (
@@ -52,7 +52,7 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
             config.model[name] = recipe[name]
             del beside[name]
         stored = sections["model"]
-        if stored.get("moe") and not has_balance_loss(stored["moe"]["router"]["name"]):
+        if stored.get("moe") and not sizes.has_balance_loss(stored["moe"]["router"]["name"]):
             beside.get("moe", {}).pop("losses", None)
         import_remembered(sections, workdir if begun else config.init_from)
         with config.unlocked():
@@ -71,7 +71,7 @@ def recipe_of(stored: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
     """
     if "image_size" not in stored.get("data", {}):
         return {}
-    rate = finetuning_rate(stored["model"]["embed_dim"])
+    rate = sizes.finetuning_rate(stored["model"]["embed_dim"])
     rate = stored["optimizer"]["learning_rate"] if begun else rate
     return {"image_size": stored["data"]["image_size"], "learning_rate": rate}
 

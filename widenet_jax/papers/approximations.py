@@ -4,11 +4,7 @@ Language models that differ in their feed-forwards alone. A table is one experim
 columns, the size of the model with its data; a scale may let one model stand for several sizes.
 """
 
-from widenet_jax.config.language_sizes import (
-    ENTROPY_OF,
-    language_model,
-    parse_language_variant,
-)
+from widenet_jax.config.files import configs_module
 from widenet_jax.papers import printed as paper
 from widenet_jax.papers.experiment import (
     BITS,
@@ -18,6 +14,7 @@ from widenet_jax.papers.experiment import (
     PaperRow,
 )
 
+language_sizes = configs_module("language_sizes")
 SIZES = {
     "wt_s": "WikiText-103, small",
     "wt_s_star": "WikiText-103, small with 8 times the experts",
@@ -190,9 +187,11 @@ def row_of(model: paper.PrintedLanguageModel, size: str) -> PaperRow:
 
 def as_in_table_4(model: paper.PrintedLanguageModel) -> paper.PrintedLanguageModel:
     """Gives a row with the entropy loss the weights of that loss in Table 4."""
-    experts = language_model(*parse_language_variant(f"wt_s,{model.options}"))["moe"]
+    experts = language_sizes.language_model(
+        *language_sizes.parse_language_variant(f"wt_s,{model.options}")
+    )["moe"]
     losses = experts["losses"] if experts else {}
-    if not any(losses.get(loss) for loss in ENTROPY_OF.values()):
+    if not any(losses.get(loss) for loss in language_sizes.ENTROPY_OF.values()):
         return model
     weights = {size: f"entropy={weight}" for size, weight in paper.TABLE_4_ENTROPY.items()}
     return model._replace(further=weights)

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from widenet_jax.config.language_sizes import SIZES as LANGUAGE_SIZES
-from widenet_jax.config.language_sizes import language_model, parse_language_variant
-from widenet_jax.config.sizes import SIZES, parse_variant
+from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import VARIANT, Trial, expand, name_of
@@ -19,6 +17,8 @@ from widenet_jax.papers import approximations
 from widenet_jax.papers.experiment import BITS, PAPER_SIZES, PaperExperiment, PaperRow
 from widenet_jax.papers.printed import PrintedLanguageModel
 
+sizes = configs_module("sizes")
+language_sizes = configs_module("language_sizes")
 # Options that count blocks, groups or features -> the size's field that they are a share of.
 SHARE_OF = {"depth": "depth", "routing_groups": "depth", "mlp_dim": "mlp_dim"}
 
@@ -134,7 +134,7 @@ _TINY_BYTES = Stage(LANGUAGE_CONFIG, "", _SHORT_TINY, variant="tiny")
 
 SCALES = {
     "paper": Scale(
-        sizes={size: (size, SIZES[size]["depth"]) for size in PAPER_SIZES},
+        sizes={size: (size, sizes.SIZES[size]["depth"]) for size in PAPER_SIZES},
         pretrain=IMAGENET,
         backbone=IMAGENET,
         finetune=CIFAR10,
@@ -218,14 +218,14 @@ def variant_at(scale: Scale, variant: str) -> str:
     Numbers of blocks, groups and features keep their share of the size's default. Options that
     equal the default are left out, so that equal models get one name and become one run.
     """
-    family, size, options = parse_variant(variant)
+    family, size, options = sizes.parse_variant(variant)
     name, depth = scale.sizes[size]
-    own = SIZES[name] | {"depth": depth}
+    own = sizes.SIZES[name] | {"depth": depth}
     for key, field in SHARE_OF.items():
         if key in options:
-            options[key] = max(1, options[key] * own[field] // SIZES[size][field])
+            options[key] = max(1, options[key] * own[field] // sizes.SIZES[size][field])
     options = {"depth": depth} | options
-    default = SIZES[name] | {"routing_groups": options["depth"], "experts": 4}
+    default = sizes.SIZES[name] | {"routing_groups": options["depth"], "experts": 4}
     options = {key: value for key, value in options.items() if value != default.get(key)}
     texts = [f"{key}={str(value).lower()}" for key, value in options.items()]
     return ",".join([f"{family}_{name}", *texts])
@@ -283,13 +283,13 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
 
 def is_at_size(size: str, model: PrintedLanguageModel) -> bool:
     """Tells whether a size has a row's model: rows about dropout within experts need dropout."""
-    _, options = parse_language_variant(f"wt_s,{model.options}")
-    return bool(LANGUAGE_SIZES[size]["dropout"]) or "hidden_dropout" not in options
+    _, options = language_sizes.parse_language_variant(f"wt_s,{model.options}")
+    return bool(language_sizes.SIZES[size]["dropout"]) or "hidden_dropout" not in options
 
 
 def language_variant(size: str, model: PrintedLanguageModel) -> str:
     """Returns the name of the language model of a size: "byte_s,preset=sigma_moe,selected=8"."""
-    base = LANGUAGE_SIZES[size]
+    base = language_sizes.SIZES[size]
     shares = (
         ("mlp_dim", model.width, base["width"]),
         ("selected", model.selected, base["selected"]),
@@ -306,7 +306,10 @@ def first_names(size: str) -> dict[str, str]:
     experiments = [one for group in approximations.APPROXIMATIONS.values() for one in group]
     rows = [row.language for one in experiments for row in one.rows]
     names = [language_variant(size, row) for row in rows if is_at_size(size, row)]
-    models = [repr(language_model(*parse_language_variant(name))) for name in names]
+    models = [
+        repr(language_sizes.language_model(*language_sizes.parse_language_variant(name)))
+        for name in names
+    ]
     first = dict(zip(reversed(models), reversed(names), strict=True))
     return {name: first[model] for name, model in zip(names, models, strict=True)}
 

@@ -10,7 +10,7 @@ from compiled import apply, init
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.config.sizes import experts_section, vision_model
+from configs.sizes import experts_section, vision_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.moe.dispatch import DISPATCHERS, choose_dispatch

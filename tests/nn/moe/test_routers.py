@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import router_reference as loops
 
-from widenet_jax.config.sizes import experts_section
+from configs.sizes import experts_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.routers import ROUTERS

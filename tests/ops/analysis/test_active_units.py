@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 from matplotlib.colors import to_rgb
 
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.ops.analysis.active_units import ActiveUnits, active_counts, dense_blocks

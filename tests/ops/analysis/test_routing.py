@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.config.sizes import parse_variant, vision_model
+from configs.sizes import parse_variant, vision_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from widenet_jax.config.language_sizes import language_model, parse_language_variant
-from widenet_jax.config.sizes import parse_variant, vision_model
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from configs.language_sizes import language_model, parse_language_variant
+from configs.sizes import parse_variant, vision_model
+from configs.text_sizes import parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.block_settings import ATTENTIONS
 from widenet_jax.nn.build import build_model

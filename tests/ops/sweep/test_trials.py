@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from configs.text_sizes import parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.trials import expand, settings_of_config

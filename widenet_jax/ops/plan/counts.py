@@ -7,9 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.config.language_sizes import language_model, parse_language_variant
-from widenet_jax.config.sizes import parse_variant, vision_model
-from widenet_jax.config.text_sizes import parse_text_variant, text_model
+from widenet_jax.config.files import configs_module
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.ops.plan.printed import (
@@ -21,6 +19,9 @@ from widenet_jax.ops.plan.printed import (
     PrintedText,
 )
 
+sizes = configs_module("sizes")
+text_sizes = configs_module("text_sizes")
+language_sizes = configs_module("language_sizes")
 INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 VOCABULARY = 30_000  # V of the paper's text models
 TEXT_INPUTS = {
@@ -32,7 +33,7 @@ TEXT_INPUTS = {
 
 def count_variant(variant: str, *, num_classes: int, representation: bool) -> tuple[int, int]:
     """Returns the (unique, unrolled) parameters of a variant, e.g. "widenet_b,share_norms=true"."""
-    fields = vision_model(*parse_variant(variant)) | {"representation": representation}
+    fields = sizes.vision_model(*sizes.parse_variant(variant)) | {"representation": representation}
     model = build_model(fields, num_classes=num_classes)
     return count_parameters(parameter_shapes(model, INPUTS)), count_unrolled(model, INPUTS)
 
@@ -99,7 +100,7 @@ KEYS = tuple(
 
 def language_row(printed: PrintedCount) -> dict[str, Any]:
     """Returns the row of a language model; `note` says what is solved for equal parameters."""
-    fields = language_model(*parse_language_variant(printed.variant))
+    fields = language_sizes.language_model(*language_sizes.parse_language_variant(printed.variant))
     inputs = {
         "tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32),
         "memory": jax.ShapeDtypeStruct((1, fields["depth"], 8, fields["embed_dim"]), jnp.float32),
@@ -133,7 +134,7 @@ def sizes_text(model: Mapping) -> str:
 
 def build_text(variant: str) -> nn.Module:
     """Builds a text model such as "widenet_4" with the heads of pretraining."""
-    fields = text_model(*parse_text_variant(variant))
+    fields = text_sizes.text_model(*text_sizes.parse_text_variant(variant))
     return build_model(fields, vocab_size=VOCABULARY, head="pretraining")
 
 

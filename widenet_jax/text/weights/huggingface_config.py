@@ -6,7 +6,7 @@ Sources: configuration_bert.py, configuration_albert.py and activations.py of tr
 from collections.abc import Mapping
 from typing import Any
 
-from widenet_jax.config.text_sizes import text_model
+from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 
 # Defaults of `BertConfig` and `AlbertConfig`, for fields that a file leaves out.
@@ -121,7 +121,7 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         "activation": activation_of(theirs, "", source=source),
         "norm_position": "post",
     }
-    return text_model("albert" if shared else "bert", "", {}) | fields
+    return configs_module("text_sizes").text_model("albert" if shared else "bert", "", {}) | fields
 
 
 def type_of(field: str) -> type:

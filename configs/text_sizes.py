@@ -5,9 +5,9 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 
 from collections.abc import Mapping
 
-from widenet_jax.config import feed_forward_sizes
-from widenet_jax.config.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
-from widenet_jax.config.sizes import experts_section, has_balance_loss, parse_options
+from configs import feed_forward_sizes
+from configs.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
+from configs.sizes import experts_section, has_balance_loss, parse_options
 from widenet_jax.errors import BadInputError, known_names
 
 # "": ALBERT base (Lan et al. 2020) and the paper's. "s" is meant for experiments on a CPU, "tiny"

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from widenet_jax.config.matching import dense_parameters, matched_num_keys
+from configs.matching import dense_parameters, matched_num_keys
 from widenet_jax.errors import BadInputError, choose_option
 
 # option ffn -> config.model.ffn

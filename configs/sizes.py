@@ -5,8 +5,8 @@ Configs import this module. It does not import JAX, so that a mistyped variant i
 
 from collections.abc import Mapping, Sequence
 
-from widenet_jax.config import feed_forward_sizes
-from widenet_jax.config.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
+from configs import feed_forward_sizes
+from configs.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
 from widenet_jax.errors import BadInputError, choose_option, known_names
 
 # ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this

@@ -6,14 +6,14 @@ JAX, so that a mistyped variant is reported at once.
 
 from collections.abc import Mapping
 
-from widenet_jax.config.feed_forward_sizes import FFNS, product_key_section, top_k_section
-from widenet_jax.config.matching import (
+from configs.feed_forward_sizes import FFNS, product_key_section, top_k_section
+from configs.matching import (
     experts_parameters,
     matched_mlp_dim,
     matched_num_keys,
     values_for,
 )
-from widenet_jax.config.sizes import ROUTER_LOSSES, ROUTERS, experts_section, parse_options
+from configs.sizes import ROUTER_LOSSES, ROUTERS, experts_section, parse_options
 from widenet_jax.errors import BadInputError, choose_option, known_names
 
 COLUMNS = (
