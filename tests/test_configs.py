@@ -13,7 +13,7 @@ from widenet_jax.config.files import NO_EXPERIMENTS, override
 from widenet_jax.experiment import build_task, check_batch, input_spec
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
-from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.facts import data_info
 from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.sharding import build_mesh
@@ -96,7 +96,7 @@ def test_builds(name: str, variant: str):
     total = to_steps(config.duration, field="config.duration", **sizes)
     for section in (config.evaluation, config.checkpoint):
         assert to_steps(section.every, field="every", **sizes) <= total
-    task = build_task(config, data_facts(config, num_examples=50_000, num_classes=10))
+    task = build_task(config, data_info(config, num_examples=50_000, num_classes=10))
     model = build_model(config.model, **task.model_fields)
     shallow = model.clone(depth=min(model.depth, 6))
     shapes = parameter_shapes(shallow, input_spec(task))

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 from small_runs import small_config
 
-from widenet_jax.data import ArraySpec, DataFacts
+from widenet_jax.data import ArraySpec, DataInfo
 from widenet_jax.experiment import build_experiment, make_forward, train_batch_shapes
 from widenet_jax.run.batches import records_of_step
 
 IMAGE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
-FACTS = DataFacts(1000, IMAGE, {"class_names": list("0123456789")})
+DATA_INFO = DataInfo(1000, IMAGE, {"class_names": list("0123456789")})
 
 
 Product = tuple[str, bool, frozenset[int]]  # operands' dtype, whether in full precision, lengths
@@ -49,7 +49,7 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
     E, V, F = 5, 10, 48  # lengths of these axes and of no others
     changes = {"model.moe.num_experts": E, "model.moe.mlp_dim": F, "model.moe.dispatch": dispatch}
     config = small_config(**changes, **{"model.dtype": dtype})
-    experiment = build_experiment(config, FACTS, jax.devices()[:1])
+    experiment = build_experiment(config, DATA_INFO, jax.devices()[:1])
     batch = train_batch_shapes(experiment)
     with jax.set_mesh(experiment.mesh):
         train = experiment.train_step.lower(experiment.state, batch)
@@ -73,7 +73,9 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
 
 def test_the_seed_reaches_parameters_noise_and_order():
     runs = [
-        build_experiment(small_config(**{"seed": seed, "model.depth": 1}), FACTS, jax.devices()[:1])
+        build_experiment(
+            small_config(**{"seed": seed, "model.depth": 1}), DATA_INFO, jax.devices()[:1]
+        )
         for seed in (0, 1)
     ]
     programs, kernels = [], []

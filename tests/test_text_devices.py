@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from widenet_jax.config.files import load_config
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.step import TrainState
 from widenet_jax.text.data.instances import instance_spec
@@ -38,8 +38,8 @@ def experiment_on(devices: int, fsdp: int) -> Experiment:
     config.model.num_positions = T
     config.data.max_length = T
     config.task.max_predictions = P
-    facts = DataFacts(100, instance_spec(config), {"vocab_size": V})
-    return build_experiment(config, facts, jax.devices()[:devices])
+    data_info = DataInfo(100, instance_spec(config), {"vocab_size": V})
+    return build_experiment(config, data_info, jax.devices()[:devices])
 
 
 def step(experiment: Experiment, state: TrainState) -> tuple[dict, dict]:

@@ -10,7 +10,7 @@ import pytest
 from small_runs import finish, metrics_of, small_config, start_two
 
 from widenet_jax import train
-from widenet_jax.data import ArraySpec, DataFacts
+from widenet_jax.data import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.run.summary import describe
@@ -151,10 +151,10 @@ def test_the_opening_lines_say_where_a_run_starts():
     """They also say that 1,437 images are less than a batch of 2,048: 8 epochs are 6 steps."""
     changes = {"init_from": "runs/first", "batch_size": 2048, "duration": "8 epochs"}
     example = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
-    facts = DataFacts(1437, example, {"class_names": ["0", "1"]})
+    data_info = DataInfo(1437, example, {"class_names": ["0", "1"]})
     told = []
     for config in (small_config(**changes), small_config()):
-        experiment = build_experiment(config, facts, jax.devices()[:1])
+        experiment = build_experiment(config, data_info, jax.devices()[:1])
         shapes = experiment.state.params
         told += [describe(experiment, shapes, step) for step in (0, 5)]
     assert "starting from runs/first: 6 steps of 2048 images" in told[0]

@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.experiment import build_task
 from widenet_jax.inference.exported import Exported, write_exported
 from widenet_jax.inference.trained import model_inputs
@@ -21,7 +21,7 @@ def export_untrained(config: ConfigDict, info: dict[str, Any], directory: Path) 
     """Exports the model of a config, for data with such facts; returns the directory."""
     size = config.data.get("image_size")
     example = {"image": ArraySpec((size, size, 3), "uint8")} if size else {}
-    task = build_task(config, DataFacts(0, example, info))
+    task = build_task(config, DataInfo(0, example, info))
     model = build_model(config.model, **task.model_fields)
     rng = np.random.default_rng(0)
     draw = lambda spec: rng.normal(scale=0.3, size=spec.shape).astype(np.float32)  # noqa: E731

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import Interval, to_interval, to_steps
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
@@ -42,7 +42,7 @@ class Experiment:
 
     Attributes:
       config: as given.
-      facts: as given.
+      data_info: as given.
       mesh: over the devices given.
       model: the Linen module.
       task: what a batch means.
@@ -57,7 +57,7 @@ class Experiment:
     """
 
     config: ConfigDict
-    facts: DataFacts
+    data_info: DataInfo
     mesh: Mesh
     model: nn.Module
     task: Task
@@ -71,7 +71,7 @@ class Experiment:
     eval_step: Callable[[PyTree, Mapping[str, Array]], Evaluation]
 
     @cached_property
-    def parameter_facts(self) -> dict[str, int]:
+    def parameter_counts(self) -> dict[str, int]:
         """The number of parameters, stored once and as often as the blocks apply them."""
         return {
             "params": count_parameters(self.state.params),
@@ -80,7 +80,7 @@ class Experiment:
 
 
 def build_experiment(
-    config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]
+    config: ConfigDict, data_info: DataInfo, devices: Sequence[jax.Device]
 ) -> Experiment:
     """Puts an experiment together; compiles nothing.
 
@@ -88,9 +88,9 @@ def build_experiment(
       BadInputError: the config does not fit itself, the data or the devices.
     """
     mesh = build_mesh(config.sharding, devices)
-    task = build_task(config, facts)
-    sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
-    total_steps, eval_every, save_every = lengths(config, facts)
+    task = build_task(config, data_info)
+    sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
+    total_steps, eval_every, save_every = lengths(config, data_info)
     model = build_model(config.model, **task.model_fields)
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
@@ -117,7 +117,7 @@ def build_experiment(
 
     return Experiment(
         config=config,
-        facts=facts,
+        data_info=data_info,
         mesh=mesh,
         model=model,
         task=task,
@@ -141,9 +141,9 @@ def build_experiment(
     )
 
 
-def lengths(config: ConfigDict, facts: DataFacts) -> tuple[int, Interval, Interval]:
+def lengths(config: ConfigDict, data_info: DataInfo) -> tuple[int, Interval, Interval]:
     """Returns the steps of the run, and the intervals of evaluations and of checkpoints."""
-    sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
+    sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     return (
         to_steps(config.duration, field="config.duration", **sizes),
         to_interval(config.evaluation.every, field="config.evaluation.every", **sizes),
@@ -151,7 +151,7 @@ def lengths(config: ConfigDict, facts: DataFacts) -> tuple[int, Interval, Interv
     )
 
 
-def check_config(config: ConfigDict, facts: DataFacts) -> None:
+def check_config(config: ConfigDict, data_info: DataInfo) -> None:
     """Checks a config as `build_experiment` does, but for what takes devices or parameters.
 
     It uses no device, which would then be taken from other processes.
@@ -159,12 +159,12 @@ def check_config(config: ConfigDict, facts: DataFacts) -> None:
     Raises:
       BadInputError: the config does not fit itself or the data.
     """
-    task = build_task(config, facts)
+    task = build_task(config, data_info)
     depth = build_model(config.model, **task.model_fields).depth
-    sizes = {"batch_size": config.batch_size, "num_examples": facts.num_examples}
+    sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     # Which parameters decay_exclude matches is known once there are some.
     optimizer = dict(config.optimizer) | {"decay_exclude": ""}
-    total_steps, *_ = lengths(config, facts)
+    total_steps, *_ = lengths(config, data_info)
     build_optimizer(optimizer, params_or_shapes={}, depth=depth, total_steps=total_steps, **sizes)
 
 
@@ -188,13 +188,13 @@ def build_gradients(
     return in_precision_of(model, gradients)
 
 
-def build_task(config: ConfigDict, facts: DataFacts) -> Task:
+def build_task(config: ConfigDict, data_info: DataInfo) -> Task:
     """Builds the task that `config.task` names.
 
     Raises:
       BadInputError: unknown name, or a field out of range.
     """
-    return task_class(config.task.name).build(config, facts)
+    return task_class(config.task.name).build(config, data_info)
 
 
 def input_spec(task: Task) -> Shapes:

@@ -14,7 +14,7 @@ import flax.struct
 import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataFacts, Source
+from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.typing import Array, Aux, Inputs, NamedArrays, PyTree, Shapes
 
 Rngs = Mapping[str, Array]
@@ -109,7 +109,7 @@ class Task(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def build(cls, config: ConfigDict, facts: DataFacts) -> "Task":
+    def build(cls, config: ConfigDict, data_info: DataInfo) -> "Task":
         """Builds the task from the config and facts about the data.
 
         Raises:

@@ -46,7 +46,7 @@ from widenet_jax.run.summary import (
 )
 from widenet_jax.run.workdir import (
     PACKAGES,
-    check_facts,
+    check_info,
     check_workdir,
     shared_fields,
     version,
@@ -102,10 +102,10 @@ def run(
     if profile:
         on_every_host(check_profiler)
     data = on_every_host(partial(open_data, config, workdir))
-    check_agreement({"the data": data.facts})
+    check_agreement({"the data": data.data_info})
 
     # Experiment
-    experiment = build_experiment(config, data.facts, devices or jax.devices())
+    experiment = build_experiment(config, data.data_info, devices or jax.devices())
     total_steps, mesh, task = experiment.total_steps, experiment.mesh, experiment.task
     lines: list[str] = []  # notes for the user
     if mode == "train":
@@ -122,7 +122,7 @@ def run(
         # Restore
         session = Session(experiment, workdir, stack)
         state, meta = session.restore(partial(first_state, experiment, note=lines.append))
-        check_facts(meta, data.facts.info, workdir=workdir)
+        check_info(meta, data.data_info.info, workdir=workdir)
         start_step = step = stop.saved = meta.get("step", 0)
         check_agreement({"the restored step": step})
         evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
@@ -238,7 +238,7 @@ def evaluate_newest(
     newest = load_checkpoint(workdir, experiment.state.params)
     if newest is None:
         raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
-    check_facts(newest.meta, data.facts.info, workdir=workdir)
+    check_info(newest.meta, data.data_info.info, workdir=workdir)
     metrics = evaluate(
         experiment, data, newest.items["params"], stop=stop, beat=lambda what: None, note=say
     )
@@ -257,7 +257,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
         return state
     replicated = NamedSharding(experiment.mesh, P())
     fresh = jax.jit(lambda params: params, out_shardings=replicated)(state.params)
-    source, info = config.init_from, experiment.facts.info
+    source, info = config.init_from, experiment.data_info.info
     stored = load_pretrained(source, replicated, model=config.model, info=info)
     how = {"model": config.model, "source": source, "same_classes": stored.same_classes}
     how["differing"] = stored.differing

@@ -36,7 +36,7 @@ class TokenModel(BlockSettings, kw_only=True):
 class NextToken(Task):
     primary_metric, model_fields = PrimaryMetric("bits", False), {"vocab_size": 8}
     unit = "sequences"
-    build = classmethod(lambda cls, config, facts: cls())
+    build = classmethod(lambda cls, config, data_info: cls())
 
     def batch_spec(self, B):
         return {"tokens": jax.ShapeDtypeStruct((B, 7), "int32")}

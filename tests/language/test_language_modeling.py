@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_runs import small_config
 
-from widenet_jax.data.contract import DataFacts, StreamFacts
+from widenet_jax.data.contract import DataInfo, StreamInfo
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.language.task import LanguageModeling
 from widenet_jax.step import TrainState, make_gradients
@@ -20,7 +20,7 @@ SMALL |= {"evaluation.batch_size": B}
 
 def experiment_of(**changes: object) -> Experiment:
     config = small_config(run="language", **SMALL, **changes)
-    return build_experiment(config, DataFacts(64, {}, {"vocab_size": V}), jax.devices()[:1])
+    return build_experiment(config, DataInfo(64, {}, {"vocab_size": V}), jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def used(seed: int = 1) -> dict[str, jax.Array]:
 
 def test_loss_is_the_mean_over_tokens_of_the_next_one():
     """Against a loop in float64; the memory of the model's outputs is the next carry."""
-    stream = StreamFacts(bytes_per_token=2.0)
+    stream = StreamInfo(bytes_per_token=2.0)
     task = LanguageModeling(5, 3, 3, 12, depth=1, embed_dim=2, dtype="float32", stream=stream)
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 3, 5)).astype(np.float32)

@@ -10,7 +10,7 @@ from etils import epath
 from small_runs import assert_same_end, metrics_of, small_config
 
 from widenet_jax import train
-from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.run.extension import check_length
@@ -18,19 +18,19 @@ from widenet_jax.run.workdir import write_run
 
 ONE = jax.devices()[:1]
 EXAMPLE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
-FACTS = DataFacts(1437, EXAMPLE, {"class_names": ["0", "1"]})
+DATA_INFO = DataInfo(1437, EXAMPLE, {"class_names": ["0", "1"]})
 
 
 def run_of(place: Path, steps: int, **changes: object) -> epath.Path:
     """Makes the workdir of a run of 20 steps of 64 images that has a checkpoint of `steps`."""
     workdir = epath.Path(place / "run")
-    write_run(workdir, small_config(**changes), FACTS.info)
+    write_run(workdir, small_config(**changes), DATA_INFO.info)
     (workdir / "checkpoints" / str(steps)).mkdir(parents=True)
     return workdir
 
 
 def length(workdir: epath.Path, duration: str, *, extend: bool = False, **changes: object) -> str:
-    experiment = build_experiment(small_config(duration=duration, **changes), FACTS, ONE)
+    experiment = build_experiment(small_config(duration=duration, **changes), DATA_INFO, ONE)
     return check_length(workdir, experiment, extend=extend)
 
 

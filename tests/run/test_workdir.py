@@ -19,7 +19,7 @@ from widenet_jax.files import may_replace, warn_without_locks
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import expand
 from widenet_jax.run.workdir import (
-    check_facts,
+    check_info,
     check_workdir,
     environment,
     flatten,
@@ -248,20 +248,20 @@ def test_data_with_other_facts_is_refused(tmp_path: Path):
     place = epath.Path(tmp_path)
     meta = {"tokenizer": {"model": {"vocab": [["a", -1.5]]}}, "unigram_entropy": 5.25, "step": 3}
     same = {"tokenizer": {"model": {"vocab": [("a", -1.5)]}}, "unigram_entropy": 5.25 + 1e-12}
-    check_facts(meta, same, workdir=place)
-    check_facts({}, same, workdir=place)
-    check_facts({"step": 3}, same, workdir=place)
+    check_info(meta, same, workdir=place)
+    check_info({}, same, workdir=place)
+    check_info({"step": 3}, same, workdir=place)
     other = same | {"tokenizer": {"model": {"vocab": [["b", -1.5]]}}}
     with pytest.raises(BadInputError, match="trained on data with another tokenizer"):
-        check_facts(meta, other, workdir=place)
+        check_info(meta, other, workdir=place)
     with pytest.raises(BadInputError, match="another vocab_size than"):  # no model to start from
-        check_facts(
+        check_info(
             {"vocab_size": 8, "text_sha256": "a"},
             {"vocab_size": 256, "text_sha256": "b"},
             workdir=place,
         )
     with pytest.raises(BadInputError, match="another unigram_entropy"):
-        check_facts(meta, same | {"unigram_entropy": 5.2}, workdir=place)
+        check_info(meta, same | {"unigram_entropy": 5.2}, workdir=place)
 
 
 def test_a_package_that_is_not_installed_is_noted_as_such(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import squad as config_file
-from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.span import NO_SPAN, NUM_SPANS, Span
 
@@ -180,18 +180,18 @@ def test_summary():
 def test_the_primary_metric_follows_the_config():
     for variant, name in (("v1,model=albert_s", "f1"), ("v2,model=albert_s", "best_f1")):
         config = config_file.get_config(variant)
-        built = Span.build(config, DataFacts(8, EXAMPLE, {"vocab_size": 30}))
+        built = Span.build(config, DataInfo(8, EXAMPLE, {"vocab_size": 30}))
         assert Span.primary_metric_of(config).name == built.primary_metric.name == name
 
 
 def test_questions_without_an_answer_need_v2():
     config = config_file.get_config("v1,model=albert_s")
-    facts = DataFacts(8, EXAMPLE, {"vocab_size": 30, "unanswerable": True})
+    data_info = DataInfo(8, EXAMPLE, {"vocab_size": 30, "unanswerable": True})
     with pytest.raises(BadInputError, match=r"add --config.task.unanswerable=true"):
-        Span.build(config, facts)
+        Span.build(config, data_info)
     config.task.head = "beams"
     with pytest.raises(BadInputError, match=r"config.task.head='beams' is unknown"):
-        Span.build(config, facts)
+        Span.build(config, data_info)
 
 
 def test_metrics_are_finite():

@@ -32,7 +32,7 @@ from widenet_jax.inference.stored import set_fields
 from widenet_jax.ops.plan.topology import parse_topology
 
 if TYPE_CHECKING:
-    from widenet_jax.data.contract import DataFacts
+    from widenet_jax.data.contract import DataInfo
 
 DATA_SIZES = ("num_examples", "num_classes", "vocab_size")
 PAPER_CONFIG = "configs/imagenet.py"
@@ -67,13 +67,13 @@ def add_data_flags(add: Callable[..., Any]) -> None:
 
 def read_configs(
     names: Sequence[str], options: Options
-) -> list[tuple[str, ConfigDict, "DataFacts"]]:
+) -> list[tuple[str, ConfigDict, "DataInfo"]]:
     """Returns (name, config, facts about its data) for each name, with the fields of `options`."""
     known = {name: getattr(options, name) for name in DATA_SIZES}
     configs = [set_fields(load_config(name), options.fields) for name in names]
-    from widenet_jax.ops.plan.facts import data_facts
+    from widenet_jax.ops.plan.facts import data_info
 
-    return [(name, one, data_facts(one, **known)) for name, one in zip(names, configs, strict=True)]
+    return [(name, one, data_info(one, **known)) for name, one in zip(names, configs, strict=True)]
 
 
 def run(options: Options) -> None:

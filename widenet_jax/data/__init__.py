@@ -11,6 +11,6 @@ functions of (seed, epoch, record). So nothing about the data is stored in a che
 number of hosts and workers sees the same global batches.
 """
 
-from widenet_jax.data.contract import ArraySpec, Batch, Data, DataFacts, Example, Source, Transform
+from widenet_jax.data.contract import ArraySpec, Batch, Data, DataInfo, Example, Source, Transform
 
-__all__ = ["ArraySpec", "Batch", "Data", "DataFacts", "Example", "Source", "Transform"]
+__all__ = ["ArraySpec", "Batch", "Data", "DataInfo", "Example", "Source", "Transform"]

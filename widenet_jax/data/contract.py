@@ -82,7 +82,7 @@ class ArraySpec(NamedTuple):
     dtype: str
 
 
-class StreamFacts(NamedTuple):
+class StreamInfo(NamedTuple):
     """What a task must know of a `Stream` to measure in bits per byte of its text.
 
     Attributes:
@@ -94,7 +94,7 @@ class StreamFacts(NamedTuple):
     unigram_bits: float | None = None
 
 
-class DataFacts(NamedTuple):
+class DataInfo(NamedTuple):
     """What a model, a task and a schedule must know of the data, so that the data can be absent.
 
     Attributes:
@@ -109,7 +109,7 @@ class DataFacts(NamedTuple):
     num_examples: int
     example: Mapping[str, ArraySpec]
     info: Mapping[str, Any]
-    stream: StreamFacts | None = None
+    stream: StreamInfo | None = None
     class_counts: tuple[int, ...] = ()
 
 
@@ -120,7 +120,7 @@ class Data(NamedTuple):
     eval: Source
     train_transform: Transform
     eval_transform: Transform
-    facts: DataFacts
+    data_info: DataInfo
 
 
 BuildSource = Callable[[Mapping[str, Any], str], Source]  # (config.data, split)

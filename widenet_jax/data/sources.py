@@ -17,10 +17,10 @@ from widenet_jax.data.contract import (
     BuildSource,
     BuildTransforms,
     Data,
-    DataFacts,
+    DataInfo,
     Source,
     Stream,
-    StreamFacts,
+    StreamInfo,
 )
 from widenet_jax.data.shards import ArrayRecord, Tfds
 from widenet_jax.data.splits import parse_slice
@@ -213,8 +213,8 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     if config.task.get("class_weights", "none") != "none":
         counts = class_counts(train)
     size = examples_an_epoch(train, config)
-    facts = DataFacts(size, example, info, stream_facts(train, evaluation), counts)
-    return Data(train, evaluation, train_transform, eval_transform, facts)
+    data_info = DataInfo(size, example, info, stream_info(train, evaluation), counts)
+    return Data(train, evaluation, train_transform, eval_transform, data_info)
 
 
 def with_classes_of(
@@ -243,11 +243,11 @@ def with_classes_of(
     return Relabelled(evaluation, names, labels)
 
 
-def stream_facts(train: Source, evaluation: Source) -> StreamFacts | None:
+def stream_info(train: Source, evaluation: Source) -> StreamInfo | None:
     """Returns the facts about both splits of a stream; None of other sources."""
     if not isinstance(train, Stream):
         return None
-    return StreamFacts(train.bytes_per_token, unigram_bits(evaluation))
+    return StreamInfo(train.bytes_per_token, unigram_bits(evaluation))
 
 
 def class_counts(source: LabelledImages) -> tuple[int, ...]:

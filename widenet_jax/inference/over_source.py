@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import Source
 from widenet_jax.data.chunks import example_spec
-from widenet_jax.data.contract import DataFacts
-from widenet_jax.data.sources import TRANSFORMS, build_source, stream_facts
+from widenet_jax.data.contract import DataInfo
+from widenet_jax.data.sources import TRANSFORMS, build_source, stream_info
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import first_carry, placed_batches, total
 from widenet_jax.experiment import build_task, make_forward
@@ -151,8 +151,8 @@ def metrics_over_source(
 
     totals = totals_over_source(trained, evaluate, source, transform)
     metrics = trained.task.summarize(totals.sums, totals.rows, source)
-    info, stream = {**trained.info, **source.info}, stream_facts(source, source)
-    known = DataFacts(0, {}, info, stream)
+    info, stream = {**trained.info, **source.info}, stream_info(source, source)
+    known = DataInfo(0, {}, info, stream)
     task = build_task(trained.config, known)
     if message := unbeaten(task, metrics):
         say(f"warning: {message}")

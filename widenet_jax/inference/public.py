@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.experiment import build_task
 from widenet_jax.files import absolute, is_remote
@@ -88,7 +88,7 @@ def open_public(place: str) -> Trained:
         "model": fields | {"dtype": "float32"},
         "data": {"max_length": fields["num_positions"]},
     })  # fmt: skip
-    task = build_task(config, DataFacts(0, {}, info))
+    task = build_task(config, DataInfo(0, {}, info))
     model = build_model(config.model, **task.model_fields)
     shapes = parameter_shapes(model, model_inputs(config, {}))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

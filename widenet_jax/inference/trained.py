@@ -15,7 +15,7 @@ from widenet_jax.config.files import override
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data.contract import ArraySpec, DataFacts
+from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task
 from widenet_jax.files import absolute, read_json, split_checkpoint
@@ -94,7 +94,7 @@ def open_trained(
     place += f"@{checkpoint}" if checkpoint else ""
     config = override(ConfigDict(found.config), changes)
     example = images_of(config, found.params) if "image_size" in config.data else {}
-    task = build_task(config, DataFacts(0, example, found.info))
+    task = build_task(config, DataInfo(0, example, found.info))
     model = build_model(config.model, **task.model_fields)
     check_fits(model, found.params, model_inputs(config, example), place)
     return Trained(place, config, found.info, task, model, found.params, found.step)

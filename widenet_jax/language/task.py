@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus import texts
-from widenet_jax.data.contract import DataFacts, Source, StreamFacts
+from widenet_jax.data.contract import DataInfo, Source, StreamInfo
 from widenet_jax.errors import check_range
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.task import (
@@ -56,25 +56,25 @@ class LanguageModeling(Task):
     depth: int
     embed_dim: int
     dtype: str
-    stream: StreamFacts = field(default_factory=StreamFacts)
+    stream: StreamInfo = field(default_factory=StreamInfo)
 
     primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("bits_per_byte", higher_is_better=False)
     unit: ClassVar[str] = "sequences"
 
     @classmethod
-    def build(cls, config: ConfigDict, facts: DataFacts) -> "LanguageModeling":
+    def build(cls, config: ConfigDict, data_info: DataInfo) -> "LanguageModeling":
         task, model, T = config.task, config.model, config.data.max_length
         for name in ("memory_length", "eval_memory_length"):
             check_range(f"config.task.{name}", task[name], 0, 1 << 20)
         return cls(
-            vocab_size=facts.info["vocab_size"],
+            vocab_size=data_info.info["vocab_size"],
             segment_length=T,
             memory_length=task.memory_length or T,
             eval_memory_length=task.eval_memory_length or EVAL_MEMORY_FACTOR * T,
             depth=model.depth,
             embed_dim=model.embed_dim,
             dtype=model.dtype,
-            stream=facts.stream or StreamFacts(),
+            stream=data_info.stream or StreamInfo(),
         )
 
     @property

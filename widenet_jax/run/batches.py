@@ -14,9 +14,9 @@ from widenet_jax.sharding import host_positions
 def records_of_step(experiment: Experiment, step: int) -> list[int]:
     """Returns the training records of the global batch that follows `step` updates, in order."""
     B = experiment.config.batch_size
-    N, seed = experiment.facts.num_examples, experiment.config.seed
+    N, seed = experiment.data_info.num_examples, experiment.config.seed
     positions = step * B + np.arange(B)
-    if experiment.facts.stream:
+    if experiment.data_info.stream:
         _, records = stream_at(positions, batch_size=B, num_segments=N, whole=False)
     else:
         _, records = record_at(positions, seed=seed, num_records=N)

@@ -39,7 +39,7 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
             raise BadInputError(f"--extend: --workdir={workdir} holds no run yet; leave it out")
         return ""
     stored = read_json(file)["duration"]
-    sizes = {"batch_size": config.batch_size, "num_examples": experiment.facts.num_examples}
+    sizes = {"batch_size": config.batch_size, "num_examples": experiment.data_info.num_examples}
     before, now = to_steps(stored, field="config.duration", **sizes), experiment.total_steps
     if now < before:
         raise BadInputError(

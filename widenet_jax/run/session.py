@@ -55,7 +55,7 @@ class Session:
         config, self.main_host = experiment.config, jax.process_index() == 0
         on_every_host(self._prepare_workdir)
         self.watchdog = stack.enter_context(closing(Watchdog(**config.watchdog)))
-        meta = {"config": workdirs.plain(config), **experiment.facts.info}
+        meta = {"config": workdirs.plain(config), **experiment.data_info.info}
         primary_metric, keep = experiment.task.primary_metric, config.checkpoint.keep
         checkpoints = Checkpoints(workdir, meta=meta, keep=keep, primary_metric=primary_metric)
         self.checkpoints = stack.enter_context(closing(checkpoints))
@@ -108,7 +108,7 @@ class Session:
         )
         self.writer = self.stack.enter_context(closing(writer))
         if self.main_host:
-            workdirs.write_run(self.workdir, config, experiment.facts.info)
+            workdirs.write_run(self.workdir, config, experiment.data_info.info)
         self.writer.resume(start_step, again=("eval",) if evaluation_due else ())
         self.progress = Progress(
             total_steps=experiment.total_steps,
@@ -215,7 +215,7 @@ class Session:
         """Raises RunFailedError where too large a share of the training examples is unreadable."""
         limit = self.experiment.config.data.max_bad_fraction
         seen = step * self.experiment.config.batch_size
-        num_examples = self.experiment.facts.num_examples
+        num_examples = self.experiment.data_info.num_examples
         if bad > bad_allowed(limit, num_examples) * max(seen / num_examples, 1):
             raise RunFailedError(
                 f"{bad:,} of {seen:,} training {self.experiment.task.unit} could not be read up to "

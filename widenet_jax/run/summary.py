@@ -25,8 +25,8 @@ BEST_CHECKPOINT = "best_checkpoint"  # in front of its metric and step in result
 
 def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
     """Returns a table of the parameters, and lines on devices, dispatch, start and length."""
-    mesh, counts = experiment.mesh, experiment.parameter_facts
-    config, num_examples = experiment.config, experiment.facts.num_examples
+    mesh, counts = experiment.mesh, experiment.parameter_counts
+    config, num_examples = experiment.config, experiment.data_info.num_examples
     unit = experiment.task.unit
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     begin = "starting"
@@ -68,7 +68,7 @@ def shortened(config: ConfigDict, source: Source) -> str:
 
 def result_of(experiment: Experiment, metrics: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
     """Returns `facts`, the number of parameters, and the `result_metrics` of a split."""
-    facts |= experiment.parameter_facts | {"split": experiment.config.data.eval_split}
+    facts |= experiment.parameter_counts | {"split": experiment.config.data.eval_split}
     return facts | result_metrics(metrics, experiment.task)
 
 

@@ -86,7 +86,7 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
     if mode == "train" and may_replace(workdir):
         return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
     changed = changed_fields(stored_file, config)
-    changed.pop("data.tokenizer", None)  # the same one may lie elsewhere: see `check_facts`
+    changed.pop("data.tokenizer", None)  # the same one may lie elsewhere: see `check_info`
     if mode == "train":
         changed.pop("duration", None)  # see `run.extension`
     if changed:
@@ -132,7 +132,7 @@ def list_changes(changed: Mapping[str, str]) -> str:
     return "; ".join(texts[:4] + ["and more"] * (len(texts) > 4))
 
 
-def check_facts(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path) -> None:
+def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path) -> None:
     """Raises BadInputError where the data is not that of a checkpoint, as with another tokenizer.
 
     Args:

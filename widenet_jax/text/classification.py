@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax import labels
 from widenet_jax.corpus import texts
-from widenet_jax.data.contract import ArraySpec, DataFacts, Source
+from widenet_jax.data.contract import ArraySpec, DataInfo, Source
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
 from widenet_jax.typing import Array, Shapes
@@ -35,10 +35,10 @@ class TextClassification(Task):
     unit: ClassVar[str] = "examples"
 
     @classmethod
-    def build(cls, config: ConfigDict, facts: DataFacts) -> "TextClassification":
+    def build(cls, config: ConfigDict, data_info: DataInfo) -> "TextClassification":
         del config
-        info = facts.info
-        return cls(info["vocab_size"], len(info["class_names"]), facts.example)
+        info = data_info.info
+        return cls(info["vocab_size"], len(info["class_names"]), data_info.example)
 
     @property
     def model_fields(self) -> dict[str, int | str]:

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus import texts
-from widenet_jax.data.contract import ArraySpec, DataFacts, Source
+from widenet_jax.data.contract import ArraySpec, DataInfo, Source
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.task import (
     Apply,
@@ -49,10 +49,10 @@ class MaskedLm(Task):
     unit: ClassVar[str] = "sequences"
 
     @classmethod
-    def build(cls, config: ConfigDict, facts: DataFacts) -> "MaskedLm":
+    def build(cls, config: ConfigDict, data_info: DataInfo) -> "MaskedLm":
         del config
-        info = facts.info
-        return cls(info["vocab_size"], facts.example, info.get("unigram_entropy"))
+        info = data_info.info
+        return cls(info["vocab_size"], data_info.example, info.get("unigram_entropy"))
 
     @property
     def model_fields(self) -> dict[str, int | str]:

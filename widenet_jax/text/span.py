@@ -12,7 +12,7 @@ import optax
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus import texts
-from widenet_jax.data.contract import ArraySpec, DataFacts, Source
+from widenet_jax.data.contract import ArraySpec, DataInfo, Source
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.task import (
@@ -62,7 +62,7 @@ class Span(Task):
     unit = "windows"
 
     @classmethod
-    def build(cls, config: ConfigDict, facts: DataFacts) -> "Span":
+    def build(cls, config: ConfigDict, data_info: DataInfo) -> "Span":
         """Builds the task of `config.task`.
 
         Raises:
@@ -70,8 +70,8 @@ class Span(Task):
         """
         fields = {name: config.task[name] for name in config.task if name != "name"}
         choose(HEADS, fields["head"], field="config.task.head")
-        check_questions(config, facts.info)
-        return cls(facts.info["vocab_size"], facts.example, **fields)
+        check_questions(config, data_info.info)
+        return cls(data_info.info["vocab_size"], data_info.example, **fields)
 
     @classmethod
     def primary_metric_of(cls, config: ConfigDict) -> PrimaryMetric:

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax import labels
-from widenet_jax.data.contract import DataFacts, Source
+from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.losses import smooth_labels, softmax_cross_entropy
 from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
@@ -47,7 +47,7 @@ class Classification(Task):
     group_field: ClassVar[str] = "config.augment.mixup_group_size"
 
     @classmethod
-    def build(cls, config: ConfigDict, facts: DataFacts) -> "Classification":
+    def build(cls, config: ConfigDict, data_info: DataInfo) -> "Classification":
         """Builds the task of `config.task` and `config.augment`.
 
         Raises:
@@ -55,13 +55,13 @@ class Classification(Task):
         """
         choose(CLASS_WEIGHTS, config.task.class_weights, field="config.task.class_weights")
         return cls(
-            num_classes=len(facts.info["class_names"]),
-            image_shape=facts.example["image"].shape,
+            num_classes=len(data_info.info["class_names"]),
+            image_shape=data_info.example["image"].shape,
             label_smoothing=config.task.label_smoothing,
             mixup_alpha=config.augment.mixup_alpha,
             mixup_group_size=config.augment.mixup_group_size,
             cutmix_alpha=config.augment.cutmix_alpha,
-            class_weights=weigh(facts.class_counts),
+            class_weights=weigh(data_info.class_counts),
         )
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from widenet_jax.ops.benchmark import (
 from widenet_jax.ops.benchmark.checkpoint import checkpoint_row, directory_bytes
 from widenet_jax.ops.benchmark.timing import median_seconds
 from widenet_jax.ops.benchmark.train_step import random_batch
-from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.facts import data_info
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,7 +72,7 @@ def test_random_batches_are_valid_for_every_task():
 def test_a_checkpoint_is_measured(tmp_path: Path):
     """53,066 parameters and two moments of 4 bytes; noise hardly compresses."""
     config = load_config("configs/digits.py:widenet_tiny")
-    experiment = build_experiment(config, data_facts(config), jax.devices()[:1])
+    experiment = build_experiment(config, data_info(config), jax.devices()[:1])
     row = checkpoint_row("d", experiment, workdir=epath.Path(tmp_path), rounds=2)
     assert row["state_mb"] == pytest.approx(3 * 4 * 53_066 / 1e6, rel=1e-3)
     assert row["disk_mb"] == directory_bytes(epath.Path(tmp_path / "checkpoints" / "2")) / 1e6
@@ -88,7 +88,7 @@ def test_out_of_memory_suggests_a_batch_size(monkeypatch: pytest.MonkeyPatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(train_step, "lower_step", fail)
-    experiment = build_experiment(config, data_facts(config), jax.devices()[:2])
+    experiment = build_experiment(config, data_info(config), jax.devices()[:2])
     with pytest.raises(RunFailedError, match=r"batch 64 does not fit 2 .*batch_size=32"):
         train_step.train_step_row("d", experiment, rounds=1, steps=1)
 

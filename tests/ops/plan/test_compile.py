@@ -13,7 +13,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.compile import CompiledStep, TpuCompiler, needed_bytes, peak_bytes
-from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.facts import data_info
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import price_module
 from widenet_jax.ops.plan.topology import Topology, parse_topology
@@ -28,7 +28,7 @@ needs_libtpu = pytest.mark.skipif(
 def test_a_small_step_for_eight_tpu_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XLA_FLAGS")  # libtpu aborts on a flag that it does not know
     config = load_config("configs/digits.py:widenet_tiny")
-    data, notes = data_facts(config), []
+    data, notes = data_info(config), []
     compiler = TpuCompiler(parse_topology("v3-8"), cache=tmp_path, note=notes.append)
     step = compiler.compile("digits", config, data)
     assert notes == ["digits: compiling for v3-8"]
@@ -72,7 +72,7 @@ def test_a_batch_that_does_not_divide():
     config = load_config("configs/digits.py:widenet_tiny")
     config.batch_size = 60
     with pytest.raises(BadInputError, match=r"config\.batch_size=60 must be a multiple"):
-        TpuCompiler(parse_topology("v3-8")).compile("x", config, data_facts(config))
+        TpuCompiler(parse_topology("v3-8")).compile("x", config, data_info(config))
 
 
 def test_a_missing_compiler_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):

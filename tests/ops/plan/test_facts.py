@@ -4,7 +4,7 @@ import pytest
 
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
-from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.facts import data_info
 
 
 @pytest.mark.parametrize(
@@ -17,28 +17,28 @@ from widenet_jax.ops.plan.facts import data_facts
     ],
 )
 def test_sets_of_the_configs(config: str, numbers: tuple):
-    facts = data_facts(load_config(config))
-    shape = facts.example["image"].shape
-    assert (facts.num_examples, len(facts.info["class_names"]), shape) == numbers
+    info = data_info(load_config(config))
+    shape = info.example["image"].shape
+    assert (info.num_examples, len(info.info["class_names"]), shape) == numbers
 
 
 def test_text_sets_of_the_configs():
     """T = 512, P = 20; and a set of one's own."""
     config = load_config("configs/text_pretrain.py:widenet_4")
-    facts = data_facts(config)
-    assert (facts.info, facts.num_examples) == ({"vocab_size": 30_000}, 10_240_000)
-    assert facts.example["tokens"].shape == (512,)
-    assert facts.example["mlm_labels"].shape == (20,)
+    info = data_info(config)
+    assert (info.info, info.num_examples) == ({"vocab_size": 30_000}, 10_240_000)
+    assert info.example["tokens"].shape == (512,)
+    assert info.example["mlm_labels"].shape == (20,)
     config.data.path = "gs://bucket/mine"
     with pytest.raises(BadInputError, match=r"'mine'.*--num_examples=N --vocab_size=N"):
-        data_facts(config)
-    assert data_facts(config, num_examples=9, vocab_size=99).info == {"vocab_size": 99}
+        data_info(config)
+    assert data_info(config, num_examples=9, vocab_size=99).info == {"vocab_size": 99}
 
 
 def test_other_sets_need_both_numbers():
     config = load_config("configs/imagenet.py:vit_b")
     config.data.path = "/data/flowers"
     with pytest.raises(BadInputError, match=r"'flowers'.*--num_examples=N --num_classes=N"):
-        data_facts(config, num_examples=7, num_classes=None)
-    facts = data_facts(config, num_examples=1020, num_classes=102)
-    assert (facts.num_examples, len(facts.info["class_names"])) == (1020, 102)
+        data_info(config, num_examples=7, num_classes=None)
+    info = data_info(config, num_examples=1020, num_classes=102)
+    assert (info.num_examples, len(info.info["class_names"])) == (1020, 102)

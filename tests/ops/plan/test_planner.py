@@ -4,10 +4,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan.compile import CompiledStep
-from widenet_jax.ops.plan.facts import data_facts
+from widenet_jax.ops.plan.facts import data_info
 from widenet_jax.ops.plan.planner import GIB, changes, plan_run, size_facts
 from widenet_jax.ops.plan.topology import parse_topology
 
@@ -20,7 +20,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %r = f32[20750000]{0} all-reduce(%a)
 }
 """
-DATA = data_facts(load_config("configs/imagenet.py:vit_b"))
+DATA = data_info(load_config("configs/imagenet.py:vit_b"))
 
 
 class Double:
@@ -34,7 +34,7 @@ class Double:
         self.noted: list[str] = []
         self.note = self.noted.append
 
-    def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
+    def compile(self, name: str, config: ConfigDict, data: DataInfo) -> CompiledStep:
         parts = config.optimizer.accumulation_steps
         images = config.batch_size // 256 // parts
         if config.model.moe and images % config.model.moe.examples_per_group:
@@ -78,7 +78,7 @@ def test_unique_and_unrolled_parameters_of_a_shared_model():
 def test_the_memory_of_a_language_model():
     """64 rows with 512 tokens of 1,024 bfloat16 numbers in one block, and as many lengths."""
     config = load_config("configs/language_model.py:wt_b,depth=1")
-    facts = size_facts(config, data_facts(config), parse_topology("v3-8"))
+    facts = size_facts(config, data_info(config), parse_topology("v3-8"))
     assert facts["carry_gib"] * GIB == 64 * (512 * 1024 * 2 + 4) / 8
     assert facts["examples_per_core"] == 8 and facts["steps"] == 100_000
     image = load_config("configs/imagenet.py:vit_b,depth=1")
@@ -114,7 +114,7 @@ def test_changes_that_split_token_groups_are_skipped():
 
 def test_the_program_counts_towards_the_memory():
     class Large(Double):
-        def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
+        def compile(self, name: str, config: ConfigDict, data: DataInfo) -> CompiledStep:
             parts = config.optimizer.accumulation_steps
             return CompiledStep(HLO, True, 15.5 * GIB / parts, 60.0)
 

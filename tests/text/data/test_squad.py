@@ -155,7 +155,7 @@ def test_one_split_may_have_all_answers(tmp_path: Path, tokenizer: Tokenizer, ho
     config = config_file.get_config("v2,model=albert_tiny")
     config.data.update(path=str(tmp_path), train_split="train", eval_split="dev")
     config.data.tokenizer = str(tmp_path / "tokenizer.json")
-    assert open_data(config).facts.info["unanswerable"]
+    assert open_data(config).data_info.info["unanswerable"]
 
 
 def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):

@@ -317,9 +317,9 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     assert (len(cut.train), len(cut.eval)) == (2, 3)
     config.data.update(train_split="train", eval_split="dev")
     opened = open_data(config)
-    assert opened.facts.info["vocab_size"] == len(VOCABULARY)
-    assert opened.facts.info["class_names"] == ["no", "yes"]
-    assert opened.facts.example["tokens"].shape == (6,)
+    assert opened.data_info.info["vocab_size"] == len(VOCABULARY)
+    assert opened.data_info.info["class_names"] == ["no", "yes"]
+    assert opened.data_info.example["tokens"].shape == (6,)
     row = opened.train_transform(opened.train[1], None)
     assert row["tokens"].tolist() == [CLS, 7, 8, 9, SEP, 0] and row["label"] == 1
     workdir = epath.Path(tmp_path / "run")  # its copy counts once the run has saved anything
@@ -327,7 +327,7 @@ def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: T
     (workdir / "tokenizer.json").write_text(json.dumps(tokenizer.json))
     (workdir / "environment.json").write_text("[]")
     config.init_from = str(tmp_path / "gone")
-    assert open_data(config, workdir).facts == opened.facts
+    assert open_data(config, workdir).data_info == opened.data_info
     (workdir / "checkpoints").rmdir()
     with pytest.raises(BadInputError, match="gone"):
         open_data(config, workdir)

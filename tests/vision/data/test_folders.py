@@ -166,9 +166,9 @@ def test_a_class_without_training_images_is_refused(folder, split):
 def test_classes_are_counted_where_the_task_weights_them(folder):
     (folder / "train" / "ant" / "c.png").write_bytes(png(1))
     config = config_of(folder)
-    assert open_data(config).facts.class_counts == ()
+    assert open_data(config).data_info.class_counts == ()
     config.task.class_weights = "balanced"
-    assert open_data(config).facts.class_counts == (3, 2)
+    assert open_data(config).data_info.class_counts == (3, 2)
     examples = [(k, png(k)) for k in (1, 0, 1)]
     records.write_set(folder / "set", {"train": examples}, class_names="abc", provenance={})
     assert class_counts(ArrayRecord(str(folder / "set"), "train")) == (1, 2, 0)
@@ -316,7 +316,7 @@ def test_of_a_messy_folder_every_image_is_read_or_named(tmp_path):
     config = config_of(root, eval_fraction=0.3)
     config.augment.exif_orientation = True
     data = open_data(config)
-    assert data.facts.info["class_names"] == ["messy", "plain", "日本 の猫"]
+    assert data.data_info.info["class_names"] == ["messy", "plain", "日本 の猫"]
     pictures, named = {}, []
     for source in (data.train, data.eval):
         for i in range(len(source)):

@@ -22,7 +22,7 @@ import jax
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.ops.plan.topology import Topology
@@ -73,7 +73,7 @@ class TpuCompiler:
         self.topology, self._cache, self.note = topology, cache, note
         self._devices = tpu_devices(topology)
 
-    def compile(self, name: str, config: ConfigDict, data: DataFacts) -> CompiledStep:
+    def compile(self, name: str, config: ConfigDict, data: DataInfo) -> CompiledStep:
         """Compiles the training step of `config`; `name` stands for it in notes.
 
         Raises:

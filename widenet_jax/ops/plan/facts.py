@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import ArraySpec, DataFacts, StreamFacts
+from widenet_jax.data.contract import ArraySpec, DataInfo, StreamInfo
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.text.data.instances import instance_spec
 
@@ -41,7 +41,7 @@ STREAMS = {
 }
 
 
-def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
+def data_info(config: ConfigDict, **given: Any) -> DataInfo:
     """Returns facts about the data set that `config.data` names.
 
     Args:
@@ -51,16 +51,16 @@ def data_facts(config: ConfigDict, **given: Any) -> DataFacts:
     Raises:
       BadInputError: the task or the data set is unknown.
     """
-    return choose(DATA_FACTS, config.task.name, field="config.task.name")(config, **given)
+    return choose(DATA_INFO, config.task.name, field="config.task.name")(config, **given)
 
 
-def image_facts(config: ConfigDict, **given: Any) -> DataFacts:
-    """Returns facts about a set of labelled images; arguments as in `data_facts`."""
+def image_info(config: ConfigDict, **given: Any) -> DataInfo:
+    """Returns facts about a set of labelled images; arguments as in `data_info`."""
     data = config.data
     name = data.name or PurePosixPath(data.path).name or data.source
     num_examples, num_classes = sizes(name.partition("/")[0], IMAGE_SETS, "num_classes", given)
     channels = 1 if data.source == "digits" else 3
-    return DataFacts(
+    return DataInfo(
         num_examples=num_examples,
         example={
             "image": ArraySpec((data.image_size, data.image_size, channels), "uint8"),
@@ -70,33 +70,33 @@ def image_facts(config: ConfigDict, **given: Any) -> DataFacts:
     )
 
 
-def pretraining_text_facts(config: ConfigDict, **given: Any) -> DataFacts:
-    """Returns facts about a prepared text set; arguments as in `data_facts`."""
+def pretraining_info(config: ConfigDict, **given: Any) -> DataInfo:
+    """Returns facts about a prepared text set; arguments as in `data_info`."""
     name = PurePosixPath(config.data.path).name or config.data.source
     num_examples, vocab_size = sizes(name, TEXT_SETS, "vocab_size", given)
-    return DataFacts(num_examples, instance_spec(config), {"vocab_size": vocab_size})
+    return DataInfo(num_examples, instance_spec(config), {"vocab_size": vocab_size})
 
 
-def table_facts(config: ConfigDict, **given: Any) -> DataFacts:
-    """Returns facts about a table of texts; arguments as in `data_facts`."""
+def table_info(config: ConfigDict, **given: Any) -> DataInfo:
+    """Returns facts about a table of texts; arguments as in `data_info`."""
     name = PurePosixPath(config.data.path).name
     num_examples, num_classes = sizes(name, TABLES, "num_classes", given)
     example = sequence_spec(config) | {"label": ArraySpec((), "int32")}
     info = {"class_names": list(map(str, range(num_classes)))}
-    return DataFacts(num_examples, example, info | vocabulary(given))
+    return DataInfo(num_examples, example, info | vocabulary(given))
 
 
-def squad_facts(config: ConfigDict, **given: Any) -> DataFacts:
-    """Returns facts about SQuAD; arguments as in `data_facts`."""
+def squad_info(config: ConfigDict, **given: Any) -> DataInfo:
+    """Returns facts about SQuAD; arguments as in `data_info`."""
     num_examples, _ = sizes(config.data.train_split, SQUADS, "num_classes", given)
     places = dict.fromkeys(("start", "end"), ArraySpec((), "int32"))
     may_start = {"may_start": ArraySpec((config.data.max_length,), "bool")}
     example = sequence_spec(config) | places | may_start
-    return DataFacts(num_examples, example, vocabulary(given))
+    return DataInfo(num_examples, example, vocabulary(given))
 
 
-def stream_facts(config: ConfigDict, **given: Any) -> DataFacts:
-    """Returns facts about a stream of tokens; arguments as in `data_facts`."""
+def stream_info(config: ConfigDict, **given: Any) -> DataInfo:
+    """Returns facts about a stream of tokens; arguments as in `data_info`."""
     name = PurePosixPath(config.data.path).name or config.data.source
     T, B = config.data.max_length, config.batch_size
     known = {
@@ -105,7 +105,7 @@ def stream_facts(config: ConfigDict, **given: Any) -> DataFacts:
     }
     num_examples, vocab_size = sizes(name, known, "vocab_size", given)
     example = {"tokens": ArraySpec((T + 1,), "int32"), "fresh": ArraySpec((), "bool")}
-    return DataFacts(num_examples, example, {"vocab_size": vocab_size}, stream=StreamFacts())
+    return DataInfo(num_examples, example, {"vocab_size": vocab_size}, stream=StreamInfo())
 
 
 def sequence_spec(config: ConfigDict) -> dict[str, ArraySpec]:
@@ -137,10 +137,10 @@ def sizes(name: str, known: Mapping, second: str, given: Mapping[str, Any]) -> t
 
 
 # config.task.name -> facts about the sets of that task
-DATA_FACTS: dict[str, Callable[..., DataFacts]] = {
-    "classification": image_facts,
-    "masked_lm": pretraining_text_facts,
-    "text_classification": table_facts,
-    "span": squad_facts,
-    "language_modeling": stream_facts,
+DATA_INFO: dict[str, Callable[..., DataInfo]] = {
+    "classification": image_info,
+    "masked_lm": pretraining_info,
+    "text_classification": table_info,
+    "span": squad_info,
+    "language_modeling": stream_info,
 }

@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
-from widenet_jax.data.contract import DataFacts
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model
@@ -57,7 +57,7 @@ class Plan:
 
 
 def plan_run(
-    name: str, config: ConfigDict, data: DataFacts, tpu: TpuCompiler, price: float | None = None
+    name: str, config: ConfigDict, data: DataInfo, tpu: TpuCompiler, price: float | None = None
 ) -> Plan:
     """Compiles a run's training step for a TPU slice and prices it.
 
@@ -88,7 +88,7 @@ def plan_run(
     return Plan(facts, prices, step.hlo)
 
 
-def size_facts(config: ConfigDict, data: DataFacts, topology: Topology) -> dict[str, Any]:
+def size_facts(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[str, Any]:
     """Returns the facts of a plan that need no compilation."""
     task = build_task(config, data)
     model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
@@ -144,7 +144,7 @@ def time_facts(
 
 
 def advise(
-    name: str, config: ConfigDict, data: DataFacts, compiler: TpuCompiler, step: CompiledStep
+    name: str, config: ConfigDict, data: DataInfo, compiler: TpuCompiler, step: CompiledStep
 ) -> dict[str, Any]:
     """Compiles changes in turn and returns {flags, hbm_peak_gib, step_ms, core_days, tried}.
 

@@ -67,7 +67,7 @@ def mistake_of(trial: Trial) -> str:
 
     try:
         config = set_fields(load_config(trial.config), trial.arguments("")[2:])
-        check_config(config, open_data(config).facts)
+        check_config(config, open_data(config).data_info)
     except BadInputError as error:
         return str(error)
     return ""

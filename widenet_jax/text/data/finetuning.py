@@ -40,7 +40,7 @@ def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any
         return list(pool.map(function, items))
 
 
-def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_info(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns what a source's `info` says of the tokenizer."""
     return {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
 

@@ -13,7 +13,7 @@ import numpy as np
 from widenet_jax.corpus.tokenizer import Encoded, Tokenizer
 from widenet_jax.data.contract import Example
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.finetuning import encode_all, facts_of, in_threads, tokenizer_of
+from widenet_jax.text.data.finetuning import encode_all, in_threads, tokenizer_info, tokenizer_of
 from widenet_jax.text.data.sequences import Joined, padded
 from widenet_jax.text.data.split_files import read_split
 from widenet_jax.text.data.squad_files import SUFFIXES, Answer, Question, read_questions
@@ -81,7 +81,7 @@ class Squad:
     @property
     def info(self) -> dict[str, Any]:
         unanswerable = not all(question.answers for question in self.questions)
-        return {**facts_of(self._tokenizer), "unanswerable": unanswerable}
+        return {**tokenizer_info(self._tokenizer), "unanswerable": unanswerable}
 
     def __len__(self) -> int:
         return len(self.windows)

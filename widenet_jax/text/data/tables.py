@@ -16,7 +16,7 @@ from etils import epath
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import Example
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
-from widenet_jax.text.data.finetuning import encode_all, facts_of, tokenizer_of
+from widenet_jax.text.data.finetuning import encode_all, tokenizer_info, tokenizer_of
 from widenet_jax.text.data.sequences import Joined, join, padded
 from widenet_jax.text.data.split_files import is_text, read_split
 from widenet_jax.text.data.table_files import READERS, Columns, read_columns, shown
@@ -125,7 +125,7 @@ class Table:
     @property
     def info(self) -> dict[str, Any]:
         facts = {"class_names": list(self.class_names), "pairs": self._has_pairs}
-        return {**facts_of(self._tokenizer), **facts}
+        return {**tokenizer_info(self._tokenizer), **facts}
 
     def __len__(self) -> int:
         return len(self._labels)
