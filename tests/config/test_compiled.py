@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_runs import ROOT, command
 
-from widenet_jax.config.compiled import CHOSEN, CPU_INFO, delete_oldest, keep_compiled, machine
+from widenet_jax.config.compiled import CHOSEN, CPU_INFO, keep_compiled, machine
 
 INFO = "processor : 0\nmodel name : A\nflags : avx avx2\ncpu MHz : 2100.0\n"
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
@@ -27,7 +27,8 @@ def test_a_directory_that_only_the_user_can_write(home: Path):
     environment: dict[str, str] = {}
     keep_compiled(environment)
     directory = Path(environment[DIRECTORY])
-    assert directory.parent == home / "widenet_jax" / "compiled"
+    assert directory.parent == home / "widenet_jax" / "programs"
+    assert environment["JAX_COMPILATION_CACHE_MAX_SIZE"] == str(2**30)  # JAX deletes the rest
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
@@ -54,30 +55,17 @@ def test_every_kind_of_machine_has_its_own():
     assert len({ours, machine(INFO.replace(": A", ": B"), threads=2), *others}) == 4
 
 
-def test_the_oldest_programs_go(tmp_path: Path):
-    for age, name in enumerate(("new", "middle", "old")):
-        (tmp_path / name).write_bytes(bytes(10))
-        os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    delete_oldest(tmp_path, 30)
-    assert len(list(tmp_path.iterdir())) == 3
-    delete_oldest(tmp_path, 29)
-    assert {path.name for path in tmp_path.iterdir()} == {"new", "middle"}
-    delete_oldest(tmp_path, 0)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_a_second_run_compiles_nothing_and_has_the_same_bytes(tmp_path: Path, home: Path):
-    """The programs of the first are there, no new ones come, and stderr has no other line."""
+    """The programs of the first are there, no new ones come, and no line names the cache."""
     env = {name: value for name, value in os.environ.items() if name not in CHOSEN}
     env |= {"XDG_CACHE_HOME": str(home), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    results, programs, lines = [], [], []
+    results, programs = [], []
     for name in ("first", "second"):
         words = command(tmp_path / name, "--json")
         done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
         results.append(json.loads(done.stdout)["params_sha256"])
-        programs.append({p.name: p.stat().st_mtime for p in home.rglob("*") if p.is_file()})
-        lines.append(len(done.stderr.splitlines()))
+        programs.append({p.name: p.stat().st_mtime for p in home.rglob("*-cache")})
+        assert "cache" not in done.stderr
     assert results[0] == results[1]
     assert any("train_step" in name for name in programs[0]) and programs[0] == programs[1]
-    assert lines[0] == lines[1]

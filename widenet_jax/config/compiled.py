@@ -2,7 +2,7 @@
 
 JAX's persistent compilation cache does the work. A program that it loads computes the same bits as
 one that it compiles, on the machine that compiled it: machine code for a CPU depends on the CPU's
-instructions and on the number of threads, of which JAX's keys say nothing. Therefore each kind of
+instructions and on the number of threads, which JAX's keys do not contain. Therefore each kind of
 machine has its own directory.
 """
 
@@ -19,7 +19,7 @@ from widenet_jax.files import user_cache
 # Where one of these is set, the user has decided.
 CHOSEN = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 CPU_INFO = Path("/proc/cpuinfo")
-MOST_BYTES = 1 << 30  # of all programs of a machine; the oldest are deleted
+MOST_BYTES = 1 << 30  # of all programs of a machine; JAX deletes those used least recently
 
 
 def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU_INFO) -> None:
@@ -29,24 +29,24 @@ def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU
     other than Linux.
 
     Args:
-      environment: of this process; JAX_COMPILATION_CACHE_DIR is set in it.
+      environment: of this process; the variables of JAX's cache are set in it.
       cpu_info: the file that describes the processors; another one in tests.
     """
     if any(name in environment for name in CHOSEN) or not cpu_info.exists():
         return
-    directory = user_cache("compiled") / machine(cpu_info.read_text(), usable_cores())
+    directory = user_cache("programs") / machine(cpu_info.read_text(), usable_cores())
     try:
-        # What is in it runs as code, so nobody else may write there.
+        # The programs are run as code, so no other user may write there.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        delete_oldest(directory, MOST_BYTES)
     except OSError:
         return
     if os.access(directory, os.W_OK):
         environment["JAX_COMPILATION_CACHE_DIR"] = str(directory)
+        environment.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MOST_BYTES))
 
 
 def machine(cpu_info: str, threads: int) -> str:
-    """Returns a name for all that machine code depends on.
+    """Returns a name for everything that machine code depends on.
 
     Args:
       cpu_info: the content of /proc/cpuinfo.
@@ -56,14 +56,3 @@ def machine(cpu_info: str, threads: int) -> str:
     lines = sorted(set(re.findall(kinds, cpu_info, re.MULTILINE)))
     text = "\n".join([platform.machine(), str(threads), *lines])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def delete_oldest(directory: Path, most_bytes: int) -> None:
-    """Deletes the oldest files of a directory until the rest has at most `most_bytes`."""
-    files = [(path.stat().st_mtime, path.stat().st_size, path) for path in directory.iterdir()]
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if total <= most_bytes:
-            return
-        path.unlink(missing_ok=True)
-        total -= size

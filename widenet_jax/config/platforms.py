@@ -9,10 +9,12 @@ from pathlib import Path
 # Classes of PCI devices that Google's virtual machines have without a TPU: storage and network.
 OTHER_GOOGLE_DEVICES = ("0x01", "0x02")
 GOOGLE = "0x1ae0"
+# Variables that importing JAX sets on machines without a TPU, and that show no TPU.
+SET_BY_JAX = ("TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH")
 
 
 def skip_absent_tpu(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
-    """Chooses JAX's platform where `libtpu` is installed and no TPU is.
+    """Chooses JAX's platform where `libtpu` is installed and the machine has no TPU.
 
     `scripts/plan.py` needs libtpu on machines without a TPU. JAX loads it wherever it is installed:
     on such a machine libtpu prints six lines of errors and costs a second or more at each start.
@@ -25,28 +27,29 @@ def skip_absent_tpu(environment: MutableMapping[str, str], root: Path = Path("/"
       environment: of this process; JAX_PLATFORMS, or two variables of libtpu, are set in it.
       root: the directory that holds `dev` and `sys`; another one in tests.
     """
-    if not importlib.util.find_spec("libtpu") or has_tpu(environment, root):
+    chosen = "JAX_PLATFORMS" in environment or "JAX_PLATFORM_NAME" in environment
+    if chosen or not importlib.util.find_spec("libtpu") or has_tpu(environment, root):
         return
-    if "JAX_PLATFORMS" in environment or "JAX_PLATFORM_NAME" in environment:
-        return
-    if has_other_plugins():
+    # JAX looks for plugins, as for CUDA, in the same two places.
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    if plugins or importlib.util.find_spec("jax_plugins"):
         # JAX chooses between GPU and CPU. With these two, libtpu fails without a message.
         environment.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")
-    else:
-        environment["JAX_PLATFORMS"] = "cpu"
-        # JAX reads the variable when it is imported, in a notebook often before this package.
-        if (jax := sys.modules.get("jax")) and jax.config.jax_platforms is None:
-            jax.config.update("jax_platforms", "cpu")
+        return
+    environment["JAX_PLATFORMS"] = "cpu"
+    # JAX reads the variable when it is imported, in a notebook often before this package.
+    if (jax := sys.modules.get("jax")) and jax.config.jax_platforms is None:
+        jax.config.update("jax_platforms", "cpu")
 
 
 def has_tpu(environment: MutableMapping[str, str], root: Path) -> bool:
     """Returns whether anything suggests a TPU: a device file, a PCI device, or a variable.
 
     A TPU VM has /dev/accel0, ... (v2 to v4) or /dev/vfio/0, ... (v5e and later; the file
-    /dev/vfio/vfio alone says that a driver is loaded). Containers on GKE have TPU_* variables.
+    /dev/vfio/vfio alone shows only that a driver is loaded). Containers on GKE have TPU_*
+    variables.
     """
-    by_jax = set_by_jax()
-    names = [name for name, text in environment.items() if by_jax.get(name) != text]
+    names = environment.keys() - set(SET_BY_JAX)
     if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in names):
         return True
     if any(root.glob("dev/accel[0-9]*")) or any(root.glob("dev/vfio/[0-9]*")):
@@ -56,18 +59,3 @@ def has_tpu(environment: MutableMapping[str, str], root: Path) -> bool:
         if vendor.read_text().strip() == GOOGLE and not kind.startswith(OTHER_GOOGLE_DEVICES):
             return True
     return False
-
-
-def set_by_jax() -> dict[str, str]:
-    """Returns variables that importing JAX sets: without a TPU, and with libtpu installed."""
-    found = {"TPU_SKIP_MDS_QUERY": "1"}
-    libtpu = importlib.util.find_spec("libtpu")
-    if libtpu and libtpu.origin:
-        found["TPU_LIBRARY_PATH"] = str(Path(libtpu.origin).with_name("libtpu.so"))
-    return found
-
-
-def has_other_plugins() -> bool:
-    """Returns whether a JAX plugin is installed, as for CUDA. JAX looks in the same two places."""
-    plugins = importlib.metadata.entry_points(group="jax_plugins")
-    return bool(plugins or importlib.util.find_spec("jax_plugins"))
