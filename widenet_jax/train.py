@@ -46,6 +46,7 @@ from widenet_jax.run.summary import (
 )
 from widenet_jax.run.workdir import (
     PACKAGES,
+    changed_imports,
     check_info,
     check_workdir,
     shared_fields,
@@ -110,6 +111,7 @@ def run(
     lines: list[str] = []  # notes for the user
     if mode == "train":
         lines.append(on_every_host(partial(check_length, workdir, experiment, extend=extend)))
+        lines.append(on_every_host(partial(changed_imports, workdir, config)))
 
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))

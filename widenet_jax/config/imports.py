@@ -9,8 +9,9 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -57,33 +58,32 @@ def remember(config: ConfigDict, paths: Sequence[str]) -> None:
             config.imports = (*config.get("imports", ()), *records)
 
 
-def import_remembered(config: ConfigDict, place: str) -> None:
-    """Imports the files that a stored config remembers.
+def import_remembered(config: Mapping[str, Any], place: str) -> None:
+    """Imports the files that a stored config remembers, if they are as they were.
 
-    A file that has moved is accepted where `--import` names it by its new place. A changed file is
-    imported, with a note.
+    A file that has moved or changed is taken where `--import` names it: a run from elsewhere cannot
+    make a command execute any file but one that its user names, or a copy of one.
 
     Args:
-      config: a stored config, or a mapping like it.
+      config: a stored config.
       place: the run, for messages.
 
     Raises:
-      BadInputError: a file is missing, or its code fails.
+      BadInputError: a file is missing or has changed, or its code fails.
     """
     for record in config.get("imports", ()):
         digest, _, path = record.removeprefix("sha256:").partition(" ")
-        if digest in IMPORTED.values():
+        if digest in IMPORTED.values() or Path(path).name in (Path(f).name for f in IMPORTED):
             continue
-        moved = [file for file in IMPORTED if Path(file).name == Path(path).name]
-        found = moved[0] if moved else path
-        if not Path(found).is_file():
+        there = Path(path).is_file()
+        if not there or sha256(Path(path)) != digest:
+            problem = "has changed since" if there else "is not there"
+            advice = f"--import={path if there else f'FILE/{Path(path).name}'}"
             raise BadInputError(
-                f"{place} needs {path}, which registered parts of its model or task and is not "
-                f"there; name its new place: --import=FILE/{Path(path).name}"
+                f"{place} needs {path}, which registered parts of its model or task and {problem}; "
+                f"to use the file as it is now, add {advice}"
             )
-        import_files([found])
-        if IMPORTED[str(Path(found).resolve())] != digest:
-            print(f"note: {found} has changed since {place} began", file=sys.stderr)
+        import_files([path])
 
 
 def registers_parts(source: str) -> bool:

@@ -34,7 +34,7 @@ from widenet_jax.files import (
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
-    "imports",  # a changed file is noted
+    "imports",  # see `changed_imports`
     "sharding.",
     "data.path",
     "data.num_workers",
@@ -124,6 +124,16 @@ def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str
         for key in sorted(stored.keys() | ours.keys())
         if stored.get(key) != ours.get(key) and not key.startswith(MAY_CHANGE)
     }
+
+
+def changed_imports(workdir: epath.Path, config: ConfigDict) -> str:
+    """Returns a line on imported files that differ from those of the run's start; "" if none do."""
+    stored_file = workdir / "config.json"
+    stored = json.loads(stored_file.read_text()) if stored_file.exists() else {}
+    before = {record.partition(" ")[0] for record in stored.get("imports", ())}
+    now = dict(record.split(" ", 1) for record in config.get("imports", ()))
+    files = ", ".join(now[digest] for digest in now.keys() - before)
+    return f"changed since this run began: {files}" if stored and files else ""
 
 
 def list_changes(changed: Mapping[str, str]) -> str:
