@@ -8,7 +8,7 @@ import time
 
 from widenet_jax.data.sources import SOURCES
 from widenet_jax.main import main
-from widenet_jax.vision.data.sources import Digits
+from widenet_jax.vision.data.digits import Digits
 
 
 class HangingDigits(Digits):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.cli import analyze, evaluate, export, predict
-from widenet_jax.vision.data.sources import Digits
+from widenet_jax.vision.data.digits import Digits
 
 COMMANDS = {
     module.__name__.split(".")[-1]: module for module in (analyze, evaluate, export, predict)

@@ -14,7 +14,7 @@ from untrained import export_untrained
 
 from configs import language_model
 from widenet_jax.cli import evaluate, predict
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.inference import over_source
 from widenet_jax.inference.exported import read_exported, write_exported

@@ -13,7 +13,7 @@ from untrained import export_untrained
 from configs import glue, squad, text_tiny
 from widenet_jax import train
 from widenet_jax.cli import evaluate, predict
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.inference.trained import Trained, open_trained
 from widenet_jax.text.predict import masked_ids, word

@@ -13,7 +13,7 @@ import pytest
 from preparing import refused, run, write
 
 from widenet_jax.corpus.inputs import Reading, documents, plan
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 
 PARAGRAPHS = [["It rained. We stayed.", "He left."], ["A second text."]]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from widenet_jax.corpus.tiny_text import FOLDER, TEXT, TinyText
+from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
+from widenet_jax.text.data.tiny_text import TinyText
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +59,6 @@ def test_an_unknown_split():
 
 def test_the_package_includes_the_files():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    [pattern] = patterns["package-data"]["widenet_jax.data.text"]
+    [pattern] = patterns["package-data"]["widenet_jax.corpus"]
     assert {FOLDER / "tokenizer.json", TEXT} <= set(FOLDER.parent.glob(pattern))
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 600_000

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
 

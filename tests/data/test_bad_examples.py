@@ -10,9 +10,9 @@ from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, records, sampler
 from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW, example_spec
-from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.folders import ImageFolder
+from widenet_jax.vision.data.packed import ArrayRecord
 
 NUM_IMAGES, BATCH = 90, 70  # batches of two chunks, that end within an epoch
 # The first, two neighbours, one in the middle, and the last, whose successor is the (bad) first.

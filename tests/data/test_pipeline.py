@@ -16,10 +16,10 @@ from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, sampler
-from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.folders import ImageFolder
+from widenet_jax.vision.data.packed import ArrayRecord
 from widenet_jax.vision.data.transforms import build_transforms
 
 

@@ -105,7 +105,7 @@ def test_packed_set_survives_pickling_and_forking(packed):
     # because a process that has loaded JAX must not fork.
     code = f"""
 import os
-from widenet_jax.data.shards import ArrayRecord
+from widenet_jax.vision.data.packed import ArrayRecord
 source = ArrayRecord({str(packed)!r}, "train")
 if os.fork() == 0:
     os._exit(0 if [source[i]["label"] for i in range(4)] == [0, 1, 2, 0] else 1)

@@ -15,7 +15,7 @@ from untrained import export_untrained
 
 import widenet_jax as wj
 from configs import glue, language_model, squad, text_tiny
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.nn.counting import count_parameters, parameter_shapes

@@ -6,7 +6,7 @@ import pytest
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.over_source import Relabelled, map_classes, open_source
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.vision.data.sources import Digits
+from widenet_jax.vision.data.digits import Digits
 
 
 def test_classes_are_matched_by_name():

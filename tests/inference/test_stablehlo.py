@@ -18,7 +18,7 @@ from untrained import export_untrained
 import widenet_jax as wj
 from configs import glue, text_tiny
 from widenet_jax.cli import export as export_command
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.inference.stablehlo import preparation
 from widenet_jax.inference.trained import open_trained

@@ -6,9 +6,9 @@ from compiled import apply
 from untrained import export_untrained
 
 from configs import language_model
+from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import Trained, open_trained
-from widenet_jax.language.data.token_text import text_of
 from widenet_jax.language.sampling import Reader, Sampling, sample
 
 # Probabilities 0.5, 0.25, 0.125, 0.125 of tokens 2, 0, 1, 3.
@@ -87,4 +87,4 @@ def test_numbers_out_of_range():
 
 def test_bytes_that_are_no_text_are_shown_safely():
     tokens = "é\t\n".encode() + bytes([0xC3, 0x28, 0x1B, 0x5B, 0x00])
-    assert text_of(list(tokens), None) == "é\t\n\\xc3(\\x1b[\\x00"
+    assert printable(list(tokens), None) == "é\t\n\\xc3(\\x1b[\\x00"

@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 from preparing import run, write
 
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.data.sources import build_source
 from widenet_jax.main import metric_rows
 from widenet_jax.run.summary import loss_text, result_metrics, shortened, unbeaten

@@ -100,7 +100,7 @@ def evaluate_task(
 
         if not any(field.startswith(ROWS) for field in options.fields):
             trained.config.evaluation.batch_size = trained.model.examples_per_group
-        opened = open_file(trained, options.file)
+        opened = open_file(options.file, trained.config.data.max_length, trained.info)
     metrics, others, rows, source = metrics_over_source(trained, opened)
     facts |= metrics | others
     if out:

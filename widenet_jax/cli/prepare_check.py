@@ -1,17 +1,18 @@
 """The subcommand `check` of `prepare_data.py`: names what cannot be read."""
 
-import mimetypes
+import itertools
 import os
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any
-
-from etils import epath
+from concurrent import futures
+from typing import TYPE_CHECKING, Any
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.corpus.readers import READERS
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 from widenet_jax.files import is_remote
+from widenet_jax.specs import resolve
+
+if TYPE_CHECKING:
+    from widenet_jax.data.checks import Checked
 
 CHECK = """Reads data to its end and names all that training or a preparation could not read.
 
@@ -22,6 +23,15 @@ that has texts but no label column, as GLUE's test.tsv, is named and passes, unl
 given --label_column. A language model of bytes reads text of any encoding."""
 COLUMNS = ("text_column", "pair_column", "label_column")
 SHOWN = 20  # mistakes of a file or split; --json has all
+AT_ONCE = 4096  # records that wait for a thread
+# Each checks a path, or returns None of a path that is not for it: (path, options).
+CHECKS = ("widenet_jax.vision.prepare.check:check", "widenet_jax.text.prepare.check:check")
+# Kind of a prepared set -> the checks of a split, (directory, split), and what a record is called.
+SETS = {
+    "images": ("widenet_jax.vision.prepare.check:checks_of_set", "images"),
+    "text": ("widenet_jax.text.prepare.check:checks_of_set", "sequences"),
+    "stream": ("widenet_jax.language.prepare.preparation:checks_of_set", "files of tokens"),
+}
 
 
 def add_check(commands: Any) -> None:
@@ -45,7 +55,6 @@ def check(options: Options) -> None:
     """
     from widenet_jax.corpus.inputs import TFDS_INFO
     from widenet_jax.data.records import MANIFEST
-    from widenet_jax.vision.data.folders import IMAGE_SUFFIXES
 
     path = options.path
     if is_remote(path):
@@ -58,80 +67,52 @@ def check(options: Options) -> None:
             "scripts/prepare_data.py preview"
         )
     if os.path.exists(os.path.join(path, MANIFEST)):
-        from widenet_jax.cli.check_sets import check_set
-
-        report(options, *check_set(path))
-    elif os.path.isfile(path) and path.lower().endswith(IMAGE_SUFFIXES):
-        from widenet_jax.vision.prepare.check_images import problem_of
-
-        report(options, "1 image", {path: list(filter(None, [problem_of(path)]))})
-    elif files := text_files(options):
-        from widenet_jax.text.prepare.check_texts import check_files
-
-        columns = {name: getattr(options, name) for name in COLUMNS}
-        report(options, *check_files(files, columns, options.format))
+        report(options, check_set(path))
     else:
-        check_folder(options)
+        found = (resolve(check)(path, options) for check in CHECKS)
+        report(options, next(checked for checked in found if checked))
 
 
-def text_files(options: Options) -> list[str]:
-    """Returns the files that are read as text: all but hidden ones, as the command text reads them.
-
-    Returns [] of a folder that holds an image, only pictures of other formats, or nothing.
-    """
-    from widenet_jax.corpus.inputs import files_below
-    from widenet_jax.vision.data.folders import kind_left_out
-    from widenet_jax.vision.prepare.check_images import walk
-
-    if not os.path.isdir(options.path):
-        return [options.path]
-    if any(kind_left_out(os.path.basename(path)) is None for path in walk(options.path)):
-        return []
-    files = sorted(files_below(epath.Path(options.path)))
-    kinds = [mimetypes.guess_type(path)[0] or "" for path in files]
-    return [] if all(kind.startswith("image/") for kind in kinds) else files
-
-
-def report(
-    options: Options, what: str, problems: Mapping[str, list[str]], notes: Sequence[str] = ()
-) -> None:
-    """Prints the mistakes in data, and the notes; raises BadInputError where there are mistakes."""
-    lines = []
-    for place, found in problems.items():
-        lines += found[:SHOWN]
-        if len(found) > SHOWN:
-            lines.append(f"{place}: {len(found) - SHOWN:,} more")
-    every = list(chain.from_iterable(problems.values()))
-    text = f"{options.path}: {what}; {len(every):,} problems"
-    facts = {"path": options.path, "read": what, "problems": every, "notes": list(notes)}
-    show(options, facts, "\n".join([*lines, *notes, text]))
-    if every:
-        raise BadInputError(f"{options.path}: {len(every):,} problems; repair what is named")
-
-
-def check_folder(options: Options) -> None:
-    """Prints a line for each image that cannot be read, and for each file that is no image.
+def check_set(directory: str) -> "Checked":
+    """Reads every record of all splits of a set that `scripts/prepare_data.py` wrote.
 
     Raises:
-      BadInputError: some images cannot be read.
+      BadInputError: dataset.json is missing, damaged, or of an unknown kind.
     """
-    from widenet_jax.data.chunks import FEW_BAD, FEW_BAD_SHARE
-    from widenet_jax.vision.data.folders import left_out_text
-    from widenet_jax.vision.prepare.check_images import check_images
+    import tqdm
 
-    found = check_images(options.path)
-    lines = [*found.unreadable, *(f"{path}: left out ({kind})" for path, kind in found.left_out)]
-    lines += [f"{path}: an empty folder" for path in found.empty]
-    bad = len(found.unreadable)
-    text = f"{options.path}: {found.images:,} images, {bad:,} of them unreadable"
-    if found.left_out:
-        text += f"; {left_out_text(found.counts)}"
-    facts = {**found._asdict(), "left_out": found.counts}
-    show(options, facts, "\n".join([*lines, text]))
-    if bad:
-        raise BadInputError(
-            f"{options.path}: {bad:,} of {found.images:,} images cannot be read; replace or "
-            "remove them, or train with --config.data.on_bad_example=skip (configs/finetune.py has "
-            f"it), which takes {FEW_BAD} of a split, but no more than {FEW_BAD_SHARE:.0%}; for "
-            f"more, with a config.data.max_bad_fraction above {bad / found.images:.2g}"
-        )
+    from widenet_jax.data import records
+    from widenet_jax.data.checks import Checked, problem_of
+
+    manifest = records.read_manifest(directory, None)
+    field = f"{directory}/{records.MANIFEST}: kind"
+    name, unit = choose(SETS, manifest.get("kind", "images"), field=field)
+    count, problems = 0, {}
+    with futures.ThreadPoolExecutor() as pool, tqdm.tqdm(desc="check", unit="record") as bar:
+        for split in manifest["splits"]:
+            lines: dict[str, None] = {}  # all records of a damaged shard have the same line
+            try:
+                checks = resolve(name)(directory, split)
+                while some := list(itertools.islice(checks, AT_ONCE)):
+                    lines |= dict.fromkeys(filter(None, pool.map(problem_of, some)))
+                    count += len(some)
+                    bar.update(len(some))
+            except BadInputError as error:  # the split cannot be opened
+                lines[str(error)] = None
+            problems[f"{directory}, split {split}"] = list(lines)
+    return Checked(f"{count:,} {unit}", problems)
+
+
+def report(options: Options, found: "Checked") -> None:
+    """Prints the mistakes in data, and the notes; raises BadInputError where there are mistakes."""
+    lines = []
+    for place, problems in found.problems.items():
+        lines += problems[:SHOWN]
+        if len(problems) > SHOWN:
+            lines.append(f"{place}: {len(problems) - SHOWN:,} more")
+    every = list(itertools.chain.from_iterable(found.problems.values()))
+    text = f"{options.path}: {found.what}; {len(every):,} problems"
+    facts = {"path": options.path, "read": found.what, "problems": every, "notes": [*found.notes]}
+    show(options, facts, "\n".join([*lines, *found.notes, text]))
+    if every:
+        raise BadInputError(f"{options.path}: {len(every):,} problems; {found.advice}")

@@ -21,28 +21,45 @@ with --config.data.source=token_stream --config.data.path=enwik8_set/, on a pack
 Exit codes: 0 done, 2 your input (one line on stderr).
 """  # noqa: E501
 
-from collections.abc import Callable
+import importlib
 from typing import Any
 
 from widenet_jax.cli.prepare_check import add_check
 from widenet_jax.config.files import load_config, override
 from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive
 from widenet_jax.errors import BadInputError
-from widenet_jax.language.prepare.command import add_stream_command
-from widenet_jax.text.prepare.command import add_text_commands
+from widenet_jax.specs import resolve
+
+# Each adds subcommands to the parser: `add_commands(commands)`.
+COMMANDS = (
+    "widenet_jax.vision.prepare.command",
+    "widenet_jax.text.prepare.command",
+    "widenet_jax.language.prepare.command",
+)
+# config.task.name -> what shows training examples: (config, options)
+PREVIEWS = {
+    "classification": "widenet_jax.vision.prepare.preview:draw_augmentations",
+    "masked_lm": "widenet_jax.text.prepare.preview:print_instances",
+    "language_modeling": "widenet_jax.language.prepare.preview:print_windows",
+}
 
 
 def main(argv: Argv = None) -> int:
     """Runs one subcommand and returns its exit code."""
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_converters(commands)
     add_check(commands)
-    add_text_commands(commands)
-    add_stream_command(commands)
+    for module in COMMANDS:
+        importlib.import_module(module).add_commands(commands)
+    add_preview(commands)
+    return parser.run(lambda options: resolve(options.work)(options), argv)
+
+
+def add_preview(commands: Any) -> None:
+    """Adds the subcommand that shows training examples."""
     text = "a PNG of augmented images or of every operation; masked or streamed text, printed"
     view = commands.add_parser("preview", help=text, description=text)
-    view.set_defaults(work=show_preview)
+    view.set_defaults(work=preview)
     add = view.add_argument
     what = view.add_mutually_exclusive_group(required=True)
     text = "draw this config's images, or print its texts"
@@ -55,75 +72,20 @@ def main(argv: Argv = None) -> int:
     add("--magnitude", type=float, default=15.0, metavar="M", help="for --operations")
     add("--size", type=positive, default=224, metavar="PIXELS", help="for --operations")
     add("--seed", type=not_negative, default=0)
-    return parser.run(lambda options: options.work(options), argv)
 
 
-def add_converters(commands: Any) -> None:
-    """Adds a subcommand for each format that image sets come in."""
+def preview(options: Options) -> None:
+    """Shows training examples of a config, or every operation on a photo.
 
-    def converter(name: str, text: str, place: str) -> Callable[..., Any]:
-        command = commands.add_parser(name, help=text, description=text, takes_fields=False)
-        command.set_defaults(work=pack)
-        add = command.add_argument
-        if place == "--split":
-            text = "files of one split, joined in order; wildcards allowed; repeat for others"
-            add("--split", action="append", required=True, metavar="NAME=FILE,...", help=text)
-        elif place == "--input":
-            add("--input", required=True, metavar="PATH")
-        add("--out", required=name != "tfds", metavar="DIR", help="where the packed set goes")
-        add("--overwrite", action="store_true", help="replace a set that is there")
-        add("--skip_bad", action="store_true", help="leave out images that cannot be read")
-        add("--json", action="store_true", help="print one JSON object")
-        return add
-
-    add = converter(
-        "image_folder", "folders INPUT/SPLIT/CLASS/*.jpg or INPUT/CLASS/*.jpg", "--input"
-    )
-    text = "of INPUT/CLASS/*.jpg, the part that becomes the split val, by file name"
-    add("--eval_fraction", type=float, default=0.0, metavar="SHARE", help=text)
-    text = "tar archives of class folders, or of one archive a class"
-    add = converter("tar", text, "--split")
-    text = 'for an archive without folders: a file of lines "image-file-name class"'
-    add("--labels", metavar="FILE", help=text)
-    add = converter("parquet", "Hugging Face image parquet files", "--split")
-    add("--image-column", default="image")
-    add("--label-column", default="label")
-    converter("cifar10_binary", "the official cifar-10-binary.tar.gz", "--input")
-    converter("npz", "packs of jpeg, offsets, labels, class_names", "--split")
-    text = "prepare a TensorFlow Datasets image set as array_record, or pack it into --out "
-    add = converter("tfds", text + "(needs TensorFlow)", "NAME")
-    add("name", help="e.g. cifar10 or imagenet2012")
-    add("--data-dir", metavar="DIR", help="TFDS's data directory")
-
-
-def pack(options: Options) -> None:
-    """Converts the set that `options` name into ArrayRecord files."""
-    from widenet_jax.vision.prepare import command as prepare_images
-
-    prepare_images.pack(options)
-
-
-def show_preview(options: Options) -> None:
-    """Draws augmented images of a config or every operation on a photo, or prints masked text."""
-    config = None
-    if options.config:
-        config = override(load_config(options.config), options.fields)
-        if "augment" not in config:
-            from widenet_jax.text.prepare.preview import PREVIEWS
-
-            if config.task.name not in PREVIEWS:
-                known = " or ".join(PREVIEWS)
-                raise BadInputError(
-                    f"config.task.name={config.task.name}: no preview; needs {known}"
-                )
-            preview = PREVIEWS[config.task.name]
-            for line in preview(
-                config, seed=options.seed, num_records=options.num, num_draws=options.draws or 2
-            ):
-                print(line)
-            return
-    if not options.out:
-        raise BadInputError("preview of images needs --out=PNG")
-    from widenet_jax.vision.prepare.command import draw_images
-
-    draw_images(options, config)
+    Raises:
+      BadInputError: the config's task has no preview.
+    """
+    if not options.config:
+        resolve("widenet_jax.vision.prepare.preview:draw_operations")(options)
+        return
+    config = override(load_config(options.config), options.fields)
+    name = config.task.name
+    if name not in PREVIEWS:
+        known = " or ".join(PREVIEWS)
+        raise BadInputError(f"config.task.name={name}: no preview; needs {known}")
+    resolve(PREVIEWS[name])(config, options)

@@ -19,10 +19,9 @@ from typing import Any, BinaryIO
 from etils import epath
 
 from widenet_jax.corpus.sentences import paragraphs_of
-from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
+from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import is_remote
-from widenet_jax.vision.prepare.convert import open_input
 
 PARQUET_ROWS = 1024  # read at once
 _BEGINNING = 4096  # bytes from which a format is recognised

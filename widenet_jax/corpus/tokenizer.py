@@ -37,6 +37,7 @@ ROLES = {
     "unk": ("[UNK]", "<unk>"),
 }
 WORD_MARKS = ("▁", "Ġ")  # sentencepiece's, and that of byte-level BPE
+_SHOWN_CONTROLS = "\n\t"
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 _PUNCTUATION = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~€£')  # ALBERT's list: without "'"
 
@@ -212,3 +213,27 @@ def load_tokenizer(path: str) -> Tokenizer:
             raise BadInputError(f"{path}: holds no tokenizer ({', '.join(FILES)} or *.model)")
         place = held[0]
     return Tokenizer(tokenizer_files.read(place), str(place))
+
+
+def printable(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer | None) -> str:
+    """Returns the text of a stream's tokens, safe to print.
+
+    Bytes that are no UTF-8, and control characters but line breaks and tabs, are shown as \\xNN, so
+    that no model can send commands to a terminal.
+
+    Args:
+      tokens: ids.
+      tokenizer: None for bytes.
+    """
+    if tokenizer:
+        text = tokenizer.decode(tokens)
+    else:
+        text = bytes(bytearray(map(int, tokens))).decode(errors="backslashreplace")
+    return "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or character in _SHOWN_CONTROLS:
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from etils import epath
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
@@ -64,3 +65,27 @@ def bytes_in(path: str) -> int:
         return epath.Path(path).stat().length
     with open_regular(path) as file:
         return file.seek(0, os.SEEK_END)
+
+
+def open_input(path: str) -> BinaryIO:
+    """Opens an input file; raises BadInputError unless it is a regular file that can be read."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}") from None
+
+
+def read_text(path: str) -> str:
+    """Returns the content of a UTF-8 text file.
+
+    Raises:
+      BadInputError: it cannot be read, or is not UTF-8 (the message names the line).
+    """
+    try:
+        content = read_regular(path)
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadInputError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Sources that read ArrayRecord shards: sets packed by `prepare_data.py`, and TFDS sets.
+"""What sources that read ArrayRecord shards have in common.
 
 A shard that is missing or damaged as a whole raises BadInputError; a damaged record raises
 BadExampleError. Both messages name the file.
@@ -17,10 +17,9 @@ from google.protobuf.message import DecodeError
 
 from widenet_jax.data import records
 from widenet_jax.data.input_files import bytes_in
-from widenet_jax.data.splits import check_part, check_split, parts_of
+from widenet_jax.data.splits import check_split
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import is_remote
-from widenet_jax.vision.data.sources import LabelledImages
 
 # Raised by ArrayRecord for a record or a shard that it cannot read.
 READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError)
@@ -163,102 +162,3 @@ class PackedSet(Packed):
         self._records = array_record_data_source.ArrayRecordDataSource(
             [f"{path}[0:{size}]" for path, size in held]
         )
-
-
-class ArrayRecord(PackedSet, LabelledImages):
-    """A packed set of labelled images."""
-
-    def __init__(self, directory: str, split: str):
-        super().__init__(directory, split, kind="images", unit="image")
-        self.class_names = tuple(self.manifest["class_names"])
-
-    def _example(self, record: bytes) -> dict[str, Any]:
-        label, image = records.decode_record(record)
-        return {"image": image, "label": label}
-
-
-class Tfds(Packed, LabelledImages):
-    """An image classification set that TensorFlow Datasets (TFDS) prepared as array_record.
-
-    Reading needs no TensorFlow. `path` is TFDS's data directory (its default if empty), or with an
-    empty `name` the directory of one prepared set (the one that holds dataset_info.json).
-
-    TFDS does not store the sizes of its shards in bytes, so each is opened once at the start.
-    """
-
-    def __init__(self, name: str, path: str, split: str):
-        import tensorflow_datasets as tfds
-
-        builder = _tfds_builder(name, path)
-        label = name or path
-        features = builder.info.features
-        if features is None or not {"image", "label"} <= set(features):
-            raise BadInputError(
-                f"config.data.name={label}: has no image and label features; choose a TFDS image "
-                "classification set"
-            )
-        for part in parts_of(split):
-            _check_tfds_part(builder, part, split, label)
-        encoded = {"image": tfds.decode.SkipDecoding()}
-        try:
-            self._records = builder.as_data_source(split, decoders=encoded)
-            files = builder.info.splits[split].file_instructions
-        except NotImplementedError:
-            raise BadInputError(
-                f"TFDS {label}: prepared as {builder.info.file_format.value}, which cannot be read "
-                "in random order; pack it where TensorFlow is installed: "
-                f"python scripts/prepare_data.py tfds {builder.name} --out DIR"
-            ) from None
-        except (ValueError, AssertionError) as error:
-            raise BadInputError(_tfds_advice(label, first_line(error))) from None
-        self._shards = Shards(
-            paths=[file.filename for file in files],
-            sizes=[file.examples_in_shard for file in files],
-            skips=[file.skip for file in files],
-            takes=[file.take for file in files],
-            remedy="copy it again or prepare the set again with TFDS",
-        )
-        self._shards.check_all()
-        names = getattr(features["label"], "names", None)
-        count = features["label"].num_classes
-        self.class_names = tuple(names or (str(k) for k in range(count)))
-
-    def _example(self, record: dict[str, Any]) -> dict[str, Any]:
-        image, label = record["image"], record["label"]
-        # TFDS gives None for a missing feature.
-        if not isinstance(image, bytes) or label is None:
-            raise TypeError("record without an image or a label")
-        return {"image": image, "label": int(label)}
-
-
-def _tfds_builder(name: str, path: str) -> Any:
-    import tensorflow_datasets as tfds
-
-    try:
-        if name:
-            builder = tfds.builder(name, data_dir=path or None)
-        else:
-            builder = tfds.builder_from_directory(path)
-    except Exception as error:  # TFDS raises many kinds; each means that it cannot open the set
-        raise BadInputError(_tfds_advice(name or path, first_line(error))) from None
-    if not builder.info.splits:
-        raise BadInputError(_tfds_advice(name or path, f"not prepared in {builder.data_dir}"))
-    return builder
-
-
-def _check_tfds_part(builder: Any, part: str, split: str, label: str) -> None:
-    """Raises BadInputError where a part of a split is not there, or selects nothing."""
-    where = f"TFDS {label}"
-    check_split(part.split("[")[0], tuple(builder.info.splits), where)
-    try:
-        size = builder.info.splits[part].num_examples
-    except (ValueError, AssertionError) as error:
-        raise BadInputError(_tfds_advice(label, first_line(error))) from None
-    check_part(part, split, size, where=where)
-
-
-def _tfds_advice(name: str, reason: str) -> str:
-    return (
-        f"TFDS {name}: not readable ({reason}); prepare it where TensorFlow is installed: "
-        f"python scripts/prepare_data.py tfds {name}"
-    )

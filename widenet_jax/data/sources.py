@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.tiny_text import TinyText, tiny_bytes, tiny_pieces
 from widenet_jax.corpus.tokenizer import FILE
 from widenet_jax.corpus.unigrams import unigram_bits
 from widenet_jax.data.chunks import example_spec
@@ -22,16 +21,23 @@ from widenet_jax.data.contract import (
     Stream,
     StreamInfo,
 )
-from widenet_jax.data.shards import ArrayRecord, Tfds
+from widenet_jax.data.labelled import LabelledImages, Relabelled, Subset, by_class
 from widenet_jax.data.splits import parse_slice
 from widenet_jax.errors import BadExampleError, BadInputError, choose
 from widenet_jax.files import may_replace, split_checkpoint
-from widenet_jax.language.data.token_streams import open_stream, segment_transform
+from widenet_jax.language.data.token_streams import (
+    open_stream,
+    segment_transform,
+    tiny_bytes,
+    tiny_pieces,
+)
 from widenet_jax.text.data.finetuning import alike
 from widenet_jax.text.data.instances import instance_transforms
 from widenet_jax.text.data.squad import Squad, Window
 from widenet_jax.text.data.tables import LabelledSequence, Table
 from widenet_jax.text.data.text_records import TextRecords
+from widenet_jax.text.data.tiny_text import TinyText
+from widenet_jax.vision.data.digits import Digits
 from widenet_jax.vision.data.folders import (
     FRACTION_FIELD,
     Holdout,
@@ -39,13 +45,7 @@ from widenet_jax.vision.data.folders import (
     left_out_text,
     names_text,
 )
-from widenet_jax.vision.data.sources import (
-    Digits,
-    LabelledImages,
-    Relabelled,
-    Subset,
-    by_class,
-)
+from widenet_jax.vision.data.packed import ArrayRecord, Tfds
 from widenet_jax.vision.data.transforms import build_transforms
 
 

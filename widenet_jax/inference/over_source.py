@@ -17,6 +17,7 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import Source
 from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.contract import DataInfo
+from widenet_jax.data.labelled import Relabelled
 from widenet_jax.data.sources import TRANSFORMS, build_source, stream_info
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import first_carry, placed_batches, total
@@ -31,7 +32,6 @@ from widenet_jax.text.data.squad import Squad
 from widenet_jax.text.data.tables import Table
 from widenet_jax.text.span import check_questions
 from widenet_jax.typing import Array, PyTree
-from widenet_jax.vision.data.sources import Relabelled
 from widenet_jax.vision.data.transforms import build_transforms
 
 QUIET_SECONDS = 10.0  # before the progress bar appears: most evaluations are over by then

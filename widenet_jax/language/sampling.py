@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadArgumentError, check_whole
 from widenet_jax.experiment import make_forward
 from widenet_jax.inference.trained import Trained
-from widenet_jax.language.data.token_text import text_of
 from widenet_jax.typing import Array, PyTree
 
 
@@ -137,4 +137,4 @@ def continue_text(
     if not len(prompt):
         raise BadArgumentError("text", text, "is empty: give at least one word")
     found = sample(trained, prompt, sampling, length=length, seed=seed)
-    return text_of([*prompt.tolist(), *found], tokenizer)
+    return printable([*prompt.tolist(), *found], tokenizer)

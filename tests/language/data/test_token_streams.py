@@ -11,7 +11,7 @@ import pytest
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.config.files import load_config, override
-from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.corpus.unigrams import unigram_bits
 from widenet_jax.data import pipeline, sampler

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from preparing import ROOT, refused, run, write
 
-from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.language.data.token_streams import open_stream
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.ops.analysis.token_kinds import byte_kinds, token_kinds
 

@@ -5,10 +5,10 @@ import pytest
 from worker_processes import assert_no_worker_left
 
 from configs import text_tiny
-from widenet_jax.corpus.tiny_text import TinyText
 from widenet_jax.data import pipeline
 from widenet_jax.text.data.instances import InstanceTransform, instance_spec, instance_transforms
 from widenet_jax.text.data.masking import MaskingRules
+from widenet_jax.text.data.tiny_text import TinyText
 
 CLS, SEP, MASK, PAD, V, T, P = 2, 3, 4, 0, 300, 32, 5
 

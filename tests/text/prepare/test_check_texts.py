@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from preparing import error_line, photo, refused, run, write
 
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.data import records
 
 

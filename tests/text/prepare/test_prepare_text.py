@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from preparing import ROOT, refused, run, write
 
-from widenet_jax.corpus.tiny_text import FOLDER, TEXT, TinyText
+from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
+from widenet_jax.text.data.tiny_text import TinyText
 
 
 def prepare(inputs: object, out: Path, *options: object) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from preparing import ROOT, refused, run
 
-from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+from widenet_jax.corpus.novel import FOLDER, TEXT
 
 PREVIEW = ("preview", f"--config={ROOT}/configs/text_pretrain.py:albert_s", "--num=2")
 

@@ -7,7 +7,7 @@ import sentencepiece
 from preparing import refused, run, write
 
 from widenet_jax.corpus import tokenizer_files
-from widenet_jax.corpus.tiny_text import FOLDER, TEXT
+from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 
 

@@ -16,11 +16,11 @@ from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_
 from ml_collections import ConfigDict
 
 from widenet_jax.data import records
-from widenet_jax.data.shards import ArrayRecord
 from widenet_jax.data.sources import build_source, class_counts, open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
+from widenet_jax.vision.data.packed import ArrayRecord
 
 
 def png(value: int) -> bytes:

@@ -11,7 +11,7 @@ from etils import epath
 from image_sources import refused
 
 from configs import digits
-from widenet_jax.corpus.tiny_text import FOLDER
+from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data.sources import build_source, open_data
 from widenet_jax.errors import BadInputError

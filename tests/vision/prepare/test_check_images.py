@@ -7,7 +7,7 @@ from messy_photos import readable, unreadable, write_folder
 from preparing import ROOT, error_line, photo, run, write
 
 from widenet_jax.config.files import load_config
-from widenet_jax.data.shards import ArrayRecord
+from widenet_jax.vision.data.packed import ArrayRecord
 
 IMAGES = len(readable()) + len(unreadable()) + 24
 
@@ -27,27 +27,27 @@ def test_check_names_every_file_that_is_not_read(messy, capsys):
     assert f"{messy}/messy/IMG_1.HEIC: left out (.heic)" in lines
     assert f"{messy}/no photo yet: an empty folder" in lines
     assert last == (
-        f"{messy}: {IMAGES} images, {len(unreadable())} of them unreadable; 4 files left out "
-        "(.DS_Store 2, .heic 1, .txt 1)"
+        f"{messy}: {IMAGES} images, 4 files left out (.DS_Store 2, .heic 1, .txt 1); "
+        f"{len(unreadable())} problems"
     )
     told = error_line(err)
-    assert f"{len(unreadable())} of {IMAGES} images cannot be read" in told
+    assert f"{len(unreadable())} problems; replace or remove them" in told
     assert "--config.data.on_bad_example=skip (configs/finetune.py has it)" in told
     assert load_config("configs/finetune.py").data.on_bad_example == "skip"
     assert run("check", messy, "--json") == 2
-    assert len(json.loads(capsys.readouterr().out)["unreadable"]) == len(unreadable())
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == len(unreadable())
 
 
 def test_check_of_good_photos_ends_with_0(messy, capsys):
     assert run("check", messy / "plain") == 0
-    assert capsys.readouterr().out == f"{messy}/plain: 12 images, 0 of them unreadable\n"
+    assert capsys.readouterr().out == f"{messy}/plain: 12 images; 0 problems\n"
     assert run("check", messy / "nowhere") == 2
 
 
 def test_check_of_one_image(tmp_path, capsys):
     image = write(tmp_path / "a.JPG", photo(7))
     assert run("check", image) == 0
-    assert capsys.readouterr().out == f"{image}: 1 image; 0 problems\n"
+    assert capsys.readouterr().out == f"{image}: 1 images; 0 problems\n"
     write(image, photo(7)[:99])
     assert run("check", image) == 2
     assert capsys.readouterr().out.startswith(f"{image}: ")

@@ -229,6 +229,7 @@ CONFIG = """
 import ml_collections
 def get_config(arg=""):
     return ml_collections.ConfigDict({
+        "task": {"name": "classification"},
         "data": {"source": "digits", "path": "", "train_split": arg or "train", "image_size": 8,
                  "on_bad_example": "error"},
         "augment": {"exif_orientation": False, "color_jitter": 0.0, "random_erasing": 0.0,

@@ -19,8 +19,7 @@ SECONDS, MEMORY_BYTES = 20, 1 << 30
 RUN_LIMITED = """
 import contextlib, io, json, resource, signal, sys
 from preparing import prepare_data
-from widenet_jax.data.prepare import parquet
-from widenet_jax.tools.analysis import preview  # imported before memory is limited
+from widenet_jax.vision.prepare import packing, parquet, preview  # before memory is limited
 
 class TooSlow(BaseException):
     pass

@@ -15,11 +15,13 @@ import hashlib
 import itertools
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
 from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.contract import Example
@@ -29,6 +31,7 @@ from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import readable
 from widenet_jax.language.data.token_files import (
     BYTE_VALUES,
+    HeldTokens,
     TokenFile,
     Tokens,
     file_sha256,
@@ -180,6 +183,35 @@ def open_plain(path: str, split: str) -> Opened:
     counts = {"bytes": len(tokens), "words": None}
     info = {"vocab_size": BYTE_VALUES, "text_sha256": file_sha256(path)}
     return Opened(tokens, counts, info, path, split)
+
+
+def tiny_bytes(split: str, max_length: int) -> TokenStream:
+    """Returns the novel as a stream of bytes: 90% "train", 5% "valid", 5% "test"."""
+    return TokenStream(open_plain(str(TEXT), split)._replace(text=NOVEL), max_length)
+
+
+def tiny_pieces(split: str, max_length: int) -> TokenStream:
+    """Returns the novel as a stream of word pieces, line by line; splits as `tiny_bytes`."""
+    check_split(split, tuple(PLAIN_SPLITS), "the embedded text")
+    return TokenStream(_pieces()[split], max_length)
+
+
+@cache  # a run opens both splits
+def _pieces() -> dict[str, Opened]:
+    tokenizer = load_tokenizer(str(FOLDER / FILE))
+    lines = TEXT.read_text().splitlines(keepends=True)
+    ends = np.cumsum([0, *(len(line.encode()) for line in lines)])
+    opened, first = {}, 0
+    for split, share in zip(PLAIN_SPLITS, np.cumsum([*PLAIN_SPLITS.values()]), strict=True):
+        end = int(np.searchsorted(ends, ends[-1] * share // 100))  # whole lines
+        text = "".join(lines[first:end])
+        tokens = np.concatenate(tokenizer.encode_all(lines[first:end]))
+        words = len(text.split()) + text.count("\n")
+        counts = {"bytes": int(ends[end] - ends[first]), "words": words}
+        info = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
+        opened[split] = Opened(HeldTokens(tokens), counts, info, NOVEL, split)
+        first = end
+    return opened
 
 
 def splits_sha256(splits: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,15 +1,12 @@
 """The subcommand `stream` of `scripts/prepare_data.py`: text for language models."""
 
 import re
-import sys
 from typing import Any
 
-import tqdm
-
 from widenet_jax.config.parser import Options, show
+from widenet_jax.corpus.command import add_reading, add_writing, prepare, units_of
 from widenet_jax.data.splits import PLAIN_SPLITS
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.prepare.command import add_reading, add_writing
 
 STREAM = """Prepares text for a language model: one sequence of tokens, for each split a file of
 them. Without --tokenizer a token is a byte, and nothing is changed. Train on the set with
@@ -32,8 +29,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kMG%]?)")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
-def add_stream_command(commands: Any) -> None:
-    """Adds the subcommand to those of prepare_data.py."""
+def add_commands(commands: Any) -> None:
+    """Adds the subcommand."""
     what = "text for language models"
     command = commands.add_parser("stream", help=what, description=STREAM, takes_fields=False)
     command.set_defaults(work=prepare_stream)
@@ -58,12 +55,10 @@ def add_stream_command(commands: Any) -> None:
 
 def prepare_stream(options: Options) -> None:
     """Prepares the set that `options` describe."""
-    from widenet_jax.corpus import inputs as text_inputs
     from widenet_jax.corpus.tokenizer import load_tokenizer
     from widenet_jax.language.data.token_files import id_type
     from widenet_jax.language.prepare.preparation import StreamPreparation
     from widenet_jax.language.prepare.texts import Encoder
-    from widenet_jax.text.prepare import sets as text_sets
 
     files = {"train": options.inputs, "valid": options.valid, "test": options.test}
     cuts = cuts_of(options)
@@ -75,24 +70,15 @@ def prepare_stream(options: Options) -> None:
             f"--separator={options.separator}: the tokenizer makes no token of it; name one of its "
             "tokens, such as '[SEP]'"
         )
-    reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
     units, splits = [], []
     for split, inputs in files.items():
-        planned = text_inputs.plan(inputs, reading) if inputs else []
+        planned = units_of(inputs, options)
         units += planned
         splits += [split] * len(planned)
     preparation = StreamPreparation(units, splits, cuts, encoder, options.text_column)
     provenance = {"converter": "stream", "input": options.inputs}
     provenance |= {split: files[split] for split in ("valid", "test") if files[split]}
-    with tqdm.tqdm(total=len(units), unit="file", file=sys.stderr) as bar:
-        manifest = text_sets.prepare(
-            preparation,
-            options.out,
-            workers=options.workers,
-            provenance=provenance,
-            overwrite=options.overwrite,
-            on_unit=lambda part: bar.update(),
-        )
+    manifest = prepare(preparation, options, provenance)
     lines = [
         f"{options.out}: {split} {entry['tokens']:,} tokens, {entry['bytes']:,} bytes, "
         f"{entry['words']:,} words"

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from widenet_jax.corpus.inputs import Input
+from widenet_jax.corpus.passages import passages
+from widenet_jax.corpus.preparation import UNFINISHED, have_size, inputs_sha256, units_sha256
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
+from widenet_jax.data.checks import Check
 from widenet_jax.errors import BadInputError
-from widenet_jax.language.data.token_files import id_type, sample_sha256
-from widenet_jax.language.data.token_streams import KIND, token_file_name
-from widenet_jax.language.prepare.texts import Encoder, WordCount, blocks
-from widenet_jax.text.prepare.preparation import have_size, inputs_sha256, units_sha256
-from widenet_jax.text.prepare.shards import UNFINISHED
+from widenet_jax.language.data.token_files import file_sha256, id_type, sample_sha256
+from widenet_jax.language.data.token_streams import KIND, open_stream, token_file_name
+from widenet_jax.language.prepare.texts import Encoder, WordCount
 
 COPIED = 1 << 22  # tokens copied at once
 # Places in a unit where a stream of word pieces may be cut: at least so many bytes of text apart,
@@ -41,7 +43,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamPreparation:
-    """Everything that decides the bytes of a stream set; see `text_sets.Preparation`.
+    """Everything that decides the bytes of a stream set; see `corpus.preparation.Preparation`.
 
     Attributes:
       units: the work.
@@ -85,14 +87,14 @@ class StreamPreparation:
         counts, marks, documents, words = np.zeros(2, int), [[0, 0, 0]], 0, WordCount()
         ending = self.encoder.ending
         with beside.open("wb") as file:
-            for block in itertools.chain.from_iterable(
-                blocks(source, self.column) for source in self.units[unit]
+            for passage in itertools.chain.from_iterable(
+                passages(source, self.column) for source in self.units[unit]
             ):
-                tokens = self.encoder.tokens(block)
-                words.add(np.frombuffer(block.text, np.uint8))
+                tokens = self.encoder.tokens(passage)
+                words.add(np.frombuffer(passage.text, np.uint8))
                 file.write(tokens.tobytes())
-                counts += len(tokens), len(block.text)
-                if block.last:
+                counts += len(tokens), len(passage.text)
+                if passage.last:
                     file.write(ending.tobytes())
                     documents += 1
                     counts[0] += len(ending)
@@ -233,3 +235,16 @@ class JoinedUnits:
                 for place in range(first, end, COPIED):
                     yield tokens[place : min(place + COPIED, end)]
             before += size
+
+
+def checks_of_set(directory: str, split: str) -> Iterator[Check]:
+    """Yields the check of a split's file: by its hash, which reads all of it."""
+    written = records.read_manifest(directory, KIND)["splits"][split]["sha256"]
+    path = str(epath.Path(directory) / token_file_name(split))
+
+    def check() -> None:
+        open_stream(directory, split, 1)
+        if file_sha256(path) != written:
+            raise BadInputError(f"{path}: damaged; copy it again or prepare the set again")
+
+    yield check

@@ -1,6 +1,6 @@
 """Preparation of a text set by Apache Beam, on as many machines as its runner has.
 
-The shards have the same bytes as those of `text_sets`: the documents of a shard are sorted into
+The shards have the same bytes as worker processes write: the documents of a shard are sorted into
 their order, and written by the same code. Documents are encoded wherever the runner puts them, but
 one worker holds all chunks of a shard, so that inputs should be files of at most a few gigabytes.
 """

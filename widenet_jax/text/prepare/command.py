@@ -1,4 +1,4 @@
-"""The subcommands of `scripts/prepare_data.py` for text: text, stream, tokenizer."""
+"""The subcommands `text` and `tokenizer` of `scripts/prepare_data.py`."""
 
 import json
 import sys
@@ -7,8 +7,7 @@ from typing import Any
 import tqdm
 
 from widenet_jax.config.parser import Options, not_negative, positive, show
-from widenet_jax.corpus.readers import READERS
-from widenet_jax.data.cores import usable_cores
+from widenet_jax.corpus.command import add_reading, add_writing, prepare, units_of
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import absolute, write_text
 
@@ -38,7 +37,7 @@ language models, sentencepiece, each digit a piece, with capital letters, from t
 text as the command stream reads them."""
 
 
-def add_text_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """Adds the subcommands to those of prepare_data.py."""
     add_tokenizer_command(commands)
     what = "text for pretraining"
@@ -58,22 +57,6 @@ def add_text_commands(commands: Any) -> None:
     text = "prepare with Apache Beam, by its OPTIONS, as in --beam='--runner=DataflowRunner ...'"
     add("--beam", metavar="OPTIONS", help=text)
     add_writing(add)
-
-
-def add_reading(add: Any) -> None:
-    """Adds the flags that say how inputs are read."""
-    text = "of the files; by default from their names and beginnings"
-    add("--format", choices=["auto", *READERS], default="auto", help=text)
-    add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
-    add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
-
-
-def add_writing(add: Any) -> None:
-    """Adds the flags that say how a set is written."""
-    text = "processes; by default as many as there are cores"
-    add("--workers", type=positive, default=usable_cores(), metavar="N", help=text)
-    add("--overwrite", action="store_true", help="replace another set that is there")
-    add("--json", action="store_true", help="print the manifest as one JSON object")
 
 
 def add_tokenizer_command(commands: Any) -> None:
@@ -100,9 +83,8 @@ def add_tokenizer_command(commands: Any) -> None:
 
 def make_tokenizer(options: Options) -> None:
     """Trains or converts the tokenizer that `options` describe."""
-    from widenet_jax.corpus import inputs as text_inputs
     from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-    from widenet_jax.text.prepare import tokenizers as text_tokenizers
+    from widenet_jax.text.prepare import tokenizers
 
     if bool(options.convert) == bool(options.inputs):
         raise BadInputError("give either text to train on, or --convert=FILE")
@@ -110,21 +92,20 @@ def make_tokenizer(options: Options) -> None:
         made = load_tokenizer(options.convert)
     else:
         bpe = options.kind == "bpe"
-        reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
-        units = text_inputs.plan(options.inputs, reading)
-        read = text_tokenizers.lines_of if bpe else text_tokenizers.sentences_of
+        units = units_of(options.inputs, options)
+        read = tokenizers.lines_of if bpe else tokenizers.sentences_of
         texts = read(units, options.text_column)
         bar = tqdm.tqdm(texts, unit="sentence", file=sys.stderr, mininterval=1)
         common = {"vocab_size": options.vocab_size, "max_sentences": options.max_sentences}
         common["cased"] = options.cased or bpe
         if options.kind == "wordpiece":
-            content = text_tokenizers.train_word_piece(bar, **common)
+            content = tokenizers.train_word_piece(bar, **common)
         else:
             check_range("--character_coverage", options.character_coverage, 0.5, 1.0)
-            content = text_tokenizers.train_sentencepiece(
+            content = tokenizers.train_sentencepiece(
                 bar,
                 **common,
-                layout=text_tokenizers.BPE_LAYOUT if bpe else text_tokenizers.ALBERT_LAYOUT,
+                layout=tokenizers.BPE_LAYOUT if bpe else tokenizers.ALBERT_LAYOUT,
                 normalization=options.normalization,
                 character_coverage=options.character_coverage,
             )
@@ -137,10 +118,8 @@ def make_tokenizer(options: Options) -> None:
 
 def prepare_text(options: Options) -> None:
     """Prepares the set that `options` describe."""
-    from widenet_jax.corpus import inputs as text_inputs
     from widenet_jax.corpus.chunking import Chunking
     from widenet_jax.corpus.tokenizer import load_tokenizer
-    from widenet_jax.text.prepare import sets as text_sets
     from widenet_jax.text.prepare.preparation import ChunkPreparation
 
     check_range("--max_length", options.max_length, LEAST_LENGTH, MOST_LENGTH)
@@ -149,14 +128,10 @@ def prepare_text(options: Options) -> None:
         per_mille = 0 if options.valid else 5
     check_range("--valid_per_mille", per_mille, 0, 999)
     tokenizer = load_tokenizer(options.tokenizer)
-    reading = text_inputs.Reading(options.format, options.text_column, options.tfds_split)
-    units = text_inputs.plan(options.inputs, reading)
-    num_train = len(units)
-    if options.valid:
-        units += text_inputs.plan(options.valid, reading)
+    train = units_of(options.inputs, options)
     preparation = ChunkPreparation(
-        units=units,
-        num_train=num_train,
+        units=train + units_of(options.valid, options),
+        num_train=len(train),
         tokenizer=tokenizer,
         rule=Chunking(options.max_length, options.seed),
         valid_per_mille=per_mille,
@@ -165,21 +140,13 @@ def prepare_text(options: Options) -> None:
     )
     provenance = {"converter": "text", "input": options.inputs, "valid": options.valid}
     if options.beam is not None:
-        from widenet_jax.text.prepare import beam as text_beam
+        from widenet_jax.text.prepare import beam
 
-        manifest = text_beam.prepare(
+        manifest = beam.prepare(
             preparation, options.out, options=options.beam, provenance=provenance
         )
     else:
-        with tqdm.tqdm(total=len(units), unit="file", file=sys.stderr) as bar:
-            manifest = text_sets.prepare(
-                preparation,
-                options.out,
-                workers=options.workers,
-                provenance=provenance,
-                overwrite=options.overwrite,
-                on_unit=lambda part: bar.update(),
-            )
+        manifest = prepare(preparation, options, provenance)
     report(options, manifest)
 
 

@@ -1,37 +1,33 @@
 """What a text set is made of: its settings, its shards, the counts of a unit, the manifest.
 
-Worker processes (`text_sets`) and the Apache Beam pipeline (`text_beam`) make the same bytes from
-these.
+Worker processes (`corpus.preparation`) and the Apache Beam pipeline (`beam`) make the same bytes.
 """
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from widenet_jax.corpus.chunking import Chunking, Document, chunks_of
-from widenet_jax.corpus.inputs import TFDS, TFDS_INFO, Input, documents
+from widenet_jax.corpus.inputs import Input, documents
+from widenet_jax.corpus.preparation import have_size, inputs_sha256, units_sha256
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.corpus.unigrams import unigram_entropy
 from widenet_jax.data import records
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.errors import BadInputError
 from widenet_jax.text.data import text_records
 from widenet_jax.text.prepare.shards import Layout, ShardCounts, ShardWriter
 
 TRAIN, VALID = "train", "valid"
-BLOCK = 2**20  # bytes of an input hashed at once
 
 
 @dataclass(frozen=True)
 class ChunkPreparation:
-    """Everything that decides the bytes of a set of chunks; see `text_sets.Preparation`.
+    """Everything that decides the bytes of a set of chunks; see `corpus.preparation.Preparation`.
 
     Attributes:
       units: the work; the first `num_train` units are divided between both splits.
@@ -63,7 +59,7 @@ class ChunkPreparation:
         }
 
     def inputs_sha256(self, unit: int) -> str:
-        """See `inputs_sha256` below."""
+        """See `corpus.preparation.inputs_sha256`."""
         return inputs_sha256(self.units[unit])
 
     @property
@@ -134,47 +130,6 @@ class ChunkPreparation:
         if unit >= self.num_train or document.validates(self.valid_per_mille):
             return VALID
         return TRAIN
-
-
-def have_size(path: Path, size: int) -> bool:
-    """Whether a file is there and has so many bytes."""
-    return path.exists() and path.stat().st_size == size
-
-
-def units_sha256(units: Sequence[Sequence[Input]]) -> str:
-    """Returns a hash of the names and formats of all inputs."""
-    return _sha256([[[part.name, part.format] for part in unit] for unit in units])
-
-
-def inputs_sha256(unit: Sequence[Input]) -> str:
-    """Returns a hash of the names and the content of a unit's inputs.
-
-    Of a TFDS set, dataset_info.json stands for the content; it has the shards' sizes.
-    """
-    return _sha256([_identity(part) for part in unit])
-
-
-def _identity(part: Input) -> list:
-    place = epath.Path(part.path)
-    if part.format == TFDS:
-        place /= TFDS_INFO
-    return [part.name, part.first, part.last, part.split, content_sha256(place)]
-
-
-def content_sha256(place: epath.Path) -> str:
-    """Returns the SHA-256 of a file's bytes; raises BadInputError if it cannot be read."""
-    try:
-        with place.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(BLOCK):
-                digest.update(block)
-    except OSError as error:
-        raise BadInputError(f"{place}: cannot be read ({first_line(error)})") from None
-    return digest.hexdigest()
-
-
-def _sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def make_manifest(

@@ -1,17 +1,24 @@
-"""Training examples of text models as text: masked instances, and segments of streams."""
+"""Training examples of pretraining as text: masked instances."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from widenet_jax.config.parser import Options
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data import sampler
 from widenet_jax.data.chunks import read_example
 from widenet_jax.data.sources import TRANSFORMS, build_source
-from widenet_jax.language.data.token_text import text_of
 
 LEGEND = "[MASK]{word}: hidden; other{word}: replaced; word{word}: kept, and predicted all the same"
+
+
+def print_instances(config: Any, options: Options) -> None:
+    """Prints masked instances of a config's first epochs."""
+    draws = options.draws or 2
+    for line in instances(config, num_records=options.num, num_draws=draws, seed=options.seed):
+        print(line)
 
 
 def instances(config: Any, *, num_records: int, num_draws: int, seed: int) -> Iterator[str]:
@@ -39,30 +46,6 @@ def instances(config: Any, *, num_records: int, num_draws: int, seed: int) -> It
                 count = f"{len(tokens)} tokens, {len(labels)} predicted"
                 yield f"  epoch {epoch}: {order}, {count}"
                 yield f"    {_text(batch['tokens'], tokens, labels, tokenizer)}"
-
-
-def segments(config: Any, *, num_records: int, num_draws: int, seed: int) -> Iterator[str]:
-    """Yields the lines of a preview: the first segments of a stream, and the token after each.
-
-    Args:
-      config: of a language model; reads `data`.
-      num_records: segments shown.
-      num_draws, seed: without effect; nothing is drawn.
-    """
-    del num_draws, seed
-    source = build_source(config.data, config.data.train_split)
-    tokenizer = Tokenizer(source.info["tokenizer"]) if "tokenizer" in source.info else None
-    for index in range(min(num_records, len(source))):
-        yield f"\n{source.describe(index)}"
-        *tokens, following = source[index]["tokens"].tolist()
-        yield f"    {text_of(tokens, tokenizer)!r} then {text_of([following], tokenizer)!r}"
-
-
-# By the name of the task.
-PREVIEWS: dict[str, Callable[..., Iterator[str]]] = {
-    "masked_lm": instances,
-    "language_modeling": segments,
-}
 
 
 def _parts(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[range, int]]:

@@ -9,9 +9,9 @@ import numpy as np
 from array_record.python import array_record_module
 
 from widenet_jax.corpus.chunking import Chunk
+from widenet_jax.corpus.preparation import UNFINISHED
 from widenet_jax.text.data import packing, text_records
 
-UNFINISHED = ".writing-"  # prefix of a shard that is being written
 OPTIONS = "group_size:1"  # random access reads single records
 
 

@@ -11,9 +11,10 @@ from tokenizers import models, trainers
 
 from widenet_jax.corpus import tokenizer_files
 from widenet_jax.corpus.inputs import Input, documents
+from widenet_jax.corpus.passages import lines_of as lines_in
+from widenet_jax.corpus.passages import passages
 from widenet_jax.corpus.sentences import split_sentences
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.language.prepare.texts import blocks, lines
 
 # google-research/albert, README: how the published model was trained.
 ALBERT_LAYOUT = {
@@ -35,7 +36,7 @@ LONGEST_SENTENCE = 16_384  # bytes; sentencepiece passes over longer ones
 
 
 def sentences_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
-    """Yields the sentences of a corpus. Raises as `text_inputs.documents`."""
+    """Yields the sentences of a corpus. Raises as `documents`."""
     for unit in units:
         for document in documents(unit, column):
             for paragraph in document.paragraphs:
@@ -43,10 +44,10 @@ def sentences_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]
 
 
 def lines_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
-    """Yields the lines of a corpus, as a stream has them. Raises as `stream_texts.blocks`."""
+    """Yields the lines of a corpus, as a stream has them. Raises as `passages`."""
     for source in itertools.chain.from_iterable(units):
-        for block in blocks(source, column):
-            yield from (line for line in lines(block) if line.strip())
+        for passage in passages(source, column):
+            yield from (line for line in lines_in(passage) if line.strip())
 
 
 def train_sentencepiece(

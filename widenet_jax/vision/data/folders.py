@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.labelled import LabelledImages
 from widenet_jax.data.splits import check_split, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range
 from widenet_jax.files import is_remote
-from widenet_jax.vision.data.sources import LabelledImages
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FRACTION_FIELD = "config.data.eval_fraction"

@@ -10,9 +10,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from widenet_jax.data.input_files import read_text
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.folders import IMAGE_SUFFIXES
-from widenet_jax.vision.prepare.convert import Converted, check_labels, read_text
+from widenet_jax.vision.prepare.convert import Converted, check_labels
 from widenet_jax.vision.prepare.tar_files import Member, members, read_archive
 
 CIFAR_CLASSES = 10

@@ -10,11 +10,10 @@ Nothing is unpickled.
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.input_files import open_regular, read_regular
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 from widenet_jax.vision.data import folders
 
@@ -41,30 +40,6 @@ class Converted:
 
 
 # --- Checks that converters share -----------------------------------------------------------------
-
-
-def open_input(path: str) -> BinaryIO:
-    """Opens an input file; raises BadInputError unless it is a regular file that can be read."""
-    try:
-        return open_regular(path)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}") from None
-
-
-def read_text(path: str) -> str:
-    """Returns the content of a UTF-8 text file.
-
-    Raises:
-      BadInputError: it cannot be read, or is not UTF-8 (the message names the line).
-    """
-    try:
-        content = read_regular(path)
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise BadInputError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from None
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}") from None
 
 
 def check_labels(labels: np.ndarray, where: str, num_classes: int, first: int = 0) -> None:

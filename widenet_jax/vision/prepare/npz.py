@@ -15,9 +15,9 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from widenet_jax.data.input_files import MAX_IMAGE_BYTES
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.vision.prepare.convert import Converted, check_labels, open_input, same_classes
+from widenet_jax.vision.prepare.convert import Converted, check_labels, same_classes
 
 MAX_TABLE_BYTES = 256 << 20  # of offsets, labels and class names, which are read whole
 # RuntimeError: an encrypted file. NotImplementedError: a compression that Python does not know.

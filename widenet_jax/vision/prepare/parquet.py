@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from widenet_jax.data.input_files import MAX_IMAGE_BYTES
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.vision.prepare.convert import Converted, check_labels, open_input, same_classes
+from widenet_jax.vision.prepare.convert import Converted, check_labels, same_classes
 
 MAX_CLASSES = 1_000_000  # a label that a damaged file holds must not size the table of class names
 IMAGE_ROWS, LABEL_ROWS = 256, 1 << 16  # read at once

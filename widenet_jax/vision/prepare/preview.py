@@ -1,5 +1,6 @@
 """Pictures of an image classifier's inputs: a grid of augmentations, a sheet of all operations."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -7,10 +8,14 @@ from typing import Any
 import cv2
 import numpy as np
 
+from widenet_jax.config.parser import Options
 from widenet_jax.data import sampler
 from widenet_jax.data.chunks import Complaints, read, skips
 from widenet_jax.data.contract import Example
+from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.sources import build_source, overview
+from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.files import write_bytes
 from widenet_jax.run.lettering import line_of_text
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.randaugment import OPERATIONS
@@ -20,6 +25,38 @@ SHEET_COLUMNS = 6
 _NAME_HEIGHT, _CAPTION_HEIGHT = 22, 18
 _LEAST_WIDTH = 112  # of a tile: room for its caption
 _MARGIN = 2
+
+
+def draw_augmentations(config: Any, options: Options) -> None:
+    """Writes the picture of `augmentation_grid` to --out."""
+    _check_out(options)
+    picture = augmentation_grid(
+        config,
+        seed=options.seed,
+        note=lambda line: print(line, file=sys.stderr),
+        num_images=options.num,
+        num_draws=options.draws or 6,
+    )
+    _write(picture, options)
+
+
+def draw_operations(options: Options) -> None:
+    """Writes the picture of `operations_sheet` on a photo to --out."""
+    _check_out(options)
+    check_range("--magnitude", options.magnitude, 0.0, 30.0)
+    photo = files.decode(read_regular(options.operations), options.operations)
+    _write(operations_sheet(photo, options.magnitude, options.size, options.seed), options)
+
+
+def _check_out(options: Options) -> None:
+    if not options.out:
+        raise BadInputError("preview of images needs --out=PNG")
+
+
+def _write(picture: np.ndarray, options: Options) -> None:
+    png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
+    write_bytes(options.out, png.tobytes())
+    print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")
 
 
 def augmentation_grid(

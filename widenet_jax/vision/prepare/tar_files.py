@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from widenet_jax.data.input_files import MAX_IMAGE_BYTES
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input
 from widenet_jax.errors import BadInputError
-from widenet_jax.vision.prepare.convert import open_input
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_INNER_ARCHIVE_BYTES = 4 << 30

@@ -1,13 +1,14 @@
 """Reading of text files to their ends, to name all that a preparation or a run would refuse."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
-from typing import NamedTuple
 
 import tqdm
 from etils import epath
 
+from widenet_jax.config.parser import Options
+from widenet_jax.corpus.inputs import files_below
 from widenet_jax.corpus.readers import (
     decoded,
     detect,
@@ -17,36 +18,38 @@ from widenet_jax.corpus.readers import (
     text_of_json,
     text_of_value,
 )
+from widenet_jax.data.checks import Check, Checked, problem_of
 from widenet_jax.errors import BadInputError, BadRowsError
 from widenet_jax.text.data import table_files
 from widenet_jax.text.data.squad_files import read_questions
 from widenet_jax.text.data.tables import MissingColumnError, read_file
+from widenet_jax.text.data.text_records import TextRecords
 
 TABLES = (".tsv", ".csv")  # a parquet or JSON file is one where its label column is given
 COMPRESSED = (".gz", ".bz2", ".xz")
 
-Check = Callable[[], object]  # raises BadInputError for a bad line or record
+COLUMNS = ("text_column", "pair_column", "label_column")
 Found = tuple[int, list[str]]  # lines or records read, and a line for each mistake
-
-
-class Checked(NamedTuple):
-    """What a check found.
-
-    Attributes:
-      what: what was read: "3 files, 1,200 lines, rows and records".
-      problems: a line for each mistake, which names its place, by file or split.
-      notes: a line for each table that has texts, but no labels to train on.
-    """
-
-    what: str
-    problems: Mapping[str, list[str]]
-    notes: Sequence[str] = ()
 
 
 def suffix_of(path: str) -> str:
     """Returns the suffix that tells the format: ".jsonl" for a.jsonl.gz."""
     place = PurePath(path)
     return (place.with_suffix("") if place.suffix in COMPRESSED else place).suffix.lower()
+
+
+def check(path: str, options: Options) -> Checked:
+    """Reads a file, or all files in a folder but hidden ones."""
+    place = epath.Path(path)
+    files = sorted(files_below(place)) if place.is_dir() else [path]
+    columns = {name: getattr(options, name) for name in COLUMNS}
+    return check_files(files, columns, options.format)
+
+
+def checks_of_set(directory: str, split: str) -> Iterator[Check]:
+    """Returns a check of each sequence of a prepared set."""
+    source = TextRecords(directory, split)
+    return (partial(source.__getitem__, index) for index in range(len(source)))
 
 
 def check_files(paths: Sequence[str], columns: Mapping[str, str], format: str) -> Checked:
@@ -138,12 +141,3 @@ def tried(checks: Iterable[Check]) -> Found:
     except BadInputError as error:
         problems.append(str(error))
     return count, problems
-
-
-def problem_of(check: Check) -> str | None:
-    """Returns the line of a mistake; None where there is none."""
-    try:
-        check()
-    except BadInputError as error:
-        return str(error)
-    return None

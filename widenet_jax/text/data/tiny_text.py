@@ -1,25 +1,16 @@
-"""The embedded text: a novel of 460 kB that needs neither download nor preparation.
-
-In chunks for pretraining (`TinyText`), or as a stream for language models, of bytes (`tiny_bytes`)
-or of word pieces (`tiny_pieces`).
-"""
+"""The embedded novel in chunks for pretraining."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from widenet_jax.corpus.chunking import Chunk, Chunking, chunks_of
+from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
 from widenet_jax.corpus.unigrams import unigram_entropy
-from widenet_jax.data.splits import PLAIN_SPLITS, check_split
-from widenet_jax.language.data.token_files import HeldTokens
-from widenet_jax.language.data.token_streams import Opened, TokenStream, open_plain
+from widenet_jax.data.splits import check_split
 
-FOLDER = Path(__file__).with_name("tiny")
-TEXT = FOLDER / "persuasion.txt"
-NOVEL = "the embedded novel"  # what messages call it
 # Every run has the same validation chapters, whatever its seed.
 VALID_PER_MILLE = 50
 SEED = 0
@@ -67,32 +58,3 @@ def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
         "vocab_size": tokenizer.vocab_size,
         "unigram_entropy": unigram_entropy(counts),
     }
-
-
-def tiny_bytes(split: str, max_length: int) -> TokenStream:
-    """Returns the novel as a stream of bytes: 90% "train", 5% "valid", 5% "test"."""
-    return TokenStream(open_plain(str(TEXT), split)._replace(text=NOVEL), max_length)
-
-
-def tiny_pieces(split: str, max_length: int) -> TokenStream:
-    """Returns the novel as a stream of word pieces, line by line; splits as `tiny_bytes`."""
-    check_split(split, tuple(PLAIN_SPLITS), "the embedded text")
-    return TokenStream(_pieces()[split], max_length)
-
-
-@cache  # a run opens both splits
-def _pieces() -> dict[str, Opened]:
-    tokenizer = load_tokenizer(str(FOLDER / FILE))
-    lines = TEXT.read_text().splitlines(keepends=True)
-    ends = np.cumsum([0, *(len(line.encode()) for line in lines)])
-    opened, first = {}, 0
-    for split, share in zip(PLAIN_SPLITS, np.cumsum([*PLAIN_SPLITS.values()]), strict=True):
-        end = int(np.searchsorted(ends, ends[-1] * share // 100))  # whole lines
-        text = "".join(lines[first:end])
-        tokens = np.concatenate(tokenizer.encode_all(lines[first:end]))
-        words = len(text.split()) + text.count("\n")
-        counts = {"bytes": int(ends[end] - ends[first]), "words": words}
-        info = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
-        opened[split] = Opened(HeldTokens(tokens), counts, info, NOVEL, split)
-        first = end
-    return opened

@@ -7,6 +7,7 @@ part file. The bytes of the set depend neither on that nor on the number of work
 """
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -14,17 +15,19 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-from widenet_jax.corpus.inputs import Input
+from etils import epath
+
+from widenet_jax.corpus.inputs import TFDS, TFDS_INFO, Input
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.workers import start_worker
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError, RunFailedError, first_line
 from widenet_jax.files import is_remote, write_json
-from widenet_jax.language.data.token_streams import token_file_name
-from widenet_jax.text.prepare.shards import UNFINISHED
 
 PLAN = ".preparation.json"  # settings of the preparation that a directory holds
 PART = ".part-"
+UNFINISHED = ".writing-"  # prefix of a file that is being written
+BLOCK = 2**20  # bytes of an input hashed at once
 
 
 class Preparation(Protocol):
@@ -160,7 +163,7 @@ def _open_directory(
 def _ours(directory: Path) -> list[Path]:
     """Returns the files of text sets in a directory, finished or not, the manifest first."""
     patterns = (
-        records.MANIFEST, "*.array_record", token_file_name("*"), f"{FILE}*", f"{PLAN}*",
+        records.MANIFEST, "*.array_record", "*.tokens", f"{FILE}*", f"{PLAN}*",
         f"{records.MANIFEST}?*", f"{PART}*", f"{UNFINISHED}*",
     )  # fmt: skip
     return [path for pattern in patterns for path in directory.glob(pattern)]
@@ -248,3 +251,44 @@ def prepare_unit(preparation: Preparation, directory: Path, unit: int) -> dict[s
 def inputs_of(preparation: Preparation) -> list[str]:
     """Returns `inputs_sha256` of every unit."""
     return [preparation.inputs_sha256(unit) for unit in range(len(preparation.units))]
+
+
+def have_size(path: Path, size: int) -> bool:
+    """Whether a file is there and has so many bytes."""
+    return path.exists() and path.stat().st_size == size
+
+
+def units_sha256(units: Sequence[Sequence[Input]]) -> str:
+    """Returns a hash of the names and formats of all inputs."""
+    return _sha256([[[part.name, part.format] for part in unit] for unit in units])
+
+
+def inputs_sha256(unit: Sequence[Input]) -> str:
+    """Returns a hash of the names and the content of a unit's inputs.
+
+    Of a TFDS set, dataset_info.json stands for the content; it has the shards' sizes.
+    """
+    return _sha256([_identity(part) for part in unit])
+
+
+def _identity(part: Input) -> list:
+    place = epath.Path(part.path)
+    if part.format == TFDS:
+        place /= TFDS_INFO
+    return [part.name, part.first, part.last, part.split, content_sha256(place)]
+
+
+def content_sha256(place: epath.Path) -> str:
+    """Returns the SHA-256 of a file's bytes; raises BadInputError if it cannot be read."""
+    try:
+        with place.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise BadInputError(f"{place}: cannot be read ({first_line(error)})") from None
+    return digest.hexdigest()
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

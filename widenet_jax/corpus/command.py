@@ -1,0 +1,56 @@
+"""What the commands that prepare text share: flags, inputs, and preparation with a progress bar."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tqdm
+
+from widenet_jax.config.parser import Options, positive
+from widenet_jax.corpus.readers import READERS
+from widenet_jax.data.cores import usable_cores
+
+if TYPE_CHECKING:
+    from widenet_jax.corpus.inputs import Input
+    from widenet_jax.corpus.preparation import Preparation
+
+
+def add_reading(add: Any) -> None:
+    """Adds the flags that say how inputs are read."""
+    text = "of the files; by default from their names and beginnings"
+    add("--format", choices=["auto", *READERS], default="auto", help=text)
+    add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
+    add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
+
+
+def add_writing(add: Any) -> None:
+    """Adds the flags that say how a set is written."""
+    text = "processes; by default as many as there are cores"
+    add("--workers", type=positive, default=usable_cores(), metavar="N", help=text)
+    add("--overwrite", action="store_true", help="replace another set that is there")
+    add("--json", action="store_true", help="print the manifest as one JSON object")
+
+
+def units_of(paths: Sequence[str], options: Options) -> "list[list[Input]]":
+    """Returns the units of work of some inputs, as the flags say; [] of no inputs."""
+    from widenet_jax.corpus.inputs import Reading, plan
+
+    reading = Reading(options.format, options.text_column, options.tfds_split)
+    return plan(paths, reading) if paths else []
+
+
+def prepare(
+    preparation: "Preparation", options: Options, provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Prepares a set by worker processes, under a progress bar; returns its manifest."""
+    from widenet_jax.corpus.preparation import prepare
+
+    with tqdm.tqdm(total=len(preparation.units), unit="file", file=sys.stderr) as bar:
+        return prepare(
+            preparation,
+            options.out,
+            workers=options.workers,
+            provenance=provenance,
+            overwrite=options.overwrite,
+            on_unit=lambda part: bar.update(),
+        )
