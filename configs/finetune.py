@@ -9,10 +9,10 @@ parts of a photo, evaluation its centre; what cannot be read is named and left o
 
 That trains widenet_s, the small model for a laptop, from scratch at 64 pixels. Other variants are
 those of configs/cifar10.py: vit_s, as small; widenet_tiny, smaller; widenet_b, ... at 224 pixels,
-for a GPU or TPU. `stored` is the model that config.init_from names, whose backbone is taken, at the
+for a GPU or TPU. `pretrained` takes the model that config.init_from names, its backbone and the
 size of its images:
 
-  python -m widenet_jax.main --config=configs/finetune.py:stored --workdir=runs/mine \
+  python -m widenet_jax.main --config=configs/finetune.py:pretrained --workdir=runs/mine \
       --config.data.path=photos --config.init_from=runs/pretrained
 
 For Google's and Hugging Face's ViT name the model instead, as in finetune.py:vit_b.
@@ -32,13 +32,13 @@ from configs.sizes import (
     vision_model,
 )
 
-STORED = "stored"
+PRETRAINED = "pretrained"
 
 
 def get_config(variant: str = "widenet_s") -> ConfigDict:
     small, options = True, {}
-    if variant == STORED:
-        model = {"name": STORED, "representation": False}
+    if variant == PRETRAINED:
+        model = {"name": PRETRAINED, "representation": False}
         model |= {"image_size": 64, "learning_rate": 1e-3}  # until that model is looked up
     else:
         family, size, options = parse_variant(variant)
@@ -71,7 +71,7 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
         evaluation={"batch_size": 128, "every": "5 epochs"},
         checkpoint={"every": "5 epochs"},
     )
-    if variant == STORED:
+    if variant == PRETRAINED:
         config.data.image_size = config.model.get_oneway_ref("image_size")
         config.optimizer.learning_rate = config.model.get_oneway_ref("learning_rate")
     else:

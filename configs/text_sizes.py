@@ -143,10 +143,10 @@ def finetuned_model(
 
     Args:
       family, size, options: of a model to train from scratch; an empty family stands for the model
-        of `config.init_from`, whose fields are those of this section and the stored ones.
+        of `config.init_from`, whose fields are those of this section and the pretrained ones.
       dropout: of the encoder. The head's own is not a field.
       capacity_factor, balance: of experts, the latter the weight of the load-balance loss, for
-        routers that go with it. `weights.stored` leaves it out for others of stored models.
+        routers that go with it. `inference.pretrained_config` leaves it out for other routers.
     """
     experts = {
         "capacity_factor": options.get("capacity_factor", capacity_factor),
@@ -154,7 +154,7 @@ def finetuned_model(
         "losses": {"load_balance": balance, "over": "group"},
     }
     if not family:
-        return {"name": "stored", "dropout": dropout, "moe": experts}
+        return {"name": "pretrained", "dropout": dropout, "moe": experts}
     model = text_model(family, size, options) | {"dropout": dropout}
     if model["moe"]:
         given = experts["losses"] if has_balance_loss(model["moe"]["router"]["name"]) else {}

@@ -100,7 +100,7 @@ EARLY = [
     ),
     (("--config=configs/digits.py", "--key_heads=3"), "no flag --key_heads; --help lists the"),
     (("--config=configs/glue.py", "--ffn=top_k"), "did you mean --config.model.ffn?"),
-    (("--config=configs/finetune.py:stored", "--ffn=a"), "did you mean --config.model.ffn?"),
+    (("--config=configs/finetune.py:pretrained", "--ffn=a"), "did you mean --config.model.ffn?"),
     (("--config=nope.py", "--ffn=top_k"), "did you mean --config.model.ffn?"),
     # The fields: the message names the nearest one.
     (

@@ -25,7 +25,7 @@ from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.parser import Parser, add_import_flag, exit_code_of, positive, seconds
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.inference.stored import set_fields
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.markdown import text_table
 from widenet_jax.run.metric_rows import beside, number, routing_rows
 from widenet_jax.run.stopping import Stop, end_process, say

@@ -25,7 +25,7 @@ from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.files import split_checkpoint
 from widenet_jax.inference.pretrained import load_pretrained
-from widenet_jax.inference.stored import stored_sections
+from widenet_jax.inference.pretrained_config import pretrained_sections
 from widenet_jax.inference.trained import open_trained, read_model
 
 ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -54,7 +54,7 @@ def test_each_is_found(run: Path, digits_run: Path):
 
 
 def test_a_run_starts_from_the_best(run: Path):
-    fields = stored_sections(f"{run}@best")["model"]
+    fields = pretrained_sections(f"{run}@best")["model"]
     taken = load_pretrained(f"{run}@best", ONE_DEVICE, model=fields, info={}).params
     assert params_sha256(taken) == params_sha256(open_trained(str(run), checkpoint="10").params)
 

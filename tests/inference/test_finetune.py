@@ -111,11 +111,11 @@ def test_a_head_of_other_inputs_is_new(extra_here: bool):
 
 def test_a_text_classifier_is_kept_and_a_span_is_not():
     head = {"kernel": np.ones((2, 3))}
-    stored = text_params(1.0, classifier=head, span=head)
+    pretrained = text_params(1.0, classifier=head, span=head)
     fresh = text_params(
         0.0, classifier={"kernel": np.zeros((2, 3))}, span={"kernel": np.zeros((2, 3))}
     )
-    new, _ = finetune_params(fresh, stored, **TO_TEXT, same_classes=True)
+    new, _ = finetune_params(fresh, pretrained, **TO_TEXT, same_classes=True)
     assert new["classifier"]["kernel"].all() and not new["span"]["kernel"].any()
 
 
@@ -160,9 +160,11 @@ TO_TEXT = MappingProxyType({"model": {"name": "text_encoder"}, "source": "runs/t
 
 def test_a_text_model_keeps_its_pooler_and_gets_a_new_head():
     mlm, head = {"bias": np.ones(5)}, {"kernel": np.zeros((2, 3))}
-    stored = text_params(1.0, pooler=dict(POOLER), mlm=mlm, classifier={"kernel": np.ones((2, 3))})
+    pretrained = text_params(
+        1.0, pooler=dict(POOLER), mlm=mlm, classifier={"kernel": np.ones((2, 3))}
+    )
     fresh = text_params(0.0, pooler={"kernel": np.zeros((2, 2))}, classifier=head)
-    new, told = finetune_params(fresh, stored, **TO_TEXT)
+    new, told = finetune_params(fresh, pretrained, **TO_TEXT)
     np.testing.assert_equal(new, text_params(1.0, pooler=dict(POOLER), classifier=head))
     assert told == (
         "taken from runs/text: embeddings, encoder, pooler; new: classifier; not used: classifier, "
@@ -174,24 +176,26 @@ def test_what_the_stored_text_model_lacks_is_new():
     """A masked language model of Hugging Face has neither a pooler nor an order head."""
     zeros = {"kernel": np.zeros((2, 2))}
     fresh = text_params(0.0, pooler=zeros, order=zeros, mlm={"bias": np.zeros(5)})
-    stored = text_params(1.0, mlm={"bias": np.ones(5)})
-    new, told = finetune_params(fresh, stored, **TO_TEXT)
+    pretrained = text_params(1.0, mlm={"bias": np.ones(5)})
+    new, told = finetune_params(fresh, pretrained, **TO_TEXT)
     assert told == "taken from runs/text: embeddings, encoder, mlm; new: order, pooler"
     assert new["mlm"]["bias"].all() and not new["pooler"]["kernel"].any()
     backbone = partial(is_frozen, freeze="backbone")
     with pytest.raises(
         BadInputError, match=r"freeze would keep pooler random, because config.init"
     ):
-        finetune_params(fresh, stored, **TO_TEXT, frozen=backbone)
-    stored["pooler"] = dict(POOLER)
-    assert finetune_params(fresh, stored, **TO_TEXT, frozen=backbone)[0]["pooler"]["kernel"].all()
+        finetune_params(fresh, pretrained, **TO_TEXT, frozen=backbone)
+    pretrained["pooler"] = dict(POOLER)
+    assert finetune_params(fresh, pretrained, **TO_TEXT, frozen=backbone)[0]["pooler"][
+        "kernel"
+    ].all()
 
 
 def test_shorter_inputs_take_the_first_positions():
     """Rows beyond the vocabulary, which some tables are padded with, are left out as well."""
-    stored = text_params(1.0, positions=3, vocab_size=4)
-    stored["embeddings"]["position"][:] = [[0, 1], [2, 3], [4, 5]]
-    new, _ = finetune_params(text_params(0.0, positions=2, vocab_size=3), stored, **TO_TEXT)
+    pretrained = text_params(1.0, positions=3, vocab_size=4)
+    pretrained["embeddings"]["position"][:] = [[0, 1], [2, 3], [4, 5]]
+    new, _ = finetune_params(text_params(0.0, positions=2, vocab_size=3), pretrained, **TO_TEXT)
     np.testing.assert_array_equal(new["embeddings"]["position"], [[0, 1], [2, 3]])
     assert new["embeddings"]["token"].shape == (3, 2)
 

@@ -127,7 +127,9 @@ def test_what_is_computed_otherwise_is_told():
     told = ["moe.num_selected_experts=2 (4 there)", "moe.router.name=sigmoid (top_k there)"]
     assert differing_fields(stored, here, "runs/a") == told
     line = finetune_params(HEAD, HEAD, model=here, source="runs/a", differing=told)[1]
-    assert line.endswith(f"not used: head; differs from the stored model in: {told[0]}, {told[1]}")
+    assert line.endswith(
+        f"not used: head; differs from the pretrained model in: {told[0]}, {told[1]}"
+    )
     keys = vision_model("vit", "tiny", {"ffn": "product_key"})
     fewer = keys | {"product_key": keys["product_key"] | {"knn": 7}}
     assert differing_fields(keys, fewer, "runs/a") == ["product_key.knn=7 (32 there)"]

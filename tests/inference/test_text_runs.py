@@ -13,7 +13,7 @@ from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.inference.pretrained import load_pretrained
-from widenet_jax.inference.stored import stored_sections
+from widenet_jax.inference.pretrained_config import pretrained_sections
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.main import parse_flags
 
@@ -40,8 +40,8 @@ def test_to_hugging_face_and_back(pretrained: Path, tmp_path: Path):
     """A run's export starts another run with the same parameters, model and tokenizer."""
     flags = [f"--workdir={pretrained}", f"--out={tmp_path / 'hf'}", "--format=huggingface"]
     assert export.main(flags) == 0
-    section = stored_sections(str(tmp_path / "hf"))["model"] | {"dtype": "float32"}
-    assert section == stored_sections(str(pretrained))["model"]
+    section = pretrained_sections(str(tmp_path / "hf"))["model"] | {"dtype": "float32"}
+    assert section == pretrained_sections(str(pretrained))["model"]
     info = {"tokenizer": json.loads((pretrained / "tokenizer.json").read_text())}
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params, *_ = load_pretrained(str(tmp_path / "hf"), device, model=section, info=info)
@@ -65,7 +65,7 @@ def test_finetuning_from_a_run(pretrained: Path, tmp_path: Path, capsys):
     assert "2 steps of 8 examples" in start and "kernel" not in rest  # after the long table
     trained = open_trained(own.workdir)
     assert trained.class_names == ("no", "yes") and trained.tokenizer.vocab_size == 2000
-    assert trained.config.model.to_dict() == stored_sections(str(pretrained))["model"]
+    assert trained.config.model.to_dict() == pretrained_sections(str(pretrained))["model"]
 
     shutil.rmtree(model)
     result = (tmp_path / "run" / "result.json").read_text()

@@ -18,7 +18,7 @@ STEPS = 9
 def command(trial, workdir: str) -> list[str]:
     """Takes the place of `Trial.command`; hands over the config, as the program has no packages."""
     from widenet_jax.config.files import load_config
-    from widenet_jax.inference.stored import set_fields
+    from widenet_jax.inference.pretrained_config import set_fields
 
     arguments = trial.arguments(workdir)
     config = set_fields(load_config(trial.config), arguments[2:], workdir=workdir)

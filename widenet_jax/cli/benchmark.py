@@ -29,7 +29,7 @@ from widenet_jax.cli.plan import add_data_flags, read_configs
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive, seconds, show
 from widenet_jax.errors import BadInputError, choose
-from widenet_jax.inference.stored import set_fields
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.plan.topology import parse_topology
 
 Rows = list[dict[str, Any]]

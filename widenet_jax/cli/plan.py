@@ -28,7 +28,7 @@ from widenet_jax.config.parser import (
 )
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import user_cache
-from widenet_jax.inference.stored import set_fields
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.plan.topology import parse_topology
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ def variant_options(text: str) -> set[str]:
     imports; none where it imports no such function, is missing or fails.
     """
     file, _, variant = text.partition(":")
-    if variant == "stored":  # takes fields only
+    if variant == "pretrained":  # takes fields only
         return set()
     try:
         names = vars(import_file(find_config(file)))

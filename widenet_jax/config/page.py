@@ -49,7 +49,7 @@ The values are those of `widenet_b` for images, `widenet_4` for texts and `wt_s`
 models. Where a cell is empty, such models do not have the field. `model.activation`,
 `model.kernel_init` and a language model's `model.dropout` also set what the section of a
 feed-forward has of them, unless the variant gives that another value, or a flag sets it. Those of a
-stored model (`glue.py`, `squad.py`, `finetune.py:stored`) are set one by one.
+pretrained model (`glue.py`, `squad.py`, `finetune.py:pretrained`) are set one by one.
 """
 # The section of a feed-forward -> the title of its table.
 FEED_FORWARDS = {

@@ -1,4 +1,4 @@
-"""Starting from stored parameters: the backbone, and the head where the classes are the same.
+"""Starting from pretrained parameters: the backbone, and the head where the classes are the same.
 
 Vision (ViT, section 3.2): positions are a square grid of patches, perhaps after a CLS token, and
 are resized to the new grid. Text: shorter inputs take the first positions; the pooler and the heads
@@ -20,14 +20,14 @@ POSITION = "position/position_embedding"
 
 
 class Rule(NamedTuple):
-    """How a kind of model starts from stored parameters, by the first part of their paths.
+    """How a kind of model starts from pretrained parameters, by the first part of their paths.
 
     Attributes:
       new: parts that are always new.
       of_classes: parts that know the classes; they are taken where these are the same and both
         models have the same parts in the same shapes.
       optional: parts that are taken where both models have them in the same shapes.
-      fit: (path, stored array, shape here, config.model) -> the array to take.
+      fit: (path, pretrained array, shape here, config.model) -> the array to take.
     """
 
     new: tuple[str, ...]
@@ -83,7 +83,7 @@ def finetune_params(
     line = told(taken, new.keys() - taken.keys(), old, source)
     line += resized(old, new, model)
     line += "; the classes are the same, so the head is kept" if kept else ""
-    return params, "; differs from the stored model in: ".join(
+    return params, "; differs from the pretrained model in: ".join(
         filter(None, [line, ", ".join(differing)])
     )
 
@@ -91,7 +91,7 @@ def finetune_params(
 def backbone(
     rule: Rule, new: Mapping, old: Mapping, model: Mapping, source: str
 ) -> dict[str, np.ndarray]:
-    """Returns the stored parameters of the backbone, by path, fitted to the shapes of `new`.
+    """Returns the pretrained parameters of the backbone, by path, fitted to the shapes of `new`.
 
     Raises:
       BadInputError: the backbones differ.
@@ -116,11 +116,11 @@ def backbone(
     return taken
 
 
-def told(taken: Mapping, fresh: set[str], stored: Mapping, source: str) -> str:
+def told(taken: Mapping, fresh: set[str], pretrained: Mapping, source: str) -> str:
     """Returns the line on what was taken, what is new and what was not used."""
     parts = lambda names: ", ".join(dict.fromkeys(map(part, names)))  # noqa: E731
     text = f"taken from {source}: {parts(taken)}; new: {parts(sorted(fresh)) or 'nothing'}"
-    unused = parts(sorted(name for name in stored if part(name) not in set(map(part, taken))))
+    unused = parts(sorted(name for name in pretrained if part(name) not in set(map(part, taken))))
     return f"{text}; not used: {unused}" if unused else text
 
 
@@ -155,7 +155,7 @@ def fit_text(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mappin
 
 
 def as_stored(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
-    """Returns the stored array."""
+    """Returns the pretrained array."""
     del name, shape, model
     return value
 

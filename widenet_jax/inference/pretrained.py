@@ -23,7 +23,7 @@ from widenet_jax.text.weights.huggingface_config import kind_out, model_section,
 from widenet_jax.vision.weights import google, huggingface
 
 # Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
-# run must have the stored ones. Others that do, such as a router, a run may choose anew.
+# run must have the pretrained ones. Others that do, such as a router, a run may choose anew.
 CHECKED = ("num_heads", "norm_epsilon", "activation", "norm_position", "moe.activation")
 # Fields that do not change what a trained model computes, by the last part of their names, and
 # those that the shapes of parameters decide.
@@ -175,10 +175,10 @@ def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:
     return None
 
 
-def check_same_tokens(stored: Tokenizer, here: Tokenizer, place: str) -> None:
+def check_same_tokens(pretrained: Tokenizer, here: Tokenizer, place: str) -> None:
     """Raises BadInputError where an id of the data is another token in the model of `place`."""
     for index in range(here.vocab_size):
-        there = stored.token(index) if index < stored.vocab_size else "missing"
+        there = pretrained.token(index) if index < pretrained.vocab_size else "missing"
         if there != here.token(index):
             raise BadInputError(
                 f"{place} was trained with another tokenizer: token {index} is "

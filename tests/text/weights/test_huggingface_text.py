@@ -12,7 +12,7 @@ from inference.our_bert import exported, our_outputs
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.finetune import finetune_params
 from widenet_jax.inference.pretrained import load_pretrained
-from widenet_jax.inference.stored import stored_sections
+from widenet_jax.inference.pretrained_config import pretrained_sections
 from widenet_jax.text.weights.huggingface import from_huggingface_text, to_huggingface_text
 from widenet_jax.text.weights.huggingface_config import kind_out, model_section
 from widenet_jax.text.weights.huggingface_export import write_huggingface
@@ -207,7 +207,7 @@ def test_equal_outputs_with_transformers(
     torch, model = of_transformers(cls, config)
     theirs = their_outputs(torch, model)
     model.save_pretrained(tmp_path / "theirs")
-    section = stored_sections(str(tmp_path / "theirs"))["model"] | {"dtype": "float32"}
+    section = pretrained_sections(str(tmp_path / "theirs"))["model"] | {"dtype": "float32"}
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = load_pretrained(str(tmp_path / "theirs"), device, model=section, info={}).params
     ours = our_outputs(params, section, head)

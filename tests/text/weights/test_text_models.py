@@ -75,7 +75,7 @@ def test_a_change_that_does_not_fit(tmp_path):
 
 @pytest.mark.parametrize("kind", ["albert", "bert"])
 def test_to_hugging_face_and_back(kind: str, tmp_path):
-    """The parameters are equal, and so is what `stored` makes of the directory."""
+    """The parameters are equal, and so is what `pretrained` makes of the directory."""
     stored = model("masked_lm", tmp_path, kind)
     write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
     section = stored.config["model"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, is_remote
-from widenet_jax.inference.stored import set_fields
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
 

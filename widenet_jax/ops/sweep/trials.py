@@ -20,7 +20,7 @@ from widenet_jax.config.files import (
 )
 from widenet_jax.config.imports import IMPORTED
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.stored import STORED, set_fields
+from widenet_jax.inference.pretrained_config import PRETRAINED, set_fields
 from widenet_jax.ops.sweep import axes
 from widenet_jax.ops.sweep.axes import Settings
 
@@ -137,18 +137,18 @@ def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
 def with_fields(config: str, flags: Sequence[str]) -> ConfigDict:
     """Returns the config that a trial's flags make.
 
-    Where they set a field of config.model that only the stored model has (config.model.name is
-    "stored"), the section becomes that of config.init_from, as in the run. Else that model is not
-    looked up, so that trials can be listed before it is trained.
+    Where they set a field of config.model that only the pretrained model has (config.model.name is
+    "pretrained"), the section is read from config.init_from, as in the run. Otherwise that model is
+    not looked up, so that trials can be listed before it is trained.
 
     Raises:
-      BadInputError: no such field or value, or no stored model.
+      BadInputError: no such field or value, or no pretrained model.
     """
     loaded = load_config(config)
     names = {flag.removeprefix("--config.").partition("=")[0] for flag in flags}
     of_model = {name for name in names if name.startswith("model.")}
-    stored = loaded.get("model", {}).get("name") == STORED
-    if stored and of_model - dict(fields_of(loaded)).keys():
+    pretrained = loaded.get("model", {}).get("name") == PRETRAINED
+    if pretrained and of_model - dict(fields_of(loaded)).keys():
         return set_fields(loaded, flags)
     return override(loaded, flags)
 

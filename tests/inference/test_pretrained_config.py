@@ -1,4 +1,4 @@
-"""config.model.name="stored": the section of a run, an export or a Hugging Face model."""
+"""config.model.name="pretrained": the section of a run, an export or a Hugging Face model."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from configs.sizes import vision_model
 from configs.text_sizes import parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported
-from widenet_jax.inference.stored import merged, set_fields, stored_sections
+from widenet_jax.inference.pretrained_config import merged, pretrained_sections, set_fields
 from widenet_jax.inference.trained import read_model
 from widenet_jax.main import parse_flags
 from widenet_jax.text.weights.huggingface_config import model_section
@@ -32,7 +32,7 @@ def run(place: Path, model: dict, **sections: dict) -> str:
 
 
 def config(**beside: object) -> ConfigDict:
-    return defaults.get_config({"name": "stored", **beside}, "text_classification")
+    return defaults.get_config({"name": "pretrained", **beside}, "text_classification")
 
 
 def test_the_whole_section_is_taken(tmp_path):
@@ -44,7 +44,7 @@ def test_the_whole_section_is_taken(tmp_path):
 
 
 def test_fields_beside_the_name_and_flags_override_it(tmp_path):
-    """Flags come last, and may set any field of the stored model."""
+    """Flags come last, and may set any field of the pretrained model."""
     moe = {"capacity_factor": 1.5, "losses": {"load_balance": 0.0}}
     made = config(dropout=0.25, dtype="bfloat16", moe=moe)
     place = run(tmp_path / "run", WIDENET)
@@ -62,10 +62,10 @@ def test_fields_beside_the_name_and_flags_override_it(tmp_path):
 def test_a_stored_router_has_the_losses_that_it_has_from_scratch(router: str, tmp_path):
     variant = f"widenet_4_s,router={router}"
     place = run(tmp_path / "run", text_model(*parse_text_variant(variant)))
-    stored = set_fields(glue.get_config("mnli"), [f"--config.init_from={place}"])
+    pretrained = set_fields(glue.get_config("mnli"), [f"--config.init_from={place}"])
     scratch = glue.get_config(f"mnli,model={variant}")
-    assert stored.model.to_dict() == scratch.model.to_dict()
-    weights = {name for name, weight in stored.model.moe.losses.items() if weight}
+    assert pretrained.model.to_dict() == scratch.model.to_dict()
+    weights = {name for name, weight in pretrained.model.moe.losses.items() if weight}
     own = {"top_k": {"load_balance"}, "noisy_top_k": {"importance", "load"}}
     assert weights == own.get(router, {"entropy"}) | {"over"}
 
@@ -74,7 +74,7 @@ def test_photos_have_the_size_of_the_stored_model_and_its_learning_rate(tmp_path
     """A flag, and a config of one's own, go before; a run that has begun keeps what it has."""
 
     def found(*flags: str, own: float | None = None, workdir: str = "") -> tuple[int, float]:
-        made = finetune.get_config("stored")
+        made = finetune.get_config("pretrained")
         if own:
             made.optimizer.learning_rate = own
         set_fields(made, flags, workdir=workdir)
@@ -128,7 +128,8 @@ def test_an_export_and_its_run(digits_run, tmp_path):
     write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
     (tmp_path / "e" / "params.npz").unlink()
     assert (
-        stored_sections(str(tmp_path / "e"))["model"] == stored_sections(str(digits_run))["model"]
+        pretrained_sections(str(tmp_path / "e"))["model"]
+        == pretrained_sections(str(digits_run))["model"]
     )
 
 
@@ -159,7 +160,9 @@ def test_a_new_workdir_that_ends_like_a_checkpoint(tmp_path):
 
 
 def test_no_place():
-    with pytest.raises(BadInputError, match=r"^config.model.name=stored needs the model to start"):
+    with pytest.raises(
+        BadInputError, match=r"^config.model.name=pretrained needs the model to start"
+    ):
         set_fields(config(), [])
 
 

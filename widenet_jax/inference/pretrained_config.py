@@ -1,4 +1,4 @@
-"""Replaces `config.model.name="stored"` by the section `config.model` of a stored model.
+"""Replaces `config.model.name="pretrained"` by the section `config.model` of a pretrained model.
 
 Reads JSON alone: neither parameters nor JAX are loaded, so that a mistake is answered at once.
 """
@@ -17,7 +17,7 @@ from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
 from widenet_jax.text.weights.huggingface_config import model_section, text_kind
 
 sizes = configs_module("sizes")
-STORED = "stored"
+PRETRAINED = "pretrained"
 INIT_FROM = "--config.init_from="
 NAME_MODEL = (
     "name the model in --config=FILE:VARIANT, as in configs/finetune.py:vit_b for a ViT-B of "
@@ -26,11 +26,11 @@ NAME_MODEL = (
 
 
 def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -> ConfigDict:
-    """Sets fields as `config.files.override` does, after a stored model has been looked up.
+    """Sets fields as `config.files.override` does, after a pretrained model has been looked up.
 
-    Where config.model.name is "stored", config.model becomes the whole section of the model that
-    config.init_from names. The fields that stand beside the name override the stored ones (but for
-    the losses of a router that does not go with WideNet's), and flags override both. Those of
+    Where config.model.name is "pretrained", config.model becomes the whole section of the model
+    that config.init_from names. The fields beside the name override the pretrained ones (except the
+    losses of a router that does not go with WideNet's), and flags override both. The fields of
     `recipe_of` are no fields of the model: other sections may follow them.
 
     Args:
@@ -40,43 +40,44 @@ def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -
         model it started from.
 
     Raises:
-      BadInputError: as `override`; or there is no stored model, or it has no such field.
+      BadInputError: as `override`; or there is no pretrained model, or it has no such field.
     """
-    if config.get("model", {}).get("name") == STORED:
+    if config.get("model", {}).get("name") == PRETRAINED:
         override(config, [flag for flag in flags if flag.startswith(INIT_FROM)])
         beside = {name: value for name, value in config.model.to_dict().items() if name != "name"}
         begun = workdir and config_file(workdir).exists() and not may_replace(absolute(workdir))
-        sections = stored_sections(workdir if begun else config.init_from)
+        sections = pretrained_sections(workdir if begun else config.init_from)
         recipe = recipe_of(sections, begun=bool(begun))
         for name in recipe.keys() & beside.keys():
             config.model[name] = recipe[name]
             del beside[name]
-        stored = sections["model"]
-        if stored.get("moe") and not sizes.has_balance_loss(stored["moe"]["router"]["name"]):
+        pretrained = sections["model"]
+        moe = pretrained.get("moe")
+        if moe and not sizes.has_balance_loss(moe["router"]["name"]):
             beside.get("moe", {}).pop("losses", None)
         import_remembered(sections, workdir if begun else config.init_from)
         with config.unlocked():
-            config.model = merged(stored, beside, config.init_from)
+            config.model = merged(pretrained, beside, config.init_from)
             if "imports" in sections:
                 config.imports = (*config.get("imports", ()), *sections["imports"])
     return override(config, flags)
 
 
-def recipe_of(stored: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
-    """Returns the size of images and the learning rate with which to finetune a stored model.
+def recipe_of(pretrained: Mapping[str, Any], *, begun: bool) -> dict[str, Any]:
+    """Returns the size of images and the learning rate with which to finetune a pretrained model.
 
     Args:
-      stored: its sections.
+      pretrained: its sections.
       begun: whether it is the run itself, which keeps its own, rather than the one to start from.
     """
-    if "image_size" not in stored.get("data", {}):
+    if "image_size" not in pretrained.get("data", {}):
         return {}
-    rate = sizes.finetuning_rate(stored["model"]["embed_dim"])
-    rate = stored["optimizer"]["learning_rate"] if begun else rate
-    return {"image_size": stored["data"]["image_size"], "learning_rate": rate}
+    rate = sizes.finetuning_rate(pretrained["model"]["embed_dim"])
+    rate = pretrained["optimizer"]["learning_rate"] if begun else rate
+    return {"image_size": pretrained["data"]["image_size"], "learning_rate": rate}
 
 
-def stored_sections(place: str) -> Mapping[str, Any]:
+def pretrained_sections(place: str) -> Mapping[str, Any]:
     """Reads the config of a run or an export, or "model" alone of Hugging Face's BERT and ALBERT.
 
     Raises:
@@ -84,8 +85,9 @@ def stored_sections(place: str) -> Mapping[str, Any]:
     """
     if not place:
         raise BadInputError(
-            "config.model.name=stored needs the model to start from: add --config.init_from=DIR of "
-            "a run, an export or a Hugging Face model, or name a model in --config=FILE:VARIANT"
+            "config.model.name=pretrained needs the model to start from: add "
+            "--config.init_from=DIR of a run, an export or a Hugging Face model, or name a model "
+            "in --config=FILE:VARIANT"
         )
     file = config_file(split_checkpoint(place)[0])
     if not file.exists():
@@ -112,22 +114,22 @@ def config_file(place: str) -> epath.Path:
     return (path if path.is_dir() else path.parent) / "config.json"
 
 
-def merged(stored: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns the stored fields, with those of `given` instead.
+def merged(pretrained: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns the pretrained fields, with those of `given` instead.
 
-    A section of `given`, such as moe, has no effect where the stored model has none.
+    A section of `given`, such as moe, has no effect where the pretrained model has none.
 
     Raises:
-      BadInputError: the stored model has no field of a name in `given`.
+      BadInputError: the pretrained model has no field of a name in `given`.
     """
-    result = dict(stored)
+    result = dict(pretrained)
     for name, value in given.items():
-        if name not in stored:
+        if name not in pretrained:
             raise BadInputError(
                 f"config.model.{name} is no field of the model in config.init_from={place}"
             )
         if isinstance(value, Mapping):
-            result[name] = merged(stored[name], value, place) if stored[name] else stored[name]
+            result[name] = pretrained[name] and merged(pretrained[name], value, place)
         elif value is not None:
             result[name] = value
     return result
