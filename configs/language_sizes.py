@@ -13,7 +13,13 @@ from configs.matching import (
     matched_num_keys,
     values_for,
 )
-from configs.sizes import ROUTER_LOSSES, ROUTERS, experts_section, parse_options
+from configs.sizes import (
+    ROUTER_LOSSES,
+    ROUTERS,
+    attention_section,
+    experts_section,
+    parse_options,
+)
 from widenet_jax.errors import BadInputError, choose_option, known_names
 
 COLUMNS = (
@@ -202,8 +208,9 @@ def language_model(size: str, options: Mapping) -> dict:
         "name": "language_model",
         "embed_dim": base["embed_dim"],
         "depth": options.get("depth", base["depth"]),
-        "num_heads": base["num_heads"],
-        "head_dim": base["head_dim"],  # H, of each of the N heads; 0: D / N
+        "attention": attention_section(
+            "relative", num_heads=base["num_heads"], head_dim=base["head_dim"]
+        ),
         "mlp_dim": dense_width(base, options),
         "dropout": dropout,
         "ffn_dropout": True,

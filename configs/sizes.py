@@ -151,7 +151,7 @@ def vision_model(family: str, size: str, options: dict) -> dict:
         "patch_size": options.get("patch_size", base["patch_size"]),  # pixels a side of a token
         "embed_dim": base["embed_dim"],  # D, width of a token
         "depth": options.get("depth", base["depth"]),  # L, blocks
-        "num_heads": base["num_heads"],  # N, of attention
+        "attention": attention_section("full", num_heads=base["num_heads"]),
         "mlp_dim": mlp_dim,  # F, hidden width of the dense feed-forward
         # learned, none, or zero: a constant token whose position is learned
         "cls_token": ("zero" if authors_code else "none") if pools_tokens else "learned",
@@ -184,6 +184,15 @@ def vision_model(family: str, size: str, options: dict) -> dict:
         if authors_code:
             model["moe"].update(capacity_factor_eval=1.2, capacity_rule="authors_code")
     return model
+
+
+def attention_section(name: str, *, num_heads: int, head_dim: int = 0) -> dict:
+    """Returns the section `config.model.attention`: a layer and its own fields."""
+    return {
+        "name": name,  # full; relative: by distance, to a memory and earlier tokens
+        "num_heads": num_heads,  # N
+        "head_dim": head_dim,  # H, of each of the N heads; 0: D / N
+    }
 
 
 def experts_section(options: dict, *, mlp_dim: int, examples_per_group: int) -> dict:

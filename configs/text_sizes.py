@@ -7,7 +7,12 @@ from collections.abc import Mapping
 
 from configs import feed_forward_sizes
 from configs.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
-from configs.sizes import experts_section, has_balance_loss, parse_options
+from configs.sizes import (
+    attention_section,
+    experts_section,
+    has_balance_loss,
+    parse_options,
+)
 from widenet_jax.errors import BadInputError, known_names
 
 # "": ALBERT base (Lan et al. 2020) and the paper's. "s" is meant for experiments on a CPU, "tiny"
@@ -88,7 +93,7 @@ def text_model(family: str, size: str, options: dict) -> dict:
         "num_positions": 128 if size else 512,  # the longest sequence
         "num_segments": 2,  # texts of a sequence
         "depth": options.get("depth", base["depth"]),
-        "num_heads": base["num_heads"],
+        "attention": attention_section("full", num_heads=base["num_heads"]),
         "mlp_dim": mlp_dim,
         "dropout": 0.0 if size else 0.1,
         "ffn_dropout": False,  # whether it acts within the feed-forward, too

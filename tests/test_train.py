@@ -133,7 +133,7 @@ def test_numbers_that_are_not_finite_after_the_last_update_end_the_run(tmp_path:
         ({"augment.mixup_group_size": 1}, "config.augment.mixup_group_size=1 must be at least 2"),
         ({"augment.mixup_group_size": 8}, "add --config.augment.mixup_group_size=4"),
         ({"sharding.expert": 3}, "must divide the number of devices, 8"),
-        ({"model.num_heads": 5}, "config.model.num_heads=5 must divide"),
+        ({"model.attention.num_heads": 5}, "config.model.attention.num_heads=5 must divide"),
         ({"model.routing_groups": 3}, "must divide the depth 2"),
         ({"model.ffn_blocks": "every"}, "known: all, last, every_N and last_N"),
         ({"model.norm_position": "mid"}, "choose one of pre, post"),

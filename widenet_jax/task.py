@@ -190,9 +190,9 @@ class Task(abc.ABC):
 
 
 def layer_losses(aux: Aux) -> tuple[Array | float, NamedArrays]:
-    """Returns the weighted sum of the feed-forwards' losses, and each loss for the log.
+    """Returns the weighted sum of the losses of the blocks' parts, and each loss for the log.
 
-    `aux` of a model has a leading axis of routing operations; the total is their sum (eq. 8).
+    `aux` of a model has a leading axis of operations; the total is their sum (eq. 8).
     """
     if not aux:
         return 0.0, {}
@@ -200,5 +200,5 @@ def layer_losses(aux: Aux) -> tuple[Array | float, NamedArrays]:
 
 
 def layer_sums(aux: Aux) -> Aux:
-    """Returns the feed-forwards' statistics; {} of a dense model."""
+    """Returns the statistics of the blocks' parts; {} of a dense model."""
     return aux["sums"] if aux else {}

@@ -19,7 +19,7 @@ PyTree = Any
 NamedArrays = dict[str, Array]
 Shapes = dict[str, jax.ShapeDtypeStruct]  # and dtypes, of arrays by name
 Inputs = Mapping[str, Array]  # of a model
-# Losses and statistics of the feed-forwards, see `models.feed_forwards`; {} if there are none.
+# Losses and statistics of a part of a block, see `nn.feed_forwards`; {} if there are none.
 Aux = dict[str, Any]
 
 
@@ -49,7 +49,7 @@ class Routing:
 
 @flax.struct.dataclass
 class FfnOutput:
-    """The result of every feed-forward; see `models.feed_forwards` for the contract.
+    """The result of every feed-forward; see `nn.feed_forwards` for the contract.
 
     Attributes:
       y: [B, T, D], the output.

@@ -43,7 +43,7 @@ MISSPELT = {
     "optimiser.warm_up": "optimizer.warmup",
     "batchsize": "batch_size",
     "evaluation.batchsize": "evaluation.batch_size",
-    "model.num_head": "model.num_heads",
+    "model.num_head": "model.attention.num_heads",
     "data.imagesize": "data.image_size",
     "augment.mix_up_alpha": "augment.mixup_alpha",
     "label-smoothing": "task.label_smoothing",

@@ -60,7 +60,7 @@ NEW_WIDENET = {
     "patch_size": 2,
     "embed_dim": 64,
     "depth": 3,
-    "num_heads": 4,
+    "attention": {"name": "full", "num_heads": 4, "head_dim": 0},
     "mlp_dim": 64,
     "cls_token": "none",
     "pool": "mean",

@@ -65,7 +65,11 @@ def test_the_paper_s_settings():
     """Post-norm, GELU tanh, an epsilon of 1e-12, dropout 0.1 but not within the feed-forward."""
     for variant in COUNTS:
         model = text_model(*parse_text_variant(variant))
-        assert (model["depth"], model["embed_dim"], model["num_heads"]) == (12, 768, 12)
+        assert (model["depth"], model["embed_dim"], model["attention"]["num_heads"]) == (
+            12,
+            768,
+            12,
+        )
         assert (model["embedding_dim"], model["num_positions"]) == (128, 512)
         assert (model["norm_position"], model["norm_epsilon"]) == ("post", 1e-12)
         assert (model["activation"], model["kernel_init"]) == ("gelu_tanh", "truncated_normal")

@@ -15,7 +15,12 @@ from widenet_jax.specs import TASKS
 from widenet_jax.task import Evaluation, Metrics, PrimaryMetric, Task
 
 FIELDS = {"batch_size": 32, "evaluation.batch_size": 32, "optimizer.learning_rate": 0.01}
-BLOCKS = {"name": "tokens", "depth": 2, "num_heads": 4, "mlp_dim": 32}
+BLOCKS = {
+    "name": "tokens",
+    "depth": 2,
+    "attention": {"name": "full", "num_heads": 4},
+    "mlp_dim": 32,
+}
 
 
 class Counting:  # sequences that count up, modulo 8

@@ -14,7 +14,7 @@ def our_vit(params: dict, **changes: object):
     fields = vision_model("vit", "tiny", {}) | {
         "depth": reference.L,
         "embed_dim": reference.D,
-        "num_heads": reference.N,
+        "attention": {"name": "full", "num_heads": reference.N, "head_dim": 0},
         "mlp_dim": reference.F,
         "patch_size": reference.P,
         "cls_token": "learned" if cls else "none",

@@ -11,7 +11,7 @@ from etils import epath
 from inference import reference_vit as reference
 from inference.ours import our_vit
 
-from configs.sizes import vision_model
+from configs.sizes import attention_section, vision_model
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported
@@ -20,13 +20,14 @@ from widenet_jax.inference.pretrained import differing_fields, load_pretrained
 from widenet_jax.inference.trained import read_model
 from widenet_jax.nn.counting import parameter_shapes
 
-DIGITS_HEADS = {"num_heads": 4}
+DIGITS_HEADS = {"attention": attention_section("full", num_heads=4)}
 HEAD = {"head": {"kernel": np.ones((2, 3))}}
 
 
 def load(place: Path, **fields: object) -> dict:
     """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
-    model = vision_model("vit", "tiny", {}) | {"num_heads": reference.N} | fields
+    attention = attention_section("full", num_heads=reference.N)
+    model = vision_model("vit", "tiny", {}) | {"attention": attention} | fields
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return load_pretrained(str(place), device, model=model, info={}).params
 
@@ -102,11 +103,12 @@ def test_another_function_is_refused_with_the_flags_to_add(tmp_path):
         tmp_path / "hf", reference.random_vit(), hidden_act="gelu", layer_norm_eps=1e-12
     )
     with pytest.raises(BadInputError) as caught:
-        load(tmp_path / "hf", num_heads=4)
+        load(tmp_path / "hf", **DIGITS_HEADS)
     assert str(caught.value) == (
         f"config.init_from={tmp_path}/hf was trained with another function than this run's "
-        "num_heads=4, norm_epsilon=1e-06, activation=gelu_tanh; add --config.model.num_heads=2 "
-        "--config.model.norm_epsilon=1e-12 --config.model.activation=gelu"
+        "attention.num_heads=4, norm_epsilon=1e-06, activation=gelu_tanh; add "
+        "--config.model.attention.num_heads=2 --config.model.norm_epsilon=1e-12 "
+        "--config.model.activation=gelu"
     )
     load(tmp_path / "hf", norm_epsilon=1e-12, activation="gelu")
 
@@ -115,8 +117,9 @@ def test_another_function_is_refused_with_the_flags_to_add(tmp_path):
 def test_a_run_of_another_function_is_refused(exported: bool, digits_run, tmp_path):
     if exported:
         write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
-    with pytest.raises(BadInputError, match=r"; add --config\.model\.num_heads=4$"):
-        load(tmp_path / "e" if exported else digits_run, num_heads=8)
+    with pytest.raises(BadInputError, match=r"; add --config\.model\.attention\.num_heads=4$"):
+        other = {"attention": attention_section("full", num_heads=8)}
+        load(tmp_path / "e" if exported else digits_run, **other)
 
 
 def test_what_is_computed_otherwise_is_told():

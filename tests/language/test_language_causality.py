@@ -22,7 +22,10 @@ SINKHORN = ("sinkhorn", "sinkhorn_released")
 def variant(name: str) -> dict:
     """Returns `config.model` of a size variant of 1 narrow block with dropout."""
     model = language_model(*parse_language_variant(f"tiny,depth=1,dropout=0.2,{name}"))
-    return model | {"embed_dim": D, "num_heads": 2, "head_dim": 4}
+    return model | {
+        "embed_dim": D,
+        "attention": {"name": "relative", "num_heads": 2, "head_dim": 4},
+    }
 
 
 def logits(name: str, tokens: jax.Array, *, train: bool) -> np.ndarray:

@@ -17,8 +17,7 @@ TOKENS = jax.random.randint(jax.random.key(0), (B, T), 0, V)
 MODEL = {
     "name": "language_model",
     "embed_dim": D,
-    "num_heads": 2,
-    "head_dim": 5,
+    "attention": {"name": "relative", "num_heads": 2, "head_dim": 5},
     "mlp_dim": 24,
     "activation": "relu",
     "kernel_init": "pre_norm",
@@ -139,9 +138,15 @@ def test_embedding_and_output_start_as_in_the_paper():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": "full"}, "needs config.model.attention=relative"),
+        (
+            {"attention": {"name": "full", "num_heads": 2}},
+            "needs config.model.attention.name=relative",
+        ),
         ({"embed_dim": 15}, "config.model.embed_dim=15 must be even"),
-        ({"head_dim": 0, "num_heads": 3}, "config.model.num_heads=3 must divide"),
+        (
+            {"attention": {"name": "relative", "num_heads": 3}},
+            "config.model.attention.num_heads=3 must divide",
+        ),
     ],
 )
 def test_contradictions_are_refused(changes: dict, message: str):

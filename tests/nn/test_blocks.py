@@ -31,7 +31,12 @@ X = jax.random.normal(jax.random.key(7), (4, T, D))
 
 def encoder(**changes) -> Blocks:
     fields = {"mlp": {"mlp_dim": 12}, "moe": MOE}
-    return Blocks(**({"depth": DEPTH, "num_heads": 2, "feed_forwards": fields} | changes))
+    return Blocks(
+        **(
+            {"depth": DEPTH, "attention": {"name": "full", "num_heads": 2}, "feed_forwards": fields}
+            | changes
+        )
+    )
 
 
 def init(model: Blocks, x: jax.Array = X) -> dict:
@@ -132,7 +137,7 @@ def test_pre_norm_by_parts():
 
     attention = MultiHeadAttention(2).bind({"params": params["block_00_attention"]})
     mlp = Mlp(12).bind({"params": params["block_00_mlp"]})
-    x = X + attention(norm("block_00_norm_attention", X), train=False)
+    x = X + attention(norm("block_00_norm_attention", X), train=False)[0]
     x = x + mlp(norm("block_00_norm_ffn", x), train=False).y
     y, *_ = bound(X, train=False)
     np.testing.assert_allclose(y, norm("norm_out", x), rtol=1e-4, atol=1e-5)

@@ -272,7 +272,10 @@ def test_a_loop_over_blocks_computes_the_same_for_packed_rows():
     ("changes", "words"),
     [
         ({"projection": False}, "config.model.projection=false needs"),
-        ({"num_heads": 5}, "config.model.num_heads=5 must divide"),
+        (
+            {"attention": {"name": "full", "num_heads": 5}},
+            "config.model.attention.num_heads=5 must divide",
+        ),
         ({"head": "words"}, "pretraining, classification, span, span_beam"),
     ],
 )

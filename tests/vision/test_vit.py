@@ -122,7 +122,7 @@ def test_unrolled_counts_what_blocks_apply():
 
 
 def test_heads_of_their_own_size_need_not_divide_the_width():
-    model = tiny("vit_tiny", num_heads=3, head_dim=8)
+    model = tiny("vit_tiny", attention={"name": "full", "num_heads": 3, "head_dim": 8})
     shapes = parameter_shapes(model, image_spec((8, 8, 1)))["encoder"]
     assert shapes["block_00_attention"]["query"]["kernel"].shape == (64, 3 * 8)
 
@@ -135,10 +135,10 @@ def test_heads_of_their_own_size_need_not_divide_the_width():
         ({"pool": "max"}, "config.model.pool='max'"),
         ({"cls_token": "two"}, "config.model.cls_token='two'"),
         ({"pool": "token"}, "config.model.cls_token=learned"),
-        ({"num_heads": 7}, "must divide"),
+        ({"attention": {"name": "full", "num_heads": 7}}, "must divide"),
         (
-            {"attention": "relative"},
-            "without a memory of earlier tokens needs config.model.attention=full",
+            {"attention": {"name": "relative", "num_heads": 4}},
+            "without a memory of earlier tokens needs config.model.attention.name=full",
         ),
         ({"activation": "gelu_tan"}, "--config.model.activation=gelu_tanh"),
         ({"kernel_init": "glorot"}, "--config.model.kernel_init=glorot_uniform"),

@@ -24,6 +24,7 @@ PLACES = (
     (CONFIGS / "sizes.py", "vision_model", "model."),
     (CONFIGS / "text_sizes.py", "text_model", "model."),
     (CONFIGS / "language_sizes.py", "language_model", "model."),
+    (CONFIGS / "sizes.py", "attention_section", "model.attention."),
     (CONFIGS / "sizes.py", "experts_section", "model.moe."),
     (CONFIGS / "language_sizes.py", "moe_section", "model.moe."),
     (CONFIGS / "sizes.py", "NOISE", "model.moe.router."),

@@ -38,7 +38,7 @@ LEAST = {
     **dict.fromkeys(("watchdog.dump_after_seconds", "watchdog.exit_after_seconds"), 0),
     "task.max_predictions": 0,  # a share of the sequence
     **dict.fromkeys(("task.memory_length", "task.eval_memory_length"), 0),  # multiples of T
-    "model.head_dim": 0,  # embed_dim / num_heads
+    "model.attention.head_dim": 0,  # embed_dim / num_heads
     "model.product_key.query_dim": 0,  # no projection
     "model.num_segments": 2,
     "sharding.fsdp": -1,  # all devices
@@ -56,9 +56,9 @@ MOST = {
     **dict.fromkeys(("data.max_question_length", "data.stride"), 2**20),
     "task.max_answer_length": 2**10,
     **dict.fromkeys(("task.memory_length", "task.eval_memory_length"), 2**20),
-    "model.head_dim": 2**16,
+    "model.attention.head_dim": 2**16,
     **dict.fromkeys(("data.image_size", "augment.pad_pixels"), 2**14),
-    **dict.fromkeys(("model.num_heads", "model.moe.num_experts"), 2**12),
+    **dict.fromkeys(("model.attention.num_heads", "model.moe.num_experts"), 2**12),
     **dict.fromkeys(("data.num_workers", "data.prefetch", "model.depth"), 2**10),
     "model.num_segments": 2**10,
     "augment.randaugment_layers": 2**6,

@@ -66,7 +66,7 @@ ELSEWHERE = {
     "augment.color_jitter": "jitter colour_jitter",
     "model.depth": "num_layers n_layers layers n_layer num_hidden_layers num_blocks encoder_layers",
     "model.embed_dim": "hidden_size hidden_dim d_model n_embd dim width emb_dim model_dim",
-    "model.num_heads": "heads n_heads n_head num_attention_heads attention_heads",
+    "model.attention.num_heads": "heads n_heads n_head num_attention_heads attention_heads",
     "model.mlp_dim": "intermediate_size ffn_dim d_ff dim_feedforward mlp_size ff_dim",
     "model.dropout": "dropout_rate drop drop_rate hidden_dropout_prob p_dropout",
     "model.patch_size": "patch",

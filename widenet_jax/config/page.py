@@ -59,6 +59,10 @@ FEED_FORWARDS = {
 }
 
 
+# Sections of the table of models.
+MODEL_SECTIONS = ("model", "model.attention")
+
+
 def page() -> str:
     """Returns the page."""
     defaults = import_file(str(CONFIGS / "defaults.py"))
@@ -96,7 +100,7 @@ def language(options: str = "") -> ConfigDict:
 def table_of_models(models: Iterable[ConfigDict]) -> str:
     """Returns the fields of models outside the sections of their feed-forwards."""
     found: list[Mapping[str, Field]] = [
-        {field.name: field for field in described(model) if section_of(field) == "model"}
+        {field.name: field for field in described(model) if section_of(field) in MODEL_SECTIONS}
         for model in models
     ]
     fields = {name: field for of_model in reversed(found) for name, field in of_model.items()}

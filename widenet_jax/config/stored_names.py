@@ -48,6 +48,8 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
         return config
     if EARLIER in model:
         model = upgrade_model(model)
+    if "num_heads" in model:
+        model = with_attention(model)
     if isinstance(model.get("moe"), Mapping):
         model = {**model, "moe": upgrade_moe(model["moe"])}
     if model.get("ffn") in WITHOUT_ROUTING and model.get("routing_groups"):
@@ -65,6 +67,14 @@ def upgrade_model(model: Mapping[str, Any]) -> dict[str, Any]:
     model.setdefault("ffn_blocks", old.pop("blocks", "all"))
     model.setdefault("routing_groups", old.pop("routing_groups", 0))
     return model | {"moe": moe}
+
+
+def with_attention(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a section `config.model` with its fields of attention in a section of their own."""
+    model = dict(model)
+    usual = "relative" if model.get("name") == "language_model" else "full"
+    own = {"name": model.pop("attention", usual), "num_heads": model.pop("num_heads")}
+    return model | {"attention": own | {"head_dim": model.pop("head_dim", 0)}}
 
 
 def upgrade_moe(moe: Mapping[str, Any]) -> dict[str, Any]:

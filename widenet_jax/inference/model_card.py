@@ -160,9 +160,10 @@ def describe_model(model: Mapping[str, Any]) -> str:
         "text_encoder": (text, "embeddings of width {embedding_dim}"),
         "language_model": (language, "relative positions"),
     }[model["name"]]
+    heads = model["attention"].get("num_heads")
     parts = [
         f"{model['depth']} blocks of width {model['embed_dim']}",
-        f"{model['num_heads']} heads",
+        *([f"{heads} heads"] if heads else []),
         what.format(**model),
     ]
     if moe:

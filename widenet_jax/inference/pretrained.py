@@ -24,7 +24,14 @@ from widenet_jax.vision.weights import google, huggingface
 
 # Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
 # run must have the pretrained ones. Others that do, such as a router, a run may choose anew.
-CHECKED = ("num_heads", "norm_epsilon", "activation", "norm_position", "moe.activation")
+CHECKED = (
+    "attention.name",
+    "attention.num_heads",
+    "norm_epsilon",
+    "activation",
+    "norm_position",
+    "moe.activation",
+)
 # Fields that do not change what a trained model computes, by the last part of their names, and
 # those that the shapes of parameters decide.
 WITHOUT_EFFECT = {

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import flax.linen as nn
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense
@@ -22,19 +21,17 @@ class LanguageModel(BlockSettings, kw_only=True):
     Parameters: embedding [V, D], encoder (the blocks), output/{kernel [D, V], bias}.
 
     Differs from the paper: pre-norm, and a plain softmax over the vocabulary, whose weights are not
-    those of the embedding. `layers.relative_attention` has the differences in attention.
+    those of the embedding. `nn.attention.relative` has the differences in attention.
 
     Attributes:
       vocab_size: V.
       embed_dim: D, even.
       dropout: rate after the embedding and before the output layer, too.
-      attention: "relative".
       The rest: see `block_settings.BlockSettings`.
     """
 
     vocab_size: int
     embed_dim: int
-    attention: str = "relative"
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[dict[str, Array], Aux]:
@@ -72,11 +69,10 @@ class LanguageModel(BlockSettings, kw_only=True):
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
         self.check_attention(self.embed_dim, memory=True)
-        if self.embed_dim % 2:
-            raise BadInputError(
-                f"config.model.embed_dim={self.embed_dim} must be even: positions are pairs of a "
-                "sine and a cosine"
-            )
+
+    def outside_flops(self, input_spec: Shapes) -> int:
+        """Returns the FLOPs of an example's output layer; looking up an embedding counts none."""
+        return 2 * self.num_tokens(input_spec) * self.embed_dim * self.vocab_size
 
     def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example."""

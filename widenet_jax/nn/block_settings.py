@@ -1,6 +1,8 @@
 """The settings of a stack of blocks."""
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,22 +11,15 @@ from flax.core import FrozenDict
 
 from widenet_jax.errors import BadInputError, check_range, choose
 from widenet_jax.nn.activations import ACTIVATIONS
-from widenet_jax.nn.attention.full import MultiHeadAttention
-from widenet_jax.nn.attention.relative import RelativeAttention
-from widenet_jax.nn.feed_forwards import FEED_FORWARDS, PLAIN
+from widenet_jax.nn.attention import ATTENTIONS
+from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.initializers import KERNEL_INITS, KernelInit
+from widenet_jax.specs import resolve
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-# Built with num_heads, head_dim, dropout, kernel_init and dtype. Called with memory and
-# memory_length where the class attribute `needs_memory` is True, otherwise with mask and instances.
-ATTENTIONS: dict[str, type[nn.Module]] = {
-    "full": MultiHeadAttention,
-    "relative": RelativeAttention,
-}
 
 # Fields of `BlockSettings` that are names, with the names that exist.
 NAMES = {
-    "attention": ATTENTIONS,
     "norm_position": dict.fromkeys(("pre", "post")),
     "activation": ACTIVATIONS,
     "kernel_init": KERNEL_INITS,
@@ -39,9 +34,7 @@ class BlockSettings(nn.Module):
 
     Attributes:
       depth: L, number of blocks.
-      num_heads: N; must divide D where `head_dim` is 0.
-      head_dim: H; 0: D / N.
-      attention: a name in `ATTENTIONS`.
+      attention: `name` in `attention.ATTENTIONS`, and that layer's own fields.
       share_attention, share_ffn, share_norms: one set of weights for all blocks.
       ffn: name in `feed_forwards.FEED_FORWARDS` of the feed-forward of the blocks that `ffn_blocks`
         chooses; the other blocks have `feed_forwards.PLAIN`.
@@ -64,9 +57,7 @@ class BlockSettings(nn.Module):
     """
 
     depth: int
-    num_heads: int
-    head_dim: int = 0
-    attention: str = "full"
+    attention: Mapping[str, Any]
     share_attention: bool = False
     share_ffn: bool = False
     share_norms: bool = False
@@ -100,9 +91,10 @@ class BlockSettings(nn.Module):
             raise BadInputError(
                 f"config.model.ffn={self.ffn} needs the section config.model.{self.ffn}"
             )
-        own, place = self.feed_forwards[self.ffn], f"config.model.{self.ffn}"
-        choose(KERNEL_INITS, own.get("kernel_init", self.kernel_init), field=f"{place}.kernel_init")
-        check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
+        for part, own in (("attention", self.attention), (self.ffn, self.feed_forwards[self.ffn])):
+            place, init = f"config.model.{part}", own.get("kernel_init", self.kernel_init)
+            choose(KERNEL_INITS, init, field=f"{place}.kernel_init")
+            check_range(f"{place}.dropout", own.get("dropout", self.dropout), 0.0, 0.99)
         self.ffn_names()
         self.blocks_per_routing()
 
@@ -110,22 +102,20 @@ class BlockSettings(nn.Module):
         """Checks the attention of a model whose blocks have a width D, and a memory or none.
 
         Raises:
-          BadInputError: it needs a memory and there is none, or the other way round; or heads
-            without a size of their own do not divide D.
+          BadInputError: it needs a memory and there is none, or the other way round; or its own
+            fields do not fit D.
         """
-        kinds = [name for name, kind in ATTENTIONS.items() if kind.needs_memory == memory]
-        if self.attention not in kinds:
+        part = self.build_attention()
+        if getattr(part, "needs_memory", False) != memory:
+            kinds = {name: resolve(kind) for name, kind in ATTENTIONS.items()}
+            fits = [k for k in kinds if getattr(kinds[k], "needs_memory", False) == memory]
+            field = "config.model.attention.name"
             raise BadInputError(
-                f"config.model.attention={self.attention}: a model with{'' if memory else 'out'} a "
-                f"memory of earlier tokens needs config.model.attention={' or '.join(kinds)}"
+                f"{field}={self.attention['name']}: a model with{'' if memory else 'out'} a "
+                f"memory of earlier tokens needs {field}={' or '.join(fits)}"
             )
-        if not self.head_dim and embed_dim % self.num_heads:
-            # The sections of other models have no such field.
-            other = ", or config.model.head_dim be given" if memory else ""
-            raise BadInputError(
-                f"config.model.num_heads={self.num_heads} must divide "
-                f"config.model.embed_dim={embed_dim}{other}"
-            )
+        if hasattr(part, "check"):
+            part.check(embed_dim)
 
     def ffn_names(self) -> tuple[str, ...]:
         """Returns the name of each block's feed-forward.
@@ -146,7 +136,7 @@ class BlockSettings(nn.Module):
         groups, depth = self.routing_groups, self.depth
         if not groups:
             return 1
-        if not getattr(FEED_FORWARDS[self.ffn], "routes", False):
+        if not getattr(self.build_ffn(self.ffn), "routes", False):
             raise BadInputError(
                 f"config.model.routing_groups={groups} has no effect on config.model.ffn="
                 f"{self.ffn}, which routes nothing; give 0, or choose a model with experts"
@@ -173,8 +163,31 @@ class BlockSettings(nn.Module):
         return self.feed_forwards.get(self.ffn, {}).get("examples_per_group", 1)
 
     def summarize(self, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Turns aux["sums"] added up over batches into metrics; {} where there are no sums."""
-        return FEED_FORWARDS[self.ffn].summarize(sums) if sums else {}
+        """Turns the sums of a model's aux, added up over batches, into metrics."""
+        metrics = {}
+        for part in (self.build_attention(), self.build_ffn(self.ffn)):
+            if sums and hasattr(part, "summarize"):
+                metrics |= part.summarize(sums)
+        return metrics
+
+    def build_attention(self, name: str | None = None) -> nn.Module:
+        """Returns an attention layer: with a name a submodule, otherwise unbound."""
+        fields = {key: value for key, value in self.attention.items() if key != "name"}
+        return self.build_part(ATTENTIONS[self.attention["name"]], fields, name)
+
+    def build_ffn(self, kind: str, name: str | None = None) -> nn.Module:
+        """Returns the feed-forward `kind`: with a name a submodule, otherwise unbound."""
+        return self.build_part(FEED_FORWARDS[kind], self.feed_forwards[kind], name)
+
+    def build_part(self, part: type | str, section: Mapping, name: str | None) -> nn.Module:
+        """Builds a part of a block from its section and the common fields that it has."""
+        part = resolve(part)
+        common = {field: getattr(self, model_field) for field, model_field in COMMON.items()}
+        fields = common | {"dtype": DTYPES[self.dtype]} | dict(section)
+        fields["kernel_init"] = KernelInit(fields["kernel_init"], self.depth)
+        own = {field.name for field in dataclasses.fields(part)}
+        fields = {key: value for key, value in fields.items() if key in own}
+        return part(**fields, parent=self if name else None, name=name)
 
     def settings(self) -> dict:
         """Returns the fields above, for another module that has them."""

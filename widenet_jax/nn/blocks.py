@@ -4,16 +4,13 @@ A vanilla transformer shares nothing; ALBERT shares attention, feed-forward and 
 shares attention and a mixture of experts and gives each block its own norms.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.block_settings import ATTENTIONS, DTYPES, BlockSettings
-from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS
-from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.norms import layer_norm
 from widenet_jax.param_names import NORM_OUT, block_part, split_block_part
 from widenet_jax.typing import Array, Aux, Routing
@@ -50,8 +47,8 @@ class Blocks(BlockSettings):
         """Runs the blocks.
 
         Returns:
-          [B, T, D]; the blocks' aux, stacked over the operations that have one; and the next
-          memory, the latest M inputs of each block, without gradient, or None without a memory.
+          [B, T, D]; the parts' aux, stacked over the operations that have one; and the next memory,
+          the latest M inputs of each block, without gradient, or None without a memory.
         """
         self.check()
         if memory is None:
@@ -91,7 +88,7 @@ class Blocks(BlockSettings):
             ran.add(module.name)
             return not done
 
-        aux: list[Aux] = []
+        auxes: list[Aux] = []
         memories: list[Array] = []
         routing: Routing | None = None
         for i, kind in enumerate(ffn_names):
@@ -109,17 +106,18 @@ class Blocks(BlockSettings):
                     seen = seen | {"memory": norm_attention(old) if pre else old}
                 y = norm_attention(x) if pre else x
                 if due(attention):
-                    x = x + attention(y, **seen, train=train)
+                    output, aux = attention(y, **seen, train=train)
+                    x = x + output
+                    auxes.append(aux)
                 x = x if pre else norm_attention(x)
                 y = norm_ffn(x) if pre else x
                 if due(ffn):
                     output = ffn(y, mask=mask, train=train, routing=routing)
                     x, routing = x + output.y, output.routing
-                    if output.aux:
-                        aux.append(output.aux)
+                    auxes.append(output.aux)
                 x = x if pre else norm_ffn(x)
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *aux) if aux else {}
-        return x, stacked, jnp.stack(memories, axis=1) if memories else None
+        aux = over_operations(jnp.stack, auxes)
+        return x, aux, jnp.stack(memories, axis=1) if memories else None
 
     def run_pieces(
         self, x: Array, memory: Array | None, *, seen: dict, mask: Array | None, train: bool
@@ -200,33 +198,26 @@ class Blocks(BlockSettings):
         """Returns a LayerNorm."""
         return layer_norm(epsilon=self.norm_epsilon, dtype=DTYPES[self.dtype], name=name)
 
-    def build_attention(self, name: str) -> nn.Module:
-        """Returns an attention layer."""
-        return ATTENTIONS[self.attention](
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            dropout=self.dropout,
-            kernel_init=KernelInit(self.kernel_init, self.depth),
-            dtype=DTYPES[self.dtype],
-            name=name,
-        )
-
-    def build_ffn(self, kind: str, name: str) -> nn.Module:
-        """Returns the feed-forward `kind` under a parameter name."""
-        common = {field: getattr(self, model_field) for field, model_field in COMMON.items()}
-        fields = common | {"dtype": DTYPES[self.dtype]} | dict(self.feed_forwards[kind])
-        fields["kernel_init"] = KernelInit(fields["kernel_init"], self.depth)
-        own = {field.name for field in dataclasses.fields(FEED_FORWARDS[kind])}
-        fields = {key: value for key, value in fields.items() if key in own}
-        return FEED_FORWARDS[kind](**fields, name=name)
-
 
 def joined(outputs: list[tuple[Aux, Array | None]]) -> tuple[Aux, Array | None]:
-    """Returns one aux and one memory of consecutive blocks from those of parts of them."""
-    auxes = [aux for aux, _ in outputs if aux]
-    memories = [memory for _, memory in outputs if memory is not None]  # [B, blocks, M, D]
-    aux = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *auxes) if auxes else {}
+    """Joins the aux and the memories [B, blocks, M, D] of consecutive pieces."""
+    memories = [memory for _, memory in outputs if memory is not None]
+    aux = over_operations(jnp.concatenate, [aux for aux, _ in outputs])
     return aux, jnp.concatenate(memories, axis=1) if memories else None
+
+
+def over_operations(join: Callable, auxes: list[Aux]) -> Aux:
+    """Joins the aux of several operations; each loss and sum over the operations that have it."""
+    auxes = [aux for aux in auxes if aux]
+    if not auxes:
+        return {}
+
+    def by_name(field: str) -> dict[str, Array]:
+        names = dict.fromkeys(name for aux in auxes for name in aux[field])
+        return {name: join([x[field][name] for x in auxes if name in x[field]]) for name in names}
+
+    loss = join([aux["loss"] for aux in auxes])
+    return {"loss": loss, "losses": by_name("losses"), "sums": by_name("sums")}
 
 
 def updated(memory: Array, x: Array) -> Array:

@@ -7,12 +7,13 @@ A model is a Linen module, built from `config.model` by `build_model`. Its contr
       train    True: dropout and routing noise, from the random streams "dropout" and "router"
       outputs  what the task makes of them: logits [B, V] of a classifier
       aux      {} or {"losses": {name: [operations]}, "loss": [operations], "sums": {name:
-               [operations, ...]}}: those of the feed-forwards, see `feed_forwards`
+               [operations, ...]}}: those of the blocks' parts, see `feed_forwards`
 
 and, from `block_settings.BlockSettings`: the fields of its blocks; `check()`, which refuses fields
-that do not fit each other; `summarize(sums)`, metrics from aux["sums"] added up over batches; and
-`examples_per_group`, how many consecutive examples of a batch belong together. A model that is to
-have experts, or to be planned, also defines `num_tokens(input_spec)`, T of an example.
+that do not fit each other; `summarize(sums)`, metrics from the sums of aux added up over batches;
+and `examples_per_group`, how many consecutive examples of a batch belong together. A model that is
+to have experts, or to be planned, also defines `num_tokens(input_spec)`, T of an example; and for a
+plan `outside_flops(input_spec)`, the FLOPs of an example outside the blocks.
 
 Fields `unroll` and `remat` change neither the parameters nor the results, but the random numbers of
 dropout and noise. A caller that wants the intermediate results of single blocks
@@ -27,7 +28,9 @@ import flax.linen as nn
 
 from widenet_jax.errors import check_section, choose
 from widenet_jax.language.model import LanguageModel
+from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
+from widenet_jax.specs import resolve
 from widenet_jax.text.encoder import TextEncoder
 from widenet_jax.vision.model import VisionTransformer
 
@@ -42,9 +45,9 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     """Builds the module of `config.model`.
 
     Args:
-      model: `name`, a key of `MODELS`; the fields of that module; a section of fields for each
-        feed-forward, by its name in `FEED_FORWARDS`, or None; and `mlp_dim`, which is the plain
-        feed-forward's.
+      model: `name`, a key of `MODELS`; the fields of that module; the section `attention`; a
+        section of fields for each feed-forward, by its name in `FEED_FORWARDS`, or None; and
+        `mlp_dim`, which is the plain feed-forward's.
       **model_fields: the fields that the task decides, such as num_classes=10.
 
     Raises:
@@ -59,7 +62,10 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     check_section(build, fields, section="config.model", decided=decided)
     for name, section in sections.items():
         place = "config.model" if name == PLAIN else f"config.model.{name}"
-        check_section(FEED_FORWARDS[name], section, section=place, common=COMMON)
+        check_section(resolve(FEED_FORWARDS[name]), section, section=place, common=COMMON)
+    place, section = "config.model.attention", dict(fields["attention"])
+    attention = choose(ATTENTIONS, section.pop("name", ""), field=f"{place}.name")
+    check_section(resolve(attention), section, section=place, common=COMMON)
     module = build(feed_forwards=sections, **fields, **model_fields)
     module.check()
     return module

@@ -1,9 +1,8 @@
 """The feed-forwards that a block may have, by name.
 
-A feed-forward is a Linen module. `Blocks` builds it with the model's values of the fields in
-`COMMON`, overridden and completed by the section `config.model.NAME`, and with its name as the
-module name. Its `kernel_init` is then a `KernelInit`, the name in the config and the depth of the
-stack. It is called as
+A feed-forward is a Linen module. Its fields are those of the section `config.model.NAME`, and any
+of `COMMON`, which have the model's values where the section sets none. `kernel_init` is a
+`KernelInit`. It is called as
 
     ffn(x, mask=mask, train=train, routing=routing) -> FfnOutput(y, aux, routing)
       x        [B, T, D] tokens
@@ -15,28 +14,24 @@ stack. It is called as
     log, their weighted sum for the optimizer, and statistics that add up over batches. A
     feed-forward that follows a routing returns {}.
 
-and has a static method
+It may have
 
-    summarize(sums) -> metrics
-      sums     aux["sums"] of a set of batches added up, each [operations, ...]; metrics by name
+    forward_flops(B, T, D) -> int   as `ops.plan` counts them; it needs this method
+    summarize(sums) -> metrics      static; sums: aux["sums"] of a set of batches added up, each
+                                    [operations, ...], with the sums of attention among them
 
 The field `examples_per_group`, where a feed-forward has it, says how many consecutive examples of
 a batch it works on together. A feed-forward that returns a routing for later blocks to follow has
 the class attribute `routes = True`.
 
-To add a feed-forward: one file, and one entry below.
+To add a feed-forward: a file with a class, and one entry below, the class or its dotted name.
 """
 
 import flax.linen as nn
 
-from widenet_jax.nn.mlp import Mlp
-from widenet_jax.nn.moe.layer import MoeLayer
-from widenet_jax.nn.product_key import ProductKey
-from widenet_jax.nn.top_k_mlp import TopKMlp
-
 # The feed-forward of the blocks that `config.model.ffn_blocks` leaves out.
 PLAIN = "mlp"
-# field of a feed-forward -> the field of the model whose value it has where a section sets none
+# field of a part of a block -> the field of the model whose value it has where a section sets none
 COMMON = {
     "dropout": "dropout",
     "hidden_dropout": "ffn_dropout",
@@ -46,9 +41,9 @@ COMMON = {
     "dtype": "dtype",
 }
 
-FEED_FORWARDS: dict[str, type[nn.Module]] = {
-    PLAIN: Mlp,
-    "moe": MoeLayer,
-    "top_k_mlp": TopKMlp,
-    "product_key": ProductKey,
+FEED_FORWARDS: dict[str, type[nn.Module] | str] = {
+    PLAIN: "widenet_jax.nn.mlp:Mlp",
+    "moe": "widenet_jax.nn.moe.layer:MoeLayer",
+    "top_k_mlp": "widenet_jax.nn.top_k_mlp:TopKMlp",
+    "product_key": "widenet_jax.nn.product_key:ProductKey",
 }

@@ -1,10 +1,7 @@
 """The dense feed-forward layer."""
 
-from collections.abc import Mapping
-
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 
 from widenet_jax.nn.activations import ACTIVATIONS
 from widenet_jax.nn.dense import Dense
@@ -61,8 +58,6 @@ class Mlp(nn.Module):
         """Returns the hidden units [B, T, F] that the output layer sees: here all."""
         return hidden
 
-    @staticmethod
-    def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns no metrics: a dense layer has no statistics."""
-        del sums
-        return {}
+    def forward_flops(self, B: int, T: int, D: int) -> int:
+        """Returns the FLOPs of the two products."""
+        return B * T * 4 * D * self.mlp_dim

@@ -1,6 +1,6 @@
 """A product-key memory as feed-forward: a token reads the values whose keys are nearest to it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -141,11 +141,13 @@ class ProductKey(nn.Module):
             self.kernel_init.kernel(fan_in=fan),
         )
 
-    @staticmethod
-    def summarize(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns no metrics."""
-        del sums
-        return {}
+    def forward_flops(self, B: int, T: int, D: int) -> int:
+        """Returns the FLOPs of the query, the sub-keys and the chosen values."""
+        n, h, d = self.num_keys, self.num_heads, self.query_dim
+        chosen = min(self.knn * h, n * n)
+        if self.combine_heads == "before":
+            chosen = n * n if self.knn >= n else self.knn
+        return B * T * (2 * D * h * d + 2 * h * n * (d or D) + 2 * chosen * D)
 
 
 def last_pair(a: Array, b: Array, knn: int) -> tuple[Array, Array] | None:

@@ -31,3 +31,7 @@ class TopKMlp(Mlp, kw_only=True):
                 f"{section}.activation=relu in place of {self.activation}"
             )
         return keep_largest(hidden, self.num_active)
+
+    def forward_flops(self, B: int, T: int, D: int) -> int:
+        """Returns the FLOPs: the output layer needs the K largest units only."""
+        return B * T * 2 * D * (self.mlp_dim + self.num_active)

@@ -75,7 +75,7 @@ class TextEncoder(BlockSettings, kw_only=True):
             x = Dense(self.embed_dim, dtype, self.outer_init.kernel(), name="projection")(x)
         blocks = Blocks(**self.settings(), name=ENCODER)
         x, aux, _ = blocks(x, mask=mask, instances=inputs.get("instances"), train=train)
-        return HEADS[self.head](self, x, table, inputs, train=train), aux
+        return HEADS[self.head].outputs(self, x, table, inputs, train=train), aux
 
     def check(self) -> None:
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
@@ -88,6 +88,12 @@ class TextEncoder(BlockSettings, kw_only=True):
                 f"config.model.embedding_dim={self.embedding_dim} and "
                 f"config.model.embed_dim={self.embed_dim}"
             )
+
+    def outside_flops(self, input_spec: Shapes) -> int:
+        """Returns the FLOPs of an example's projection and head; embeddings count none."""
+        T, D, E = self.num_tokens(input_spec), self.embed_dim, self.embedding_dim
+        projection = 2 * T * E * D if self.projection else 0
+        return projection + HEADS[self.head].forward_flops(self, input_spec)
 
     def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example."""

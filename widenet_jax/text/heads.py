@@ -1,18 +1,21 @@
 """Heads of the text encoder: what a task reads from the tokens.
 
-A head is a function
+A head is two functions, of which the second counts one example's products
 
-    head(model, x, table, inputs, *, train) -> outputs
+    forward_flops(model, input_spec) -> int
+
+    outputs(model, x, table, inputs, *, train) -> outputs
       model   the `TextEncoder`, in whose scope the head makes its layers
       x       [B, T, D] the tokens after the last block
       table   [V, E] float32, the token embeddings, for an output layer tied to them
       inputs  those of the model
       train   True in training
 
-and its outputs are float32. To add one: a function here, and an entry in `HEADS`.
+The outputs are float32. To add one: its functions here, and an entry in `HEADS`.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -25,7 +28,7 @@ from widenet_jax.nn.dropout import Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.norms import layer_norm
 from widenet_jax.text.embeddings import rows_at
-from widenet_jax.typing import Array, Inputs
+from widenet_jax.typing import Array, Inputs, Shapes
 
 Outputs = dict[str, Array]
 
@@ -90,11 +93,41 @@ def span_beam(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train
     return head(x, inputs, train=train)
 
 
-HEADS: dict[str, Callable[..., Outputs | Array]] = {
-    "pretraining": pretraining,
-    "classification": classification,
-    "span": span,
-    "span_beam": span_beam,
+def pretraining_flops(model: nn.Module, input_spec: Shapes) -> int:
+    """Counts the predictions of masked tokens, the pooler and the order."""
+    D, E, P = model.embed_dim, model.embedding_dim, input_spec["mlm_positions"].shape[1]
+    return P * 2 * E * (D + model.vocab_size) + 2 * D * D + 2 * D * 2
+
+
+def classification_flops(model: nn.Module, input_spec: Shapes) -> int:
+    """Counts the pooler and the classifier."""
+    del input_spec
+    return 2 * model.embed_dim**2 + 2 * model.embed_dim * model.num_classes
+
+
+def span_flops(model: nn.Module, input_spec: Shapes) -> int:
+    """Counts the starts and ends."""
+    return 2 * model.num_tokens(input_spec) * model.embed_dim * 2
+
+
+def span_beam_flops(model: nn.Module, input_spec: Shapes) -> int:
+    """Counts starts and ends, ends given the true start, and the null logit."""
+    T, D = model.num_tokens(input_spec), model.embed_dim
+    return 2 * 2 * T * D + 2 * (T + 1) * D * D + 2 * T * D + 2 * (2 * D + 1) * D
+
+
+class Head(NamedTuple):
+    """The two functions of a head, see above."""
+
+    outputs: Callable[..., Outputs | Array]
+    forward_flops: Callable[[nn.Module, Shapes], int]
+
+
+HEADS: dict[str, Head] = {
+    "pretraining": Head(pretraining, pretraining_flops),
+    "classification": Head(classification, classification_flops),
+    "span": Head(span, span_flops),
+    "span_beam": Head(span_beam, span_beam_flops),
 }
 
 

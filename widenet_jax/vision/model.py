@@ -1,5 +1,6 @@
 """Vision models: ViT, ViT-MoE and WideNet are settings of one module."""
 
+import math
 from collections.abc import Mapping
 
 import flax.linen as nn
@@ -84,6 +85,12 @@ class VisionTransformer(BlockSettings, kw_only=True):
             raise BadInputError(
                 "config.model.pool=token needs a CLS token: set config.model.cls_token=learned"
             )
+
+    def outside_flops(self, input_spec: Shapes) -> int:
+        """Returns the FLOPs of an example's patch embedding and classifier."""
+        D, pixels = self.embed_dim, math.prod(input_spec["image"].shape[1:])
+        representation = 2 * D * D if self.representation else 0
+        return 2 * pixels * D + representation + 2 * D * self.num_classes
 
     def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example: its patches, and a CLS token where there is one."""

@@ -20,7 +20,7 @@ def test_equals_its_definition():
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
     layer = MultiHeadAttention(N)
     params = init(layer, x, seed=1)
-    ours = apply(layer, params, x, mask=mask, train=False)
+    ours, _ = apply(layer, params, x, mask=mask, train=False)
 
     def linear(name: str, inputs: np.ndarray) -> np.ndarray:
         return inputs @ np.asarray(params[name]["kernel"]) + np.asarray(params[name]["bias"])
@@ -44,9 +44,9 @@ def test_dropout_acts_on_the_output_alone():
     x = jax.random.normal(jax.random.key(0), (8, 16, D))
     layer = MultiHeadAttention(N, dropout=0.5)
     params = init(layer, x, seed=1)
-    whole = apply(layer, params, x, train=False)
+    whole, _ = apply(layer, params, x, train=False)
     rngs = {"dropout": jax.random.key(2)}
-    dropped = np.asarray(apply(layer, params, x, train=True, rngs=rngs))
+    dropped = np.asarray(apply(layer, params, x, train=True, rngs=rngs)[0])
     kept = dropped != 0
     np.testing.assert_allclose(dropped[kept], 2 * np.asarray(whole)[kept], rtol=1e-5)
     np.testing.assert_allclose(kept.mean(), 0.5, atol=0.06)

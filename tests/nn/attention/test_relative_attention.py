@@ -127,7 +127,7 @@ def test_the_layer_by_parts():
     arrays |= biases
     expected, _ = in_loops(arrays, np.asarray(lengths), np.zeros((B, T, N, H)))
     options = {"memory": memory.at[0, 0].set(100.0), "memory_length": lengths}
-    ours = apply(layer, params | biases, x, **options, train=False)
+    ours, _ = apply(layer, params | biases, x, **options, train=False)
     expected = expected.reshape(B, T, -1) @ params["out"]["kernel"]
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
@@ -143,7 +143,7 @@ def test_what_a_layer_costs_on_a_tpu(monkeypatch: pytest.MonkeyPatch):
     x, lengths = jnp.zeros((B, T, D), jnp.bfloat16), jnp.zeros(B, jnp.int32)
 
     def attend(params: dict, x: jax.Array, memory: jax.Array, lengths: jax.Array) -> jax.Array:
-        return layer.apply(params, x, memory=memory, memory_length=lengths, train=True)
+        return layer.apply(params, x, memory=memory, memory_length=lengths, train=True)[0]
 
     def run(params: dict, x: jax.Array, memory: jax.Array, lengths: jax.Array) -> tuple:
         y, pull = jax.vjp(lambda *some: attend(*some, memory, lengths), params, x)

@@ -102,7 +102,10 @@ def test_the_export_command(tmp_path, capsys):
     [
         ({"ffn": "moe", "moe": {"num_experts": 4}}, "a text model with experts (ffn=moe), which"),
         ({"norm_position": "pre"}, "a model with norm_position=pre, which their BERT and ALBERT"),
-        ({"head_dim": 6}, "a model with head_dim=6, which their BERT and ALBERT do not have"),
+        (
+            {"attention": {"name": "full", "num_heads": 4, "head_dim": 6}},
+            "a model with attention.head_dim=6, which their BERT and ALBERT do not have",
+        ),
         ({"name": "vision_transformer"}, "a vision_transformer; only text models go there"),
     ],
 )

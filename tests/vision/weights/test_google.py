@@ -117,7 +117,7 @@ def test_heads_are_an_axis_of_the_query_kernel(stacked: bool):
     arrays = {f"params/img/{k}": v for k, v in named.items()}
     arrays |= {"params/txt/MultiHeadDotProductAttention_0/query/kernel": np.ones((8, 4, 2))}
     assert model_fields(arrays, source="vit.npz") == {
-        "num_heads": reference.N,
+        "attention": {"name": "full", "num_heads": reference.N},
         "norm_epsilon": 1e-6,
         "activation": "gelu_tanh",
         "norm_position": "pre",

@@ -67,7 +67,7 @@ def test_epsilon_and_activation_come_from_their_config(theirs: str, ours: str, a
 
 def test_fields_absent_from_their_config_have_their_defaults():
     assert model_fields({}, source="config.json") == {
-        "num_heads": 12,
+        "attention": {"name": "full", "num_heads": 12},
         "norm_epsilon": 1e-12,
         "activation": "gelu",
         "norm_position": "pre",

@@ -1,0 +1,36 @@
+"""The attention layers, or other token mixers, that a block may have, by name.
+
+Such a layer is a Linen module. Its fields are those of the section `config.model.attention` beside
+`name`, and any of `feed_forwards.COMMON`, which have the model's values where the section sets
+none. `kernel_init` is a `KernelInit`. It is called as
+
+    attention(x, train=train, mask=mask, instances=instances) -> (y, aux)
+      x          [B, T, D] tokens
+      train      True in training
+      mask       [B, T] bool, True for real tokens; None: all are real
+      instances  [B, T] int32: tokens see those of their own number only; None: all of the example
+
+or, where the class attribute `needs_memory` is True, as
+
+    attention(x, train=train, memory=memory, memory_length=memory_length) -> (y, aux)
+      memory         [B, M, D], the tokens before x, normed like x
+      memory_length  [B] int32: how many rows of the memory, the latest, are not empty
+
+    y    [B, T, D]
+    aux  as a feed-forward's, see `feed_forwards`, with other names of losses and sums; {} for none
+
+It may have
+
+    check(embed_dim)                            raises BadInputError where fields do not fit D
+    forward_flops(B, T, D, memory=M) -> int     as `ops.plan` counts them; it needs this method
+    summarize(sums) -> metrics                  static, as a feed-forward's
+
+To add one: a file with a class, and one entry below, the class or its dotted name.
+"""
+
+import flax.linen as nn
+
+ATTENTIONS: dict[str, type[nn.Module] | str] = {
+    "full": "widenet_jax.nn.attention.full:MultiHeadAttention",
+    "relative": "widenet_jax.nn.attention.relative:RelativeAttention",
+}

@@ -4,11 +4,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.dense import Dense
 from widenet_jax.nn.dropout import Dropout
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, Aux
 
+SECTION = "config.model.attention"
 Segments = tuple[Array, Array]
 
 
@@ -140,10 +142,10 @@ class MultiHeadAttention(nn.Module):
     """
 
     num_heads: int
+    head_dim: int = 0
     dropout: float = 0.0
     kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
-    head_dim: int = 0
 
     needs_memory = False
 
@@ -155,10 +157,10 @@ class MultiHeadAttention(nn.Module):
         mask: Array | None = None,  # [B, T] True for real tokens
         instances: Array | None = None,  # [B, T] int32; replaces the mask
         train: bool,
-    ) -> Array:  # [B, T, D]
+    ) -> tuple[Array, Aux]:  # [B, T, D]
         """Attends within each example; with `instances`, to the tokens of the same number only."""
         B, T, D = x.shape
-        N, H = self.num_heads, self.head_dim or D // self.num_heads
+        N, H = self.num_heads, self.head_size(D)
 
         def dense(features: int, name: str) -> Dense:
             return Dense(features, self.dtype, self.kernel_init.kernel(), name=name)
@@ -176,4 +178,29 @@ class MultiHeadAttention(nn.Module):
             segments=segments,
         )
         y = dense(D, "out")(y.reshape(B, T, N * H))
-        return Dropout(self.dropout)(y, train=train)
+        return Dropout(self.dropout)(y, train=train), {}
+
+    def head_size(self, embed_dim: int) -> int:
+        """Returns H.
+
+        Raises:
+          BadInputError: heads without a size of their own do not divide D.
+        """
+        if not self.head_dim and embed_dim % self.num_heads:
+            raise BadInputError(
+                f"{SECTION}.num_heads={self.num_heads} must divide "
+                f"config.model.embed_dim={embed_dim}, or {SECTION}.head_dim be set"
+            )
+        return self.head_dim or embed_dim // self.num_heads
+
+    check = head_size
+
+    def forward_flops(self, B: int, T: int, D: int, *, memory: int = 0) -> int:
+        """Returns the FLOPs of a layer in which T tokens see each other.
+
+        8 T D W for queries, keys, values and output, W = N H; 4 T^2 W for the scores and the
+        weighted sum of values.
+        """
+        del memory
+        W = self.num_heads * self.head_size(D)
+        return B * (8 * T * D * W + 4 * T * T * W)

@@ -8,12 +8,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.distances import distance_basis, rotate
-from widenet_jax.nn.attention.full import attention_gradients, centred
+from widenet_jax.nn.attention.full import MultiHeadAttention, attention_gradients, centred
 from widenet_jax.nn.dense import Dense, linear
 from widenet_jax.nn.dropout import Dropout
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, Aux
 
 
 def relative_attend(
@@ -123,7 +124,7 @@ def beside(left: Array, right: Array) -> Array:
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(MultiHeadAttention):
     """Attention over a memory and the tokens up to the query's, then an output projection.
 
     Parameters: the kernels query, key, value, position [D, N H] and out [N H, D], all without
@@ -136,19 +137,8 @@ class RelativeAttention(nn.Module):
     i - j rather than j - i, so that sines have the other sign; and scores are divided by sqrt(H)
     rather than multiplied by a learned number.
 
-    Attributes:
-      num_heads: N.
-      head_dim: H; 0: D / N.
-      dropout: rate after the output projection.
-      kernel_init: initialisers of the stack.
-      dtype: dtype of the computation; parameters stay float32, the softmax runs in float32.
+    Attributes: as of `MultiHeadAttention`.
     """
-
-    num_heads: int
-    head_dim: int = 0
-    dropout: float = 0.0
-    kernel_init: KernelInit = KernelInit()
-    dtype: jnp.dtype = jnp.float32
 
     needs_memory = True
 
@@ -160,10 +150,10 @@ class RelativeAttention(nn.Module):
         memory: Array,  # [B, M, D], the tokens before x, normed like x
         memory_length: Array,  # [B] int32: how many rows of the memory, the latest, are not empty
         train: bool,
-    ) -> Array:  # [B, T, D]
+    ) -> tuple[Array, Aux]:  # [B, T, D]
         """Attends within each row to the memory and to earlier tokens."""
         N, D = self.num_heads, x.shape[-1]
-        H = self.head_dim or D // N
+        H = self.head_size(D)
         context = jnp.concatenate([memory, x], axis=1)
 
         def dense(features: int, name: str) -> Dense:
@@ -183,7 +173,27 @@ class RelativeAttention(nn.Module):
             memory_length=memory_length,
         )
         y = dense(D, "out")(y.reshape(*x.shape[:2], N * H))
-        return Dropout(self.dropout)(y, train=train)
+        return Dropout(self.dropout)(y, train=train), {}
+
+    def check(self, embed_dim: int) -> None:
+        """Raises BadInputError where the fields do not fit D."""
+        self.head_size(embed_dim)
+        if embed_dim % 2:
+            raise BadInputError(
+                f"config.model.embed_dim={embed_dim} must be even: positions are pairs of a sine "
+                "and a cosine"
+            )
+
+    def forward_flops(self, B: int, T: int, D: int, *, memory: int = 0) -> int:
+        """Returns the FLOPs of a layer in which T tokens see M earlier ones and those before them.
+
+        4 T D W for queries and output, 4 (M + T) D W for keys and values, W = N H, and 6 W for each
+        token and token that it sees: scores by content, scores by distance, the weighted sum. The
+        keys of the distances are left out: all examples of a batch share them.
+        """
+        M, W = memory, self.num_heads * self.head_size(D)
+        seen = T * M + T * (T + 1) // 2
+        return B * ((4 * T + 4 * (M + T)) * D * W + 6 * seen * W)
 
 
 class PositionKernel(nn.Module):

@@ -136,6 +136,10 @@ class MoeLayer(nn.Module):
         sums = routing_statistics(routing, mask, capacity)
         return routing, {"loss": loss, "losses": losses, "sums": sums}
 
+    def forward_flops(self, B: int, T: int, D: int) -> int:
+        """Returns the FLOPs of the K experts of every token, without router and dispatch."""
+        return B * T * 4 * D * self.mlp_dim * self.num_selected_experts
+
     def build_router(self) -> nn.Module:
         """Builds the module of `self.router`.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.nn.feed_forwards import FEED_FORWARDS
+from widenet_jax.nn.mlp import Mlp
 from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.slots import UNLIMITED
@@ -102,7 +102,7 @@ def build(method: str, size: LayerSize, *, dtype: str, capacity_factor: float) -
     """Builds the layer that `method` names; the arguments are those of `feed_forward_row`."""
     if method == DENSE:
         width = size.experts * size.expert_dim
-        return FEED_FORWARDS["mlp"](mlp_dim=width, activation="relu", dtype=jnp.dtype(dtype))
+        return Mlp(mlp_dim=width, activation="relu", dtype=jnp.dtype(dtype))
     limited = {"capacity_rule": "paper"} if capacity_factor else {"capacity_rule": UNLIMITED}
     return MoeLayer(
         mlp_dim=size.expert_dim,

@@ -40,7 +40,6 @@ DEFAULTS = {
 SAME = {
     "hidden_size": "embed_dim",
     "num_hidden_layers": "depth",
-    "num_attention_heads": "num_heads",
     "intermediate_size": "mlp_dim",
     "max_position_embeddings": "num_positions",
     "type_vocab_size": "num_segments",
@@ -121,7 +120,9 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         "activation": activation_of(theirs, "", source=source),
         "norm_position": "post",
     }
-    return configs_module("text_sizes").text_model("albert" if shared else "bert", "", {}) | fields
+    model = configs_module("text_sizes").text_model("albert" if shared else "bert", "", {}) | fields
+    heads = {"num_heads": int(theirs["num_attention_heads"])}
+    return model | {"attention": model["attention"] | heads}
 
 
 def type_of(field: str) -> type:
@@ -156,6 +157,7 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
       model: a stored `config.model`.
       place: where it was read from, for the message.
     """
+    attention = model["attention"]
     if model["name"] != "text_encoder":
         what = f"a {model['name']}; only text models go there"
     elif model["ffn"] != "mlp":
@@ -163,8 +165,13 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
     elif model["norm_position"] != "post" or model["ffn_output_activation"]:
         field = "ffn_output_activation" if model["ffn_output_activation"] else "norm_position"
         what = f"a model with {field}={model[field]}, which their BERT and ALBERT do not have"
-    elif model.get("head_dim", 0) not in (0, model["embed_dim"] / model["num_heads"]):
-        what = f"a model with head_dim={model['head_dim']}, which their BERT and ALBERT do not have"
+    elif attention["name"] != "full":
+        what = f"a model with attention.name={attention['name']}, which their library does not have"
+    elif attention["head_dim"] not in (0, model["embed_dim"] / attention["num_heads"]):
+        what = (
+            f"a model with attention.head_dim={attention['head_dim']}, which their BERT and ALBERT "
+            "do not have"
+        )
     else:
         return
     raise BadInputError(
@@ -208,6 +215,7 @@ def huggingface_config(
         "model_type": kind,
         "architectures": [f"{kind.capitalize()}{head}"],
         "vocab_size": vocab_size,
+        "num_attention_heads": model["attention"]["num_heads"],
         **{theirs: model[ours] for theirs, ours in SAME.items()},
         "hidden_act": names[model["activation"]],
         "attention_probs_dropout_prob": 0.0,  # ours have no dropout on attention weights

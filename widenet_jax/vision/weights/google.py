@@ -95,7 +95,7 @@ def model_fields(arrays: Mapping[str, np.ndarray], *, source: str) -> dict[str, 
     if not kernels:
         raise BadInputError(f"{source}: no query/kernel, so this is not a ViT")
     return {
-        "num_heads": kernels[0].shape[-2],
+        "attention": {"name": "full", "num_heads": kernels[0].shape[-2]},
         "norm_epsilon": 1e-6,
         "activation": "gelu_tanh",
         "norm_position": "pre",

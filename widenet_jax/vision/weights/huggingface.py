@@ -123,8 +123,9 @@ def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """
     activation = activation_of(config, "gelu", source=source)
     try:
+        heads = int(config.get("num_attention_heads", 12))
         return {
-            "num_heads": int(config.get("num_attention_heads", 12)),
+            "attention": {"name": "full", "num_heads": heads},
             "norm_epsilon": float(config.get("layer_norm_eps", 1e-12)),
             "activation": activation,
             "norm_position": "pre",
