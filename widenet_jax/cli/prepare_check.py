@@ -6,7 +6,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 from widenet_jax.config.parser import Options, show
-from widenet_jax.corpus.readers import READERS
+from widenet_jax.corpus.readers import FORMATS
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.files import is_remote
 from widenet_jax.specs import resolve
@@ -41,7 +41,7 @@ def add_check(commands: Any) -> None:
     command.set_defaults(work=check)
     add = command.add_argument
     add("path", metavar="PATH")
-    add("--format", choices=["auto", *READERS], default="auto", help="of text files")
+    add("--format", choices=["auto", *FORMATS], default="auto", help="of text files")
     for name in COLUMNS:
         add(f"--{name}", default="", metavar="NAME", help=f"config.data.{name} of a table")
     add("--json", action="store_true", help="print one JSON object")

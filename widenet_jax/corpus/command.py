@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 import tqdm
 
 from widenet_jax.config.parser import Options, positive
-from widenet_jax.corpus.readers import READERS
+from widenet_jax.corpus.readers import FORMATS
 from widenet_jax.data.cores import usable_cores
 
 if TYPE_CHECKING:
-    from widenet_jax.corpus.inputs import Input
     from widenet_jax.corpus.preparation import Preparation
+    from widenet_jax.corpus.readers import Input
 
 
 def add_reading(add: Any) -> None:
     """Adds the flags that say how inputs are read."""
     text = "of the files; by default from their names and beginnings"
-    add("--format", choices=["auto", *READERS], default="auto", help=text)
+    add("--format", choices=["auto", *FORMATS], default="auto", help=text)
     add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
     add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
 

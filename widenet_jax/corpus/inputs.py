@@ -1,43 +1,33 @@
 """Text corpora: `plan` divides the inputs into units of work, `documents` reads one unit."""
 
+import codecs
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from etils import epath
 
 from widenet_jax.corpus.chunking import Document
-from widenet_jax.corpus.readers import READERS, RawTexts, decoded, detect, first_bytes
-from widenet_jax.corpus.sentences import paragraphs_of
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.corpus.readers import (
+    RAW_READERS,
+    Input,
+    decoded,
+    detect,
+    first_bytes,
+    guarded,
+    opened,
+    texts,
+    tfds_builder,
+)
+from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote
 
 # A set has at most one shard a unit, and training keeps every shard open.
 MOST_UNITS = 256
 COLUMN = "text"
-TFDS = "tfds"  # format of the shards of a TFDS set
 TFDS_INFO = "dataset_info.json"
-
-
-@dataclass(frozen=True)
-class Input:
-    """One file of a corpus, or one shard of a TFDS set.
-
-    Attributes:
-      path: of the file, local or remote; of the directory of a TFDS set.
-      name: the file's path below what all inputs have in common: the same wherever a corpus lies.
-      format: a key of READERS, or TFDS.
-      first, last: the records of a TFDS set, last excluded.
-      split: of a TFDS set.
-    """
-
-    path: str
-    name: str
-    format: str
-    first: int = 0
-    last: int = 0
-    split: str = ""
+PASSAGE_BYTES = 1 << 12  # read at once, about
 
 
 @dataclass(frozen=True)
@@ -45,7 +35,7 @@ class Reading:
     """How to read inputs.
 
     Attributes:
-      format: a key of READERS, or "auto": by each file's name and beginning.
+      format: one of `readers.FORMATS`, or "auto": by each file's name and beginning.
       column: of parquet files and JSON lines.
       tfds_split: of TFDS sets.
     """
@@ -66,7 +56,7 @@ def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
       BadInputError: a path that is not there, or a directory without files.
     """
     found: list[Input] = []
-    files: list[tuple[str, str]] = []  # (path, format)
+    files: list[str] = []
     for path in paths:
         place = epath.Path(path)
         if place.is_dir() and (place / TFDS_INFO).exists():
@@ -75,14 +65,16 @@ def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
             visible = sorted(files_below(place))
             if not visible:
                 raise BadInputError(f"{path}: holds no files")
-            files += [(entry, _format_of(entry, reading)) for entry in visible]
+            files += visible
         else:
-            files.append((path, _format_of(path, reading)))
-    places = [path if is_remote(path) else os.path.abspath(path) for path, _ in files]
+            files.append(path)
+    places = [path if is_remote(path) else os.path.abspath(path) for path in files]
     # commonpath would take gs://bucket for a relative path; this is cut at a separator below.
     above = os.path.commonprefix([os.path.dirname(place) + "/" for place in places])  # noqa: RUF071
     above = above[: above.rfind("/") + 1]
-    for place, (path, format) in zip(places, files, strict=True):
+    for place, path in zip(places, files, strict=True):
+        first_bytes(path)  # a file that cannot be opened is refused before the work begins
+        format = detect(path) if reading.format == "auto" else reading.format
         found.append(Input(path, place.removeprefix(above), format))
     size = -(-len(found) // MOST_UNITS)
     return [found[first : first + size] for first in range(0, len(found), size)]
@@ -99,43 +91,9 @@ def files_below(place: epath.Path) -> Iterator[str]:
             yield str(entry)
 
 
-def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]:
-    """Yields the documents of a unit of work, in order.
-
-    Raises:
-      BadInputError: a file is damaged, not UTF-8, or not of its format; the message names the
-        line or record.
-    """
-    for source in unit:
-        if source.format == TFDS:
-            raw = read_tfds(source, column)
-            texts = ((paragraphs_of(decoded(text, where)), True) for text, where in raw)
-        else:
-            texts = READERS[source.format](source.path, column)
-        for index, (paragraphs, split) in enumerate(texts):
-            if paragraphs:
-                yield Document(source.name, index, paragraphs, split)
-
-
-def _format_of(path: str, reading: Reading) -> str:
-    if reading.format == "auto":
-        return detect(path)
-    first_bytes(path)  # a file that cannot be opened is refused before the work begins
-    return reading.format
-
-
-def _tfds_builder(path: str) -> Any:
-    import tensorflow_datasets as tfds
-
-    try:
-        return tfds.builder_from_directory(path)
-    except Exception as error:  # TFDS raises many kinds
-        raise BadInputError(f"{path}: not a readable TFDS set ({first_line(error)})") from None
-
-
 def _tfds_inputs(path: str, split: str) -> list[Input]:
     """Returns an input for each shard of a TFDS set that is stored as array_record."""
-    builder = _tfds_builder(path)
+    builder = tfds_builder(path)
     stored = builder.info.file_format.value
     if stored != "array_record":
         raise BadInputError(
@@ -147,23 +105,60 @@ def _tfds_inputs(path: str, split: str) -> list[Input]:
     found, first = [], 0
     for shard, size in enumerate(builder.info.splits[split].shard_lengths):
         name = f"{builder.name}-{split}-{shard:05d}"
-        found.append(Input(path, name, TFDS, first, first + size, split))
+        found.append(Input(path, name, "tfds", first, first + size, split))
         first += size
     return found
 
 
-def read_tfds(source: Input, column: str) -> RawTexts:
-    """Yields the texts of a shard of a TFDS set."""
-    builder = _tfds_builder(source.path)
-    try:
-        records = builder.as_data_source(f"{source.split}[{source.first}:{source.last}]")
-    except Exception as error:  # TFDS raises many kinds
-        raise BadInputError(f"{source.path}: cannot be read ({first_line(error)})") from None
-    for index in range(len(records)):
-        where = f"{source.path} record {source.first + index}"
-        value = records[index].get(column)
-        if isinstance(value, str):
-            value = value.encode()
-        if not isinstance(value, bytes):
-            raise BadInputError(f"{where}: no text {column!r} (choose with --text_column)")
-        yield value, where
+def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]:
+    """Yields the documents of a unit of work, in order; raises as `readers.texts`."""
+    for source in unit:
+        for index, (paragraphs, split) in enumerate(texts(source, column)):
+            if paragraphs:
+                yield Document(source.name, index, paragraphs, split)
+
+
+class Passage(NamedTuple):
+    """A part of a document as it is.
+
+    Attributes:
+      text: its bytes; ends at the end of a line or of the document.
+      where: file and record, for messages.
+      line: number of the first line in a plain file, else None.
+      last: whether the document ends here.
+    """
+
+    text: bytes
+    where: str
+    line: int | None
+    last: bool
+
+    def lines(self) -> list[str]:
+        """Returns the lines; raises BadInputError, naming the line, unless they are UTF-8."""
+        text = self.text.removeprefix(codecs.BOM_UTF8)
+        try:
+            return decoded(text, self.where).split("\n")
+        except BadInputError:
+            if self.line is not None:
+                for number, line in enumerate(text.split(b"\n"), self.line):
+                    decoded(line, f"{self.where} line {number}")
+            raise
+
+
+def passages(source: Input, column: str) -> Iterator[Passage]:
+    """Yields the documents of an input in passages; a plain text file is one document.
+
+    Raises:
+      BadInputError: the input is damaged, or not of its format.
+    """
+    if source.format in RAW_READERS:
+        for text, where in RAW_READERS[source.format](source, column, None):
+            yield Passage(text, where, None, True)
+        return
+    with opened(source.path) as file:
+        number, found = 1, guarded(source.path, lambda: file.readlines(PASSAGE_BYTES))
+        while found:
+            further = guarded(source.path, lambda: file.readlines(PASSAGE_BYTES))
+            yield Passage(b"".join(found), source.path, number, not further)
+            number += len(found)
+            found = further

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from widenet_jax.corpus.inputs import TFDS, TFDS_INFO, Input
+from widenet_jax.corpus.inputs import TFDS_INFO
+from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.workers import start_worker
@@ -273,7 +274,7 @@ def inputs_sha256(unit: Sequence[Input]) -> str:
 
 def _identity(part: Input) -> list:
     place = epath.Path(part.path)
-    if part.format == TFDS:
+    if part.format == "tfds":
         place /= TFDS_INFO
     return [part.name, part.first, part.last, part.split, content_sha256(place)]
 

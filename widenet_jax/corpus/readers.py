@@ -1,7 +1,8 @@
-"""Readers of text files: a function for each format.
+"""Readers of the files of a corpus: a function for each format.
 
-A reader yields the texts of a file in order. Files may be compressed by gzip, bzip2 or xz, whatever
-they are called. A damaged file is a BadInputError that names the file and the line or record.
+Files may be compressed by gzip, bzip2 or xz, whatever they are called. A mistake in a line or
+record is a BadInputError that names its place; a reader that is passed a list `bad` puts the
+message there and goes on. Damage after which nothing can be read always raises.
 """
 
 import bz2
@@ -14,6 +15,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -24,6 +26,7 @@ from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import is_remote
 
 PARQUET_ROWS = 1024  # read at once
+COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
 _BEGINNING = 4096  # bytes from which a format is recognised
 # The beginning of a compressed file, and what opens it.
 _COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
@@ -31,19 +34,63 @@ _COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
     BZIP2: bz2.BZ2File,
     XZ: lzma.LZMAFile,
 }
-_SUFFIXES = (".gz", ".bz2", ".xz")
 _TITLE = re.compile(r"\s*= [^=]*[^=\s] =\s*")
 _HEADING = re.compile(r"\s*(= ){2,}.*( =){2,}\s*")
 
+Bad = list[str] | None  # receives a line for each mistake; None: the first one raises
+Lines = Iterator[tuple[bytes, str]]  # (a line or a document as it is, its place)
 Texts = Iterator[tuple[Sequence[str], bool]]  # (paragraphs, or sentences; whether to split them)
-RawTexts = Iterator[tuple[bytes, str]]  # (a document as it is, where it is)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file of a corpus, or one shard of a TFDS set.
+
+    Attributes:
+      path: of the file, local or remote; of the directory of a TFDS set.
+      name: the file's path below what all inputs have in common: the same wherever a corpus lies.
+      format: a key of READERS or RAW_READERS.
+      first, last: the records of a TFDS set, last excluded.
+      split: of a TFDS set.
+    """
+
+    path: str
+    name: str
+    format: str
+    first: int = 0
+    last: int = 0
+    split: str = ""
+
+
+def texts(source: Input, column: str, bad: Bad = None) -> Texts:
+    """Yields the texts of an input, in order.
+
+    Args:
+      source: the input.
+      column: of JSON lines, parquet files and TFDS sets.
+      bad: see the module's docstring.
+
+    Raises:
+      BadInputError: the file is damaged, not UTF-8, or not of its format.
+    """
+    if source.format in RAW_READERS:
+        for text, where in RAW_READERS[source.format](source, column, bad):
+            with _noting(bad):
+                yield paragraphs_of(decoded(text, where)), True
+        return
+    if first_bytes(source.path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<mediawiki"):
+        raise BadInputError(
+            f"{source.path}: a dump of Wikipedia in XML; extract its text first, with "
+            "WikiExtractor --json, or give Hugging Face's parquet files of wikimedia/wikipedia"
+        )
+    yield from READERS[source.format](_decoded_lines(source.path, bad))
 
 
 def detect(path: str) -> str:
-    """Returns the format of a file, by its name and beginning: a key of READERS."""
+    """Returns the format of a file, by its name and beginning."""
     beginning = first_bytes(path)
     name = path.lower()
-    for suffix in _SUFFIXES:
+    for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
     if name.endswith(".parquet") or beginning.startswith(b"PAR1"):
         return "parquet"
@@ -52,6 +99,9 @@ def detect(path: str) -> str:
     if name.endswith((".jsonl", ".json", ".ndjson")) or first.startswith('{"'):
         return "jsonl"
     return "titles" if _TITLE.fullmatch(first) else "text"
+
+
+# --- Files ----------------------------------------------------------------------------------------
 
 
 def first_bytes(path: str) -> bytes:
@@ -89,50 +139,60 @@ def guarded(path: str, read: Callable[[], Any]) -> Any:
         raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
 
 
-def raw_lines(path: str) -> RawTexts:
+def decoded(text: bytes, where: str) -> str:
+    """Returns a text; raises BadInputError, naming `where`, unless it is UTF-8 without NUL."""
+    if b"\0" in text:
+        raise BadInputError(f"{where}: holds a NUL character, so is not text; remove it")
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise BadInputError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
+
+
+@contextlib.contextmanager
+def _noting(bad: Bad) -> Iterator[None]:
+    try:
+        yield
+    except BadInputError as error:
+        if bad is None:
+            raise
+        bad.append(str(error))
+
+
+def _lines(path: str) -> Lines:
     """Yields the lines of a text file with their ends, without a byte order mark."""
     with opened(path) as file:
         number = 0
         while line := guarded(path, file.readline):
             number += 1
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            yield line, f"{path} line {number}"
+            yield (
+                line.removeprefix(codecs.BOM_UTF8) if number == 1 else line,
+                f"{path} line {number}",
+            )
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Yields the lines of a text file without their ends and a byte order mark."""
-    for line, where in raw_lines(path):
-        yield decoded(line, where).rstrip("\r\n")
+def _decoded_lines(path: str, bad: Bad) -> Iterator[str]:
+    """Yields the lines of a text file without their ends."""
+    for line, where in _lines(path):
+        with _noting(bad):
+            yield decoded(line, where).rstrip("\r\n")
 
 
-def decoded(line: bytes, where: str) -> str:
-    """Returns a text; raises BadInputError, naming `where`, unless it is UTF-8 without NUL."""
-    if b"\0" in line:
-        raise BadInputError(f"{where}: holds a NUL character, so is not text; remove it")
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        raise BadInputError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
+# --- Formats whose lines make the documents -------------------------------------------------------
 
 
-def _read_text(path: str, column: str) -> Texts:
-    """Reads a file that is one document; refuses a dump of Wikipedia, which holds millions."""
-    if first_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<mediawiki"):
-        raise BadInputError(
-            f"{path}: a dump of Wikipedia in XML; extract its text first, with WikiExtractor "
-            "--json, or give Hugging Face's parquet files of wikimedia/wikipedia"
-        )
-    yield paragraphs_of("\n".join(_lines(path))), True
+def _read_text(lines: Iterator[str]) -> Texts:
+    """Reads a file that is one document."""
+    yield paragraphs_of("\n".join(lines)), True
 
 
-def _read_titles(path: str, column: str) -> Texts:
+def _read_titles(lines: Iterator[str]) -> Texts:
     """Reads documents that begin with a line `= Title =`; a line is a paragraph.
 
     Titles and `= = Headings = =` are left out.
     """
     paragraphs: list[str] = []
-    for line in _lines(path):
+    for line in lines:
         if _TITLE.fullmatch(line):
             if paragraphs:
                 yield paragraphs, True
@@ -142,10 +202,10 @@ def _read_titles(path: str, column: str) -> Texts:
     yield paragraphs, True
 
 
-def _read_sentences(path: str, column: str) -> Texts:
+def _read_sentences(lines: Iterator[str]) -> Texts:
     """Reads a sentence a line, with a blank line between documents."""
     sentences: list[str] = []
-    for line in _lines(path):
+    for line in lines:
         if line.strip():
             sentences.append(line.strip())
         elif sentences:
@@ -154,16 +214,21 @@ def _read_sentences(path: str, column: str) -> Texts:
     yield sentences, False
 
 
-def json_lines(path: str, column: str) -> RawTexts:
+READERS = {"text": _read_text, "titles": _read_titles, "sentences": _read_sentences}
+
+# --- Formats that hold whole documents ------------------------------------------------------------
+
+
+def _json_lines(source: Input, column: str, bad: Bad) -> Lines:
     """Reads a JSON object a line, with the text in a field."""
-    for line, where in raw_lines(path):
-        text = decoded(line, where)
-        if text.strip():
-            yield text_of_json(text, where, column), where
+    for line, where in _lines(source.path):
+        with _noting(bad):
+            text = decoded(line, where)
+            if text.strip():
+                yield _text_of_json(text, where, column), where
 
 
-def text_of_json(line: str, where: str, column: str) -> bytes:
-    """Returns the text of a JSON object; raises BadInputError, naming `where`, if it has none."""
+def _text_of_json(line: str, where: str, column: str) -> bytes:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -175,65 +240,69 @@ def text_of_json(line: str, where: str, column: str) -> bytes:
     return value[column].encode(errors="surrogatepass")
 
 
-def parquet(path: str, column: str) -> RawTexts:
+def _parquet(source: Input, column: str, bad: Bad) -> Lines:
     """Reads a column of a parquet file."""
-    for value, where in parquet_values(path, column):
-        yield text_of_value(value, where, column), where
-
-
-def text_of_value(value: object, where: str, column: str) -> bytes:
-    """Returns the text of a parquet record; raises BadInputError unless it is one."""
-    if not isinstance(value, str):
-        raise BadInputError(f"{where}: {column!r} holds no text")
-    return value.encode(errors="surrogatepass")
-
-
-def parquet_values(path: str, column: str) -> Iterator[tuple[object, str]]:
-    """Yields the values of a column of a parquet file, each with its place."""
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
+    path, row = source.path, 0
     try:
         with _open(path) as opened, pq.ParquetFile(opened) as file:
             names = file.schema_arrow.names
             if column not in names:
                 known = f"there are {', '.join(names)} (choose with --text_column)"
                 raise BadInputError(f"{path}: no column {column!r}; {known}")
-            row = 0
             for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
                 for cell in batch.column(0):
                     where = f"{path} record {row}"
-                    yield _value_of(cell, where), where
+                    with _noting(bad):
+                        yield _text_of_cell(cell, where, column), where
                     row += 1
     except (OSError, pa.ArrowException) as error:
         reason = first_line(error)
         raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
 
 
-def _value_of(cell: Any, where: str) -> object:
-    """Returns the value of a cell of pyarrow, which does not look at a string before."""
+def _text_of_cell(cell: Any, where: str, column: str) -> bytes:
+    """Returns the text of a cell of pyarrow, which verifies a string when it is asked for it."""
     try:
-        return cell.as_py()
+        value = cell.as_py()
     except UnicodeDecodeError as error:
         raise BadInputError(f"{where}: not UTF-8 text ({error}); write it again as UTF-8") from None
+    if not isinstance(value, str):
+        raise BadInputError(f"{where}: {column!r} holds no text")
+    return value.encode(errors="surrogatepass")
 
 
-def _paragraphs(read: Callable[[str, str], RawTexts]) -> Callable[[str, str], Texts]:
-    """Returns a reader of the paragraphs of the texts that `read` reads."""
+def tfds_builder(path: str) -> Any:
+    """Returns the builder of a prepared TFDS set; raises BadInputError if it cannot be read."""
+    import tensorflow_datasets as tfds
 
-    def texts(path: str, column: str) -> Texts:
-        for text, where in read(path, column):
-            yield paragraphs_of(decoded(text, where)), True
+    try:
+        return tfds.builder_from_directory(path)
+    except Exception as error:  # TFDS raises many kinds
+        raise BadInputError(f"{path}: not a readable TFDS set ({first_line(error)})") from None
 
-    return texts
+
+def _tfds(source: Input, column: str, bad: Bad) -> Lines:
+    """Reads a shard of a TFDS set."""
+    del bad  # a run checks such a set as it opens it
+    builder = tfds_builder(source.path)
+    try:
+        records = builder.as_data_source(f"{source.split}[{source.first}:{source.last}]")
+    except Exception as error:  # TFDS raises many kinds
+        raise BadInputError(f"{source.path}: cannot be read ({first_line(error)})") from None
+    for index in range(len(records)):
+        where = f"{source.path} record {source.first + index}"
+        value = records[index].get(column)
+        if not isinstance(value, str | bytes):
+            raise BadInputError(f"{where}: no text {column!r} (choose with --text_column)")
+        yield value.encode() if isinstance(value, str) else value, where
 
 
-READERS: dict[str, Callable[[str, str], Texts]] = {
-    "text": _read_text,
-    "titles": _read_titles,
-    "sentences": _read_sentences,
-    "jsonl": _paragraphs(json_lines),
-    "parquet": _paragraphs(parquet),
+RAW_READERS: dict[str, Callable[[Input, str, Bad], Lines]] = {
+    "jsonl": _json_lines,
+    "parquet": _parquet,
+    "tfds": _tfds,
 }
-# Of the formats whose files hold several documents: each document's own bytes.
-RAW_READERS: dict[str, Callable[[str, str], RawTexts]] = {"jsonl": json_lines, "parquet": parquet}
+FORMATS = (*READERS, "jsonl", "parquet")  # of files

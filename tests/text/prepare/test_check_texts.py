@@ -53,7 +53,10 @@ def test_texts(tmp_path: Path, capsys):
         assert line.startswith(f"{tmp_path}/{start}")
     assert run("check", tmp_path / "a.txt", "--json") == 2
     found = json.loads(capsys.readouterr().out)
-    assert found["problems"] == lines[:2] and found["read"] == "1 files, 4 lines, rows and records"
+    assert (
+        found["problems"] == lines[:2]
+        and found["read"] == "1 files, 1 documents, rows and questions"
+    )
     write(tmp_path / "a.txt", b"\xe9\n" * 25)
     assert check(capsys, tmp_path / "a.txt")[20:] == [f"{tmp_path}/a.txt: 5 more"]
     assert run("check", FOLDER / "persuasion.txt") == 0
@@ -86,7 +89,7 @@ def test_tables_without_labels(tmp_path: Path, capsys):
     assert run("check", tmp_path) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{unlabelled}: no label column: not for training",
-        f"{tmp_path}: 3 files, 4 lines, rows and records; 0 problems",
+        f"{tmp_path}: 3 files, 4 documents, rows and questions; 0 problems",
     ]
     own = ("--text_column=sentence", "--label_column=stars")
     lines = check(capsys, tmp_path, *own)

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.corpus.inputs import Reading, plan
-from widenet_jax.corpus.passages import passages
+from widenet_jax.corpus.inputs import Reading, passages, plan
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import Transform
 from widenet_jax.language.data.token_files import HeldTokens

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.inputs import Input
-from widenet_jax.corpus.passages import passages
+from widenet_jax.corpus.inputs import passages
 from widenet_jax.corpus.preparation import UNFINISHED, have_size, inputs_sha256, units_sha256
+from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.checks import Check

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from widenet_jax.corpus.passages import Passage, lines_of
+from widenet_jax.corpus.inputs import Passage
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.language.data.token_files import BYTE_VALUES, id_type
 
@@ -38,7 +38,7 @@ class Encoder:
         dtype = id_type(self.vocab_size)
         if self.tokenizer is None:
             return np.frombuffer(passage.text, dtype)
-        found = self.tokenizer.encode_all([line for line in lines_of(passage) if line.strip()])
+        found = self.tokenizer.encode_all([line for line in passage.lines() if line.strip()])
         return np.concatenate(found or [np.zeros(0)]).astype(dtype)
 
     @property

@@ -44,7 +44,8 @@ class TinyText:
 @cache  # a run opens both splits
 def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
     """Returns the chunks of each split, and the source's `info`."""
-    from widenet_jax.corpus.inputs import Input, documents
+    from widenet_jax.corpus.inputs import documents
+    from widenet_jax.corpus.readers import Input
 
     tokenizer = load_tokenizer(str(FOLDER / FILE))
     rule = Chunking(max_length, SEED)

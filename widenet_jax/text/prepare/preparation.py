@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.corpus.chunking import Chunking, Document, chunks_of
-from widenet_jax.corpus.inputs import Input, documents
+from widenet_jax.corpus.inputs import documents
 from widenet_jax.corpus.preparation import have_size, inputs_sha256, units_sha256
+from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.corpus.unigrams import unigram_entropy
 from widenet_jax.data import records

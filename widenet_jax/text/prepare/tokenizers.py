@@ -10,9 +10,8 @@ from typing import Any
 from tokenizers import models, trainers
 
 from widenet_jax.corpus import tokenizer_files
-from widenet_jax.corpus.inputs import Input, documents
-from widenet_jax.corpus.passages import lines_of as lines_in
-from widenet_jax.corpus.passages import passages
+from widenet_jax.corpus.inputs import documents, passages
+from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.sentences import split_sentences
 from widenet_jax.errors import BadInputError, first_line
 
@@ -47,7 +46,7 @@ def lines_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
     """Yields the lines of a corpus, as a stream has them. Raises as `passages`."""
     for source in itertools.chain.from_iterable(units):
         for passage in passages(source, column):
-            yield from (line for line in lines_in(passage) if line.strip())
+            yield from (line for line in passage.lines() if line.strip())
 
 
 def train_sentencepiece(
