@@ -22,6 +22,7 @@ from etils import epath
 
 from widenet_jax.corpus.sentences import paragraphs_of
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input
+from widenet_jax.data.parquet import open_parquet
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import is_remote
 
@@ -242,25 +243,18 @@ def _text_of_json(line: str, where: str, column: str) -> bytes:
 
 def _parquet(source: Input, column: str, bad: Bad) -> Lines:
     """Reads a column of a parquet file."""
-    import pyarrow as pa  # slow to import
-    import pyarrow.parquet as pq
-
     path, row = source.path, 0
-    try:
-        with _open(path) as opened, pq.ParquetFile(opened) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                known = f"there are {', '.join(names)} (choose with --text_column)"
-                raise BadInputError(f"{path}: no column {column!r}; {known}")
-            for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
-                for cell in batch.column(0):
-                    where = f"{path} record {row}"
-                    with _noting(bad):
-                        yield _text_of_cell(cell, where, column), where
-                    row += 1
-    except (OSError, pa.ArrowException) as error:
-        reason = first_line(error)
-        raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
+    with _open(path) as opened, open_parquet(opened, path) as file:
+        names = file.schema_arrow.names
+        if column not in names:
+            known = f"there are {', '.join(names)} (choose with --text_column)"
+            raise BadInputError(f"{path}: no column {column!r}; {known}")
+        for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
+            for cell in batch.column(0):
+                where = f"{path} record {row}"
+                with _noting(bad):
+                    yield _text_of_cell(cell, where, column), where
+                row += 1
 
 
 def _text_of_cell(cell: Any, where: str, column: str) -> bytes:

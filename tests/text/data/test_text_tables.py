@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from etils import epath
 
-from widenet_jax.corpus.readers import parquet_values
+from widenet_jax.corpus.readers import Input, texts
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -262,7 +262,7 @@ def test_parquet_of_another_encoding(tmp_path: Path):
     with pytest.raises(BadInputError, match=r"train\.parquet: holds a text that is not UTF-8"):
         rows(tmp_path)
     with pytest.raises(BadInputError, match=r"train\.parquet record 1: not UTF-8 text"):
-        list(parquet_values(str(tmp_path / "train.parquet"), "text"))
+        list(texts(Input(str(tmp_path / "train.parquet"), "", "parquet"), "text"))
 
 
 def test_a_cut_parquet_file(tmp_path: Path):

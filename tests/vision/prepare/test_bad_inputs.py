@@ -77,17 +77,24 @@ NPZ_ARRAYS = {
     "offsets past the end": ({"offsets": np.array([0, 5, 1 << 40])}, "offsets do not fit"),
     "names of no dimension": ({"class_names": np.array("cat")}, "class_names must be text"),
     "names of floats": ({"class_names": np.array([0.5, 1.5])}, "class_names must be text"),
-    "names of objects": ({"class_names": np.array([Owned()], object)}, "never unpickled"),
+    "names of objects": (
+        {"class_names": np.array([Owned()], object)},
+        "cannot be loaded when allow_pickle=False",
+    ),
     "images of integers": ({"jpeg": np.arange(9)}, "jpeg must be uint8"),
     "images of two dimensions": ({"jpeg": np.zeros((2, 9), np.uint8)}, "jpeg must be uint8"),
 }
 NPZ_BYTES = {
-    "no labels": ("labels", None, "no array labels"),
-    "no header": ("labels", b"", "labels has an unreadable header"),
-    "a header that is no text": ("labels", array_bytes("((("), "labels has an unreadable header"),
-    "labels of terabytes": ("labels", array_bytes("(1099511627776,)"), "but holds 0 bytes"),
-    "images of terabytes": ("jpeg", array_bytes("(1099511627776,)", "|u1"), "but holds 0 bytes"),
-    "a negative shape": ("labels", array_bytes("(-1, -1)", content=bytes(8)), "but holds 8 bytes"),
+    "no labels": ("labels", None, "no item named .labels.npy"),
+    "no header": ("labels", b"", "damaged, or not"),
+    "a header that is no text": ("labels", array_bytes("((("), "damaged, or not"),
+    "labels of terabytes": ("labels", array_bytes("(1099511627776,)"), "Unable to allocate|EOF"),
+    "images of terabytes": (
+        "jpeg",
+        array_bytes("(1099511627776,)", "|u1"),
+        "must be uint8 .0., not",
+    ),
+    "a negative shape": ("labels", array_bytes("(-1, -1)", content=bytes(8)), "unknown dimension"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from etils import epath
 
+from widenet_jax.data.parquet import class_names, open_parquet
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 from widenet_jax.text.data.split_files import MAX_FILE_BYTES, read_bytes, read_text, suffix_of
 
@@ -81,31 +82,17 @@ def _from_json(file: epath.Path) -> Columns:
 
 def _from_parquet(file: epath.Path) -> Columns:
     """Reads parquet; integers that the `datasets` library has names for become these names."""
-    import pyarrow as pa  # takes a moment, and only this format needs it
-    import pyarrow.parquet as pq
-
     try:
-        table = pq.read_table(io.BytesIO(read_bytes(file)), page_checksum_verification=True)
-        columns = table.to_pydict()
-    except (OSError, pa.ArrowException) as error:
-        reason = first_line(error)
-        raise BadInputError(f"{file}: damaged, or not a parquet file ({reason})") from None
+        with open_parquet(io.BytesIO(read_bytes(file)), file) as opened:
+            table = opened.read()
+            columns = table.to_pydict()
     except UnicodeDecodeError as error:
         raise BadInputError(f"{file}: holds a text that is not UTF-8 ({error})") from None
     for name, values in columns.items():
-        if known := _class_names(table.schema.metadata, name):
+        if known := class_names(table.schema.metadata, name):
             inside = range(len(known))
             columns[name] = [known[v] if v in inside else None for v in values]
     return columns
-
-
-def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> list[str]:
-    """Returns the names that the `datasets` library stores for a column of labels; [] of others."""
-    try:
-        names = json.loads((metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
-    except (KeyError, TypeError, ValueError):
-        return []
-    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def shown(names: Sequence[str]) -> str:

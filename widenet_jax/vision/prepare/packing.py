@@ -2,13 +2,15 @@
 
 import glob
 import sys
+from functools import partial
 from typing import Any
 
 import tqdm
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.data.checks import problem_of
+from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data import file_checks, files
 from widenet_jax.vision.data.folders import Holdout, left_out_text
 from widenet_jax.vision.prepare import archives, convert, npz
@@ -19,46 +21,49 @@ MOST_NAMED = 5  # unreadable images that the warning names
 def pack(options: Options) -> None:
     """Converts the set that `options` name into ArrayRecord files."""
     damaged: list[str] = []
-    if options.command == "tfds":
-        builder = convert.prepare_tfds(options.name, options.data_dir)
-        if not options.out:
-            report(options, *tfds_counts(builder))
-            return
-        found = convert.read_tfds(builder)
-    else:
-        found = read_input(options, damaged)
-    origin = getattr(options, "input", None) or getattr(options, "split", None) or options.name
+    found = read_input(options, damaged)
+    if not found:  # a TFDS set that is read where it is
+        return
     splits = {name: examined(name, found, damaged, options.skip_bad) for name in found.splits}
     manifest = records.write_set(
         options.out,
         splits,
         class_names=found.class_names,
-        provenance={"converter": options.command, "input": origin},
+        provenance={"converter": options.command, "input": origin(options)},
         overwrite=options.overwrite,
     )
     counts = {name: entry["count"] for name, entry in manifest["splits"].items()}
-    more = {"damaged": damaged, "left_out": found.left_out, "notes": found.notes}
-    report(options, options.out, counts, classes=len(found.class_names), **more)
+    lines = [f"{counts_text(options.out, counts)}, {len(found.class_names)} classes", *found.notes]
+    lines += [left_out_text(found.left_out)] if found.left_out else []
+    info = {"path": options.out, "images": counts, "classes": len(found.class_names)}
+    info |= {"damaged": damaged, "left_out": found.left_out, "notes": found.notes}
+    show(options, info, "\n".join(lines))
     if damaged:
         more = "" if len(damaged) <= MOST_NAMED else f" and {len(damaged) - MOST_NAMED:,} more"
-        named = f"{'; '.join(damaged[:MOST_NAMED])}{more}"
-        told = (
-            f"left out {len(damaged):,} images that cannot be read: {named}"
-            if options.skip_bad
-            else f"packed as they are, but cannot be read: {named}. Training stops at such an "
-            "image, or replaces it with --config.data.on_bad_example=skip; --skip_bad leaves them "
-            "out here"
-        )
-        print(f"warning: {told}", file=sys.stderr)
+        named = "; ".join(damaged[:MOST_NAMED]) + more
+        what = f"left out {len(damaged):,} images that cannot be read: {named}"
+        if not options.skip_bad:
+            what = (
+                f"packed as they are, but cannot be read: {named}. Training stops at such an "
+                "image, or replaces it with --config.data.on_bad_example=skip; --skip_bad leaves "
+                "them out here"
+            )
+        print(f"warning: {what}", file=sys.stderr)
 
 
-def read_input(options: Options, damaged: list[str]) -> convert.Converted:
+def read_input(options: Options, damaged: list[str]) -> convert.Converted | None:
     """Opens the files that `options` name, by the reader of their format."""
+    if options.command == "tfds":
+        builder = convert.prepare_tfds(options.name, options.data_dir)
+        if options.out:
+            return convert.read_tfds(builder)
+        place, counts = tfds_counts(builder)
+        show(options, {"path": place, "images": counts}, counts_text(place, counts))
+        return None
     if options.command == "image_folder":
         holdout = Holdout(options.eval_fraction, field="eval_fraction")
-        return convert.read_image_folder(
-            options.input, holdout, damaged if options.skip_bad else None
-        )
+        bad = damaged if options.skip_bad else None
+        return convert.read_image_folder(options.input, holdout, bad)
     if options.command == "cifar10_binary":
         return archives.read_cifar10_binary(options.input)
     files = split_files(options.split)
@@ -68,20 +73,18 @@ def read_input(options: Options, damaged: list[str]) -> convert.Converted:
         return npz.read_npz(files)
     from widenet_jax.vision.prepare import parquet  # pyarrow is slow to import
 
-    return parquet.read_parquet(
-        files, image_column=options.image_column, label_column=options.label_column
-    )
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    return parquet.read_parquet(files, **columns)
 
 
-def report(options: Options, place: str, counts: dict[str, int], **more: Any) -> None:
-    """Prints what was written: a line, or one JSON object that names all unreadable images."""
-    classes = f", {more['classes']} classes" if "classes" in more else ""
+def origin(options: Options) -> str | list[str]:
+    """Returns what the set is packed from, as the user named it."""
+    return next(filter(None, (getattr(options, k, None) for k in ("input", "split", "name"))))
+
+
+def counts_text(place: str, counts: dict[str, int]) -> str:
     images = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    facts = {"path": place, "images": counts, **more}
-    lines = [f"{place}: {images} images{classes}", *more.get("notes", ())]
-    if left_out := more.get("left_out"):
-        lines.append(left_out_text(left_out))
-    show(options, facts, "\n".join(lines))
+    return f"{place}: {images} images"
 
 
 def tfds_counts(builder: Any) -> tuple[str, dict[str, int]]:
@@ -109,19 +112,14 @@ def examined(
     examples = tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
     for number, (label, image) in enumerate(examples):
         where = f"image {number:,} of {split}"
-        problem = None
         if skip_bad:
-            try:
-                files.decode(image, where)
-            except BadExampleError as error:
-                problem = str(error)
-        elif visible := file_checks.examine(image).problem:
-            problem = f"{where}: {visible}"
+            problem = problem_of(partial(files.decode, image, where))
+        elif problem := file_checks.examine(image).problem:
+            problem = f"{where}: {problem}"
         if problem:
             damaged.append(problem)
-            if skip_bad:
-                continue
-        yield label, image
+        if not (problem and skip_bad):
+            yield label, image
 
 
 def split_files(options: list[str]) -> dict[str, list[str]]:

@@ -1,16 +1,15 @@
 """Converter of Hugging Face's parquet files of images."""
 
-import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input
-from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.data.parquet import class_names as class_names_of
+from widenet_jax.data.parquet import open_parquet
+from widenet_jax.errors import BadInputError
 from widenet_jax.vision.prepare.convert import Converted, check_labels, same_classes
 
 MAX_CLASSES = 1_000_000  # a label that a damaged file holds must not size the table of class names
@@ -34,9 +33,9 @@ def read_parquet(
     for split, paths in files.items():
         counts[split] = 0
         for path in paths:
-            with _open(path) as file:
+            with open_parquet(_checked(path), path) as file:
                 _check_columns(file, path, image_column, label_column)
-                names[path] = _class_names_of(file.schema_arrow.metadata, label_column)
+                names[path] = class_names_of(file.schema_arrow.metadata, label_column)
                 num_classes = len(names[path]) or MAX_CLASSES
                 highest = max(highest, _highest_label(file, path, label_column, num_classes))
                 counts[split] += file.metadata.num_rows
@@ -44,7 +43,7 @@ def read_parquet(
 
     def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
         for path in paths:
-            with _open(path) as file:
+            with open_parquet(_checked(path), path) as file:
                 row = 0
                 for batch in file.iter_batches(IMAGE_ROWS, columns=[image_column, label_column]):
                     images, labels = batch.column(image_column), batch.column(label_column)
@@ -56,18 +55,13 @@ def read_parquet(
     return Converted(class_names, splits, counts)
 
 
-@contextlib.contextmanager
-def _open(path: str) -> Iterator[pq.ParquetFile]:
-    open_input(path).close()  # Arrow reads by the path, without Python's file object
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield file
-    except (OSError, pa.ArrowException) as error:
-        reason = first_line(error)
-        raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
+def _checked(path: str) -> str:
+    """Returns the path of a regular file; Arrow reads by the path, without Python's file object."""
+    open_input(path).close()
+    return path
 
 
-def _check_columns(file: pq.ParquetFile, path: str, image_column: str, label_column: str) -> None:
+def _check_columns(file: Any, path: str, image_column: str, label_column: str) -> None:
     schema = file.schema_arrow
     for column, option in ((image_column, "--image-column"), (label_column, "--label-column")):
         if schema.names.count(column) != 1:
@@ -82,16 +76,7 @@ def _check_columns(file: pq.ParquetFile, path: str, image_column: str, label_col
         raise BadInputError(f"{path}: column {image_column!r} holds {image}; needs images as bytes")
 
 
-def _class_names_of(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
-    """Returns the names in the description that the `datasets` library stores; () without one."""
-    try:
-        names = json.loads((metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
-    except (KeyError, TypeError, ValueError):
-        return ()
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def _highest_label(file: pq.ParquetFile, path: str, column: str, num_classes: int) -> int:
+def _highest_label(file: Any, path: str, column: str, num_classes: int) -> int:
     """Checks all labels of a file and returns the highest; 0 for an empty file."""
     highest = row = 0
     for batch in file.iter_batches(LABEL_ROWS, columns=[column]):
