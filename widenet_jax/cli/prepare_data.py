@@ -12,7 +12,6 @@
   python scripts/prepare_data.py stream enwik8 --splits train=90M,valid=5M,test=5M --out enwik8_set/
   python scripts/prepare_data.py preview --config configs/digits.py --out grid.png
   python scripts/prepare_data.py preview --config configs/text_pretrain.py --config.data.path=prepared/
-  python scripts/prepare_data.py preview --operations photo.jpg --magnitude 15 --out sheet.png
 
 Train on a prepared text with --config.data.source=text --config.data.path=prepared/, on a stream
 with --config.data.source=token_stream --config.data.path=enwik8_set/, on a packed image set with
@@ -57,32 +56,25 @@ def main(argv: Argv = None) -> int:
 
 def add_preview(commands: Any) -> None:
     """Adds the subcommand that shows training examples."""
-    text = "a PNG of augmented images or of every operation; masked or streamed text, printed"
+    text = "a PNG of augmented images; masked or streamed text, printed"
     view = commands.add_parser("preview", help=text, description=text)
     view.set_defaults(work=preview)
     add = view.add_argument
-    what = view.add_mutually_exclusive_group(required=True)
     text = "draw this config's images, or print its texts"
-    what.add_argument("--config", metavar="FILE[:VARIANT]", help=text)
-    what.add_argument("--operations", metavar="IMAGE", help="draw every operation on this photo")
+    add("--config", metavar="FILE[:VARIANT]", required=True, help=text)
     add("--out", metavar="PNG", help="the file to write, for images")
     add("--num", type=positive, default=6, metavar="N", help="images (rows), or texts")
     text = "augmentations of each (default 6), or masks (2)"
     add("--draws", type=positive, metavar="N", help=text)
-    add("--magnitude", type=float, default=15.0, metavar="M", help="for --operations")
-    add("--size", type=positive, default=224, metavar="PIXELS", help="for --operations")
     add("--seed", type=not_negative, default=0)
 
 
 def preview(options: Options) -> None:
-    """Shows training examples of a config, or every operation on a photo.
+    """Shows training examples of a config.
 
     Raises:
       BadInputError: the config's task has no preview.
     """
-    if not options.config:
-        resolve("widenet_jax.vision.prepare.preview:draw_operations")(options)
-        return
     config = override(load_config(options.config), options.fields)
     name = config.task.name
     if name not in PREVIEWS:

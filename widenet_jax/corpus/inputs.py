@@ -136,13 +136,7 @@ class Passage(NamedTuple):
     def lines(self) -> list[str]:
         """Returns the lines; raises BadInputError, naming the line, unless they are UTF-8."""
         text = self.text.removeprefix(codecs.BOM_UTF8)
-        try:
-            return decoded(text, self.where).split("\n")
-        except BadInputError:
-            if self.line is not None:
-                for number, line in enumerate(text.split(b"\n"), self.line):
-                    decoded(line, f"{self.where} line {number}")
-            raise
+        return decoded(text, self.where, self.line).split("\n")
 
 
 def passages(source: Input, column: str) -> Iterator[Passage]:

@@ -37,8 +37,7 @@ class Preparation(Protocol):
     Attributes:
       units: the work.
       tokenizer: stored in the set; None for a set of bytes.
-      settings: as JSON holds them: all that decides the bytes but the content of the inputs. "rule"
-        is shown to the user where the settings of a set in the directory differ.
+      settings: as JSON holds them: all that decides the bytes but the content of the inputs.
     """
 
     units: Sequence[Sequence[Input]]
@@ -153,9 +152,9 @@ def _open_directory(
         _remove(directory.glob(f"{UNFINISHED}*"))  # of workers that were killed
         return None
     if ours and not overwrite:
-        held = manifest.get("settings") if manifest else plan
-        what = _difference(held, preparation.settings)
-        raise BadInputError(f"{directory}: already holds {what}; pass --overwrite")
+        raise BadInputError(
+            f"{directory}: already holds a set of other inputs or settings; pass --overwrite"
+        )
     _remove(ours)
     write_json(directory / PLAN, preparation.settings)
     return None
@@ -182,17 +181,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _difference(held: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
-    if not held or "rule" not in held:
-        return "a set"
-    changed = [key for key in wanted["rule"] if held["rule"].get(key) != wanted["rule"][key]]
-    if changed:
-        return f"a text set with {changed[0]}={held['rule'].get(changed[0])}"
-    if held.get("tokenizer_sha256") != wanted.get("tokenizer_sha256"):
-        return "a text set of another tokenizer"
-    return "a text set of other inputs"
 
 
 # --- The work -------------------------------------------------------------------------------------

@@ -140,14 +140,29 @@ def guarded(path: str, read: Callable[[], Any]) -> Any:
         raise BadInputError(f"{path}: damaged or cut short ({first_line(error)})") from None
 
 
-def decoded(text: bytes, where: str) -> str:
-    """Returns a text; raises BadInputError, naming `where`, unless it is UTF-8 without NUL."""
+def decoded(text: bytes, where: str, first_line: int | None = None) -> str:
+    """Returns a text, which is UTF-8 without NUL.
+
+    Args:
+      text: its bytes.
+      where: its place, for messages.
+      first_line: number of its first line in the file; None where `where` tells enough.
+
+    Raises:
+      BadInputError: it is not such text; the message names the line.
+    """
+    problem = None
     if b"\0" in text:
-        raise BadInputError(f"{where}: holds a NUL character, so is not text; remove it")
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise BadInputError(f"{where}: not UTF-8 text; save the file as UTF-8") from None
+        problem = "holds a NUL character, so is not text; remove it"
+    else:
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            problem = "not UTF-8 text; save the file as UTF-8"
+    if first_line is not None:
+        for number, line in enumerate(text.split(b"\n"), first_line):
+            decoded(line, f"{where} line {number}")
+    raise BadInputError(f"{where}: {problem}")
 
 
 @contextlib.contextmanager

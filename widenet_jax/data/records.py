@@ -25,7 +25,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.errors import BadInputError, check_format
+from widenet_jax.errors import BadInputError, check_format, first_line
 from widenet_jax.files import is_remote, readable, write_json
 
 FORMAT_VERSION = 1
@@ -85,42 +85,22 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
     except (ValueError, TypeError) as error:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     check_format(manifest, FORMAT_VERSION, place=path)
-    if not isinstance(manifest.get("splits"), dict):
-        raise BadInputError(f"{path}: damaged, it names no splits; prepare the set again")
     found = manifest.get("kind", "images")
-    if not isinstance(found, str):
-        raise BadInputError(f"{path}: damaged, its kind is {found!r}; prepare the set again")
+    try:
+        of_set, of_split = NEEDED.get(found, ((), ()))
+        _ = [manifest[field] for field in of_set]
+        for split in manifest["splits"].values():
+            _ = [split[field] for field in of_split]
+            _ = [(shard["records"] + 0, shard["bytes"] + 0) for shard in split.get("shards", ())]
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise BadInputError(f"{path}: damaged ({reason}); prepare the set again") from None
     if kind and found != kind:
         raise BadInputError(
             f"{directory}: a set of {found}, not of {kind}; read it with "
             f"--config.data.source={SOURCE_OF.get(found, found)}"
         )
-    if lacking := _lacking(manifest, found):
-        raise BadInputError(f"{path}: damaged, it has no {lacking}; prepare the set again")
     return manifest
-
-
-def _lacking(manifest: Mapping[str, Any], kind: str) -> str | None:
-    """Returns the first field that a set of this kind needs and has not: "splits.train.shards"."""
-    of_set, of_split = NEEDED.get(kind, ((), ()))
-    places = [("", manifest, of_set)]
-    for name, split in manifest["splits"].items():
-        places.append((f"splits.{name}.", split, of_split))
-    for where, holder, fields in places:
-        for field in fields:
-            if not isinstance(holder, dict) or field not in holder:
-                return where + field
-            if field == "shards" and not _are_shards(holder[field]):
-                return f"{where}shards with records and bytes"
-    return None
-
-
-def _are_shards(shards: object) -> bool:
-    return isinstance(shards, list) and all(
-        isinstance(shard, dict)
-        and all(isinstance(shard.get(field), int) for field in ("records", "bytes"))
-        for shard in shards
-    )
 
 
 def checked_shards(directory: str, split: str, shards: Sequence[Mapping[str, int]]) -> list[str]:

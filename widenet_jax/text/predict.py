@@ -16,7 +16,7 @@ from widenet_jax.errors import BadArgumentError, BadInputError
 from widenet_jax.experiment import make_forward
 from widenet_jax.inference.trained import Trained
 from widenet_jax.task import Apply
-from widenet_jax.text.data.sequences import join, padded
+from widenet_jax.text.data.finetuning import join, padded
 from widenet_jax.text.data.squad import Squad
 from widenet_jax.text.data.squad_files import Question
 from widenet_jax.text.span import NO_SPAN

@@ -214,7 +214,7 @@ def damaged(change: str) -> str:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (damaged("no context"), "not SQuAD's layout.*'context'"),
+        (damaged("no context"), "not SQuAD's layout.*question 'a': a text is missing"),
         (damaged("null question"), "not SQuAD's layout.*question 'a': a text is missing"),
         (damaged("half a character"), "not SQuAD's layout.*question 'a': a text is missing"),
         (damaged("moved answer"), "question a: its context has 'lo, a' at 3, and not the answer"),

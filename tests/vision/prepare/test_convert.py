@@ -256,26 +256,6 @@ def test_preview_draws_a_configs_images(tmp_path, capsys):
     )
 
 
-def test_preview_draws_every_operation(tmp_path):
-    (tmp_path / "p.jpg").write_bytes(photo(90))
-    options = ["--out", tmp_path / "sheet.png", "--size", 112]
-    assert run("preview", "--operations", tmp_path / "p.jpg", *options) == 0
-    assert cv2.imread(str(tmp_path / "sheet.png")).shape == (3 * 132, 6 * 114, 3)
-
-
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ("--magnitude=nan", "--magnitude=nan must be between 0 and 30"),
-        ("--seed=-1", "'-1' must be a whole number of at least 0"),
-    ],
-)
-def test_preview_of_numbers_that_cannot_be(tmp_path, capsys, option: str, told: str):
-    (tmp_path / "p.jpg").write_bytes(photo(90))
-    options = ["--operations", tmp_path / "p.jpg", "--out", tmp_path / "sheet.png"]
-    assert told in refused(capsys, "preview", *options, option)
-
-
 def test_class_names_must_agree():
     assert convert.same_classes({"a": ("x", "y"), "b": ("x", "y")}) == ("x", "y")
     with pytest.raises(BadInputError, match="different classes"):

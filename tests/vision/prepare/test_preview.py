@@ -8,7 +8,7 @@ from small_runs import ROOT
 from widenet_jax.config.files import load_config, override
 from widenet_jax.run.lettering import line_of_text
 from widenet_jax.vision.data.files import decode
-from widenet_jax.vision.prepare.preview import augmentation_grid, operations_sheet
+from widenet_jax.vision.prepare.preview import augmentation_grid
 
 LONG = "a class whose name is much longer than all the pictures of one row together are wide"
 
@@ -34,9 +34,3 @@ def test_the_name_of_a_class_stands_whole_above_its_row(tmp_path: Path):
     photo = (tmp_path / "train" / LONG / "a.png").read_bytes()
     np.testing.assert_array_equal(tile[::4, ::4], decode(photo, "a.png"))
     np.testing.assert_array_equal(tile, tile[::4, ::4].repeat(4, axis=0).repeat(4, axis=1))
-
-
-def test_small_operations_have_room_for_their_names():
-    """A tile of 40 pixels is enlarged 3 times, to at least 112."""
-    sheet = operations_sheet(np.zeros((40, 40, 3), np.uint8), 10.0, 40)
-    assert sheet.shape == (3 * (18 + 120 + 2), 6 * (120 + 2), 3)

@@ -5,20 +5,18 @@ A split is the name of a file without its suffix ("train" for train.tsv), a part
 must have rows.
 """
 
-import gzip
+import codecs
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from etils import epath
 
-from widenet_jax.data.input_files import read_regular
+from widenet_jax.corpus.readers import decoded, guarded, opened
 from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, is_remote
+from widenet_jax.files import absolute
 
-MAX_FILE_BYTES = 8 << 30
 # The evaluation split of Hugging Face's and TFDS's sets has another name than that of GLUE's files.
 _OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
 _VERSION = re.compile(r"-v\d\.\d$")  # of SQuAD's files, which Hugging Face's lack
@@ -54,32 +52,33 @@ def find_files(path: str, name: str, suffixes: Sequence[str]) -> list[epath.Path
     Raises:
       BadInputError: there are none, or several that the name could mean.
     """
-    place = absolute(path)
+    place, where = absolute(path), f"config.data.path={path}"
     if not path or not place.exists():
         there = "no such file or directory" if path else "name a file or a directory of splits"
-        raise BadInputError(f"config.data.path={path}: {there}")
+        raise BadInputError(f"{where}: {there}")
     if not place.is_dir():
         if name:
             raise BadInputError(
-                f"config.data.path={path} is one file, so that splits are parts of it; add "
+                f"{where} is one file, so that splits are parts of it; add "
                 "--config.data.train_split=[500:] --config.data.eval_split=[:500]"
             )
         return [place]
-    files = sorted(file for file in place.iterdir() if _stem(file.name, suffixes))
-    if (place / "data").is_dir() and not files:  # Hugging Face's layout
-        files = sorted(file for file in (place / "data").iterdir() if _stem(file.name, suffixes))
+    stems = {file: _stem(file.name, suffixes) for file in sorted(place.iterdir())}
+    if (place / "data").is_dir() and not any(stems.values()):  # Hugging Face's layout
+        stems = {file: _stem(file.name, suffixes) for file in sorted((place / "data").iterdir())}
+    stems = {file: stem for file, stem in stems.items() if stem}
     names = [name, *(new + name[len(old) :] for old, new in _OTHER_NAMES if name.startswith(old))]
-    names += [_VERSION.sub("", one) for one in names]
-    for one in names:
-        if found := [file for file in files if one in (file.name, _stem(file.name, suffixes))]:
-            if len({_stem(file.name, suffixes) + file.suffix for file in found}) > 1:
-                shown = ", ".join(file.name for file in found)
-                raise BadInputError(f"config.data.path={path}: split {name!r} may be {shown}; "
-                                    "give the file's whole name")  # fmt: skip
+    for one in (*names, *(_VERSION.sub("", one) for one in names)):
+        found = [file for file, stem in stems.items() if one in (file.name, stem)]
+        if len({stems[file] + file.suffix for file in found}) > 1:
+            shown = ", ".join(file.name for file in found)
+            advice = "give the file's whole name"
+            raise BadInputError(f"{where}: split {name!r} may be {shown}; {advice}")
+        if found:
             return found
-    known = ", ".join(dict.fromkeys(_stem(file.name, suffixes) for file in files)) or "none"
+    known = ", ".join(dict.fromkeys(stems.values())) or "none"
     raise BadInputError(
-        f"config.data.path={path}: no split {name!r} ({', '.join(suffixes)}); there are {known} "
+        f"{where}: no split {name!r} ({', '.join(suffixes)}); there are {known} "
         "(config.data.train_split, config.data.eval_split)"
     )
 
@@ -99,20 +98,14 @@ def suffix_of(file: epath.Path) -> str:
 
 
 def read_bytes(file: epath.Path) -> bytes:
-    """Returns a file's content, decompressed where its name ends in .gz.
+    """Returns a file's content, decompressed; raises BadInputError if it cannot be read."""
+    with opened(str(file)) as content:
+        return guarded(str(file), content.read)
 
-    Raises:
-      BadInputError: it cannot be read.
-    """
-    try:
-        content = (
-            file.read_bytes() if is_remote(file) else read_regular(file, max_bytes=MAX_FILE_BYTES)
-        )
-        return gzip.decompress(content) if file.name.endswith(".gz") else content
-    except OSError as error:
-        raise BadInputError(f"{file}: {error.strerror or 'not a gzip file'}") from None
-    except (EOFError, zlib.error):
-        raise BadInputError(f"{file}: damaged, it ends too soon; copy it again") from None
+
+def read_text(file: epath.Path) -> str:
+    """Returns a file's text, without a byte order mark; raises BadInputError as `decoded`."""
+    return decoded(read_bytes(file).removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
 
 
 def is_text(value: object) -> bool:
@@ -124,21 +117,3 @@ def is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def read_text(file: epath.Path) -> str:
-    """Returns a file's text, without a byte order mark.
-
-    Raises:
-      BadInputError: it cannot be read, is not UTF-8 or has a NUL character.
-    """
-    content = read_bytes(file)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise BadInputError(f"{file} line {line}: not UTF-8; convert the file") from None
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise BadInputError(f"{file} line {line}: a NUL character; the file is no text, or damaged")
-    return text

@@ -13,8 +13,14 @@ import numpy as np
 from widenet_jax.corpus.tokenizer import Encoded, Tokenizer
 from widenet_jax.data.contract import Example
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.finetuning import encode_all, in_threads, tokenizer_info, tokenizer_of
-from widenet_jax.text.data.sequences import Joined, padded
+from widenet_jax.text.data.finetuning import (
+    Joined,
+    encode_all,
+    in_threads,
+    padded,
+    tokenizer_info,
+    tokenizer_of,
+)
 from widenet_jax.text.data.split_files import read_split
 from widenet_jax.text.data.squad_files import SUFFIXES, Answer, Question, read_questions
 

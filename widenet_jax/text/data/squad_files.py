@@ -1,8 +1,7 @@
 """Readers of SQuAD: questions with their context and answers, from the official JSON or parquet."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -39,23 +38,23 @@ def read_questions(file: epath.Path) -> list[Question]:
       BadInputError: the file is damaged, or has another layout.
       BadRowsError: questions have another layout, or answers that do not stand where they should.
     """
-    read = _from_parquet if suffix_of(file) == ".parquet" else _from_json
     questions: list[Question] = []
     bad: list[str] = []
+    number = 0
     try:
-        for number, question_of in enumerate(read(file), 1):
+        found = _from_parquet(file) if suffix_of(file) == ".parquet" else _from_json(file)
+        for number, (asked, context) in enumerate(found, 1):
             try:
-                questions.append(question_of())
+                questions.append(_question(asked, context))
                 bad += _misplaced(questions[-1], file)
             except LAYOUT_ERRORS as error:
                 bad.append(_other_layout(file, error, f"question {number}, "))
     except BadInputError:
         raise
-    except LAYOUT_ERRORS as error:  # nothing after it can be found
-        told = _other_layout(file, error)
-        if not questions and not bad:
-            raise BadInputError(told) from None
-        bad.append(f"{told}; nothing after it was read")
+    except (*LAYOUT_ERRORS, RecursionError) as error:  # nothing after it can be found
+        if not number:
+            raise BadInputError(_other_layout(file, error)) from None
+        bad.append(f"{_other_layout(file, error)}; nothing after it was read")
     if bad:
         raise BadRowsError(bad)
     return questions
@@ -77,42 +76,32 @@ def _misplaced(question: Question, file: epath.Path) -> Iterator[str]:
             )
 
 
-def _from_json(file: epath.Path) -> Iterator[Callable[[], Question]]:
-    """Yields for each question a function that reads it."""
-    try:
-        content = json.loads(read_text(file))
-    except RecursionError:
-        raise BadInputError(f"{file}: not SQuAD's layout, nested too deeply") from None
-    for article in content["data"]:
+def _from_json(file: epath.Path) -> Iterator[tuple[Any, Any]]:
+    """Yields each question as the file has it, and its context."""
+    for article in json.loads(read_text(file))["data"]:
         for paragraph in article["paragraphs"]:
             for asked in paragraph["qas"]:
-                yield partial(_json_question, asked, paragraph)
+                yield asked, paragraph.get("context")
 
 
-def _json_question(asked: Mapping[str, Any], paragraph: Mapping[str, Any]) -> Question:
-    answers = () if asked.get("is_impossible") else asked["answers"]
-    found = tuple(Answer(answer["text"], answer["answer_start"]) for answer in answers)
-    return _question(asked["id"], asked["question"], paragraph["context"], found)
-
-
-def _from_parquet(file: epath.Path) -> Iterator[Callable[[], Question]]:
-    """Yields for each question a function that reads it."""
+def _from_parquet(file: epath.Path) -> Iterator[tuple[Any, Any]]:
     columns = read_columns(file)
-    names = ("id", "question", "context", "answers")
-    for row in zip(*(columns[name] for name in names), strict=True):
-        yield partial(_parquet_question, *row)
+    names = ("id", "question", "answers")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    for row, context in zip(rows, columns["context"], strict=True):
+        yield dict(zip(names, row, strict=True)), context
 
 
-def _parquet_question(ident: Any, text: Any, context: Any, answers: Mapping[str, list]) -> Question:
-    found = tuple(map(Answer, answers["text"], answers["answer_start"]))
-    return _question(ident, text, context, found)
-
-
-def _question(ident: Any, text: Any, context: Any, answers: tuple[Answer, ...]) -> Question:
-    """Returns a question; raises TypeError where a field is of the wrong type."""
-    texts = (ident, text, context, *(answer.text for answer in answers))
-    if not all(map(is_text, texts)):
-        raise TypeError(f"question {ident!r}: a text is missing or is no text")
-    if not all(type(answer.start) is int for answer in answers):
-        raise TypeError(f"question {ident!r}: answer_start is no whole number")
-    return Question(ident, text, context, answers)
+def _question(asked: Mapping[str, Any], context: Any) -> Question:
+    """Returns a question; raises one of LAYOUT_ERRORS where it has another layout."""
+    answers = () if asked.get("is_impossible") else asked["answers"]
+    if isinstance(answers, dict):  # of parquet: a list for each field
+        found = tuple(map(Answer, answers["text"], answers["answer_start"]))
+    else:
+        found = tuple(Answer(answer["text"], answer["answer_start"]) for answer in answers)
+    question = Question(asked["id"], asked["question"], context, found)
+    if not all(map(is_text, (*question[:3], *(answer.text for answer in found)))):
+        raise TypeError(f"question {question.id!r}: a text is missing or is no text")
+    if not all(type(answer.start) is int for answer in found):
+        raise TypeError(f"question {question.id!r}: answer_start is no whole number")
+    return question

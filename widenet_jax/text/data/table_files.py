@@ -10,7 +10,9 @@ from etils import epath
 
 from widenet_jax.data.parquet import class_names, open_parquet
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
-from widenet_jax.text.data.split_files import MAX_FILE_BYTES, read_bytes, read_text, suffix_of
+from widenet_jax.text.data.split_files import read_bytes, read_text, suffix_of
+
+MAX_CELL = 1 << 30
 
 Columns = dict[str, list[Any]]  # of equal length, by name
 
@@ -37,7 +39,7 @@ def _from_tsv(file: epath.Path) -> Columns:
 
 def _from_csv(file: epath.Path) -> Columns:
     """Reads comma-separated values under a header, quoted where needed."""
-    csv.field_size_limit(MAX_FILE_BYTES)  # by default 128 KiB, and documents may be longer
+    csv.field_size_limit(MAX_CELL)  # by default 128 KiB, and documents may be longer
     try:
         lines = list(csv.reader(io.StringIO(read_text(file), newline=""), strict=True))
     except csv.Error as error:

@@ -16,8 +16,14 @@ from etils import epath
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import Example
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
-from widenet_jax.text.data.finetuning import encode_all, tokenizer_info, tokenizer_of
-from widenet_jax.text.data.sequences import Joined, join, padded
+from widenet_jax.text.data.finetuning import (
+    Joined,
+    encode_all,
+    join,
+    padded,
+    tokenizer_info,
+    tokenizer_of,
+)
 from widenet_jax.text.data.split_files import is_text, read_split
 from widenet_jax.text.data.table_files import READERS, Columns, read_columns, shown
 

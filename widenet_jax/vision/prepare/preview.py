@@ -1,4 +1,4 @@
-"""Pictures of an image classifier's inputs: a grid of augmentations, a sheet of all operations."""
+"""Pictures of an image classifier's inputs: a grid of augmentations."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,12 @@ from widenet_jax.config.parser import Options
 from widenet_jax.data import sampler
 from widenet_jax.data.chunks import Complaints, read, skips
 from widenet_jax.data.contract import Example
-from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.sources import build_source, overview
-from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_bytes
 from widenet_jax.run.lettering import line_of_text
-from widenet_jax.vision.data import files
-from widenet_jax.vision.data.randaugment import OPERATIONS
 from widenet_jax.vision.data.transforms import build_transforms, image_of
 
-SHEET_COLUMNS = 6
 _NAME_HEIGHT, _CAPTION_HEIGHT = 22, 18
 _LEAST_WIDTH = 112  # of a tile: room for its caption
 _MARGIN = 2
@@ -29,7 +25,8 @@ _MARGIN = 2
 
 def draw_augmentations(config: Any, options: Options) -> None:
     """Writes the picture of `augmentation_grid` to --out."""
-    _check_out(options)
+    if not options.out:
+        raise BadInputError("preview of images needs --out=PNG")
     picture = augmentation_grid(
         config,
         seed=options.seed,
@@ -37,23 +34,6 @@ def draw_augmentations(config: Any, options: Options) -> None:
         num_images=options.num,
         num_draws=options.draws or 6,
     )
-    _write(picture, options)
-
-
-def draw_operations(options: Options) -> None:
-    """Writes the picture of `operations_sheet` on a photo to --out."""
-    _check_out(options)
-    check_range("--magnitude", options.magnitude, 0.0, 30.0)
-    photo = files.decode(read_regular(options.operations), options.operations)
-    _write(operations_sheet(photo, options.magnitude, options.size, options.seed), options)
-
-
-def _check_out(options: Options) -> None:
-    if not options.out:
-        raise BadInputError("preview of images needs --out=PNG")
-
-
-def _write(picture: np.ndarray, options: Options) -> None:
     png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
     write_bytes(options.out, png.tobytes())
     print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")
@@ -110,25 +90,6 @@ def augmentation_grid(
     for line in dict(complaints).values():
         note(line)
     return _stack(rows)
-
-
-def operations_sheet(image: np.ndarray, magnitude: float, size: int, seed: int = 0) -> np.ndarray:
-    """Draws an image and every RandAugment operation on it: uint8 [height, width, 3] RGB.
-
-    Args:
-      image: uint8 [H, W, C].
-      magnitude: M, on RandAugment's scale of ten.
-      size: side of the square to which the image is resized first.
-      seed: seed of the operations' directions and positions.
-    """
-    rng = np.random.default_rng(seed)
-    image = files.squash(image, size, smooth=True)
-    tiles = [image] + [operation(image, magnitude, rng) for operation in OPERATIONS.values()]
-    captions = ["original", *OPERATIONS]
-    tiles += [np.full_like(image, 255)] * (-len(tiles) % SHEET_COLUMNS)
-    captions += [""] * (len(tiles) - len(captions))
-    rows = (slice(i, i + SHEET_COLUMNS) for i in range(0, len(tiles), SHEET_COLUMNS))
-    return np.concatenate([_row(tiles[row], captions[row]) for row in rows])
 
 
 def _row(tiles: Sequence[np.ndarray], captions: Sequence[str]) -> np.ndarray:
