@@ -21,10 +21,7 @@ MEMBER_BYTES = 512 + 2048  # the header and the padded content
 
 
 def content_of(path: Path) -> list[tuple[str, bytes]]:
-    return [
-        (member.name, member.content.read_exactly(member.size))
-        for member in tar_files.read_archive(str(path))
-    ]
+    return [(member.name, member.read()) for member in tar_files.read_archive(str(path))]
 
 
 def refused_tar(tmp_path: Path, capsys, data: bytes) -> str:
@@ -48,7 +45,7 @@ def test_a_flipped_byte_in_a_compressed_archive(tmp_path, capsys, tar, kind, sha
     data = bytearray(COMPRESS[kind](tar))
     data[int(share * len(data))] ^= 0x55
     message = refused_tar(tmp_path, capsys, data)
-    assert "a.tar: damaged at byte " in message or "not a readable tar archive" in message
+    assert "a.tar" in message and "damaged at byte " in message
 
 
 @pytest.mark.parametrize(
@@ -66,14 +63,14 @@ def test_a_damaged_header(tmp_path, capsys, tar, member):
     at = member * MEMBER_BYTES
     data[at + 3] ^= 0x55
     message = refused_tar(tmp_path, capsys, data)
-    assert f"damaged at byte {at:,} " in message if member else "not a readable tar" in message
+    assert f"damaged at byte {at:,} " in message
 
 
 @pytest.mark.parametrize("blocks", [1, 5 * 15, 5 * 40])
 def test_a_cut_at_a_block(tmp_path, capsys, tar, blocks):
     """After a header, between two members, and between the last member and the end blocks."""
     message = refused_tar(tmp_path, capsys, tar[: blocks * 512])
-    assert f"damaged at byte {blocks * 512:,} " in message or "cut short" in message
+    assert f"damaged at byte {blocks * 512:,} " in message or "unexpected end" in message
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
@@ -86,7 +83,7 @@ def test_the_end_must_be_two_blocks_of_zeros_and_padding(tmp_path, capsys, tar):
     end = len(MEMBERS) * MEMBER_BYTES
     assert not any(tar[end:])
     one = refused_tar(tmp_path, capsys, tar[: end + 512])
-    assert f"damaged at byte {end + 512:,} " in one and "only one of the two" in one
+    assert "only one of the two" in one
     assert "data follow" in refused_tar(tmp_path, capsys, tar + tar)
     (tmp_path / "two.tar").write_bytes(tar[: end + 1024])
     assert len(content_of(tmp_path / "two.tar")) == len(MEMBERS)
@@ -114,7 +111,7 @@ def test_no_flipped_byte_changes_what_is_read(tmp_path, kind):
             if content_of(path) != whole:
                 accepted.append(at)
         except BadInputError as error:
-            assert "flipped.tar: " in str(error) and "\n" not in str(error)
+            assert "flipped.tar" in str(error) and "\n" not in str(error)
     assert accepted == (list(range(515, 552, step)) if kind == "tar" else [])
 
 
@@ -176,7 +173,7 @@ def test_links_devices_and_sparse_files_are_refused(tmp_path, kind, named):
 def test_a_sparse_file_in_a_pax_archive_is_refused(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         info = tarfile.TarInfo("cat/x.jpg")
-        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+        info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "1"}
         archive.addfile(info)
     with pytest.raises(BadInputError, match=r"cat/x\.jpg: a sparse file"):
         content_of(tmp_path / "a.tar")

@@ -79,7 +79,7 @@ def _class_of(member: Member, given: Mapping[str, str]) -> str:
     label = path.stem if member.is_archive else given.get(path.name) or path.parent.name
     if not label:
         raise BadInputError(
-            f"{member.content.where}: lies in no class folder and --labels does not list it"
+            f"{member.where}: lies in no class folder and --labels does not list it"
         )
     return label
 
@@ -91,7 +91,7 @@ def _from_tars(
         for member in _images_and_archives(read_archive(path)):
             label = label_of[_class_of(member, given)]
             for image in _images_of(member):
-                yield label, image.content.read_exactly(image.size)
+                yield label, image.read()
 
 
 def _images_of(member: Member) -> Iterator[Member]:
@@ -99,9 +99,9 @@ def _images_of(member: Member) -> Iterator[Member]:
     if not member.is_archive:
         yield member
         return
-    for image in _images_and_archives(members(member.content)):
+    for image in _images_and_archives(members(member.content, member.where)):
         if image.is_archive:
-            raise BadInputError(f"{image.content.where}: an archive in an inner archive; unpack it")
+            raise BadInputError(f"{image.where}: an archive in an inner archive; unpack it")
         yield image
 
 
@@ -119,8 +119,8 @@ def read_cifar10_binary(archive: str) -> Converted:
         name = Path(member.name).name
         if name in (*CIFAR_TRAIN, CIFAR_TEST, CIFAR_NAMES):
             if member.size > CIFAR_FILE_BYTES:
-                raise BadInputError(f"{member.content.where}: {member.size:,} bytes: too big")
-            files[name] = member.content.read_exactly(member.size)
+                raise BadInputError(f"{member.where}: {member.size:,} bytes: too big")
+            files[name] = member.read()
     train = [name for name in CIFAR_TRAIN if name in files]
     if not train or CIFAR_TEST not in files:
         raise BadInputError(
