@@ -78,8 +78,7 @@ def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for training end within milliseconds: look at them more often than at runs."""
     from widenet_jax.ops.sweep import runner
 
-    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(runner, "JUDGE_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import cv2
 
 from widenet_jax.files import write_json
 from widenet_jax.papers import layers
-from widenet_jax.papers.experiment import PAPER_SIZES
 from widenet_jax.papers.experiments import chosen
 from widenet_jax.papers.scales import SCALES
 
-OVER_D, _, _ = chosen(["sigma_fig2"], PAPER_SIZES)
+SMOKE = SCALES["smoke"]
+OVER_D, _, _ = chosen(["sigma_fig2"])
 
 
 def row(method: str, embed_dim: int, ms: float | None, memory: float) -> dict:
@@ -27,16 +27,12 @@ def test_ratios_by_hand(tmp_path: Path):
         row("dense", 128, None, 9.0),
         row("auto", 128, 3.0, 0.3),
     ]
-    write_json(layers.rows_file(OVER_D, tmp_path), rows)
-    layers.measure(OVER_D, SCALES["smoke"], tmp_path)  # finds the rows and times nothing
-    assert layers.write(OVER_D, tmp_path, "x")["rows"] == rows
-    text = (tmp_path / "sigma_fig2_embed_dim.md").read_text()
+    write_json(tmp_path / "rows.json", rows)
+    layers.measure(OVER_D, SMOKE, tmp_path / "rows.json")  # finds the rows and times nothing
+    found, text = layers.show(OVER_D, SMOKE, tmp_path / "rows.json", tmp_path / "a.png")
+    assert found == {"rows": rows}
     line = "D = 64, E = 16, G = 16: the experts take 0.50 of the dense layer's time and 0.25"
     assert line in text and "D = 128" not in text
-    assert cv2.imread(str(tmp_path / "sigma_fig2_embed_dim.png")).size
-
-
-def test_nothing_was_timed(tmp_path: Path):
-    layers.write(OVER_D, tmp_path, "x")
-    assert "Not run." in (tmp_path / "sigma_fig2_embed_dim.md").read_text()
-    assert not (tmp_path / "sigma_fig2_embed_dim.png").exists()
+    assert cv2.imread(str(tmp_path / "a.png")).size
+    _, text = layers.show(OVER_D, SMOKE, tmp_path / "none.json", tmp_path / "b.png")
+    assert "Not run." in text and not (tmp_path / "b.png").exists()

@@ -11,9 +11,8 @@ from ops import trial_program
 
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
-from widenet_jax.papers.experiment import TOP_1
-from widenet_jax.papers.experiments import FIGURE_2, FIGURE_4, TABLE_5
-from widenet_jax.papers.runs import carry_out, look_at, mean_of, std_of
+from widenet_jax.papers.experiments import EXPERIMENTS, TOP_1
+from widenet_jax.papers.runs import Measured, carry_out, look_at, mean_of, std_of
 from widenet_jax.papers.scales import SCALES, runs_of, trial_of
 
 SCALE = SCALES["smoke"]
@@ -24,6 +23,10 @@ def trials_of(experiment, directory: Directory, seeds: list[int]) -> dict:
         run: [trial_of(run, seed, directory, "") for seed in seeds]
         for run in runs_of(SCALE, [experiment])
     }
+
+
+def statuses(of: Measured) -> list[str]:
+    return [outcome.status for outcome in of.outcomes]
 
 
 def starts(directory: Directory, trial: Trial) -> int:
@@ -37,7 +40,7 @@ def run(trials: dict, directory: Directory):
 
 def test_finetuning_follows_its_backbone_and_finished_runs_stay(tmp_path: Path):
     directory = Directory(tmp_path)
-    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [0])
+    trials = trials_of(EXPERIMENTS["table5"].of_sizes(["b"]), directory, [0])
     begun = []
 
     def command(trial: Trial, workdir: str) -> list[str]:
@@ -55,10 +58,10 @@ def test_finetuning_follows_its_backbone_and_finished_runs_stay(tmp_path: Path):
 
 def test_runs_wait_where_their_backbone_failed(tmp_path: Path):
     directory = Directory(tmp_path)
-    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [13])
+    trials = trials_of(EXPERIMENTS["table5"].of_sizes(["b"]), directory, [13])
     measured, stopped = run(trials, directory)
-    statuses = [of.statuses for of in measured.values()]
-    assert statuses == [["failed"]] * 3 + [["waiting"]] * 3
+    found = [statuses(of) for of in measured.values()]
+    assert found == [["failed"]] * 3 + [["waiting"]] * 3
     assert not stopped
 
 
@@ -66,20 +69,20 @@ def test_a_folder_named_failed_where_the_command_starts_means_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     directory = Directory(tmp_path / "runs")
-    trials = trials_of(FIGURE_4, directory, [0])
+    trials = trials_of(EXPERIMENTS["fig4"], directory, [0])
     (tmp_path / "failed").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert [of.statuses for of in look_at(trials, directory).values()] == [["waiting"]] * 2
+    assert [statuses(of) for of in look_at(trials, directory).values()] == [["waiting"]] * 2
 
 
 def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
     directory = Directory(tmp_path)
-    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [0, 14])
+    trials = trials_of(EXPERIMENTS["table5"].of_sizes(["b"]), directory, [0, 14])
     for _ in range(2):
         measured, _ = run(trials, directory)
         for of in measured.values():  # the backbones, and the runs finetuned from them
             assert [str(value) for value in of.values(TOP_1)] == ["50.0", "nan"]
-            assert of.statuses == ["done", "diverged"]
+            assert statuses(of) == ["done", "diverged"]
     first = [trial for run_, of in trials.items() if not run_.backbone for trial in of]
     assert [starts(directory, trial) for trial in first] == [1] * 6
     carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
@@ -92,22 +95,22 @@ def test_retry_hands_over_again_what_diverged_and_not_what_may_be_queued(tmp_pat
     """
     directory = Directory(tmp_path)
     directory.make()
-    trials = dict(list(trials_of(FIGURE_4, directory, [0, 1]).items())[:1])
+    trials = dict(list(trials_of(EXPERIMENTS["fig4"], directory, [0, 1]).items())[:1])
     (of,) = trials.values()
     for trial in of:
         directory.handed_over(trial).touch()
     (Path(directory.workdir(of[1])) / "failed").mkdir(parents=True)
     measured, _ = run(trials, directory)
-    assert [found.statuses for found in measured.values()] == [["handed over", "diverged"]]
+    assert [statuses(found) for found in measured.values()] == [["handed over", "diverged"]]
     measured, _ = carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
-    assert [found.statuses for found in measured.values()] == [["handed over", "done"]]
+    assert [statuses(found) for found in measured.values()] == [["handed over", "done"]]
     assert [starts(directory, trial) for trial in of] == [0, 1]
 
 
 def test_nothing_starts_after_a_stop(tmp_path: Path):
     """Ctrl-C comes while the last backbone ends by itself: the runs finetuned from it wait."""
     directory = Directory(tmp_path)
-    trials = trials_of(TABLE_5.of_sizes(["b"]), directory, [0])
+    trials = trials_of(EXPERIMENTS["table5"].of_sizes(["b"]), directory, [0])
 
     def command(trial: Trial, workdir: str) -> list[str]:
         if "vit_moe" not in trial.config:
@@ -116,7 +119,7 @@ def test_nothing_starts_after_a_stop(tmp_path: Path):
 
     measured, stopped = carry_out(trials, directory, workers=3, command=command)
     assert stopped
-    assert [of.statuses for of in measured.values()][3:] == [["waiting"]] * 3
+    assert [statuses(of) for of in measured.values()][3:] == [["waiting"]] * 3
 
 
 def test_means_over_seeds():
@@ -136,28 +139,19 @@ def with_lines(name: str, trials: dict, directory: Directory, *seeds: list[dict]
 
 def test_the_rate_is_the_median_over_lines_and_seeds(tmp_path: Path):
     directory = Directory(tmp_path)
-    trials = trials_of(FIGURE_4, directory, [0, 1])
+    trials = trials_of(EXPERIMENTS["fig4"], directory, [0, 1])
     run(trials, directory)
-    rates = [[{"step": 1, "images_per_second": rate} for rate in of] for of in ([1.0, 30.0], [20])]
+    rates = [[{"step": 1, "tokens_per_second": rate} for rate in of] for of in ([1.0, 30.0], [20])]
     with_lines("timing.jsonl", trials, directory, *rates)
+    with_lines("result.json", trials, directory, *[[{"params": 7, "unit": "tokens"}]] * 2)
     first, second = look_at(trials, directory).values()
-    assert (first.rate, first.unit, second.rate) == (20.0, "images", None)
-
-
-def test_another_unit_has_its_own_rate(tmp_path: Path):
-    directory = Directory(tmp_path)
-    trials = trials_of(FIGURE_4, directory, [0])
-    run(trials, directory)
-    with_lines("result.json", trials, directory, [{"params": 7, "unit": "tokens"}])
-    with_lines("timing.jsonl", trials, directory, [{"step": 1, "tokens_per_second": 5.0}])
-    first, _ = look_at(trials, directory).values()
-    assert (first.rate, first.unit) == (5.0, "tokens")
+    assert (first.rate, second.rate) == (20.0, None)
 
 
 def test_training_metrics_are_means_over_the_last_tenth_of_the_steps(tmp_path: Path):
     """Seeds of 0.3 (the mean of steps 95 and 100) and of 0.5: 0.4. Evaluations do not count."""
     directory = Directory(tmp_path)
-    trials = trials_of(FIGURE_2, directory, [0, 1])
+    trials = trials_of(EXPERIMENTS["fig2"], directory, [0, 1])
     run(trials, directory)
     seeds = (
         [(50, "train", 0.9), (90, "train", 0.9), (95, "train", 0.2), (95, "eval", 1.0),

@@ -13,7 +13,6 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.active_units import ActiveUnits, measure_active
 from widenet_jax.ops.analysis.expert_usage import ExpertUsage
 from widenet_jax.papers import selection
-from widenet_jax.papers.experiment import PAPER_SIZES
 from widenet_jax.papers.experiments import chosen
 from widenet_jax.papers.figures import draw_curves, evaluations
 from widenet_jax.papers.report import write
@@ -40,7 +39,7 @@ COLLAPSED = usage_of(np.array([[0.25, 0.25, 0.25, 0.25], [0.86, 0.06, 0.06, 0.02
 
 
 def figure(name: str):
-    (found,) = [one for one in chosen([name], PAPER_SIZES) if one.language == "e8"]
+    (found,) = [one for one in chosen([name]) if one.language == "e8"]
     return found
 
 
@@ -57,8 +56,7 @@ def test_shares_in_numbers(tmp_path: Path):
 
 def test_pairs_in_numbers():
     """Two thirds of expert 0's tokens go to 2 as well, and all tokens of 1 go to 0."""
-    (cells,) = selection.together_cells({"sigma-MoE": EVEN})[1:]
-    assert cells == ["sigma-MoE", "1 with 0: 100%", "1 with 0: 100%"]
+    assert selection.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]
 
 
 def test_active_units_of_the_first_seed(tmp_path: Path):
@@ -69,11 +67,11 @@ def test_active_units_of_the_first_seed(tmp_path: Path):
     place = str(export_untrained(config, {"vocab_size": 256}, tmp_path / "model"))
     run = run_of(SMOKE, experiment, experiment.rows[0])
     made_by = {"command": "x", "commits": [], "devices": []}
-    facts = write(experiment, SMOKE, {run: Measured((), (place,))}, made_by, tmp_path)
+    _, facts = write(experiment, SMOKE, {run: Measured((), (place,))}, made_by, tmp_path)
     active = measure_active(open_trained(place))
     assert isinstance(active, ActiveUnits) and 0 < active.mean[0] < active.width
     assert facts["selection"]["dense"] == json.loads(json.dumps(active.as_json()))
-    assert f"| {active.mean[0]:.1f}" in (tmp_path / "sigma_fig1_e8.md").read_text()
+    assert f"| {active.mean[0]:.1f} of" in (tmp_path / "sigma_fig1_e8.md").read_text()
     assert cv2.imread(str(tmp_path / "sigma_fig1_e8.png")).size
     write(experiment, SMOKE, {run: Measured(())}, made_by, tmp_path / "model")
     assert not (tmp_path / "model" / "sigma_fig1_e8.png").exists()
@@ -101,11 +99,11 @@ def test_a_table_of_language_models_has_learning_curves(tmp_path: Path):
         (tmp_path / f"{seed}").mkdir()
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (tmp_path / f"{seed}" / "metrics.jsonl").write_text(lines)
-    draw_curves(experiment, SMOKE, measured, tmp_path)
+    draw_curves(experiment, SMOKE, measured, tmp_path / "curves.png")
     assert not list(tmp_path.glob("*.png"))
     workdirs = (str(tmp_path / "0"), str(tmp_path / "1"))
     measured[run_of(SMOKE, experiment, again)] = Measured((), workdirs)
-    draw_curves(experiment, SMOKE, measured, tmp_path)
-    assert cv2.imread(str(tmp_path / "sigma_table4_e8_curves.png")).size
+    draw_curves(experiment, SMOKE, measured, tmp_path / "curves.png")
+    assert cv2.imread(str(tmp_path / "curves.png")).size
     steps, values = evaluations(workdirs, experiment.metric)
     assert steps == [5, 9] and values.tolist() == [[3, 2], [4, 3]]  # 12: of one seed only

@@ -7,19 +7,8 @@ import pytest
 from configs.language_sizes import language_model, parse_language_variant
 from widenet_jax.config.files import load_config, override
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.papers import printed as paper
-from widenet_jax.papers.experiment import PAPER_SIZES
-from widenet_jax.papers.experiments import (
-    EXPERIMENTS,
-    FIGURE_3,
-    TABLE_1,
-    TABLE_2,
-    TABLE_4,
-    TABLE_5,
-    chosen,
-)
+from widenet_jax.papers.experiments import EXPERIMENTS, chosen
 from widenet_jax.papers.scales import (
-    LANGUAGE_CONFIG,
     SCALES,
     Run,
     language_variant,
@@ -30,13 +19,18 @@ from widenet_jax.papers.scales import (
     variant_at,
 )
 
+TABLE_1, TABLE_4, TABLE_5, FIGURE_3 = (
+    EXPERIMENTS[name] for name in ("table1", "table4", "table5", "fig3")
+)
+TABLE_2 = chosen(["table2"])
+
 
 @pytest.mark.parametrize(
     ("paper", "small"),
     [
         ("vit_b", "vit_s"),
         ("widenet_b,share_norms=true", "widenet_s,share_norms=true"),
-        # L is 8 blocks deep: half of them is 4, what a model of size S has anyway.
+        # L is 8 blocks deep; half of them are the 4 of any model of size S.
         ("widenet_l", "widenet_s,depth=8"),
         ("widenet_l,depth=12", "widenet_s"),
         # Twice as wide as 4096, and as 256.
@@ -83,10 +77,11 @@ def test_every_run_has_a_config(scale):
     ],
 )
 def test_feed_forwards_keep_their_shape(label: str, wt_b: str, byte_s: str):
-    (row,) = [row for row in paper.APPROXIMATIONS["4"] if row.model.strip() == label]
+    rows = EXPERIMENTS["sigma_table4_wt_b"].rows
+    (row,) = [row for row in rows if row.label.strip() == label]
     assert language_variant("wt_b", row) == f"wt_b,{wt_b}"
     found = language_variant("byte_s", row)
-    assert found.startswith(f"byte_s,{row.options}") and found.endswith(byte_s)
+    assert found.startswith(f"byte_s,{row.variant}") and found.endswith(byte_s)
 
 
 def test_the_entropy_loss_of_table_4():
@@ -96,7 +91,8 @@ def test_the_entropy_loss_of_table_4():
         (one,) = runnable(SCALES[scale], [EXPERIMENTS[name]])
         runs = {row.label.strip(): run_of(SCALES[scale], one, row) for row in one.rows}
         configs = {
-            row: load_config(f"{LANGUAGE_CONFIG}:{run.variant}") for row, run in runs.items()
+            row: load_config(f"configs/language_model.py:{run.variant}")
+            for row, run in runs.items()
         }
         losses = {row: c.model.moe.losses for row, c in configs.items() if c.model.moe}
         return {row: of.entropy + of.entropy_of_chosen for row, of in losses.items()}
@@ -114,7 +110,7 @@ def test_the_entropy_loss_of_table_4():
 
 def test_models_of_bytes_are_compared_by_bits():
     """At the paper's scale the column is the paper's; at others the same run stands for two."""
-    named = chosen(["sigma_table4"], PAPER_SIZES)
+    named = chosen(["sigma_table4"])
     at_paper = {one.language: one for one in runnable(SCALES["paper"], named)}
     assert set(at_paper) == {"wt_s", "wt_s_star", "wt_b", "e8"}
     assert at_paper["wt_s"].metric.name == "perplexity"

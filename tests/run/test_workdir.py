@@ -298,7 +298,7 @@ def test_a_file_system_without_locks_warns_once(
     (trial,) = expand("configs/digits.py", [{"seed": 0}])
     for _ in range(2):
         with locked(epath.Path(tmp_path)), Directory(tmp_path).lock(trial):
-            assert not Directory(tmp_path).begun(trial)
+            assert Directory(tmp_path).outcome(trial).status == "waiting"
     assert capsys.readouterr().err == (
         f"warning: the file system of --workdir has no locks ({os.strerror(code)}): nothing keeps "
         "a second process from writing there; start one at a time\n"

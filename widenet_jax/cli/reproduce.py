@@ -24,48 +24,30 @@ from typing import Any
 from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
 from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import write_json
-from widenet_jax.ops.launch.plan_line import Plan, plan_line, plan_of
+from widenet_jax.files import read_json, write_json
+from widenet_jax.ops.launch.plan_line import plan_line, plan_of
 from widenet_jax.ops.sweep.check import check_finished, check_shared
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.trials import MakeCommand, Trial, exit_code
-from widenet_jax.papers.experiment import PaperExperiment
+from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, exit_code
 from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
-from widenet_jax.papers.runs import (
-    Trials,
-    carry_out,
-    look_at,
-    seeds_of,
-    with_known_flags,
-)
-from widenet_jax.papers.scales import (
-    SCALES,
-    Run,
-    Scale,
-    runnable,
-    runs_of,
-    trial_of,
-)
+from widenet_jax.papers.runs import Trials, carry_out, look_at
+from widenet_jax.papers.scales import SCALES, Run, Scale, runnable, runs_of, trial_of
 
-RECORD = "reproduce.json"  # in a workdir, with the SHARED flags of its runs and the last --launch
-SHARED = {"scale": "smoke", "data_dir": "data", "trial_workdir": ""}  # and what they are by default
+RECORD = "reproduce.json"  # in a workdir, the flags of its runs: SHARED and the last call's others
+SHARED = {"scale": "smoke", "data_dir": "data", "trial_workdir": ""}  # with their defaults
 ALL_SIZES = ",".join(PAPER_SIZES)
 
 
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
-    words = sys.argv[1:] if argv is None else argv
     parser = Parser(__doc__)
-    parser.set_defaults(words=words)
     add = parser.add_argument
     add("experiments", nargs="+", metavar="NAME", help=f"{', '.join([*EXPERIMENTS, *GROUPS])}")
     about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
-    add("--scale", choices=list(SCALES), help=f"{about} (default: that of --workdir, or smoke)")
+    add("--scale", choices=list(SCALES), help=f"{about} (default: --workdir's, or smoke)")
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
-    text = (
-        "where the sets are, each in a directory of its name (default: that of --workdir's runs, "
-    )
-    add("--data_dir", metavar="DIR", help=text + "or data)")
+    text = "where the sets are, each in a directory of its name (default: --workdir's, or data)"
+    add("--data_dir", metavar="DIR", help=text)
     counts = ", ".join(f"{scale.seeds} at {name}" for name, scale in SCALES.items())
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
     add("--sizes", default=ALL_SIZES, help="run only rows of these sizes: b, or b,l")
@@ -75,7 +57,7 @@ def main(argv: Argv = None) -> int:
     add("--dry_run", action="store_true", help="list the runs; at --scale=paper with core-days")
     add("--report", action="store_true", help="run nothing: tables and figures of finished runs")
     add("--json", action="store_true", help="print one JSON object")
-    return parser.run(run, words)
+    return parser.run(run, argv)
 
 
 def run(options: Options) -> int:
@@ -85,104 +67,86 @@ def run(options: Options) -> int:
       BadInputError: flags, names, fields, data or a workdir that cannot be.
     """
     check_launch_flags(options)
-    recall(options)
+    options.workdir = options.workdir or f"runs/reproduce_{options.scale or SHARED['scale']}"
+    file = Path(options.workdir) / RECORD
+    before = read_json(file) if file.exists() else {}
+    recall(options, before)
+    scale = SCALES[options.scale]
+    experiments = runnable(scale, chosen(options.experiments))
+    wanted = runs_of(scale, runnable(scale, chosen(options.experiments, options.sizes.split(","))))
+    directory = Directory(options.workdir, options.trial_workdir)
+    trials = {
+        one: [
+            trial_of(one, seed, directory, options.data_dir, options.fields)
+            for seed in range(options.seeds)
+        ]
+        for one in runs_of(scale, experiments)
+    }
+    asked = {one: trials[one] for one in wanted}
+    command = launching(options.launch, scale) if options.launch else Trial.command
+    if options.dry_run:
+        print_runs(asked, scale, directory, command, as_json=options.json)
+        return 0
+    check_same(directory, options, before)
+    check_finished([trial for of in trials.values() for trial in of], directory)
+    measured, stopped = look_at(trials, directory), False
+    if not options.report:
+        check_data(wanted, options)
+        first = [trial for one, of in asked.items() if not one.backbone for trial in of]
+        if not options.launch:  # launched runs read their data on another machine
+            check_shared([trial for trial in first if not directory.result(trial)])
+        directory.make()
+        kept = ("launch", "seeds", "fields", *SHARED)
+        write_json(file, {name: getattr(options, name) for name in kept})
+        new, stopped = carry_out(
+            asked, directory, workers=options.workers, command=command, retry=options.retry
+        )
+        measured |= new
+    from widenet_jax.papers import layers, report  # these import JAX
+
+    for one in experiments:
+        if one.layer and not (options.report or stopped):
+            layers.measure(one, scale, report.layer_file(one, directory.path))
+    header, texts, contents = report.write_all(
+        experiments, scale, wanted, measured, words_of(options), directory.path
+    )
+    text = "\n".join([header, "", *texts, f"tables and figures  {directory.path}"])
+    show(options, {"scale": options.scale, "ran": header, "experiments": contents}, text)
+    outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
+    return exit_code(outcomes, stopped=stopped, failures=[Status.FAILED])
+
+
+def recall(options: Options, before: Mapping[str, Any]) -> None:
+    """Fills in missing flags: those of the runs in the workdir, or the defaults.
+
+    A report needs none of the flags of its runs. To continue launched runs, repeat --launch.
+
+    Raises:
+      BadInputError: launched runs cannot read their data.
+    """
+    if options.report and before and not options.launch:
+        options.launch, options.trial_workdir = before["launch"], before["trial_workdir"]
+    for name, default in SHARED.items():
+        if getattr(options, name) is None:
+            setattr(options, name, before.get(name, default))
+    if options.report:
+        options.fields = options.fields or before.get("fields", [])
+        options.seeds = options.seeds or before.get("seeds")
+    options.seeds = options.seeds or SCALES[options.scale].seeds
     if options.launch and "://" not in options.data_dir and options.scale != "smoke":
         raise BadInputError(
             f"--data_dir={options.data_dir} is on this machine; with --launch name one that the "
             "TPU's hosts can read, as --data_dir=gs://BUCKET/data"
         )
-    scale = SCALES[options.scale]
-    experiments = runnable(scale, chosen(options.experiments, PAPER_SIZES))
-    of_sizes = runnable(scale, chosen(options.experiments, options.sizes.split(",")))
-    wanted = runs_of(scale, of_sizes)
-    directory = Directory(options.workdir, options.trial_workdir)
-    known = directory.known() if options.report else {}
-    seeds = range(options.seeds or seeds_of(of_sizes, scale, known) or scale.seeds)
-    trials = {
-        one: [trial_of(one, seed, directory, options.data_dir, options.fields) for seed in seeds]
-        for one in runs_of(scale, experiments)
-    }
-    command = launching(options.launch, scale) if options.launch else Trial.command
-    asked = {one: trials[one] for one in wanted}
-    if options.dry_run:
-        print_runs(asked, scale, directory, command, as_json=options.json)
-        return 0
-    record, differing = check_same(directory, options), []
-    if options.report and not options.fields:
-        trials, options.fields, differing = with_known_flags(trials, known)
-    every = [trial for of in trials.values() for trial in of]
-    directory.check_flags(every)
-    check_finished(every, directory)
-    measured, stopped = look_at(trials, directory), False
-    if not options.report:
-        check_data(wanted, options)
-        check_runs(asked, directory, options)
-        directory.make()
-        write_json(directory.path / RECORD, record | {"launch": options.launch})
-        new, stopped = carry_out(
-            asked, directory, workers=options.workers, command=command, retry=options.retry
-        )
-        measured |= new
-        time_layers(experiments, scale, directory, stopped=stopped)
-    from widenet_jax.papers.results import provenance, write_all  # imports JAX
-
-    words = words_of_runs(options, len(seeds)) if options.report else options.words
-    made_by = provenance(measured, ["scripts/reproduce.py", *words], differing)
-    header, texts, facts = write_all(experiments, scale, wanted, measured, made_by, directory.path)
-    text = "\n".join([header, "", *texts, f"tables and figures  {directory.path}"])
-    show(options, {"scale": options.scale, "ran": header, "experiments": facts}, text)
-    outcomes = [outcome for of in measured.values() for outcome in of.outcomes]
-    return exit_code(outcomes, stopped=stopped)
 
 
-def recall(options: Options) -> None:
-    """Fills in the flags that were not given: of the runs in the workdir, or the defaults.
-
-    Launched runs are found by a report alone. To continue them, repeat --launch.
-    """
-    options.workdir = options.workdir or default_workdir(options.scale or SHARED["scale"])
-    before = record_in(options.workdir)
-    if options.report and not options.launch:
-        options.launch, options.trial_workdir = (
-            before.get("launch"),
-            before.get("trial_workdir", ""),
-        )
-    for name, default in SHARED.items():
-        if getattr(options, name) is None:
-            setattr(options, name, before.get(name, default))
-
-
-def record_in(workdir: str) -> dict[str, Any]:
-    """Reads RECORD; {} where there is none."""
-    file = Path(workdir) / RECORD
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
-def words_of_runs(options: Options, seeds: int) -> list[str]:
-    """Returns the arguments that make the runs of a report."""
-    flags = [f"--scale={options.scale}", f"--data_dir={options.data_dir}", f"--seeds={seeds}"]
-    flags += [f"--sizes={options.sizes}"] if options.sizes != ALL_SIZES else []
-    elsewhere = options.workdir != default_workdir(options.scale)
-    flags += [f"--workdir={options.workdir}"] if elsewhere else []
-    if options.launch:
-        flags += [f"--launch={options.launch}", f"--trial_workdir={options.trial_workdir}"]
-    return [*options.experiments, *flags, *options.fields]
-
-
-def default_workdir(scale: str) -> str:
-    """Returns where runs of a scale and their results go without --workdir."""
-    return f"runs/reproduce_{scale}"
-
-
-def time_layers(
-    experiments: Sequence[PaperExperiment], scale: Scale, directory: Directory, *, stopped: bool
-) -> None:
-    """Times the single layers that figures compare, unless the runs were stopped."""
-    for one in experiments:
-        if one.layer and not stopped:
-            from widenet_jax.papers.layers import measure  # imports JAX
-
-            measure(one, scale, directory.path)
+def words_of(options: Options) -> list[str]:
+    """Returns the command that makes these runs."""
+    names = ["scale", "data_dir", "seeds", "sizes", "workdir", "launch", "trial_workdir"]
+    usual = {"sizes": ALL_SIZES, "workdir": f"runs/reproduce_{options.scale}"}
+    values = {name: getattr(options, name) for name in names}
+    flags = [f"--{name}={x}" for name, x in values.items() if x and x != usual.get(name)]
+    return ["scripts/reproduce.py", *options.experiments, *flags, *options.fields]
 
 
 def launching(flags: str, scale: Scale) -> MakeCommand:
@@ -200,47 +164,25 @@ def launching(flags: str, scale: Scale) -> MakeCommand:
     return command
 
 
-def check_same(directory: Directory, options: Options) -> dict[str, str]:
-    """Returns the flags that all runs of a workdir share, as RECORD holds them.
-
-    Raises:
-      BadInputError: the workdir has runs of another scale or other data, or --report finds no
-        workdir.
-    """
-    record = {name: getattr(options, name) for name in SHARED}
-    for name, before in record_in(options.workdir).items():
-        if name in record and before != record[name] and directory.any_begun():
-            given = f"--{name}={before}" if before else f"no --{name}"
+def check_same(directory: Directory, options: Options, before: Mapping[str, Any]) -> None:
+    """Raises BadInputError where the workdir has runs of another scale or other data, or none."""
+    begun = any(directory.logs.glob("*"))
+    for name in SHARED:
+        if begun and before.get(name, getattr(options, name)) != getattr(options, name):
+            flag = f"--{name}={before[name]}" if before[name] else f"no --{name}"
             raise BadInputError(
-                f"--workdir={directory.path} holds runs with {given}; name a new "
-                "--workdir, or repeat that"
+                f"--workdir={directory.path} holds runs with {flag}; name a new --workdir, or "
+                "repeat that"
             )
     if options.report and not directory.path.is_dir():
         raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
-    return record
-
-
-def check_runs(trials: Trials, directory: Directory, options: Options) -> None:
-    """Raises BadInputError with the mistake that all runs have that are left.
-
-    Those that need a backbone, or are launched on another machine, are not looked at.
-    """
-    left = [
-        trial
-        for run, of in trials.items()
-        for trial in of
-        if not run.backbone and not directory.result(trial)
-    ]
-    if not options.launch:
-        check_shared(left)
 
 
 def check_data(runs: Iterable[Run], options: Options) -> None:
     """Raises BadInputError where a data set is missing, before the first run starts."""
     named = ("--config.data.path=", "--config.data.source=")
     if "://" in options.data_dir or any(one.startswith(named) for one in options.fields):
-        # The run itself checks them.
-        return
+        return  # the run itself checks them
     for name in dict.fromkeys(run.stage.data for run in runs if run.stage.data):
         path = Path(options.data_dir) / name
         if not path.exists():
@@ -262,11 +204,15 @@ def print_runs(
             "done": sum(directory.result(trial) is not None for trial in seeds),
             "commands": [shlex.join(command(t, directory.workdir(t))) for t in seeds],
         }
+        lines = [f"{len(seeds)} x {row['config']}" if len(seeds) > 1 else row["config"]]
+        lines[0] += " (finetuned)" if run.backbone else ""
         if scale.topologies:
             topology = scale.topology_of(row["config"], finetuned=run.backbone is not None)
             row |= {"topology": topology, "plan": plan_of(row["config"], topology, seeds[0].flags)}
+            lines.append(f"{topology}, {plan_line(row['plan'])}")
         rows.append(row)
-        print(run_text(row), file=sys.stderr if as_json else sys.stdout, flush=True)
+        text = "\n   ".join([*lines, *row["commands"]])
+        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
         print(json.dumps({"runs": rows}))
         return
@@ -275,27 +221,12 @@ def print_runs(
     print(f"{count} runs of {len(rows)} models, {done} of them done{total}")
 
 
-def run_text(row: Mapping[str, Any]) -> str:
-    """Returns a model, its plan and its commands as lines for people."""
-    seeds = f"{row['seeds']} x " if row["seeds"] > 1 else ""
-    finetuned = " (finetuned)" if row["finetuned"] else ""
-    plan = f"\n   {row['topology']}, {plan_line(row['plan'])}" if "plan" in row else ""
-    commands = "".join(f"\n   {command}" for command in row["commands"])
-    return f"{seeds}{row['config']}{finetuned}{plan}{commands}"
-
-
 def total_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns ": 1,234 core-days", and how many models the sum leaves out."""
-    days = [(row["seeds"], core_days(row["plan"])) for row in rows]
-    known = [seeds * each for seeds, each in days if each is not None]
-    if not known:
+    """Returns ": 1,234 core-days", and how many models without a plan that fits it leaves out."""
+    fitting = [row for row in rows if not isinstance(row["plan"], str) and row["plan"]["fits"]]
+    if not fitting:
         return ": core-days unknown"
-    unknown = len(days) - len(known)
+    total = sum(row["seeds"] * row["plan"]["core_days"] for row in fitting)
+    unknown = len(rows) - len(fitting)
     missing = f", without {unknown} of the models" if unknown else ""
-    total = sum(known)
     return f": {total:,.{0 if total >= 10 else 1}f} core-days of TPUv3{missing}"
-
-
-def core_days(plan: Plan | str) -> float | None:
-    """Returns None where there is no plan, or the run does not fit."""
-    return None if isinstance(plan, str) or not plan["fits"] else plan["core_days"]

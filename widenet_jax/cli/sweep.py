@@ -29,6 +29,7 @@ from widenet_jax.ops.sweep import axes
 from widenet_jax.ops.sweep.check import check_finished, check_shared
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.runner import Listed, Runner
+from widenet_jax.ops.sweep.search import Search, ends_of, parse_space
 from widenet_jax.ops.sweep.trials import (
     MakeCommand,
     Trial,
@@ -69,14 +70,14 @@ def main(argv: Argv = None) -> int:
     return parser.run(run, argv)
 
 
-def add_launch_flags(made: Parser) -> None:
+def add_launch_flags(parser: Parser) -> None:
     """Adds the flags that hand runs to the launcher."""
     text = "hand each run to scripts/launch_tpu.py with these flags, as in --launch='--tpu=v3-8 "
     text += "--zone=europe-west4-a --backend=skypilot'; once: to hand one over again, delete "
     text += "logs/TRIAL.handed_over in the sweep's directory"
-    made.add_argument("--launch", metavar="FLAGS", help=text)
+    parser.add_argument("--launch", metavar="FLAGS", help=text)
     text = "with --launch: gs://... for the runs' workdirs"
-    made.add_argument("--trial_workdir", default="", metavar="DIR", help=text)
+    parser.add_argument("--trial_workdir", default="", metavar="DIR", help=text)
 
 
 def check_launch_flags(options: Options) -> None:
@@ -96,33 +97,20 @@ def run(options: Options) -> int:
     directory = Directory(workdir, options.trial_workdir)
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:
-        from widenet_jax.ops.sweep.search import Search  # Optuna is an optional requirement
-
-        space = axes.parse_space(options.space)
-        if not directory.any_begun():
-            ends = [make(options.config, end, options.fields) for end in axes.ends_of(space)]
-            check_unless_launched(options, ends)
-        source = Search(
-            options.config,
-            space,
-            options.fields,
-            directory,
-            options.trials,
-            sampler=options.search,
-            prune=options.prune,
-            seed=options.search_seed,
-        )
-        check_finished([outcome.trial for outcome in source.outcomes()], directory)
+        space = parse_space(options.space)
+        ends = [make(options.config, end, options.fields) for end in ends_of(space)]
+        check_unless_launched(options, ends)
+        source = Search(options, space, directory)
     else:
         trials = listed_trials(options)
         if options.dry_run:
             show_plan(options, trials, directory, command)
             return 0
-        check_finished(trials, directory)
         left = trials if options.index is None else [trials[options.index]]
         check_unless_launched(options, [one for one in left if not directory.result(one)])
-        source = Listed(trials, directory, only=options.index)
+        source = Listed(trials, directory, only=options.index, retry=not options.launch)
     with closing(source):
+        check_finished(source.trials, directory)
         stopped = Runner(source, workers=options.workers, command=command).run()
         outcomes = source.outcomes()
     from widenet_jax.ops.sweep.results import Results  # imports Matplotlib
@@ -145,21 +133,18 @@ def check_unless_launched(options: Options, trials: Sequence[Trial]) -> None:
 
 def check_flags(options: Options) -> None:
     """Raises BadInputError where flags contradict each other."""
-    if bool(options.search) != bool(options.space):
-        raise BadInputError("--search and --space go together, as in the example of --help")
-    if options.search and (options.sweep or options.zip or options.index is not None):
-        raise BadInputError("--search goes without --sweep, --zip and --index")
-    if options.search and options.trials is None:
-        raise BadInputError("--search needs --trials=N, how many to make in all")
-    if options.search and options.dry_run:
-        raise BadInputError("--dry_run lists a grid; what a search tries follows from its results")
-    if not options.search and (options.trials is not None or options.prune):
-        raise BadInputError("--trials and --prune belong to --search=random or --search=tpe")
-    if options.launch and options.prune:
-        raise BadInputError(
-            "--prune cannot end a run on another machine, which would go on and cost money; leave "
-            "it out with --launch"
-        )
+    search, space, grid = options.search, options.space, options.sweep or options.zip
+    indexed, counted = options.index is not None, options.trials is not None
+    wrong = [
+        (bool(search) != bool(space), "--search and --space go together, as --help shows"),
+        (search and (grid or indexed), "--search goes without --sweep, --zip and --index"),
+        (search and not counted, "--search needs --trials=N, how many to make in all"),
+        (search and options.dry_run, "--dry_run lists a grid; a search follows its results"),
+        (not search and (counted or options.prune), "--trials and --prune belong to --search"),
+        (options.launch and options.prune, "--prune cannot end launched runs; leave it out"),
+    ]
+    for message in (message for holds, message in wrong if holds):
+        raise BadInputError(message)
     check_range("--search_seed", options.search_seed, 0, MOST_SEARCH_SEED)
     check_launch_flags(options)
 
@@ -205,20 +190,14 @@ def show_plan(
     options: Options, trials: list[Trial], directory: Directory, command: MakeCommand
 ) -> None:
     """Prints the trials that would run."""
-    rows = [
-        {
-            "index": index,
-            "trial": trial.name,
-            "settings": trial.settings,
-            "command": command(trial, directory.workdir(trial)),
-            "done": directory.result(trial) is not None,
-        }
-        for index, trial in enumerate(trials)
-    ]
-    lines = [
-        f"{row['index']}  {row['trial']}{'  (done)' if row['done'] else ''}\n"
-        f"   {shlex.join(row['command'])}"
-        for row in rows
-    ]
+    rows = []
+    for index, trial in enumerate(trials):
+        words = command(trial, directory.workdir(trial))
+        row = {"index": index, "trial": trial.name, "settings": trial.settings, "command": words}
+        rows.append(row | {"done": directory.result(trial) is not None})
+    lines = []
+    for row in rows:
+        lines.append(f"{row['index']}  {row['trial']}{'  (done)' if row['done'] else ''}")
+        lines.append(f"   {shlex.join(row['command'])}")
     lines.append(f"{len(rows)} trials, {sum(row['done'] for row in rows)} of them done")
     show(options, {"trials": rows}, "\n".join(lines))

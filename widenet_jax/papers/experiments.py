@@ -1,160 +1,216 @@
-"""The papers' experiments as data: the models that each table and figure compares."""
+"""The papers' experiments: what experiments.toml says, as the rows that each compares."""
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
-from widenet_jax.ops.plan import printed as paper
-from widenet_jax.papers.approximations import APPROXIMATIONS
-from widenet_jax.papers.experiment import (
-    ACCURACY,
-    BEST_F1,
-    F1,
-    MLM_LOSS,
-    PAPER_SIZES,
-    PaperExperiment,
-    PaperRow,
-)
+from widenet_jax.ops.plan import printed
+
+language_sizes = configs_module("language_sizes")
+PAPER_SIZES = ("b", "l", "h")
+LANGUAGE_SIZES = {
+    "wt_s": "WikiText-103, small",
+    "wt_s_star": "WikiText-103, small with 8 times the experts",
+    "wt_b": "WikiText-103, big",
+    "e8": "enwik8",
+    "c4_s": "C4, small",
+    "c4_b": "C4, big",
+    "pes2o_s": "peS2o, small",
+    "pes2o_b": "peS2o, big",
+}
+# Fields of a row of sigma-MoE that are multiples of the size's own number -> option of the model.
+SHAPE = {"width": "mlp_dim", "selected": "selected", "active": "num_active"}
 
 
-def rows_printed(
-    labels: dict[str, str], printed: Sequence[paper.Printed] = paper.PRETRAINING
-) -> tuple[PaperRow, ...]:
-    """Makes rows with the paper's top-1.
+@dataclass(frozen=True)
+class Metric:
+    """The metric by which an experiment compares its rows.
 
-    Args:
-      labels: label of each row -> variant.
-      printed: where the numbers stand.
+    Attributes:
+      name: as in metrics.jsonl; result.json has it as `test_NAME`.
+      label: as tables and axes print it.
+      higher_is_better: False for a loss, an error rate or a perplexity.
+      scale: factor from result.json's value to the printed one.
+      decimals: that the paper prints; ours have one more.
     """
-    top_1 = {row.variant: row.top_1 for row in (*printed, paper.OUT_OF_MEMORY)}
-    return tuple(PaperRow(label, variant, top_1[variant]) for label, variant in labels.items())
+
+    name: str
+    label: str
+    higher_is_better: bool = True
+    scale: float = 100.0
+    decimals: int = 1
 
 
-def ablations_of(size: str) -> tuple[PaperRow, ...]:
-    """Makes the four rows of Table 3 for a size; indented labels belong to the row above."""
-    name = f"WideNet-{size.upper()}"
-    labels = {
-        name: f"widenet_{size}",
-        "  with shared LayerNorm": f"widenet_{size},share_norms=true",
-        "  without MoE": f"widenet_{size},moe=false",
-        "  without sharing": f"vit_moe_{size}",
-    }
-    return rows_printed(labels)
-
-
-TABLE_1 = PaperExperiment(
-    "table1",
-    "Table 1: pretraining",
-    rows_printed({row.model: row.variant for row in paper.PRETRAINING if "1" in row.tables}),
-    "WideNet-H is the best, and WideNet gains from depth where ViT and ViT-MoE lose by it.",
-)
-
-TABLE_3 = PaperExperiment(
-    "table3",
-    "Table 3: the three modifications",
-    tuple(row for size in PAPER_SIZES for row in ablations_of(size)),
-    "Separate norms raise accuracy in every size, and so do the experts, without which B diverges. "
-    "Sharing costs B a little and helps L; H fits into memory only with it.",
-    within_size=True,
-)
-
-_TABLE_4 = {
-    "ViT-L": "vit_l",
-    "ViT-L, shared": "vit_l,share=true",
-    "WideNet-L, half the blocks": "widenet_l,depth=12",
-    "ViT-L, shared, FFN twice as wide": "vit_l,share=true,mlp_dim=8192",
-    "WideNet-L": "widenet_l",
+TOP_1 = Metric("accuracy", "top-1 %")
+PERPLEXITY = Metric("perplexity", "perplexity", False, scale=1.0, decimals=2)
+BITS = Metric("bits_per_byte", "bits a byte", False, scale=1.0, decimals=2)
+METRICS = {
+    "accuracy": Metric("accuracy", "accuracy %"),
+    "f1": Metric("f1", "F1 %"),
+    "best_f1": Metric("best_f1", "best F1 %"),
+    "mlm_loss": Metric("mlm_loss", "MLM loss, nats", False, scale=1.0),
 }
-TABLE_4 = PaperExperiment(
-    "table4",
-    "Table 4: comparable speed or computation",
-    rows_printed(_TABLE_4),
-    "WideNet-L is ahead of ViT-L already at half the blocks, and of shared ViT-L at both widths.",
-)
-
-TABLE_5 = PaperExperiment(
-    "table5",
-    "Table 5: finetuning",
-    rows_printed({row.model: row.variant for row in paper.FINETUNING}, paper.FINETUNING),
-    "WideNet-L is the best after finetuning, too.",
-    finetuned=True,
-)
-
-# The paper names neither the size nor the numbers of experts between 4 and 16.
-FIGURE_2 = PaperExperiment(
-    "fig2",
-    "Fig. 2: number of experts of ViT-MoE-B",
-    tuple(PaperRow(f"E = {e}", f"vit_moe_b,experts={e}") for e in (4, 8, 16)),
-    "The more experts, the lower the test accuracy.",
-    worsens=True,
-)
-
-FIGURE_3 = PaperExperiment(
-    "fig3",
-    "Fig. 3: groups of blocks with one routing, WideNet-B",
-    tuple(
-        PaperRow(f"G = {g} of 12 blocks", f"widenet_b,routing_groups={g}") for g in (12, 6, 3, 2)
-    ),
-    "The fewer routing operations, the lower the test accuracy.",
-    worsens=True,
-)
-
-_NORMS = (PaperRow("ViT-B", "vit_b"), PaperRow("WideNet-B", "widenet_b"))
-_NORMS_CLAIM = "WideNet's norms lie further apart than ViT's."
-FIGURE_4 = PaperExperiment(
-    "fig4", "Fig. 4: divergence of gamma", _NORMS, _NORMS_CLAIM, norms="gamma"
-)
-FIGURE_5 = PaperExperiment("fig5", "Fig. 5: divergence of beta", _NORMS, _NORMS_CLAIM, norms="beta")
 
 
-def columns_of_table_2() -> tuple[PaperExperiment, ...]:
-    """Makes an experiment of each column of Table 2, and one of the pretraining before them."""
-    columns = {
-        "pretraining": ("masked language modelling", MLM_LOSS, lambda row: None),
-        "squad1": ("SQuAD1.1", F1, lambda row: row.squad1[0]),
-        "squad2": ("SQuAD2.0", BEST_F1, lambda row: row.squad2[0]),
-        "mnli": ("MNLI, matched", ACCURACY, lambda row: row.mnli),
-        "sst2": ("SST-2", ACCURACY, lambda row: row.sst2),
-    }
-    return tuple(
-        PaperExperiment(
-            f"table2_{name}",
-            f"Table 2: {title}",
-            tuple(PaperRow(row.model, row.variant, printed(row)) for row in paper.TEXT),
-            "WideNet is ahead of ALBERT, with more experts further, and with 8 and 16 of BERT.",
-            metric=metric,
-            text=name,
+@dataclass(frozen=True)
+class PaperRow:
+    """One line of a table, or one point or curve of a figure.
+
+    Attributes:
+      label: as printed.
+      variant: the model's name at the paper's size; the options of a language model.
+      paper: the printed value of the experiment's metric: NaN where training diverged, text where
+        the paper prints text, None where it only draws the value or gives none.
+      shape: of a language model: the values of SHAPE.
+      entropy: of a language model: size -> weight of the entropy loss, where it is not the size's.
+    """
+
+    label: str
+    variant: str
+    paper: float | str | None = None
+    shape: Mapping[str, float] = field(default_factory=dict)
+    entropy: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def size(self) -> str:
+        """The model's size: "b", "l" or "h"; the text models have size B."""
+        size = self.variant.partition(",")[0].rpartition("_")[2]
+        return size if size in PAPER_SIZES else "b"
+
+
+@dataclass(frozen=True)
+class PaperExperiment:
+    """A table or a figure of a paper, or a comparison of our own.
+
+    Attributes:
+      name: on the command line.
+      title: of the table or picture.
+      claim: what the paper's text concludes from it.
+      rows: in the order printed.
+      metric: which metric the rows compare, and in which direction.
+      finetuned: rows are finetuned on CIFAR-10 from the pretrained models.
+      text: a key of `scales.Scale.text` where the rows are text models, pretrained or finetuned on
+        a set; "" where they are vision models.
+      within_size: only rows of one size are compared, as in an ablation of each size.
+      worsens: the paper claims, without numbers, that every row is worse than the row before.
+      reference: label of the row that all others are compared with; "": all pairs are compared.
+      norms: the norms' vector that a figure compares, "gamma" or "beta"; "" where `metric` is
+        compared.
+      language: a key of `scales.Scale.language` where the rows are language models; else "".
+      selection: the statistic of experts or units that a figure shows: "active", "shares" or
+        "together"; "" where `metric` is compared.
+      layer: the size that a figure of single layers varies, a key of `scales.Scale.layer_sweeps`;
+        such a figure has no rows.
+      paper_label: label of the paper's numbers where it is not the metric's.
+    """
+
+    name: str
+    title: str
+    claim: str
+    rows: tuple[PaperRow, ...] = ()
+    metric: Metric = TOP_1
+    finetuned: bool = False
+    text: str = ""
+    within_size: bool = False
+    worsens: bool = False
+    reference: str = ""
+    norms: str = ""
+    language: str = ""
+    selection: str = ""
+    layer: str = ""
+    paper_label: str = ""
+
+    def of_sizes(self, sizes: Sequence[str]) -> "PaperExperiment":
+        """Returns the experiment with only the rows of these sizes."""
+        return replace(self, rows=tuple(row for row in self.rows if row.size in sizes))
+
+
+def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperiment]:
+    """Makes the experiments of a section of experiments.toml: one, or one for each of its sizes."""
+    rows, sizes = section.pop("rows", ()), section.pop("sizes", ())
+    layer, entropy = section.pop("layer", {}), section.pop("entropy", {})
+    whole = PaperExperiment(name, **section)
+    for size, about in layer.items():
+        yield replace(whole, name=f"{name}_{size}", title=f"{whole.title} {about}", layer=size)
+    for size in sizes:
+        yield replace(
+            whole,
+            name=f"{name}_{size}",
+            title=f"{whole.title}; {LANGUAGE_SIZES[size]}",
+            rows=tuple(language_rows(name, size, rows, entropy)),
+            metric=BITS if size == "e8" else PERPLEXITY,
+            language=size,
         )
-        for name, (title, metric, printed) in columns.items()
-    )
+    if whole.text:
+        rows = tuple(PaperRow(of.model, of.variant, column(of, whole.text)) for of in printed.TEXT)
+        yield replace(whole, rows=rows, metric=METRICS[whole.metric])
+    elif not layer and not sizes:
+        models = printed.FINETUNING if whole.finetuned else printed.PRETRAINING
+        top_1 = {of.variant: of.top_1 for of in (*models, printed.OUT_OF_MEMORY)}
+        rows = tuple(PaperRow(label, variant, top_1.get(variant)) for label, variant in rows)
+        yield replace(whole, rows=rows)
 
 
-TABLE_2 = columns_of_table_2()
+def column(model: printed.PrintedText, text: str) -> float | None:
+    """Returns what the paper prints for a text model in a column of Table 2; of SQuAD its F1."""
+    value = getattr(model, text, None)
+    return value[0] if isinstance(value, tuple) else value
 
-EXPERIMENTS = {
-    experiment.name: experiment
-    for experiment in (
-        TABLE_1,
-        *TABLE_2,
-        TABLE_3,
-        TABLE_4,
-        TABLE_5,
-        FIGURE_2,
-        FIGURE_3,
-        FIGURE_4,
-        FIGURE_5,
-        *(one for group in APPROXIMATIONS.values() for one in group),
-    )
-}
+
+def language_rows(
+    name: str, size: str, rows: Sequence[Mapping[str, Any]], entropy: Mapping[str, float]
+) -> Iterator[PaperRow]:
+    """Makes the rows that a table of sigma-MoE has at a size."""
+    for row in rows:
+        source, numbers = row, SECTIONS[name]
+        if "printed" in row:
+            numbers = SECTIONS[row["printed"]]
+            label = row.get("as", row["label"])
+            source = [of for of in numbers["rows"] if of["label"].strip() == label][-1]
+        of_size = dict(zip(numbers["sizes"], source.get("paper", ()), strict=False))
+        paper = of_size.get(size)
+        if "paper" in row and paper == "":
+            continue
+        model = row if "preset" in row else source
+        variant = f"preset={model['preset']}"
+        yield PaperRow(
+            row["label"],
+            variant,
+            paper or None,
+            {option: model[key] for key, option in SHAPE.items() if key in model},
+            entropy if has_entropy_loss(variant) else {},
+        )
+
+
+def has_entropy_loss(variant: str) -> bool:
+    """Tells whether a feed-forward has the entropy loss of sigma-MoE."""
+    name = language_sizes.parse_language_variant(f"wt_s,{variant}")
+    experts = language_sizes.language_model(*name)["moe"]
+    losses = experts["losses"] if experts else {}
+    return any(losses.get(loss) for loss in language_sizes.ENTROPY_OF.values())
+
+
+SECTIONS = tomllib.loads((Path(__file__).parent / "experiments.toml").read_text())
+_BY_SECTION = {name: (*experiments_of(name, dict(of)),) for name, of in SECTIONS.items()}
+EXPERIMENTS = {one.name: one for group in _BY_SECTION.values() for one in group}
 # Names on the command line that stand for several experiments.
 GROUPS = {
-    "table2": tuple(one.name for one in TABLE_2),
-    **{name: tuple(one.name for one in group) for name, group in APPROXIMATIONS.items()},
-    "sigma": tuple(one.name for group in APPROXIMATIONS.values() for one in group),
-    "all": tuple(name for name, one in EXPERIMENTS.items() if not name.startswith("sigma_")),
+    "table2": tuple(name for name in EXPERIMENTS if name.startswith("table2_")),
+    **{
+        name: tuple(one.name for one in group)
+        for name, group in _BY_SECTION.items()
+        if name not in EXPERIMENTS
+    },
+    "sigma": tuple(name for name in EXPERIMENTS if name.startswith("sigma_")),
+    "all": tuple(name for name in EXPERIMENTS if not name.startswith("sigma_")),
 }
 
 
-def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[PaperExperiment]:
+def chosen(names: Sequence[str], sizes: Sequence[str] = PAPER_SIZES) -> list[PaperExperiment]:
     """Returns the experiments of those names or `GROUPS`, with the rows of those sizes.
 
     Raises:
@@ -168,7 +224,7 @@ def chosen(names: Sequence[str], sizes: Sequence[str]) -> list[PaperExperiment]:
         if size not in PAPER_SIZES:
             known = ", ".join(PAPER_SIZES)
             raise BadInputError(f"--sizes={size}: unknown size; choose from {known}")
-    wanted = {name for given in names for name in GROUPS.get(given, [given])}
+    wanted = {one for name in names for one in GROUPS.get(name, [name])}
     found = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if name in wanted]
     for one in found:
         if not one.rows and not one.layer and one.name in names:

@@ -12,7 +12,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.norm_divergence import norm_divergence
 from widenet_jax.ops.analysis.routing_figures import plot_divergence
-from widenet_jax.papers.experiment import Metric, PaperExperiment
+from widenet_jax.papers.experiments import Metric, PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import number
@@ -24,13 +24,10 @@ AXES: dict[str, tuple[str, Callable[[ConfigDict], int]]] = {
     "fig2": ("experts", lambda model: model.moe.num_experts),
     "fig3": ("groups of blocks", lambda model: model.routing_groups or model.depth),
 }
-Curves = dict[str, np.ndarray]  # label -> [seeds, L]
 MARK = {"fmt": "o", "capsize": 3}
 
 
-def draw_table(
-    experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], out: epath.Path
-) -> None:
+def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     """Draws every row's metric: the paper's on the left, ours with its spread on the right."""
     metric = experiment.metric.label
     figure, (paper, own) = subplots(1, 2, size=(11, 1.5 + 0.35 * len(rows)), sharey=True)
@@ -39,16 +36,14 @@ def draw_table(
         if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
             paper.plot(row["paper"], place, "o", color="C0")
         else:
-            printed = number(row["paper"], experiment.metric.decimals)
-            paper.annotate(
-                printed, (0.02, place), xycoords=paper.get_yaxis_transform(), va="center"
-            )
+            text = number(row["paper"], experiment.metric.decimals)
+            paper.text(0.02, place, text, transform=paper.get_yaxis_transform(), va="center")
         for value in row["values"]:
             own.plot(value, place, "|", color="C1", alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
             own.errorbar(row["mean"], place, xerr=row["std"], color="C1", **MARK)
         elif row["mean"] is not None:
-            own.annotate("NaN", (0.02, place), xycoords=own.get_yaxis_transform(), va="center")
+            own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
     paper.set_yticks(range(len(rows)), [row["label"] for row in rows])
     paper.set_ylim(len(rows) - 0.5, -0.5)
     paper.set(xlabel=f"{experiment.paper_label or metric}, the paper")
@@ -63,10 +58,10 @@ def draw_table(
 def draw_curves(
     experiment: PaperExperiment, scale: Scale, measured: Measurements, out: Path
 ) -> None:
-    """Draws the metric of every evaluation against steps into NAME_curves.png.
+    """Draws the metric of every evaluation against steps.
 
-    A line is the mean over the seeds that are done, a band their range; the legend's order is that
-    in which the lines end. A run that stands for several rows is drawn once.
+    A line is the mean over the seeds that are done, a band their range; the legend's order is the
+    order in which the lines end. A run that stands for several rows is drawn once.
     """
     labels: dict[tuple[str, ...], str] = {}  # workdirs -> label
     for row in experiment.rows:
@@ -85,7 +80,7 @@ def draw_curves(
     axis.set_title(f"{experiment.title}\n(lines: means; bands: range of the seeds)", fontsize=9)
     axis.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
-    save(figure, epath.Path(out / f"{experiment.name}_curves.png"))
+    save(figure, out)
 
 
 def evaluations(workdirs: Sequence[str], metric: Metric) -> tuple[list[int], np.ndarray]:
@@ -100,43 +95,35 @@ def evaluations(workdirs: Sequence[str], metric: Metric) -> tuple[list[int], np.
 
 
 def draw_against(
-    experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: epath.Path
+    experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: Path
 ) -> None:
-    """Draws Figs. 2 and 3: our test and training metric, and parameter counts where they differ.
+    """Draws Figs. 2 and 3: our test and training metric.
 
     The training curve is worse where training examples are augmented and mixed (as in Fig. 2).
     """
     name, number = AXES[experiment.name]
-    metric = experiment.metric.label
     points = []
-    for row in (row for row in rows if not row["same_as"]):
+    for row in (row for row in rows if not row["same_as"] and row["mean"] is not None):
         model = load_config(f"{scale.pretrain.config}:{row['variant']}").model
-        points.append((number(model), row))
+        points.append((number(model), row["mean"], row["std"] or 0.0, row["training"]))
     points.sort(key=lambda point: point[0])
-    ended = [(x, row) for x, row in points if row["mean"] is not None]
     figure, axis = subplots(size=(6, 4))
-    places, means = [x for x, _ in ended], [row["mean"] for _, row in ended]
-    spread = [row["std"] or 0.0 for _, row in ended]
+    places, means, spread, training = zip(*points, strict=True) if points else ((),) * 4
     axis.errorbar(places, means, yerr=spread, ls="-", color="C0", label="test", **MARK)
-    learnt = [(x, row["training"]) for x, row in ended if row["training"] is not None]
+    learnt = [(x, y) for x, y in zip(places, training, strict=True) if y is not None]
     if learnt:
         axis.plot(*zip(*learnt, strict=True), "x:", color="C2", label="training, augmented")
         figure.legend(loc="outside lower center", ncols=2)
-    axis.set(xlabel=name, title=experiment.title)
-    axis.set_ylabel(f"{metric}, ours", color="C0")
-    axis.set_xticks([x for x, _ in points])
+    axis.set(xlabel=name, ylabel=f"{experiment.metric.label}, ours", title=experiment.title)
+    axis.set_xticks(places)
     axis.grid(alpha=0.3)
-    sized = [(x, row["params"] / 1e6) for x, row in ended if row["params"] is not None]
-    if len({size for _, size in sized}) > 1:
-        params = axis.twinx()
-        params.plot(*zip(*sized, strict=True), "s--", color="C1")
-        params.set_ylabel("parameters, millions", color="C1")
-        params.set_ylim(bottom=0)
     save(figure, out)
 
 
-def divergences(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> Curves:
-    """Measures how far apart the blocks' norms are (eq. 9), for every seed that is done.
+def divergences(
+    experiment: PaperExperiment, scale: Scale, measured: Measurements
+) -> dict[str, np.ndarray]:
+    """Measures how far apart the blocks' norms are (eq. 9): label -> [seeds that are done, L].
 
     Rows without a finished seed are left out.
 
@@ -152,9 +139,7 @@ def divergences(experiment: PaperExperiment, scale: Scale, measured: Measurement
     return curves
 
 
-def draw_norms(
-    experiment: PaperExperiment, curves: Mapping[str, np.ndarray], out: epath.Path
-) -> None:
+def draw_norms(experiment: PaperExperiment, curves: Mapping[str, np.ndarray], out: Path) -> None:
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure, axis = subplots(size=(6, 4))
     plot_divergence(axis, {name: y.mean(axis=0) for name, y in curves.items()}, experiment.norms)

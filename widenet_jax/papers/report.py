@@ -1,73 +1,124 @@
-"""Writing one of the paper's tables or figures with our numbers beside it."""
+"""The report of a reproduction: its provenance, its tables and its figures."""
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
 from widenet_jax.files import write_json, write_text
-from widenet_jax.papers import figures, layers, selection
-from widenet_jax.papers.experiment import PaperExperiment
+from widenet_jax.papers import figures, layers, selection, tables
+from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
-from widenet_jax.papers.scales import Scale
-from widenet_jax.papers.tables import markdown, norms_markdown, rows_of
+from widenet_jax.papers.scales import Run, Scale, run_of
 from widenet_jax.run.metrics import without_nan
+
+
+def provenance(measured: Measurements, command: Sequence[str]) -> dict[str, Any]:
+    """Returns the command, and the commits and devices that the finished runs recorded."""
+    commits, devices = set(), set()
+    for workdir in (workdir for of in measured.values() for workdir in of.workdirs):
+        file = epath.Path(workdir) / "environment.json"
+        for start in json.loads(file.read_text()) if file.exists() else []:
+            commits.add((start.get("git") or {}).get("commit", "unknown")[:7])
+            devices.add(f"{len(start['devices'])} x {start['devices'][0]}")
+    found = {"commits": sorted(commits), "devices": sorted(devices)}
+    return {"command": shlex.join(command)} | found
+
+
+def write_all(
+    experiments: Sequence[PaperExperiment],
+    scale: Scale,
+    wanted: Sequence[Run],
+    measured: Measurements,
+    command: Sequence[str],
+    out: Path,
+) -> tuple[str, list[str], list[dict[str, Any]]]:
+    """Writes the tables and figures of what has run into `out`.
+
+    Args:
+      experiments: with all their rows. Rows outside `wanted` are shown where an earlier call ran
+        them.
+      scale: of the runs.
+      wanted: the runs that were asked for.
+      measured: what has run.
+      command: makes these runs.
+      out: the directory.
+
+    Returns:
+      A line on what ran, the text of each table, and what the JSON file of each holds.
+    """
+    made_by = provenance(measured, command)
+    shown = [one for one, of in measured.items() if one in wanted or of.ended]
+    texts, contents = [], []
+    for one in experiments:
+        rows = tuple(row for row in one.rows if run_of(scale, one, row) in shown)
+        if rows or one.layer:
+            text, content = write(replace(one, rows=rows), scale, measured, made_by, out)
+            texts.append(text)
+            contents.append(content)
+    if any(one.text for one in experiments):
+        texts.insert(0, tables.table_2(scale, measured))
+        write_text(out / "table2.md", texts[0])
+    counts = Counter(outcome.status for one in shown for outcome in measured[one].outcomes)
+    of_each = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{made_by['command']}: {of_each}", texts, contents
 
 
 def write(
     experiment: PaperExperiment, scale: Scale, measured: Measurements, made_by: Mapping, out: Path
-) -> dict[str, Any]:
-    """Writes NAME.md, NAME.json and NAME.png into `out`; returns what the JSON file holds.
+) -> tuple[str, dict[str, Any]]:
+    """Writes NAME.md, NAME.json and NAME.png into `out`; returns the text and the JSON's content.
 
     In JSON the paper's NaN is the text "NaN"; a value of null is a seed that diverged.
     """
+    picture, content = out / f"{experiment.name}.png", {}
     if experiment.layer:
-        return layers.write(experiment, out, made_by_text(made_by))
-    rows = rows_of(experiment, scale, measured)
-    facts: dict[str, Any] = {
-        "experiment": experiment.name,
-        "about": scale.about_of(experiment),
-        "metric": asdict(experiment.metric),
-        "made_by": dict(made_by),
-        "rows": [row | {"paper": paper_json(row["paper"])} for row in rows],
-    }
-    picture = epath.Path(out / f"{experiment.name}.png")
-    if experiment.norms:
+        file = layer_file(experiment, out)
+        content, text = layers.show(experiment, scale, file, picture)
+    elif experiment.norms:
         curves = figures.divergences(experiment, scale, measured)
         figures.draw_norms(experiment, curves, picture)
-        facts["divergence"] = {name: y.tolist() for name, y in curves.items()}
-        text = norms_markdown(experiment, scale, curves)
+        content = {"divergence": {name: y.tolist() for name, y in curves.items()}}
+        text = tables.norms_markdown(experiment, scale, curves)
     elif experiment.selection:
         found = selection.measure(experiment, scale, measured)
         selection.draw(experiment, found, picture)
-        facts["selection"] = selection.as_json(found)
+        content = {"selection": selection.as_json(found)}
         text = selection.markdown(experiment, scale, found)
     else:
+        rows = tables.rows_of(experiment, scale, measured)
         if experiment.name in figures.AXES:
             figures.draw_against(experiment, scale, rows, picture)
         else:
             figures.draw_table(experiment, rows, picture)
         if experiment.language:
-            figures.draw_curves(experiment, scale, measured, out)
-        text = markdown(experiment, scale, rows)
-    text += f"\nMade by {made_by_text(made_by)}.\n"
+            curves_picture = out / f"{experiment.name}_curves.png"
+            figures.draw_curves(experiment, scale, measured, curves_picture)
+        text = tables.markdown(experiment, scale, rows)
+        content = {"rows": [row | {"paper": paper_json(row["paper"])} for row in rows]}
+    parts = [f"`{made_by['command']}`"]
+    parts += [f"on {', '.join(made_by['devices'])}"] if made_by["devices"] else []
+    parts += [f"at commit {', '.join(made_by['commits'])}"] if made_by["commits"] else []
+    text += f"\nMade by {', '.join(parts)}.\n"
+    head = {"experiment": experiment.name, "about": scale.about_of(experiment)}
+    head |= {"metric": asdict(experiment.metric), "made_by": dict(made_by)}
+    content = without_nan(head | content)
     write_text(out / f"{experiment.name}.md", text)
-    write_json(out / f"{experiment.name}.json", without_nan(facts))
-    return without_nan(facts)
+    write_json(out / f"{experiment.name}.json", content)
+    return text, content
+
+
+def layer_file(experiment: PaperExperiment, out: Path) -> Path:
+    """Returns where `layers.measure` keeps its rows."""
+    return out / f"{experiment.name}_rows.json"
 
 
 def paper_json(value: float | str | None) -> float | str | None:
     """Replaces NaN, which JSON has no number for, by text."""
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
-
-
-def made_by_text(made_by: Mapping[str, Any]) -> str:
-    """Returns the provenance as the last line of a Markdown table."""
-    parts = [f"`{made_by['command']}`"]
-    parts += [made_by["differing"]] if "differing" in made_by else []
-    parts += [f"on {', '.join(made_by['devices'])}"] if made_by["devices"] else []
-    parts += [f"at commit {', '.join(made_by['commits'])}"] if made_by["commits"] else []
-    return ", ".join(parts)

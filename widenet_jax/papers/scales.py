@@ -5,17 +5,22 @@ doubles a width, so does the scale. `Scale.about` states the differences from th
 """
 
 import functools
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import VARIANT, Trial, expand, name_of
-from widenet_jax.papers import approximations
-from widenet_jax.papers.experiment import BITS, PAPER_SIZES, PaperExperiment, PaperRow
-from widenet_jax.papers.printed import PrintedLanguageModel
+from widenet_jax.papers.experiments import (
+    BITS,
+    EXPERIMENTS,
+    PaperExperiment,
+    PaperRow,
+)
 
 sizes = configs_module("sizes")
 language_sizes = configs_module("language_sizes")
@@ -38,7 +43,7 @@ class Stage:
     """
 
     config: str
-    data: str
+    data: str = ""
     flags: tuple[str, ...] = ()
     variant: str = ""
     topology: str = ""
@@ -56,7 +61,8 @@ class Scale:
       text: trains the models of Table 2: "pretraining", and the sets to finetune them on.
       text_size: what the name of a text model ends with, such as "_s".
       language: the paper's size -> what trains the language models that stand for it.
-      layer: the sizes of single layers that are timed; E = 0 stands for 4 D / G experts.
+      layer: the sizes of single layers that are timed, as LAYER names them; E = 0 stands for
+        4 D / G experts.
       layer_sweeps: the values of the size that a figure varies.
       seeds: number of runs of each model.
       about: the data and the differences from the paper, as printed above each table.
@@ -74,7 +80,7 @@ class Scale:
     text: Mapping[str, Stage]
     text_size: str
     language: Mapping[str, Stage]
-    layer: Mapping[str, int]
+    layer: tuple[int, ...]
     layer_sweeps: Mapping[str, tuple[int, ...]]
     seeds: int
     about: str
@@ -96,100 +102,32 @@ class Scale:
 
 
 LANGUAGE_CONFIG = "configs/language_model.py"
+LAYER = ("tokens", "length", "embed_dim", "expert_dim", "experts", "selected")
 
-IMAGENET = Stage("configs/imagenet.py", "imagenet")
-CIFAR10 = Stage("configs/cifar10.py", "cifar10")
-TINY_IMAGENET = Stage("configs/tiny_imagenet.py", "tiny_imagenet")
-_SHORT = ("duration=12 epochs", "optimizer.warmup=1 epoch", "evaluation.every=6 epochs")
-DIGITS = Stage("configs/digits.py", "", (*_SHORT, "checkpoint.every=12 epochs"))
 
-TEXT = {
-    "pretraining": Stage("configs/text_pretrain.py", "wikipedia_books"),
-    "squad1": Stage("configs/squad.py", "squad", variant="v1"),
-    "squad2": Stage("configs/squad.py", "squad", variant="v2"),
-    "mnli": Stage("configs/glue.py", "MNLI", variant="mnli"),
-    "sst2": Stage("configs/glue.py", "SST-2", variant="sst2"),
-}
-_SMALL = (
-    "duration=5 epochs",
-    "optimizer.warmup=0.5 epochs",
-    "optimizer.learning_rate=3e-4",
-    "batch_size=32",
-    "evaluation.every=1 epoch",
-)
-SMALL_TEXT = {name: replace(stage, flags=_SMALL) for name, stage in TEXT.items()} | {
-    "pretraining": Stage("configs/text_pretrain.py", "wikipedia_s")
-}
-TINY_TEXT = {"pretraining": Stage("configs/text_tiny.py", "")}
+def scale_of(section: dict[str, Any], stages: Mapping[str, Stage]) -> Scale:
+    """Makes the scale of a section of scales.toml, which names its stages."""
+    fields = section | {
+        name: stages[section[name]] for name in ("pretrain", "backbone", "finetune")
+    }
+    flags = tuple(fields.pop("finetune_text", ()))
+    text = {name: stages[stage] for name, stage in section["text"].items()}
+    fields["text"] = {k: replace(of, flags=flags) if of.variant else of for k, of in text.items()}
+    fields["language"] = {size: stages[stage] for size, stage in section["language"].items()}
+    return Scale(**fields)
 
-SETS = {"wt": "wikitext103", "e8": "enwik8", "c4": "c4", "pes2o": "pes2o"}
-LANGUAGE = {
-    size: Stage(LANGUAGE_CONFIG, SETS[size.partition("_")[0]], variant=size, topology="v3-8")
-    for size in approximations.SIZES
-}
-# A model of bytes stands for a small and for the smallest model, which both have 16 experts.
-_BYTES = Stage(LANGUAGE_CONFIG, "bytes", variant="byte_s")
-_SHORT_TINY = ("duration=300 steps", "evaluation.every=300 steps", "checkpoint.every=300 steps")
-_TINY_BYTES = Stage(LANGUAGE_CONFIG, "", _SHORT_TINY, variant="tiny")
 
-SCALES = {
-    "paper": Scale(
-        sizes={size: (size, sizes.SIZES[size]["depth"]) for size in PAPER_SIZES},
-        pretrain=IMAGENET,
-        backbone=IMAGENET,
-        finetune=CIFAR10,
-        text=TEXT,
-        text_size="",
-        language=LANGUAGE,
-        layer=approximations.LAYER["paper"],
-        layer_sweeps=approximations.LAYER_SWEEPS["paper"],
-        seeds=1,
-        about="ImageNet-1K; finetuning on CIFAR-10 at 224 pixels",
-        about_text="Wikipedia and BookCorpus",
-        about_language="as the paper, but for the two unused scalars of a block; ours is of the "
-        "validation split, the paper's of the test split",
-        topologies=("v3-256", "v3-32"),
-        layer_topology="v3-8",
-    ),
-    "small": Scale(
-        sizes={"b": ("s", 4), "l": ("s", 8), "h": ("s", 12)},
-        pretrain=CIFAR10,
-        backbone=TINY_IMAGENET,
-        finetune=CIFAR10,
-        text=SMALL_TEXT,
-        text_size="_s",
-        language=dict.fromkeys(("wt_s", "e8"), _BYTES),
-        layer=approximations.LAYER["small"],
-        layer_sweeps=approximations.LAYER_SWEEPS["small"],
-        seeds=3,
-        about="CIFAR-10 from scratch, Table 5 from Tiny-ImageNet; 4, 8 and 12 blocks of width 128 "
-        "(every second one of ViT-MoE with experts, which are as wide as the dense layers); 8 "
-        "epochs of AdamW without mixup, RandAugment and dropout unless the command says otherwise",
-        about_text="Wikipedia; 4 blocks of width 128 without dropout, 128 tokens, pretrained for "
-        "7,300 steps of 32 sequences unless the command says otherwise",
-        about_language="bytes of your text; 3 blocks of width 128, memory of 128 bytes, 2,000 "
-        "steps of 16 x 128 bytes unless the command says otherwise; G = 32 stands for 128; no "
-        "dropout but of experts, so no rows about dropout within them",
-    ),
-    "smoke": Scale(
-        sizes={"b": ("tiny", 3), "l": ("tiny", 6), "h": ("tiny", 8)},
-        pretrain=DIGITS,
-        backbone=DIGITS,
-        finetune=DIGITS,
-        text=TINY_TEXT,
-        text_size="_tiny",
-        language=dict.fromkeys(("wt_s", "e8"), _TINY_BYTES),
-        layer=approximations.LAYER["smoke"],
-        layer_sweeps=approximations.LAYER_SWEEPS["smoke"],
-        seeds=1,
-        about="8x8 digits, 12 epochs, 3, 6 and 8 blocks: shows that the command works, and tests "
-        "none of the paper's claims",
-        about_text="the embedded novel, a few minutes a model: shows that the command works, and "
-        "tests none of the paper's claims",
-        about_language="bytes of the embedded novel, seconds a model: shows that the command "
-        "works, and tests none of the paper's claims; no rows about dropout within experts",
-    ),
-}
+def load_scales() -> dict[str, Scale]:
+    """Reads scales.toml."""
+    sections = tomllib.loads((Path(__file__).parent / "scales.toml").read_text())
+    stages = {
+        name: Stage(**of | {"flags": tuple(of.get("flags", ()))})
+        for name, of in sections.pop("stages").items()
+    }
+    return {name: scale_of(section, stages) for name, section in sections.items()}
+
+
+SCALES = load_scales()
 
 
 @dataclass(frozen=True)
@@ -235,8 +173,7 @@ def run_of(scale: Scale, experiment: PaperExperiment, row: PaperRow) -> Run:
     """Returns the run behind a row."""
     if experiment.language:
         stage = scale.language[experiment.language]
-        variant = language_variant(stage.variant, row.language)
-        return Run(stage, first_names(stage.variant)[variant])
+        return Run(stage, first_names(stage.variant)[language_variant(stage.variant, row)])
     if experiment.text:
         pretrained = Run(scale.text["pretraining"], row.variant + scale.text_size)
         stage = scale.text[experiment.text]
@@ -273,45 +210,42 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
 
     Models of bytes are compared by bits a byte, whatever the paper prints.
     """
-    size = experiment.language
-    if not size or scale.language[size].variant == size:
+    if (
+        not experiment.language
+        or scale.language[experiment.language].variant == experiment.language
+    ):
         return experiment
-    own = scale.language[size].variant
-    rows = tuple(row for row in experiment.rows if is_at_size(own, row.language))
+    own = scale.language[experiment.language].variant
+    rows = tuple(row for row in experiment.rows if is_at_size(own, row))
     return replace(experiment, rows=rows, metric=BITS, paper_label=experiment.metric.label)
 
 
-def is_at_size(size: str, model: PrintedLanguageModel) -> bool:
+def is_at_size(size: str, row: PaperRow) -> bool:
     """Tells whether a size has a row's model: rows about dropout within experts need dropout."""
-    _, options = language_sizes.parse_language_variant(f"wt_s,{model.options}")
+    _, options = language_sizes.parse_language_variant(f"wt_s,{row.variant}")
     return bool(language_sizes.SIZES[size]["dropout"]) or "hidden_dropout" not in options
 
 
-def language_variant(size: str, model: PrintedLanguageModel) -> str:
+def language_variant(size: str, row: PaperRow) -> str:
     """Returns the name of the language model of a size: "byte_s,preset=sigma_moe,selected=8"."""
-    base = language_sizes.SIZES[size]
-    shares = (
-        ("mlp_dim", model.width, base["width"]),
-        ("selected", model.selected, base["selected"]),
-        ("num_active", model.active, base["num_active"]),
-    )
-    options = [f"{name}={max(1, round(x * own))}" for name, x, own in shares if x is not None]
-    further = [model.further[size]] if size in model.further else []
-    return ",".join([size, model.options, *options, *further])
+    own = language_sizes.SIZES[size] | {"mlp_dim": language_sizes.SIZES[size]["width"]}
+    options = [f"{name}={max(1, round(x * own[name]))}" for name, x in row.shape.items()]
+    further = [f"entropy={row.entropy[size]}"] if size in row.entropy else []
+    return ",".join([size, row.variant, *options, *further])
 
 
 @functools.cache
 def first_names(size: str) -> dict[str, str]:
     """Maps each row's name at a size to the first one that is the same model, as their run."""
-    experiments = [one for group in approximations.APPROXIMATIONS.values() for one in group]
-    rows = [row.language for one in experiments for row in one.rows]
+    rows = [row for one in EXPERIMENTS.values() if one.language for row in one.rows]
     names = [language_variant(size, row) for row in rows if is_at_size(size, row)]
-    models = [
-        repr(language_sizes.language_model(*language_sizes.parse_language_variant(name)))
+    first: dict[str, str] = {}
+    return {
+        name: first.setdefault(
+            repr(language_sizes.language_model(*language_sizes.parse_language_variant(name))), name
+        )
         for name in names
-    ]
-    first = dict(zip(reversed(models), reversed(names), strict=True))
-    return {name: first[model] for name, model in zip(names, models, strict=True)}
+    }
 
 
 def runs_of(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[Run]:

@@ -4,10 +4,10 @@ Each shows the first finished seed of every row.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.active_units import ActiveUnits, measure_active
@@ -18,29 +18,36 @@ from widenet_jax.ops.analysis.selection_figures import (
     draw_shares,
     plot_shares,
 )
-from widenet_jax.papers.experiment import PaperExperiment
+from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
+from widenet_jax.papers.tables import page
 from widenet_jax.run.figures import save, subplots
 from widenet_jax.run.markdown import markdown_table
 
 Found = Mapping[str, Any]  # label of a row -> ActiveUnits or ExpertUsage
 PANELS_A_ROW = 3
 RARE = 0.1  # of an equal share: an expert below it is hardly used
+# Statistic -> header of the table's first column.
+HEADERS = {
+    "active": "active units, mean",
+    "shares": "largest share; experts below a tenth of an equal share",
+    "together": "most frequent pair: share of the first one's tokens",
+}
 
 
 def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> dict[str, Any]:
     """Measures the first finished seed of every row; rows without one are left out."""
     statistic = measure_active if experiment.selection == "active" else measure_usage
-    found = {}
-    for row in experiment.rows:
-        workdirs = measured[run_of(scale, experiment, row)].workdirs
-        if workdirs:
-            found[row.label.strip()] = statistic(open_trained(workdirs[0]))
-    return found
+    places = {row.label: measured[run_of(scale, experiment, row)] for row in experiment.rows}
+    return {
+        label: statistic(open_trained(of.workdirs[0]))
+        for label, of in places.items()
+        if of.workdirs
+    }
 
 
-def draw(experiment: PaperExperiment, found: Found, out: epath.Path) -> None:
+def draw(experiment: PaperExperiment, found: Found, out: Path) -> None:
     """Draws what `measure` returned; nothing where no row has run."""
     title = experiment.title
     if not found:
@@ -55,7 +62,7 @@ def draw(experiment: PaperExperiment, found: Found, out: epath.Path) -> None:
         draw_one(usage, out, title=title)
 
 
-def draw_shares_of(found: Mapping[str, ExpertUsage], out: epath.Path, *, title: str) -> None:
+def draw_shares_of(found: Mapping[str, ExpertUsage], out: Path, *, title: str) -> None:
     """Draws the sorted shares of several models, a panel for each block."""
     L = max(len(usage.blocks) for usage in found.values())
     columns = min(L, PANELS_A_ROW)
@@ -63,12 +70,11 @@ def draw_shares_of(found: Mapping[str, ExpertUsage], out: epath.Path, *, title: 
     size = (1 + 4.2 * columns, 1.2 + 3.6 * rows)
     figure, axes = subplots(rows, columns, size=size, squeeze=False, sharey=True)
     figure.suptitle(title, fontsize=10)
-    for position, axis in enumerate(axes.flat):
-        if position >= L:
-            axis.axis("off")
-            continue
-        plot_shares(axis, {name: usage.sorted_shares[position] for name, usage in found.items()})
-        axis.set_title(f"block {position}")
+    for axis in axes.flat[L:]:
+        axis.axis("off")
+    for block, axis in enumerate(axes.flat[:L]):
+        plot_shares(axis, {name: usage.sorted_shares[block] for name, usage in found.items()})
+        axis.set_title(f"block {block}")
         axis.label_outer()
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, out)
@@ -76,51 +82,31 @@ def draw_shares_of(found: Mapping[str, ExpertUsage], out: epath.Path, *, title: 
 
 def markdown(experiment: PaperExperiment, scale: Scale, found: Found) -> str:
     """Writes the numbers of the figure by block, and the paper's conclusion."""
-    cells = {"active": active_cells, "shares": shares_cells, "together": together_cells}
-    parts = [f"## {experiment.title}", f"Ours: {scale.about_of(experiment)}."]
+    table = ""
     if found:
-        parts.append(markdown_table(cells[experiment.selection](found)))
+        blocks = next(iter(found.values())).blocks
+        header = [HEADERS[experiment.selection], *(f"block {block}" for block in blocks)]
+        rows = [[name, *cells(one, experiment.selection)] for name, one in found.items()]
+        table = markdown_table([header, *rows])
     lines = [f"The paper: {experiment.claim}"]
-    missing = [row.label.strip() for row in experiment.rows if row.label.strip() not in found]
-    lines += [f"{label}: not run." for label in missing]
-    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in lines)]) + "\n"
+    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in found]
+    return page(experiment.title, scale.about_of(experiment), table, lines)
 
 
-def active_cells(found: Mapping[str, ActiveUnits]) -> list[list[str]]:
-    """Returns the mean number of active units of each block."""
-    cells = [["active units, mean", "of", *blocks_of(found)]]
-    for name, active in found.items():
-        cells.append([name, f"{active.width:,}", *(f"{mean:.1f}" for mean in active.mean)])
-    return cells
-
-
-def shares_cells(found: Mapping[str, ExpertUsage]) -> list[list[str]]:
-    """Returns each block's largest share, and how many experts are hardly used."""
-    cells = [["largest share; experts below a tenth of an equal share", *blocks_of(found)]]
-    for name, usage in found.items():
-        shares = usage.sorted_shares
-        E = shares.shape[1]
-        rare = (shares < RARE / E).sum(axis=1)
-        each = zip(shares[:, 0], rare, strict=True)
-        cells.append([name, *(f"{largest:.1%}; {few} of {E}" for largest, few in each)])
-    return cells
-
-
-def together_cells(found: Mapping[str, ExpertUsage]) -> list[list[str]]:
-    """Returns which two experts each block combines most often."""
-    cells = [["most frequent pair: share of the first one's tokens", *blocks_of(found)]]
-    for name, usage in found.items():
-        largest = []
-        for shares in usage.co_occurrence:
-            one, other = np.unravel_index(shares.argmax(), shares.shape)
-            largest.append(f"{one} with {other}: {shares.max():.0%}")
-        cells.append([name, *largest])
-    return cells
-
-
-def blocks_of(found: Found) -> list[str]:
-    """Returns the header of the blocks' columns."""
-    return [f"block {block}" for block in next(iter(found.values())).blocks]
+def cells(one: ActiveUnits | ExpertUsage, selection: str) -> list[str]:
+    """Returns a cell for each block: mean of the active units, largest share, or pair."""
+    if selection == "active":
+        return [f"{mean:.1f} of {one.width:,}" for mean in one.mean]
+    if selection == "shares":
+        E = one.sorted_shares.shape[1]
+        rare = (one.sorted_shares < RARE / E).sum(axis=1)
+        largest = one.sorted_shares[:, 0]
+        return [f"{of:.1%}; {few} of {E}" for of, few in zip(largest, rare, strict=True)]
+    texts = []
+    for shares in one.co_occurrence:
+        first, second = np.unravel_index(shares.argmax(), shares.shape)
+        texts.append(f"{first} with {second}: {shares.max():.0%}")
+    return texts
 
 
 def as_json(found: Found) -> dict[str, Any]:

@@ -9,15 +9,29 @@ import numpy as np
 from scipy import stats
 
 from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING, TEXT
-from widenet_jax.ops.sweep.trials import DONE
-from widenet_jax.papers.experiment import PaperExperiment
-from widenet_jax.papers.runs import DIVERGED, Measurements, mean_of, std_of
+from widenet_jax.ops.sweep.trials import Status
+from widenet_jax.papers.experiments import EXPERIMENTS, Metric, PaperExperiment, PaperRow
+from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.run.markdown import markdown_table, table_of
 
+Row = Mapping[str, Any]
 SIGNIFICANT = 0.05  # of Welch's t-test, two-sided
 AS, OTHER = "as in the paper", "the other way round"
 CLOSE, LOST = "too close to tell", "with a seed that diverged"
+# Columns of Table 2 -> name, and the metrics beside the column's own one.
+TEXT_COLUMNS = {
+    "squad1": ("SQuAD1.1, F1/EM", (Metric("exact", "EM %"),)),
+    "squad2": ("SQuAD2.0, F1/EM", (Metric("best_exact", "EM %"),)),
+    "mnli": ("MNLI", ()),
+    "sst2": ("SST-2", ()),
+}
+
+
+def page(title: str, about: str, table: str, lines: Sequence[str]) -> str:
+    """Writes a table or figure in Markdown: title, our data, the numbers, sentences."""
+    parts = [f"## {title}", f"Ours: {about}.", table, "\n".join(f"- {line}" for line in lines)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def rows_of(
@@ -46,7 +60,7 @@ def rows_of(
             "size": row.size,
             "variant": run.model,
             "same_as": seen.get(run),
-            "params": of.params,
+            "params": of.first("params"),
             "paper": row.paper,
             "paper_millions": in_paper and in_paper.millions,
             "slip": bool(getattr(in_paper, "slip", False)),
@@ -55,8 +69,8 @@ def rows_of(
             "std": std_of(values),
             "training": None if training is None else metric.scale * training,
             "rate": of.rate,
-            "unit": of.unit,
-            "statuses": of.statuses,
+            "unit": of.first("unit"),
+            "statuses": [outcome.status for outcome in of.outcomes],
         }
         if experiment.name == "table4":
             found["paper_core_days"] = in_paper.core_days
@@ -65,17 +79,17 @@ def rows_of(
     return rows
 
 
-def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> str:
     """Writes the title, the table, and what agrees with the paper."""
     metric, decimals = experiment.metric.label, experiment.metric.decimals
     columns = {
-        "": lambda row: indented(row["label"]),
+        "": lambda row: row["label"].replace("  ", "&nbsp;" * 2),  # Markdown drops spaces
         "model here": lambda row: f"`{row['variant']}`",
         "parameters": lambda row: known(row["params"], ","),
         f"paper, {experiment.paper_label or metric}": lambda row: number(row["paper"], decimals),
         f"ours, {metric}": lambda row: ours(row, decimals),
     }
-    if units := [row["unit"] for row in rows if row["rate"] is not None]:
+    if units := [row["unit"] or "images" for row in rows if row["rate"] is not None]:
         columns[f"ours, {units[0]}/s"] = lambda row: known(row["rate"], ",.0f")
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
@@ -83,14 +97,41 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[s
         columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
     if any(row["paper_millions"] for row in rows):
         columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
-    about = scale.about_of(experiment)
-    parts = [f"## {experiment.title}", f"Ours: {about}.", table_of(columns, rows)]
     lines = comparison(experiment, rows)
     if slips := [row["label"] for row in rows if row["slip"]]:
         named = " and ".join(slips)
         lines.append(f"The printed parameters of {named} are slips: see plan.py --counts.")
-    parts.append("\n".join(f"- {line}" for line in lines))
-    return "\n\n".join(parts) + "\n"
+    return page(experiment.title, scale.about_of(experiment), table_of(columns, rows), lines)
+
+
+def table_2(scale: Scale, measured: Measurements) -> str:
+    """Writes Table 2 whole: every text model with its four columns and their mean."""
+    cells = [["", "paper, parameters"]]
+    for name in (*(name for name, _ in TEXT_COLUMNS.values()), "mean"):
+        cells[0] += [f"paper, {name}", f"ours, {name}"]
+    for printed in TEXT:
+        cells.append([printed.model, f"{printed.millions}M"])
+        means = []
+        for column, (_, further) in TEXT_COLUMNS.items():
+            experiment = EXPERIMENTS[f"table2_{column}"]
+            metrics = experiment.metric, *further
+            of = Measured(())
+            if column in scale.text:
+                run = run_of(scale, experiment, PaperRow(printed.model, printed.variant))
+                of = measured.get(run, of)
+            values = [mean_of(of.values(metric)) for metric in metrics]
+            means.append(None if None in values else mean_of(values))
+            in_paper = getattr(printed, column)
+            cells[-1] += [joined(in_paper if isinstance(in_paper, tuple) else [in_paper])]
+            cells[-1] += [joined(values)]
+        cells[-1] += [joined([printed.mean]), joined([None if None in means else mean_of(means)])]
+    lines = ["Ours is the mean over the seeds that are done; EM is the share of exact matches."]
+    return page("Table 2: text models", scale.about_text, markdown_table(cells), lines)
+
+
+def joined(values: Sequence[float | None]) -> str:
+    """Formats a cell, such as "89.3/82.3"."""
+    return "not run" if None in values else "/".join(f"{value:.1f}" for value in values)
 
 
 def norms_markdown(
@@ -103,7 +144,7 @@ def norms_markdown(
       scale: of the runs.
       curves: label -> [seeds, L].
     """
-    parts = [f"## {experiment.title}", f"Ours: {scale.about_of(experiment)}."]
+    table = ""
     if curves:
         blocks = max(y.shape[1] for y in curves.values())
         cells = [["block", *map(str, range(blocks)), "mean", "seeds"]]
@@ -111,7 +152,7 @@ def norms_markdown(
             spread = f" ± {y.mean(axis=1).std(ddof=1):.4f}" if len(y) > 1 else ""
             by_block = (f"{value:.4f}" for value in y.mean(axis=0))
             cells.append([name, *by_block, f"{y.mean():.4f}{spread}", str(len(y))])
-        parts.append(markdown_table(cells))
+        table = markdown_table(cells)
     lines = [f"The paper: {experiment.claim}"]
     lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in curves]
     if len(curves) == len(experiment.rows) == 2:
@@ -121,13 +162,7 @@ def norms_markdown(
             f"Here {other}'s mean is {high.mean() / low.mean():.2f} times {one}'s, and it is above "
             f"in {above} of {low.shape[1]} blocks."
         )
-    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in lines)]) + "\n"
-
-
-def indented(label: str) -> str:
-    """Keeps leading spaces, which Markdown drops."""
-    text = label.lstrip()
-    return "&nbsp;" * (len(label) - len(text)) + text
+    return page(experiment.title, scale.about_of(experiment), table, lines)
 
 
 def number(value: float | str | None, decimals: int) -> str:
@@ -139,31 +174,29 @@ def number(value: float | str | None, decimals: int) -> str:
     return "NaN" if math.isnan(value) else f"{value:.{decimals}f}"
 
 
-def ours(row: Mapping[str, Any], decimals: int) -> str:
+def ours(row: Row, decimals: int) -> str:
     """Formats our value: "45.12 ± 0.30 (3 seeds)", with the seeds that diverged or are missing.
 
-    `decimals` are those of the paper.
+    `decimals` are the paper's.
     """
     if row["same_as"]:
         return f"as {row['same_as']}"
-    lost, done = lost_of(row), row["statuses"].count(DONE)
+    lost, done, total = lost_of(row), row["statuses"].count(Status.DONE), len(row["statuses"])
     parts = []
     if done:
         spread = "" if row["std"] is None else f" ± {row['std']:.{decimals + 1}f}"
-        parts.append(
-            f"{row['mean']:.{decimals + 1}f}{spread} ({done} seed{'s' if done > 1 else ''})"
-        )
+        seeds = f"({done} seed{'s' if done > 1 else ''})"
+        parts.append(f"{row['mean']:.{decimals + 1}f}{spread} {seeds}")
     if lost:
-        total = len(row["statuses"])
         parts.append(f"NaN in {lost} of {total}" if total > 1 else "NaN")
-    others = [status for status in row["statuses"] if status not in (DONE, DIVERGED)]
+    others = [one for one in row["statuses"] if one not in (Status.DONE, Status.DIVERGED)]
     parts += [f"{others.count(why)} {why}" for why in dict.fromkeys(others)]
     return "; ".join(parts)
 
 
-def lost_of(row: Mapping[str, Any]) -> int:
+def lost_of(row: Row) -> int:
     """Counts the seeds that diverged."""
-    return row["statuses"].count(DIVERGED)
+    return row["statuses"].count(Status.DIVERGED)
 
 
 def known(value: float | None, spec: str, unit: str = "") -> str:
@@ -171,28 +204,25 @@ def known(value: float | None, spec: str, unit: str = "") -> str:
     return "" if value is None else format(value, spec) + unit
 
 
-def comparison(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     """Lines that state the paper's conclusion and which pairs of rows stand as in the paper."""
     lines, decimals = [f"The paper: {experiment.claim}"], experiment.metric.decimals
     pairs: dict[str, list] = {AS: [], OTHER: [], CLOSE: [], LOST: []}
     for one, other in compared(experiment, rows):
-        if verdict := compare(one, other, paper_sign(experiment, one, other)):
-            pairs[verdict].append((one, other))
-    total = sum(map(len, pairs.values()))
-    if total:
+        printed = paper_sign(experiment, one, other)
+        if printed and one["values"] and other["values"]:
+            pairs[verdict(sign_of(one, other), printed)].append((one, other))
+    if total := sum(map(len, pairs.values())):
         counts = ", ".join(f"{len(of)} {verdict}" for verdict, of in pairs.items() if of)
         lines.append(f"Pairs of rows that the paper orders: {total}, of which {counts}.")
-    for one, other in pairs[OTHER]:
-        printed = " (paper: {}, {})".format(*(number(of["paper"], decimals) for of in (one, other)))
-        lines.append(
-            f"The other way round: {said(one, decimals)} against {said(other, decimals)}"
-            f"{'' if one['paper'] is None else printed}."
-        )
-    if pairs[CLOSE]:
-        close = "; ".join(
-            f"{said(one, decimals)} against {said(other, decimals)}" for one, other in pairs[CLOSE]
-        )
-        lines.append(f"Too close to tell: {close}.")
+    for kind in (OTHER, CLOSE):
+        texts = [
+            " against ".join(f"{of['label'].strip()} {of['mean']:.{decimals + 1}f}" for of in pair)
+            + (" (paper: {}, {})".format(*(number(of["paper"], decimals) for of in pair))
+               if kind == OTHER and pair[0]["paper"] is not None else "")
+            for pair in pairs[kind]
+        ]  # fmt: skip
+        lines += [f"{kind[0].upper()}{kind[1:]}: {'; '.join(texts)}."] if texts else []
     seeds = [len(row["values"]) for of in pairs.values() for pair in of for row in pair]
     if any(count > 1 for count in seeds):
         lines.append(
@@ -201,12 +231,6 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -
         )
     if 1 in seeds:
         lines.append("A single seed has no error bar: there only the sign counts.")
-    return lines + divergence_lines(rows)
-
-
-def divergence_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines about the rows that diverged in the paper or here."""
-    lines = []
     for row in (row for row in rows if not row["same_as"] and row["values"]):
         lost, label = lost_of(row), row["label"].strip()
         in_paper = isinstance(row["paper"], float) and math.isnan(row["paper"])
@@ -218,19 +242,14 @@ def divergence_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def said(row: Mapping[str, Any], decimals: int) -> str:
-    """Formats a row within a sentence; `decimals` are those of the paper."""
-    return f"{row['label'].strip()} {row['mean']:.{decimals + 1}f}"
-
-
-def compared(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> list[tuple]:
+def compared(experiment: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Lists the pairs of rows that the experiment compares."""
     distinct = [row for row in rows if not row["same_as"]]
     if experiment.worsens:
         return list(itertools.pairwise(distinct))
     if experiment.reference:
-        (first,) = [row for row in distinct if row["label"] == experiment.reference] or [None]
-        return [(row, first) for row in distinct if first is not None and row is not first]
+        first = [row for row in distinct if row["label"] == experiment.reference]
+        return [(row, of) for of in first for row in distinct if row is not of]
     return [
         (one, other)
         for one, other in itertools.combinations(distinct, 2)
@@ -238,13 +257,11 @@ def compared(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]]) -> 
     ]
 
 
-def against(
-    experiment: PaperExperiment, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> str:
+def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
     """Compares a row with the experiment's reference: "worse (paper: better)".
 
-    "undecided" is a difference that is not significant, see `compare`; "by one seed" one that has
-    no test; "" a row that did not run.
+    "undecided" is a difference that is not significant; "by one seed" one that has no test; "" a
+    row that did not run.
     """
     pairs = [pair for pair in compared(experiment, rows) if pair[0] is row]
     if not pairs or not all(one["values"] for one in pairs[0]):
@@ -252,20 +269,18 @@ def against(
     ((one, other),) = pairs
     words = {-1: "worse", 0: "undecided", 1: "better"}
     direction = 1 if experiment.metric.higher_is_better else -1
-    printed = paper_sign(experiment, one, other) * direction
-    in_paper = f" (paper: {words[printed] if printed else 'equal'})"
-    if one["paper"] is None or other["paper"] is None:
-        in_paper = ""
-    if lost_of(one) or lost_of(other):
+    in_paper = ""
+    if one["paper"] is not None and other["paper"] is not None:
+        printed = paper_sign(experiment, one, other) * direction
+        in_paper = f" (paper: {words[printed] if printed else 'equal'})"
+    sign = sign_of(one, other)
+    if sign is None:
         return f"a seed diverged{in_paper}"
-    sign = np.sign(one["mean"] - other["mean"]) * significant(one["values"], other["values"])
     untested = " by one seed" if min(len(of["values"]) for of in (one, other)) == 1 else ""
-    return words[int(sign) * direction] + untested + in_paper
+    return words[sign * direction] + untested + in_paper
 
 
-def paper_sign(
-    experiment: PaperExperiment, one: Mapping[str, Any], other: Mapping[str, Any]
-) -> int:
+def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
     """Sign of the first row's value minus the second's in the paper; 0 where it orders neither."""
     if experiment.worsens:
         return 1 if experiment.metric.higher_is_better else -1
@@ -275,34 +290,24 @@ def paper_sign(
     return int(np.sign(printed[0] - printed[1]))
 
 
-def compare(one: Mapping[str, Any], other: Mapping[str, Any], sign: int) -> str | None:
-    """Compares the order of our two rows with the paper's.
+def sign_of(one: Row, other: Row) -> int | None:
+    """Sign of the first row's mean minus the second's here; None where a seed diverged.
 
-    Differences that are not significant by Welch's t-test over the seeds are too close to tell.
-    Where a row has a single seed there is no such test, and only the sign counts.
-
-    Args:
-      one: a row of `rows_of`.
-      other: another.
-      sign: of `one` minus `other` in the paper, as `paper_sign` returns it.
-
-    Returns:
-      AS, OTHER, CLOSE or LOST; None where the paper gives no order, or a row has no runs.
+    0: not significant by Welch's t-test over the seeds. Where a row has a single seed there is no
+    such test, and only the sign counts.
     """
-    if not (sign and one["values"] and other["values"]):
-        return None
     if lost_of(one) or lost_of(other):
+        return None
+    sign = int(np.sign(one["mean"] - other["mean"]))
+    a, b = one["values"], other["values"]
+    # Without variance every difference is significant.
+    if min(len(a), len(b)) > 1 and (np.ptp(a) or np.ptp(b)):
+        sign *= int(stats.ttest_ind(a, b, equal_var=False).pvalue < SIGNIFICANT)
+    return sign
+
+
+def verdict(ours: int | None, printed: int) -> str:
+    """Compares the order of our two rows with the paper's: AS, OTHER, CLOSE or LOST."""
+    if ours is None:
         return LOST
-    difference = one["mean"] - other["mean"]
-    if difference == 0 or not significant(one["values"], other["values"]):
-        return CLOSE
-    return AS if (difference > 0) == (sign > 0) else OTHER
-
-
-def significant(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Tells whether Welch's t-test finds a difference; True where a side has a single value."""
-    if min(len(one), len(other)) < 2:
-        return True
-    if np.ptp(one) == np.ptp(other) == 0:  # without variance every difference is significant
-        return True
-    return bool(stats.ttest_ind(one, other, equal_var=False).pvalue < SIGNIFICANT)
+    return (AS if ours == printed else OTHER) if ours else CLOSE

@@ -10,15 +10,16 @@ from ops import other_task
 
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.figures import axis_of, draw_against
 from widenet_jax.ops.sweep.results import Results
 from widenet_jax.ops.sweep.trials import Outcome, exit_code, expand
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Directory:
-    made = Directory(tmp_path / "sweep")
-    made.make()
-    return made
+    directory = Directory(tmp_path / "sweep")
+    directory.make()
+    return directory
 
 
 def outcomes_of(
@@ -58,6 +59,9 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
     assert rows[0]["params_sha256"] == "ab"
     assert (rows[3]["status"], rows[3]["last_eval_accuracy"]) == ("pruned", "0.1")
     assert "expert_load" not in rows[0]
+    two_panels = cv2.imread(str(directory.path / "sweep.png")).shape
+    assert two_panels[1] == 9 * 120  # an inch, and four for each axis
+    assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 14 * 120
 
 
 def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monkeypatch):
@@ -65,31 +69,27 @@ def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monke
     config = other_task.config(tmp_path, monkeypatch)
     found = outcomes_of(config, "perplexity", directory, scores=(9.0, 3.0, 4.0, None))
     found[2].result["test_perplexity"] = 0.0
-    results_ = Results(found, directory, {})
-    results_.write()
+    results = Results(found, directory, {})
+    results.write()
     rows = rows_of_csv(directory)
     assert [row["test_perplexity"] for row in rows] == ["0.0", "3.0", "9.0", ""]
     assert rows[3]["last_eval_perplexity"] == "0.1"
-    assert [row["mean"] for row in results_.over_seeds()] == [0.0, 6.0]
-    assert results_.as_json()["primary_metric"] == {"name": "perplexity", "higher_is_better": False}
-    assert (directory.path / "learning_curves.png").exists()
+    assert [row["mean"] for row in results.over_seeds()] == [0.0, 6.0]
+    assert results.as_json()["primary_metric"] == {"name": "perplexity", "higher_is_better": False}
 
 
 def test_means_over_seeds(outcomes, directory):
-    """`best_median` is of the runs' best evaluations; older results have the last one only."""
-    outcomes[2].result["best_checkpoint_accuracy"] = 0.95
     one, two = Results(outcomes, directory, {}).over_seeds()
-    middle = {"median": 0.9, "best_median": 0.95}
-    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None, **middle}
-    spread = {"std": pytest.approx(0.02**0.5), "median": 0.6, "best_median": 0.6}
+    assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None, "median": 0.9}
+    spread = {"std": pytest.approx(0.02**0.5), "median": 0.6}
     assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6, **spread}
-    depths = [Outcome(trial, "done", result={"test_accuracy": 0.5}) for trial in expand(
-        "configs/digits.py", sweep("model.depth", [1, 2])
-    )]  # fmt: skip
-    assert Results(depths, directory, {}).over_seeds() == []
 
 
-def test_the_report_names_the_failed_and_their_logs(outcomes, directory):
+def test_the_report_names_the_failed_and_what_is_left(outcomes, directory):
+    results = Results(outcomes, directory, {})
+    place = f"results  {directory.path}/results.csv"
+    assert f"{place}, learning_curves.png, sweep.png\n" in results.report()
+    assert "not among" not in results.report()  # a pruned trial is not left
     outcomes[0].status, outcomes[0].exit_code, outcomes[0].message = "failed", 2, "error: no"
     text = Results(outcomes, directory, {}).report()
     assert f"{outcomes[0].trial.name}, exit code 2: error: no" in text
@@ -98,43 +98,25 @@ def test_the_report_names_the_failed_and_their_logs(outcomes, directory):
     assert lines[0].split() == [
         "trial", "model.depth", "seed", "status", "test_accuracy", "params", "last_eval_accuracy",
     ]  # fmt: skip
-    assert lines[1].split()[-1] == "0.9"
-    assert "std" in text
-
-
-def test_the_report_says_what_is_not_written_and_what_is_left(outcomes, directory):
-    place = f"results  {directory.path}/results.csv"
-    text = Results(outcomes, directory, {}).report()
-    assert f"{place}, learning_curves.png, sweep.png\n" in text
-    assert "not written" not in text
-    assert "not among" not in text  # a pruned trial is not left
+    assert lines[1].split()[-1] == "0.9" and "std" in text
     for outcome, status in zip(outcomes, ("stopped", "waiting", "waiting", "failed"), strict=True):
         outcome.status, outcome.result = status, {}
-    results_ = Results(outcomes, directory, {})
-    lines = results_.report().splitlines()
-    assert lines[-3:] == [
+    results = Results(outcomes, directory, {})
+    assert results.report().splitlines()[-2:] == [
         place,
-        "not written, as no trial is done: learning_curves.png, sweep.png",
         "not among the results yet: 1 stopped, 2 waiting; run the same command again to resume",
     ]
-    results_.write()
+    results.write()
     assert [path.name for path in directory.path.iterdir() if path.suffix] == ["results.csv"]
 
 
 def test_exit_codes(outcomes):
     assert exit_code(outcomes, stopped=False) == 0
     assert exit_code(outcomes, stopped=True) == 143
-    outcomes[0].status = "failed"
+    outcomes[0].status = "diverged"
     assert exit_code(outcomes, stopped=False) == 3
     outcomes[1].status = "stopped"
     assert exit_code(outcomes, stopped=False) == 143
-
-
-def test_a_picture_of_each_axis_and_the_curves(outcomes, directory):
-    Results(outcomes, directory, {}).write()
-    two_panels = cv2.imread(str(directory.path / "sweep.png")).shape
-    assert two_panels[1] == 9 * 120  # an inch, and four for each axis
-    assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 14 * 120
 
 
 def test_trials_that_were_evaluated_once_show_their_training(outcomes, directory, drawn):
@@ -152,22 +134,39 @@ def test_trials_that_were_evaluated_once_show_their_training(outcomes, directory
     assert [len(line.get_xdata()) for line in twice] == [2] * len(outcomes)
 
 
-def test_the_picture_orders_seeds_by_number_and_not_by_result(directory):
-    """Seed 0 is the worst, so that the order by result would be 1, 2, 0."""
-    found = []
-    for trial, score in zip(
-        expand("configs/digits.py", sweep("seed", [0, 1, 2])), (0.2, 0.9, 0.5), strict=True
-    ):
-        found.append(Outcome(trial, "done", 0, result={"test_accuracy": score}))
-    Results(found, directory, {}).write()
-    image = cv2.imread(str(directory.path / "sweep.png")).astype(int)
-    blue = (image[..., 0] - image[..., 2] > 40).astype("uint8")
-    _, _, _, centres = cv2.connectedComponentsWithStats(blue)
-    heights = [-y for _, y in sorted(centres[1:].tolist())]
-    assert sorted(range(3), key=heights.__getitem__) == [0, 2, 1]
+def test_numbers_stand_by_size_and_names_as_listed():
+    """Seeds stand at equal distances; a search may propose names in another order."""
+    from optuna.distributions import CategoricalDistribution as Categorical
+    from optuna.distributions import FloatDistribution
+
+    for field, values, space, expected in (
+        ("seed", [2, 0, 1000, 2], {}, ([0, 2, 1000], "names")),
+        ("model.depth", [12, 2, 6], {}, ([2, 6, 12], "linear")),
+        ("rate", [0.1, 0.001, 0.01], {}, ([0.001, 0.01, 0.1], "log")),
+        ("rate", [0.1, 5.0], FloatDistribution(0.1, 9), ([0.1, 5.0], "linear")),
+        ("rate", [2.0, 1.0], FloatDistribution(1, 2, log=True), ([1.0, 2.0], "log")),
+        ("variant", ["b", "c", "a", "b"], {}, (["b", "c", "a"], "names")),
+        ("flip", [False, True], Categorical(["true", "false"]), ([True, False], "names")),
+    ):  # fmt: skip
+        settings = [{field: value} for value in values] + [{}]
+        assert axis_of(field, settings, {field: space}) == expected
 
 
-def test_no_picture_before_a_trial_is_done(outcomes, directory):
-    Results(outcomes[3:], directory, {}).write()
-    assert not (directory.path / "sweep.png").exists()
-    assert (directory.path / "results.csv").exists()
+def test_a_panel_for_each_field_with_dots_and_means(tmp_path: Path, drawn):
+    """A row without a field is left out of its panel; a single row a value has no mean."""
+    rows = [
+        {"rate": 1.0, "name": "one", "accuracy": 0.9},
+        {"rate": 0.01, "name": "one", "accuracy": 0.1},
+        {"rate": 0.1, "name": "two", "accuracy": 0.5},
+        {"name": "two", "accuracy": 0.7},
+    ]
+    axes = {field: axis_of(field, rows, {}) for field in ("rate", "name")}
+    draw_against(rows, axes, "accuracy", tmp_path / "axes.png")
+    rate, name = drawn[0].axes
+    dots = [(line.get_xdata()[0], list(line.get_ydata())) for line in rate.lines]
+    assert dots == [(0.01, [0.1]), (0.1, [0.5]), (1.0, [0.9])]
+    assert rate.get_xscale() == "log"
+    assert [list(line.get_ydata()) for line in name.lines] == [[0.9, 0.1], [0.5, 0.7], [0.5, 0.6]]
+    assert [text.get_text() for text in name.get_xticklabels()] == ["one", "two"]
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["mean"]

@@ -1,4 +1,4 @@
-"""Trials from settings: names, checked values, commands, and the sweep that a config asks for."""
+"""Settings, and the trials that they make: names, checked values, commands, get_sweep."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from configs.text_sizes import parse_text_variant, text_model
 from widenet_jax.errors import BadInputError
-from widenet_jax.ops.sweep.axes import product, sweep
+from widenet_jax.ops.sweep.axes import chainit, parse_axis, product, sweep, zipit
 from widenet_jax.ops.sweep.trials import expand, settings_of_config
 
 DIGITS = "configs/digits.py"
@@ -28,6 +28,32 @@ def get_sweep(sweep):
       sweep.sweep('seed', range(2)),
   ])
 """
+
+
+def test_axes_combine():
+    assert product([sweep("a", [1, 2]), sweep("config.b", "xy")]) == [
+        {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
+    ]  # fmt: skip
+    assert product([]) == [{}]
+    assert zipit([sweep("a", [1, 2]), sweep("b", [3, 4]), sweep("c", [5])]) == [
+        {"a": 1, "b": 3, "c": 5}, {"a": 2, "b": 4, "c": 5},
+    ]  # fmt: skip
+    assert chainit([sweep("a", [1, 2]), sweep("b", [3])]) == [{"a": 1}, {"a": 2}, {"b": 3}]
+    with pytest.raises(BadInputError, match=r"a has 2, b has 3"):
+        zipit([sweep("a", [1, 2]), sweep("b", [1, 2, 3])])
+    for combine in (product, zipit):
+        with pytest.raises(BadInputError, match=r"^seed is swept twice"):
+            combine([sweep("seed", [1]), sweep("config.seed", [2])])
+
+
+def test_axes_of_the_command_line():
+    assert parse_axis("seed=0, 1", "--sweep") == [{"seed": "0"}, {"seed": "1"}]
+    assert parse_axis("variant=vit_b;widenet_b,experts=8", "--sweep") == [
+        {"variant": "vit_b"}, {"variant": "widenet_b,experts=8"},
+    ]  # fmt: skip
+    for wrong in ("seed", "seed=", "=1"):
+        with pytest.raises(BadInputError, match="--zip"):
+            parse_axis(wrong, "--zip")
 
 
 def config_with(tmp_path: Path, text: str) -> str:
@@ -74,10 +100,7 @@ def test_names_follow_from_the_settings_alone():
     assert sorted(names) == sorted(turned)
     longer = product([sweep("seed", range(5)), sweep("optimizer.learning_rate", [3e-3, 0.001])])
     assert set(names) < {trial.name for trial in expand(DIGITS, longer)}
-    assert names[0] == expand(DIGITS, product(axes), ["--config.model.depth=1"])[0].name
-
-
-def test_the_same_settings_spelt_twice_are_one_trial():
+    # The same settings spelt twice are one trial.
     assert len(expand(DIGITS, sweep("optimizer.learning_rate", ["1e-3", "0.001", 0.001]))) == 1
 
 

@@ -1,4 +1,4 @@
-"""Checks before a sweep: what is wrong for all its trials is said once, before the first starts."""
+"""Checks before a sweep: a mistake that all trials share is reported once, before the first."""
 
 from collections.abc import Iterable, Sequence
 
@@ -28,8 +28,8 @@ def check_shared(trials: Sequence[Trial]) -> None:
 def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
     """Raises BadInputError where a finished trial ran with another config than it would now.
 
-    As after a change in the config file: its result would stand beside those of the new config. A
-    trial that is not finished refuses to resume. Trials on an object store are not looked at, as
+    As after a change in the config file: its result would stand beside results of the new config.
+    A trial that is not finished refuses to resume. Trials on an object store are not looked at, as
     each would be a request.
     """
     if is_remote(directory.trials):
@@ -41,13 +41,12 @@ def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
             continue
         from widenet_jax.run.workdir import changed_fields, list_changes  # imports JAX
 
-        flags = trial.arguments(workdir)[2:]
         try:
-            config = set_fields(load_config(trial.config), flags)
+            config = set_fields(load_config(trial.config), trial.fields())
         except BadInputError:  # the model that it started from may be gone: by the trial's own copy
-            config = set_fields(load_config(trial.config), flags, workdir=workdir)
+            config = set_fields(load_config(trial.config), trial.fields(), workdir=workdir)
         changed = changed_fields(stored, config)
-        # What is swept is part of the trial's name, but for the directory of a backbone.
+        # Swept fields are part of the trial's name, except the directory of a backbone.
         changed = {key: text for key, text in changed.items() if key not in trial.settings}
         if changed:
             raise BadInputError(
@@ -66,7 +65,7 @@ def mistake_of(trial: Trial) -> str:
     from widenet_jax.experiment import check_config
 
     try:
-        config = set_fields(load_config(trial.config), trial.arguments("")[2:])
+        config = set_fields(load_config(trial.config), trial.fields())
         check_config(config, open_data(config).data_info)
     except BadInputError as error:
         return str(error)

@@ -1,45 +1,20 @@
 """Draws a sweep's primary metric against each swept field."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from widenet_jax.config.durations import parse
-from widenet_jax.errors import BadInputError
-from widenet_jax.ops.sweep.axes import Range, Settings, Space
+from widenet_jax.ops.sweep.axes import Settings
 from widenet_jax.ops.sweep.trials import text_of
-from widenet_jax.run.figures import decimals, save, subplots
+from widenet_jax.run.figures import save, subplots
 
 SEED = "seed"
 LINEAR, LOG, NAMES = "linear", "log", "names"
 
 
-@dataclass(frozen=True)
-class Axis:
-    """The horizontal axis of one panel.
-
-    Attributes:
-      field: as in the settings.
-      values: from left to right.
-      scale: LINEAR, LOG, or NAMES for places at equal distances.
-    """
-
-    field: str
-    values: tuple[Any, ...]
-    scale: str
-
-    @property
-    def places(self) -> Sequence[float]:
-        """Where the values stand."""
-        return range(len(self.values)) if self.scale == NAMES else self.values
-
-
-def axis_of(field: str, settings: Sequence[Settings], space: Space) -> Axis:
-    """Orders a field's values: numbers and durations of one unit by size, names as they were given.
+def axis_of(field: str, settings: Sequence[Settings], space: Mapping[str, Any]) -> tuple[list, str]:
+    """Orders a field's values: numbers by size, other values as the user listed them.
 
     Args:
       field: to draw against.
@@ -47,41 +22,27 @@ def axis_of(field: str, settings: Sequence[Settings], space: Space) -> Axis:
       space: of a search; empty for a list of trials.
 
     Returns:
-      An axis with the scale of the search space. In a list of trials, numbers that span a factor
-      of 10 or more get a logarithmic scale. Seeds stand at equal distances, since their size means
-      nothing.
+      The values, and LINEAR or LOG as in the search space, or NAMES for places at equal distances.
+      In a list of trials, numbers that span a factor of 10 or more get a logarithmic scale. Seeds
+      are names, as their size means nothing.
     """
     values = list(dict.fromkeys(one[field] for one in settings if field in one))
-    drawn = space.get(field)
     if not all(type(value) in (int, float) for value in values):
-        units = {unit for _, unit in map(amount_of, values)}
-        if len(units) == 1 and units != {""}:
-            values.sort(key=amount_of)
-        elif isinstance(drawn, tuple):
-            rank = {text: place for place, text in enumerate(drawn)}
-            values.sort(key=lambda value: rank.get(text_of(value), len(rank)))
-        return Axis(field, tuple(values), NAMES)
+        listed = list(getattr(space.get(field), "choices", ()))
+        values.sort(key=lambda value: listed.index(text_of(value)) if listed else 0)
+        return values, NAMES
     values.sort()
-    if field == SEED:
-        scale = NAMES
-    elif isinstance(drawn, Range):
-        scale = LOG if drawn.kind == "log" else LINEAR
-    else:
-        scale = LOG if values and 0 < 10 * values[0] <= values[-1] else LINEAR
-    return Axis(field, tuple(values), scale)
+    log = getattr(space.get(field), "log", 0 < 10 * values[0] <= values[-1])
+    return values, NAMES if field == SEED else LOG if log else LINEAR
 
 
-def amount_of(value: Any) -> tuple[float, str]:
-    """Returns the number and the unit of a duration; (0, "") of any other value."""
-    try:
-        number, unit = parse(text_of(value), "")
-        return float(number), unit
-    except BadInputError:
-        return 0.0, ""
-
-
-def draw_against(rows: Sequence[Mapping], axes: Sequence[Axis], metric: str, out: Path) -> None:
-    """Draws a panel for each axis: a dot for each row, and the mean at each value.
+def draw_against(
+    rows: Sequence[Mapping],
+    axes: Mapping[str, tuple[list, str]],
+    metric: str,
+    out: Path,
+) -> None:
+    """Draws a panel for each field: a dot for each row, and the mean at each value.
 
     A row without the field is left out of its panel; means are left out where every value has a
     single row.
@@ -89,40 +50,25 @@ def draw_against(rows: Sequence[Mapping], axes: Sequence[Axis], metric: str, out
     size = (1 + 4 * len(axes), 4)
     figure, panels = subplots(1, len(axes), size=size, sharey=True, squeeze=False)
     marks = []
-    for panel, axis in zip(panels[0], axes, strict=True):
-        found = [[row[metric] for row in rows if row.get(axis.field) == v] for v in axis.values]
-        drawn = [(place, of) for place, of in zip(axis.places, found, strict=True) if of]
-        for place, of in drawn:
+    for panel, (field, (values, scale)) in zip(panels[0], axes.items(), strict=True):
+        found = {
+            value: [row[metric] for row in rows if row.get(field) == value] for value in values
+        }
+        drawn = {str(v) if scale == NAMES else v: of for v, of in found.items() if of}
+        for place, of in drawn.items():
             panel.plot([place] * len(of), of, "o", color="C0", alpha=0.6)
-        if any(len(of) > 1 for _, of in drawn):
-            style = "_" if axis.scale == NAMES else "-_"
-            means = [(place, fmean(of)) for place, of in drawn]
-            marks = panel.plot(*zip(*means, strict=True), style, color="C1", ms=14, mew=2)
-        if axis.scale == LOG:
-            panel.set_xscale("log")
-        elif axis.scale == NAMES:  # room for the labels of the first and the last name
-            panel.set_xlim(-0.5, len(axis.values) - 0.5)
-        label(panel, axis)
+        if any(len(of) > 1 for of in drawn.values()):
+            style = "_" if scale == NAMES else "-_"
+            means = [fmean(of) for of in drawn.values()]
+            marks = panel.plot(list(drawn), means, style, color="C1", ms=14, mew=2)
+        panel.set_xlabel(field)
         panel.grid(alpha=0.3)
+        if scale == LOG:
+            panel.set_xscale("log")
+        elif scale == NAMES:  # room for the labels of the first and the last name
+            panel.set_xlim(-0.5, len(drawn) - 0.5)
+            panel.tick_params("x", rotation=20 if max(map(len, drawn), default=0) > 6 else 0)
     if marks:  # above the panels, where it covers no dot
         figure.legend(marks, ["mean"], loc="outside upper right", fontsize=8)
     panels[0, 0].set_ylabel(metric.replace("_", " "))
     save(figure, out)
-
-
-def label(panel: Any, axis: Axis) -> None:
-    """Names the axis, and each of its values where there is room."""
-    panel.set_xlabel(axis.field)
-    if apart(np.log(axis.places) if axis.scale == LOG else axis.places):
-        texts = [
-            decimals(float(f"{v:.4g}")) if isinstance(v, float) else str(v) for v in axis.values
-        ]
-        turned = {"rotation": 20, "ha": "right"} if max(map(len, texts), default=0) > 6 else {}
-        panel.set_xticks(list(axis.places), texts, **turned)
-        panel.set_xticks([], minor=True)
-
-
-def apart(places: Sequence[float]) -> bool:
-    """Tells whether labels at these rising places would not overlap."""
-    gaps = np.diff(places)
-    return len(gaps) == 0 or min(gaps) > 0.08 * sum(gaps)

@@ -5,32 +5,22 @@ import io
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from widenet_jax.files import write_text
-from widenet_jax.ops.sweep.axes import Space
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.figures import SEED, axis_of, draw_against
-from widenet_jax.ops.sweep.trials import (
-    DONE,
-    FAILED,
-    HANDED_OVER,
-    STOPPED,
-    VARIANT,
-    WAITING,
-    Outcome,
-)
+from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import draw_learning_curves
 from widenet_jax.run.markdown import text_table
-from widenet_jax.run.metrics import JsonLines
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
-STATISTICS = ("seeds", "mean", "std", "median", "best_median")
+STATISTICS = ("seeds", "mean", "std", "median")
 TABLE, PICTURES = "results.csv", ("learning_curves.png", "sweep.png")
-UNFINISHED = (STOPPED, WAITING, HANDED_OVER)
+UNFINISHED = (Status.STOPPED, Status.WAITING, Status.HANDED_OVER)
 LAST_COLUMNS = ("exit_code", "message", "workdir")
 
 
@@ -51,7 +41,7 @@ class Results:
         them), `progress`, exit_code, message, workdir.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome], directory: Directory, space: Space):
+    def __init__(self, outcomes: Sequence[Outcome], directory: Directory, space: Mapping[str, Any]):
         self.outcomes, self.directory, self.space = outcomes, directory, space
         fields = {name for outcome in outcomes for name in outcome.trial.settings}
         self.fields = sorted(fields, key=lambda name: (name != VARIANT, name))
@@ -59,14 +49,15 @@ class Results:
         self.metric = f"test_{self.primary_metric.name}"
         self.progress = f"last_eval_{self.primary_metric.name}"
         self.rows = self.best_first([self.row_of(outcome) for outcome in outcomes], self.metric)
+        self.done = [row for row in self.rows if row["status"] == Status.DONE]
 
     def row_of(self, outcome: Outcome) -> dict[str, Any]:
         """Makes the row of a trial."""
         row = {"trial": outcome.trial.name, **outcome.trial.settings, "status": outcome.status}
         row |= {k: v for k, v in outcome.result.items() if isinstance(v, int | float | str)}
-        done = outcome.status == DONE
-        evaluations = [] if done else self.directory.evaluations(outcome.trial)
-        row[self.progress] = evaluations[-1][self.primary_metric.name] if evaluations else None
+        row[self.progress] = None
+        if outcome.status != Status.DONE and (records := self.directory.evaluations(outcome.trial)):
+            row[self.progress] = records[-1][self.primary_metric.name]
         row |= {"exit_code": outcome.exit_code, "message": outcome.message}
         return row | {"workdir": self.directory.workdir(outcome.trial)}
 
@@ -79,54 +70,36 @@ class Results:
         """Averages the primary metric over seeds.
 
         Returns:
-          A row for each setting of the other fields, the best first: those fields, `seeds` (the
-          number of finished ones), `mean`, `std` (n - 1; None for a single seed) and `median`; and
-          `best_median`, of the runs' best evaluations instead of their last. Empty where seeds are
-          not swept.
+          A row for each setting of the other fields, the best first: those fields and STATISTICS:
+          the number of finished seeds, `std` by n - 1 (None for a single seed). Empty where seeds
+          are not swept.
         """
         others = [name for name in self.fields if name != SEED]
-        best = f"best_checkpoint_{self.primary_metric.name}"
-        groups: dict[tuple, list[dict]] = {}
-        for row in self.rows if SEED in self.fields else ():
-            if row["status"] == DONE:
-                key = tuple(row.get(name) for name in others)
-                groups.setdefault(key, []).append(row)
+        groups: dict[tuple, list[float]] = {}
+        for row in self.done if SEED in self.fields else ():
+            key = tuple(row.get(name) for name in others)
+            groups.setdefault(key, []).append(row[self.metric])
         found = []
-        for key, rows in groups.items():
-            values = [row[self.metric] for row in rows]
-            # Runs of earlier versions do not tell their best.
-            bests = [row.get(best, row[self.metric]) for row in rows]
-            statistic = {
-                "seeds": len(values),
-                "mean": statistics.fmean(values),
-                "std": statistics.stdev(values) if len(values) > 1 else None,
-                "median": statistics.median(values),
-                "best_median": statistics.median(bests),
-            }
-            found.append(dict(zip(others, key, strict=True)) | statistic)
+        for key, values in groups.items():
+            std = statistics.stdev(values) if len(values) > 1 else None
+            numbers = len(values), statistics.fmean(values), std, statistics.median(values)
+            found.append(dict(zip((*others, *STATISTICS), (*key, *numbers), strict=True)))
         return self.best_first(found, "mean")
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as one JSON object."""
-        facts = {"primary_metric": self.primary_metric._asdict(), "trials": self.rows}
-        facts["over_seeds"] = self.over_seeds()
-        return facts | {"best": self.best()}
-
-    def csv(self) -> str:
-        """Returns the rows as CSV text."""
-        last = [self.progress, *LAST_COLUMNS]
-        first = dict.fromkeys(name for row in self.rows for name in row if name not in last)
-        out = io.StringIO()
-        writer = csv.DictWriter(out, [*first, *last], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        return out.getvalue()
+        return {
+            "primary_metric": self.primary_metric._asdict(),
+            "trials": self.rows,
+            "over_seeds": self.over_seeds(),
+            "best": self.best(),
+        }
 
     def best(self) -> dict[str, Any] | None:
         """Returns the best trial that is done: its name, its metric and its command."""
-        row = self.rows[0]
-        if row["status"] != DONE or row.get(self.metric) is None:
+        if not self.done or self.done[0].get(self.metric) is None:
             return None
+        row = self.done[0]
         trial = next(one.trial for one in self.outcomes if one.trial.name == row["trial"])
         command = ["python", "-m", "widenet_jax.main", *trial.arguments(row["workdir"])]
         return {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
@@ -141,62 +114,60 @@ class Results:
             names = [name for name in self.fields if name != SEED]
             parts.append("over seeds\n" + table(means, [*names, *STATISTICS]))
         parts += [
-            f"failed: {outcome.trial.name}, exit code {outcome.exit_code}: {outcome.message}\n"
-            f"  its whole log: {self.directory.log(outcome.trial)}"
-            for outcome in self.outcomes
-            if outcome.status == FAILED
+            f"{one.status}: {one.trial.name}, exit code {one.exit_code}: {one.message}\n"
+            f"  its whole log: {self.directory.log(one.trial)}"
+            for one in self.outcomes
+            if one.status in FAILURES
         ]
-        parts += self.files_text()
+        parts.append(self.files_text())
         if best := self.best():
-            parts.append(f"best  {best['trial']}, {self.metric} {cell(best[self.metric])}\n"
-                         f"  {best['command']}")  # fmt: skip
+            score = f"{self.metric} {cell(best[self.metric])}"
+            parts.append(f"best  {best['trial']}, {score}\n  {best['command']}")
         return "\n\n".join(parts)
 
-    def files_text(self) -> list[str]:
-        """Returns a line on what `write` writes, and one on what it does not and why."""
-        done = any(outcome.status == DONE for outcome in self.outcomes)
+    def files_text(self) -> str:
+        """Returns lines on the files of `write`, and on the trials that are left."""
         pictures = PICTURES if self.fields else PICTURES[:1]
-        text = f"results  {self.directory.path}/" + ", ".join((TABLE, *(pictures if done else ())))
+        written = (TABLE, *pictures) if self.done else (TABLE,)
+        lines = [f"results  {self.directory.path}/{', '.join(written)}"]
         counts = Counter(outcome.status for outcome in self.outcomes)
-        left = ", ".join(f"{counts[status]} {status}" for status in UNFINISHED if counts[status])
-        lines = [text]
-        if not done:
-            lines.append(f"not written, as no trial is done: {', '.join(pictures)}")
-        if left:
+        if left := ", ".join(f"{counts[one]} {one}" for one in UNFINISHED if counts[one]):
             lines.append(f"not among the results yet: {left}; run the same command again to resume")
-        return ["\n".join(lines)]
+        return "\n".join(lines)
 
     def write(self) -> None:
         """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
-        write_text(self.directory.path / TABLE, self.csv())
-        done = [row for row in self.rows if row["status"] == DONE]
-        if not done:
+        columns = dict.fromkeys(
+            name for row in self.rows for name in row if name not in LAST_COLUMNS
+        )
+        out = io.StringIO()
+        writer = csv.DictWriter(out, [*columns, *LAST_COLUMNS], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_text(self.directory.path / TABLE, out.getvalue())
+        if not self.done:
             return
         under_way = [row for row in self.rows if row[self.progress] is not None]
-        curves = (done + under_way)[:MOST_CURVES]
+        curves = (self.done + under_way)[:MOST_CURVES]
         names = [
             ", ".join(f"{name.split('.')[-1]}={cell(row.get(name))}" for name in self.fields)
             for row in curves
         ]
-        workdirs = [epath.Path(row["workdir"]) for row in curves]
-        curves_file, axes_file = (self.directory.path / name for name in PICTURES)
-        metric = self.primary_metric.name
+        trials = {one.trial.name: one.trial for one in self.outcomes}
         # Of a single evaluation there is no curve, and training shows more.
-        often = any(len(evaluations(workdir)) > 1 for workdir in workdirs)
-        splits = ("eval",) if often else ("train", "eval")
+        often = any(len(self.directory.evaluations(trials[row["trial"]])) > 1 for row in curves)
+        curves_file, axes_file = (epath.Path(self.directory.path / name) for name in PICTURES)
         draw_learning_curves(
-            workdirs, epath.Path(curves_file), metric=metric, names=names, splits=splits
+            [epath.Path(row["workdir"]) for row in curves],
+            curves_file,
+            metric=self.primary_metric.name,
+            names=names,
+            splits=("eval",) if often else ("train", "eval"),
         )
         if self.fields:
             settings = [outcome.trial.settings for outcome in self.outcomes]
-            axes = [axis_of(field, settings, self.space) for field in self.fields]
-            draw_against(done, axes, self.metric, axes_file)
-
-
-def evaluations(workdir: epath.Path) -> list[dict]:
-    """Returns the records of a run's evaluations in training."""
-    records = JsonLines(workdir / "metrics.jsonl").read()
-    return [record for record in records if record["split"] == "eval"]
+            axes = {field: axis_of(field, settings, self.space) for field in self.fields}
+            draw_against(self.done, axes, self.metric, axes_file)
 
 
 def table(rows: Sequence[dict], columns: Sequence[str]) -> str:

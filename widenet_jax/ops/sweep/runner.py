@@ -7,19 +7,18 @@ resumes from its checkpoint, as any run does. So the same call resumes a sweep t
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 from widenet_jax import errors
-from widenet_jax.ops.sweep.axes import Space
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.trials import FAILED, PRUNED, STOPPED, WAITING, Outcome, Trial
+from widenet_jax.ops.sweep.trials import FAILURES, MakeCommand, Outcome, Status, Trial
 
-POLL_SECONDS = 0.1
-JUDGE_SECONDS = 1.0
+POLL_SECONDS = 0.5
 NEWS_SECONDS = 30.0
 # What a signal does to trials on this machine, and to those that the launcher follows elsewhere.
 SAVING = "running trials save first; run the same command again to resume"
@@ -27,25 +26,44 @@ LEAVING = (
     "launched runs go on, and their TPUs cost money; run the same command again to follow them. "
     "logs/TRIAL.log names the command that deletes its TPU"
 )
-# Exit codes of a trial that was told to stop: after saving, or before it handled signals.
+# Exit codes of a trial that was stopped: after saving, or before it handled signals.
 STOPPED_CODES = (errors.STOPPED, errors.INTERRUPTED, -signal.SIGTERM)
 
 
-class TrialSource:
-    """Base class: supplies trials to a `Runner` and receives their outcomes.
+class Listed:
+    """Trials for a `Runner`, known beforehand; a search lengthens its list.
+
+    Args:
+      trials: in the order to run them.
+      directory: of the sweep.
+      only: the index of the one trial to run; None: all.
+      retry: run trials that diverged again, from their last checkpoint.
 
     Attributes:
-      directory: of the sweep.
-      total: number of trials to supply, for the progress lines.
+      total: number of trials to run, for the progress lines.
       space: what a search draws settings from; empty for a list of trials.
+
+    Raises:
+      BadInputError: the directory cannot be made.
     """
 
-    directory: Directory
-    total: int
-    space: Space
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        directory: Directory,
+        *,
+        only: int | None = None,
+        retry: bool = False,
+    ):
+        directory.make()
+        self.trials, self.directory, self.retry = list(trials), directory, retry
+        self.left = list(trials) if only is None else [trials[only]]
+        self.total, self.space = len(self.left), {}
+        self.ended: dict[str, Outcome] = {}  # in this call
 
     def ask(self) -> Trial | None:
         """Returns the next trial, or None when there are no more."""
+        return self.left.pop(0) if self.left else None
 
     def hopeless(self, trial: Trial) -> bool:
         """Tells whether to end a running trial early."""
@@ -53,60 +71,18 @@ class TrialSource:
 
     def tell(self, outcome: Outcome) -> None:
         """Receives the outcome of a trial that ended now or before."""
+        self.ended[outcome.trial.name] = outcome
 
     def outcomes(self) -> list[Outcome]:
-        """Returns the state of every trial."""
+        """Returns the outcomes in the order of the trials; other sweeps may have finished some."""
+        return [self.ended.get(one.name) or self.directory.outcome(one) for one in self.trials]
 
     def close(self) -> None:
         """Lets another process go on with the trials."""
 
 
-class Listed(TrialSource):
-    """Trials known beforehand; with `only`, it supplies that index alone.
-
-    Writes the trials down in the directory.
-
-    Raises:
-      BadInputError: as `Directory.remember`.
-    """
-
-    def __init__(self, trials: Sequence[Trial], directory: Directory, only: int | None = None):
-        directory.make()
-        directory.remember(trials)
-        self.trials, self.directory, self.space = trials, directory, {}
-        self.left = list(trials) if only is None else [trials[only]]
-        self.total = len(self.left)
-        self.told: dict[str, Outcome] = {}
-
-    def ask(self) -> Trial | None:
-        return self.left.pop(0) if self.left else None
-
-    def tell(self, outcome: Outcome) -> None:
-        self.told[outcome.trial.name] = outcome
-
-    def outcomes(self) -> list[Outcome]:
-        """Returns the outcomes in the order of the trials; other sweeps may have finished some."""
-        return [self.told.get(trial.name) or self.directory.outcome(trial) for trial in self.trials]
-
-
-@dataclass
-class Slot:
-    """A worker's trial.
-
-    Attributes:
-      process: runs the trial; None while a process of an earlier sweep still runs it.
-      pruned: the trial was told to end early.
-      look_again: time of the next check whether the trial should be pruned.
-    """
-
-    trial: Trial
-    process: subprocess.Popen | None = None
-    pruned: bool = False
-    look_again: float = 0.0
-
-
 class Runner:
-    """Keeps workers busy with the trials of a source.
+    """Keeps workers, which are threads, busy with the trials of a list or a search.
 
     Args:
       source: of the trials.
@@ -114,117 +90,112 @@ class Runner:
       command: (trial, its workdir) -> the command that starts the trial.
     """
 
-    def __init__(
-        self, source: TrialSource, *, workers: int, command: Callable[[Trial, str], list[str]]
-    ):
+    def __init__(self, source: Listed, *, workers: int, command: MakeCommand):
         self.source, self.directory = source, source.directory
         self.workers, self.command = workers, command
-        self.slots: list[Slot] = []
-        self.exhausted = False  # the source has no more trials
+        self.lock = threading.Lock()  # of the source and the lines below
+        self.running: list[Trial] = []
         self.ended = 0
         self.signals: list[int] = []
-        self.passed_on = 0
 
     def run(self) -> bool:
         """Returns once no trial is left; True where a signal cut the sweep short."""
-        news = time.monotonic()
-        with noting_signals(self.signals):
-            while True:
-                self.fill()
-                for slot in list(self.slots):
-                    self.look_at(slot)
-                self.pass_signals_on()
-                if not self.slots and (self.exhausted or self.signals):
-                    return bool(self.signals)
+        news, reported = time.monotonic(), 0
+        with noting_signals(self.signals), ThreadPoolExecutor(self.workers) as pool:
+            left = {pool.submit(self.work) for _ in range(self.workers)}
+            while left:
+                ended, left = wait(left, POLL_SECONDS)
+                for worker in ended:
+                    worker.result()
+                if len(self.signals) > reported:
+                    reported = len(self.signals)
+                    self.say(f"stopping: {LEAVING if self.directory.launched else SAVING}")
                 if time.monotonic() - news > NEWS_SECONDS:
                     news = time.monotonic()
-                    self.print_news()
-                time.sleep(POLL_SECONDS)
+                    for trial in list(self.running):
+                        self.say(f"{trial.name}: {self.directory.last_line(trial)}")
+        return bool(self.signals)
 
-    def fill(self) -> None:
-        """Gives every free worker a trial; finished trials free it again at once."""
-        while not self.signals and len(self.slots) < self.workers:
-            trial = self.source.ask()
+    def work(self) -> None:
+        """Runs one trial after the other."""
+        while not self.signals:
+            with self.lock:
+                trial = self.source.ask()
             if trial is None:
-                self.exhausted = True
                 return
-            slot = Slot(trial)
-            self.slots.append(slot)
-            self.begin(slot)
+            outcome = self.run_trial(trial)
+            with self.lock:
+                self.ended += 1
+                self.source.tell(outcome)
+            found = score_of(outcome.result)
+            if outcome.status in FAILURES:
+                found = f", exit code {outcome.exit_code}: {outcome.message}"
+            self.say(f"{outcome.status} {trial.name}{found}")
 
-    def begin(self, slot: Slot) -> None:
-        """Starts the trial, unless it is finished or an earlier sweep's process still runs it."""
-        directory, trial = self.directory, slot.trial
-        lock = directory.lock(trial)
-        if lock is None:
-            return
+    def run_trial(self, trial: Trial) -> Outcome:
+        """Runs a trial, unless it is finished; waits where an earlier sweep's process runs it."""
+        directory = self.directory
+        while (lock := directory.lock(trial)) is None:
+            if self.signals:
+                return directory.outcome(trial)
+            time.sleep(POLL_SECONDS)
         with lock:
             before = directory.outcome(trial)
-            if before.status != WAITING:
-                self.end(slot, before)
-                return
+            if before.status == Status.DIVERGED and self.source.retry:
+                directory.handed_over(trial).unlink(missing_ok=True)
+            elif before.status != Status.WAITING:
+                return before
             self.say(f"start {trial.name}")
+            with self.lock:  # making a command may read configs, which Python cannot do in threads
+                words = self.command(trial, directory.workdir(trial))
             with directory.log(trial).open("a") as log:
-                slot.process = subprocess.Popen(
-                    self.command(trial, directory.workdir(trial)),
+                process = subprocess.Popen(
+                    words,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     pass_fds=[lock.fileno()],  # the lock lasts as long as the trial's process
                     start_new_session=True,  # the sweep receives Ctrl-C and passes it on
                 )  # fmt: skip
+        self.running.append(trial)
+        pruned = self.follow(trial, process)
+        self.running.remove(trial)
+        return self.outcome(trial, process.returncode, pruned=pruned)
 
-    def look_at(self, slot: Slot) -> None:
-        """Records the end of a finished trial; prunes a trial that its search gives up."""
-        if slot.process is None:
-            if self.signals:
-                self.slots.remove(slot)
-            else:
-                self.begin(slot)
-        elif slot.process.poll() is not None:
-            self.end(slot, self.outcome(slot))
-        elif not slot.pruned and time.monotonic() > slot.look_again:
-            slot.look_again = time.monotonic() + JUDGE_SECONDS
-            if self.source.hopeless(slot.trial):
-                slot.pruned = True
-                slot.process.terminate()
+    def follow(self, trial: Trial, process: subprocess.Popen) -> bool:
+        """Waits for a trial's process; returns whether its search ended it.
 
-    def outcome(self, slot: Slot) -> Outcome:
-        """Returns the outcome of a trial whose process has ended."""
-        trial, code = slot.trial, slot.process.returncode
-        if code == 0:
-            if self.directory.result(trial) is None:
-                self.directory.handed_over(trial).touch()
-            return replace(self.directory.outcome(trial), exit_code=0)
-        if code in STOPPED_CODES:
-            return Outcome(trial, PRUNED if slot.pruned else STOPPED, code)
-        return Outcome(trial, FAILED, code, self.directory.last_line(trial))
-
-    def end(self, slot: Slot, outcome: Outcome) -> None:
-        """Frees the worker and reports the outcome."""
-        self.slots.remove(slot)
-        self.ended += 1
-        self.source.tell(outcome)
-        found = score_of(outcome.result)
-        if outcome.status == FAILED:
-            found = f", exit code {outcome.exit_code}: {outcome.message}"
-        self.say(f"{outcome.status} {outcome.trial.name}{found}")
-
-    def pass_signals_on(self) -> None:
-        """Terminates the trials once for each signal: at the first they save, at a second end.
-
-        The process of a launched trial is its launcher, which ends without the run.
+        Terminates it once for each signal: at the first it saves, at a second it ends. The process
+        of a launched trial is its launcher, which ends without the run.
         """
-        while self.passed_on < len(self.signals):
-            self.passed_on += 1
-            self.say(f"stopping: {LEAVING if self.directory.launched else SAVING}")
-            for slot in self.slots:
-                if slot.process:
-                    slot.process.terminate()
+        pruned, passed_on = False, 0
+        while True:
+            try:
+                process.wait(POLL_SECONDS)
+                return pruned
+            except subprocess.TimeoutExpired:
+                pass
+            if len(self.signals) > passed_on:
+                passed_on += 1
+                process.terminate()
+            elif not pruned:
+                with self.lock:
+                    pruned = self.source.hopeless(trial)
+                if pruned:
+                    process.terminate()
 
-    def print_news(self) -> None:
-        """Prints the last line of every running trial."""
-        for slot in self.slots:
-            line = self.directory.last_line(slot.trial)
-            self.say(f"{slot.trial.name}: {line if slot.process else 'an earlier sweep runs it'}")
+    def outcome(self, trial: Trial, code: int, *, pruned: bool) -> Outcome:
+        """Returns the outcome of a trial whose process has ended, and marks it in the directory."""
+        directory = self.directory
+        if code == 0:
+            if directory.result(trial) is None:
+                directory.handed_over(trial).touch()
+            return directory.outcome(trial)
+        if code in STOPPED_CODES:
+            if pruned:
+                directory.log(trial, "pruned").touch()
+            return Outcome(trial, Status.PRUNED if pruned else Status.STOPPED, code)
+        left = directory.outcome(trial)
+        status = Status.DIVERGED if left.status == Status.DIVERGED else Status.FAILED
+        return Outcome(trial, status, code, directory.last_line(trial))
 
     def say(self, text: str) -> None:
         """Prints a line with the number of trials that ended."""
@@ -232,11 +203,8 @@ class Runner:
 
 
 def score_of(result: Mapping[str, Any]) -> str:
-    """Formats the primary metric of a result.json: ": dev accuracy 0.9313"; "" without one.
-
-    Results of earlier versions name no primary metric, which is accuracy, and no split.
-    """
-    name = result.get("primary_metric", {}).get("name", "accuracy")
+    """Formats the primary metric of a result.json: ": dev accuracy 0.9313"; "" without one."""
+    name = result.get("primary_metric", {}).get("name")
     value = result.get(f"test_{name}")
     if value is None:
         return ""

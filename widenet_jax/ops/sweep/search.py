@@ -1,134 +1,201 @@
 """Searches a space of settings with Optuna, and ends hopeless trials early (Hyperband).
 
-DIR/optuna.db holds everything that is known. A search that was killed resumes with the trials that
-were running or had failed, and a longer search (`--trials`) builds on the trials that it has. One
-process searches at a time.
+A search is a list of trials that Optuna lengthens. DIR/search.json holds what Optuna proposed; its
+study is rebuilt from there and from the trials' workdirs at every start. A search that was killed
+resumes with the trials that were running or had failed, and a longer search (`--trials`) builds on
+the trials that it has. One process searches at a time.
 """
 
+import json
+import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from widenet_jax.config.parser import Options
 from widenet_jax.errors import BadInputError, require
-from widenet_jax.ops.sweep.axes import Range, Space, ends_of
-from widenet_jax.ops.sweep.directory import Directory, diverged
-from widenet_jax.ops.sweep.runner import TrialSource
-from widenet_jax.ops.sweep.trials import DONE, FAILED, PRUNED, WAITING, Outcome, Trial, make
+from widenet_jax.files import write_json
+from widenet_jax.ops.sweep.axes import Settings, field_name, parse_values
+from widenet_jax.ops.sweep.directory import Directory, locked
+from widenet_jax.ops.sweep.runner import Listed
+from widenet_jax.ops.sweep.trials import Outcome, Status, Trial, make
 
-STATUSES = {"COMPLETE": DONE, "PRUNED": PRUNED, "FAIL": FAILED}  # of Optuna's states
+NEEDED = {"extra": "sweep", "what": "--search"}  # Optuna is an optional requirement
+KINDS = ("log", "float", "int")
+STATES = {
+    Status.DONE: "COMPLETE",
+    Status.PRUNED: "PRUNED",
+    Status.DIVERGED: "FAIL",
+}  # of Optuna's trials
 TPE_STARTUP = 5  # random trials before TPE models the space
 
+Space = Mapping[str, Any]  # an Optuna distribution for each field
 
-@dataclass
-class Search(TrialSource):
-    """Trials that Optuna proposes, by the primary metric of the task.
 
-    Attributes:
-      config: FILE.py or FILE.py:ARGUMENT.
-      space: to draw settings from.
-      flags: `--config.FIELD=VALUE` that all trials share.
-      directory: of the sweep.
-      total: number of trials in all, those of earlier calls included.
-      sampler: "random" or "tpe".
-      prune: end hopeless trials early.
-      seed: of the sampler. An interrupted search proposes the same trials as an uninterrupted one,
-        for TPE as long as trials end in the same order.
+def parse_space(texts: Sequence[str]) -> Space:
+    """Parses --space: "learning_rate=log:1e-4:1e-2", "model.depth=int:2:6", "model.pool=cls,mean".
 
     Raises:
-      BadInputError: Optuna is missing, the config has no such field or value, or the directory
-        holds a search with another config, other flags or another space of which a trial has run,
-        or another process searches there.
+      BadInputError: a text of another form, a field with two spaces, or Optuna is missing.
+    """
+    distributions = require("optuna", **NEEDED).distributions
+    space: dict[str, Any] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = field_name(name)
+        if not (name and equals and values):
+            raise BadInputError(f"--space {text!r}: write FIELD=log:LOW:HIGH or FIELD=VALUE,VALUE")
+        if name in space:
+            raise BadInputError(f"--space {text!r}: {name} already has a space; keep one of them")
+        kind, *ends = values.split(":")
+        if kind not in KINDS:
+            space[name] = distributions.CategoricalDistribution(parse_values(values))
+            continue
+        try:
+            low, high = map(int if kind == "int" else float, ends)
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ValueError("the first number must be below the second")
+            if kind == "int":
+                space[name] = distributions.IntDistribution(low, high)
+            else:
+                space[name] = distributions.FloatDistribution(low, high, log=kind == "log")
+        except ValueError as error:
+            raise BadInputError(
+                f"--space {text!r}: {error}; give two numbers, as in {kind}:1:8"
+            ) from None
+    return space
+
+
+def ends_of(space: Space) -> list[Settings]:
+    """Lists settings that together cover every named value and both ends of every range."""
+    lists = {
+        name: getattr(one, "choices", None) or [one.low, one.high] for name, one in space.items()
+    }
+    most = max(map(len, lists.values()))
+    return [{name: v[min(i, len(v) - 1)] for name, v in lists.items()} for i in range(most)]
+
+
+class Search(Listed):
+    """Trials that Optuna proposes, by the primary metric of the task.
+
+    An interrupted search proposes the same trials as an uninterrupted one, for TPE as long as
+    trials end in the same order.
+
+    Args:
+      options: of the command: config, fields, search (the sampler), trials (their number, with the
+        trials of earlier calls), prune and search_seed.
+      space: to draw settings from.
+      directory: of the sweep.
+
+    Raises:
+      BadInputError: Optuna is missing, the config has no such field or value, the directory holds
+        a search of another space, or another process searches there.
     """
 
-    config: str
-    space: Space
-    flags: Sequence[str]
-    directory: Directory
-    total: int
-    sampler: str
-    prune: bool
-    seed: int
-
-    def __post_init__(self):
-        self.optuna = optuna = require("optuna", extra="sweep", what="--search")
+    def __init__(self, options: Options, space: Space, directory: Directory):
+        self.optuna, self.options = require("optuna", **NEEDED), options
+        self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
+        warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
         # A wrong field or bound is noticed before any trial runs.
-        ends = [make(self.config, end, self.flags) for end in ends_of(self.space)]
+        ends = [make(options.config, end, options.fields) for end in ends_of(space)]
         self.primary_metric = ends[0].primary_metric()
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.directory.make()
-        self.lock = self.directory.lock_search()
-        place = {"storage": f"sqlite:///{self.directory.path.resolve()}/optuna.db"}
-        place["study_name"] = "search"
-        if not self.directory.any_begun() and optuna.get_all_study_names(place["storage"]):
-            optuna.delete_study(**place)  # its flags may have been wrong
-        self.study = optuna.create_study(
-            **place,
-            direction="maximize" if self.primary_metric.higher_is_better else "minimize",
-            pruner=optuna.pruners.HyperbandPruner(),
-            load_if_exists=True,
-        )
-        self.check_same()
-        self.states = optuna.trial.TrialState
-        self.interrupted = self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,))
+        self.metric = f"test_{self.primary_metric.name}"
+        super().__init__([], directory)
+        self.space, self.total = space, options.trials
+        self.lock = locked(directory.path / "search.lock")
+        if self.lock is None:
+            raise BadInputError(
+                f"--workdir={directory.path}: another process searches there; wait for it, stop "
+                "it, or name a new --workdir"
+            )
+        self.file = directory.path / "search.json"
+        self.proposed = self.read()
+        self.trials = [self.trial_of(number, one) for number, one in enumerate(self.proposed)]
         self.running: dict[str, Any] = {}  # Optuna's trial, by name
-        self.reported: dict[str, int] = {}  # number of evaluations reported to Optuna, by name
-        self.unfinished: dict[str, Outcome] = {}  # of this call; the next one resumes them
+        self.study = self.optuna.create_study(
+            study_name="search",  # Hyperband's brackets follow from the name
+            direction="maximize" if self.primary_metric.higher_is_better else "minimize",
+            pruner=self.optuna.pruners.HyperbandPruner(),
+        )
+        for trial, proposal in zip(self.trials, self.proposed, strict=True):
+            self.add(directory.outcome(trial), proposal)
 
-    def check_same(self) -> None:
-        """Raises BadInputError where the directory holds another search."""
-        ours = {"config": self.config, "flags": list(self.flags), "space": repr(self.space)}
-        stored = self.study.user_attrs
-        for name, value in ours.items():
-            if stored.get(name, value) != value:
-                raise BadInputError(
-                    f"--workdir={self.directory.path} holds a search with another {name} "
-                    f"({stored[name]}); name a new --workdir, or repeat it to resume"
-                )
-            self.study.set_user_attr(name, value)
+    def read(self) -> list[Settings]:
+        """Returns what earlier calls proposed.
+
+        Raises:
+          BadInputError: the directory holds a search of another space.
+        """
+        stored = json.loads(self.file.read_text()) if self.file.exists() else {}
+        if stored.get("space", repr(self.space)) != repr(self.space):
+            raise BadInputError(
+                f"--workdir={self.directory.path} holds a search with another space "
+                f"({stored['space']}); name a new --workdir, or repeat it to resume"
+            )
+        return stored.get("proposed", [])
+
+    def add(self, outcome: Outcome, proposal: Settings) -> None:
+        """Adds a trial of an earlier call to the study; one that did not end is run again."""
+        trial = outcome.trial
+        if outcome.status not in STATES:
+            self.study.enqueue_trial(proposal)
+            self.running[trial.name] = self.study.ask(self.space)
+            self.left.append(trial)
+            return
+        frozen = self.optuna.trial.create_trial(
+            state=self.optuna.trial.TrialState[STATES[outcome.status]],
+            params=proposal,
+            distributions=dict(self.space),
+            value=outcome.result.get(self.metric),
+            intermediate_values=dict(enumerate(self.evaluations(trial), 1)),
+        )
+        self.study.add_trial(frozen)
 
     def ask(self) -> Trial | None:
         """Returns a trial that an earlier call left, or else a new one until there are `total`."""
-        if self.interrupted:
-            asked = self.optuna.trial.Trial(self.study, self.interrupted.pop(0)._trial_id)
-        else:
-            number = len(self.study.get_trials(deepcopy=False))
-            if number >= self.total:
-                return None
-            self.study.sampler = self.sampler_of(number)
-            space = {name: distribution(self.optuna, one) for name, one in self.space.items()}
-            asked = self.study.ask(space)
-        trial = self.trial_of(asked)
+        if self.left:
+            return self.left.pop(0)
+        number = len(self.trials)
+        if number >= self.total:
+            return None
+        self.study.sampler = self.sampler_of(number)
+        asked = self.study.ask(self.space)
+        trial = self.trial_of(number, asked.params)
+        self.proposed.append(asked.params)
+        write_json(self.file, {"space": repr(self.space), "proposed": self.proposed})
+        self.trials.append(trial)
         self.running[trial.name] = asked
         return trial
 
     def sampler_of(self, number: int) -> Any:
         """Makes the sampler of a trial from its number, so that no random state is stored."""
-        samplers, seed = self.optuna.samplers, self.seed * 100_003 + number
-        if self.sampler == "random":
+        samplers, seed = self.optuna.samplers, self.options.search_seed * 100_003 + number
+        if self.options.search == "random":
             return samplers.RandomSampler(seed=seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
-            # The liar makes trials that run at the same time search different places.
-            return samplers.TPESampler(seed=seed, n_startup_trials=TPE_STARTUP, constant_liar=True)
+        # The liar makes trials that run at the same time search different places.
+        return samplers.TPESampler(seed=seed, n_startup_trials=TPE_STARTUP, constant_liar=True)
 
-    def trial_of(self, asked: Any) -> Trial:
+    def trial_of(self, number: int, proposal: Settings) -> Trial:
         """Makes the trial of a proposal; its number keeps the names of equal proposals apart."""
-        trial = make(self.config, asked.params, self.flags)
-        return replace(trial, name=f"{asked.number:03d}-{trial.name}")
+        trial = make(self.options.config, proposal, self.options.fields)
+        return replace(trial, name=f"{number:03d}-{trial.name}")
+
+    def evaluations(self, trial: Trial) -> list[float]:
+        """Returns the metric of every evaluation so far; the n-th is Hyperband's n-th step."""
+        found = [
+            record.get(self.primary_metric.name) for record in self.directory.evaluations(trial)
+        ]
+        return [value for value in found if value is not None]
 
     def hopeless(self, trial: Trial) -> bool:
-        """Reports new evaluations to Optuna; the n-th is Hyperband's n-th unit of effort."""
-        if not self.prune:
+        """Reports new evaluations to Optuna, and tells whether to end the trial early."""
+        if not self.options.prune:
             return False
-        asked = self.running[trial.name]
-        values = [record[self.primary_metric.name] for record in self.directory.evaluations(trial)]
-        before = self.reported.get(trial.name, 0)
-        self.reported[trial.name] = max(before, len(values))
-        for step, value in enumerate(values[before:], before + 1):
-            with warnings.catch_warnings():  # a resumed trial repeats what Optuna knows
-                warnings.simplefilter("ignore")
-                asked.report(value, step)
+        asked, values = self.running[trial.name], self.evaluations(trial)
+        reported = self.study.get_trials(deepcopy=False)[asked.number].intermediate_values
+        for step in range(len(reported) + 1, len(values) + 1):
+            asked.report(values[step - 1], step)
             if asked.should_prune():
                 return True
         return False
@@ -136,44 +203,15 @@ class Search(TrialSource):
     def tell(self, outcome: Outcome) -> None:
         """Reports an outcome to Optuna.
 
-        For Optuna a trial that was stopped, or failed for another reason than its numbers (as by a
-        full disk), is still running: the next call resumes it, as in a grid.
+        A trial that was stopped, or failed for another reason than its numbers (as by a full
+        disk), stays running in the study: the next call resumes it, as in a grid.
         """
-        trial = outcome.trial
-        asked = self.running.pop(trial.name)
-        if outcome.status == DONE:
-            self.study.tell(asked, outcome.result[f"test_{self.primary_metric.name}"])
-        elif outcome.status == PRUNED:
-            self.study.tell(asked, state=self.states.PRUNED)
-        elif outcome.status == FAILED and diverged(self.directory.workdir(trial)):
-            asked.set_user_attr("exit_code", outcome.exit_code)
-            asked.set_user_attr("message", outcome.message)
-            self.study.tell(asked, state=self.states.FAIL)
-        else:
-            self.unfinished[trial.name] = outcome
-
-    def outcomes(self) -> list[Outcome]:
-        """Returns the outcomes of all proposals, in their order."""
-        return list(map(self.outcome_of, self.study.get_trials(deepcopy=False)))
-
-    def outcome_of(self, frozen: Any) -> Outcome:
-        """The outcome of a proposal."""
-        trial = self.trial_of(frozen)
-        if trial.name in self.unfinished:
-            return self.unfinished[trial.name]
-        status = STATUSES.get(frozen.state.name, WAITING)
-        code, message = frozen.user_attrs.get("exit_code"), frozen.user_attrs.get("message", "")
-        return Outcome(trial, status, code, message, self.directory.result(trial) or {})
+        super().tell(outcome)
+        if outcome.status in STATES:
+            state = self.optuna.trial.TrialState[STATES[outcome.status]]
+            self.study.tell(
+                self.running.pop(outcome.trial.name), outcome.result.get(self.metric), state=state
+            )
 
     def close(self) -> None:
         self.lock.close()
-
-
-def distribution(optuna: Any, values: Range | tuple[str, ...]) -> Any:
-    """Translates the space of a field for Optuna."""
-    if isinstance(values, tuple):
-        return optuna.distributions.CategoricalDistribution(values)
-    if values.kind == "int":
-        return optuna.distributions.IntDistribution(values.low, values.high)
-    log = values.kind == "log"
-    return optuna.distributions.FloatDistribution(values.low, values.high, log=log)

@@ -6,18 +6,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import (
-    fields_of,
-    find_config,
-    import_file,
-    load_config,
-    override,
-)
+from widenet_jax.config.files import fields_of, find_config, import_file, load_config, override
 from widenet_jax.config.imports import IMPORTED
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.pretrained_config import PRETRAINED, set_fields
@@ -27,9 +22,21 @@ from widenet_jax.ops.sweep.axes import Settings
 MakeCommand = Callable[["Trial", str], list[str]]  # (trial, workdir) -> the command that runs it
 VARIANT = "variant"  # the config's argument, as a field
 SLUG_LENGTH = 80
-DONE, FAILED, STOPPED, PRUNED = "done", "failed", "stopped", "pruned"
-HANDED_OVER, WAITING = "handed over", "waiting"
-UNKNOWN_TASK = "classification"  # names the metric where every trial fails at config.task.name
+
+
+class Status(StrEnum):
+    """The state of a trial, as tables print it."""
+
+    DONE = "done"
+    FAILED = "failed"
+    DIVERGED = "diverged"  # its numbers stopped being finite
+    STOPPED = "stopped"  # saved; the next call resumes it
+    PRUNED = "pruned"
+    HANDED_OVER = "handed over"  # to a scheduler that runs it later
+    WAITING = "waiting"  # not started
+
+
+FAILURES = (Status.FAILED, Status.DIVERGED)
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,14 @@ class Trial:
     settings: Settings
     flags: tuple[str, ...] = ()
 
+    def fields(self) -> list[str]:
+        """Returns `--config.FIELD=VALUE` for every field that the trial sets."""
+        texts = {name: text_of(value) for name, value in self.settings.items() if name != VARIANT}
+        return [*self.flags, *flags_of(texts)]
+
     def arguments(self, workdir: str) -> list[str]:
         """Returns the arguments of `python -m widenet_jax.main`."""
-        texts = {name: text_of(value) for name, value in self.settings.items() if name != VARIANT}
-        return [f"--config={self.config}", f"--workdir={workdir}", *self.flags, *flags_of(texts)]
+        return [f"--config={self.config}", f"--workdir={workdir}", *self.fields()]
 
     def command(self, workdir: str) -> list[str]:
         """Returns the command that runs the trial on this machine."""
@@ -60,13 +71,11 @@ class Trial:
         return [sys.executable, "-m", "widenet_jax.main", *imports, *self.arguments(workdir)]
 
     def primary_metric(self) -> Any:
-        """Returns the metric that the task's runs are compared by, a `tasks.PrimaryMetric`."""
-        # Before TASKS is read, as a config file may add a task.
-        config = with_fields(self.config, self.arguments("")[2:])
-        from widenet_jax.specs import TASKS, task_class
+        """Returns the metric that the task's runs are compared by, a `task.PrimaryMetric`."""
+        config = with_fields(self.config, self.fields())
+        from widenet_jax.specs import task_class  # imports JAX
 
-        known = config.task.name in TASKS
-        return task_class(config.task.name if known else UNKNOWN_TASK).primary_metric_of(config)
+        return task_class(config.task.name).primary_metric_of(config)
 
 
 @dataclass
@@ -74,25 +83,25 @@ class Outcome:
     """The state of a trial.
 
     Attributes:
-      status: done; failed; stopped (saved; the next call resumes it); pruned; handed over (to a
-        scheduler that runs it later); waiting (not started).
       message: the last line that a failed trial printed.
       result: the result.json of a trial that is done.
     """
 
     trial: Trial
-    status: str
+    status: Status
     exit_code: int | None = None
     message: str = ""
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def exit_code(outcomes: Iterable[Outcome], *, stopped: bool) -> int:
-    """Returns 143 where a trial or the call itself was stopped, 3 where one failed, else 0."""
+def exit_code(
+    outcomes: Iterable[Outcome], *, stopped: bool, failures: Sequence[Status] = FAILURES
+) -> int:
+    """Returns 143 where a trial or the call itself was stopped, 3 after a failure, else 0."""
     statuses = {outcome.status for outcome in outcomes}
-    if stopped or STOPPED in statuses:
+    if stopped or Status.STOPPED in statuses:
         return 143
-    return 3 if FAILED in statuses else 0
+    return 3 if statuses & {*failures} else 0
 
 
 def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ()) -> list[Trial]:
@@ -104,7 +113,7 @@ def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ())
       flags: `--config.FIELD=VALUE` that all trials share.
 
     Returns:
-      The trials in the order given. Equal settings, however spelt, become one trial.
+      The trials in the order of their settings. Equal settings, however spelt, become one trial.
 
     Raises:
       BadInputError: the config has no such field, value or variant.
@@ -124,13 +133,11 @@ def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
             )
         argument = text_of(settings[VARIANT])
     full = f"{path}:{argument}" if argument else path
-    given = [flag.removeprefix("--config.").partition("=")[0] for flag in flags]
-    for name in fields:
-        if name in given:
-            raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")
+    for name in fields.keys() & names_of(flags):
+        raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")
     loaded = with_fields(full, [*flags, *flags_of(fields)])
-    held = dict(fields_of(loaded)) | {VARIANT: argument}
-    values = {name: held[name] for name in sorted(settings)}
+    typed = dict(fields_of(loaded)) | {VARIANT: argument}
+    values = {name: typed[name] for name in sorted(settings)}
     return Trial(name_of(Path(path).name, argument, values), full, values, tuple(flags))
 
 
@@ -145,12 +152,16 @@ def with_fields(config: str, flags: Sequence[str]) -> ConfigDict:
       BadInputError: no such field or value, or no pretrained model.
     """
     loaded = load_config(config)
-    names = {flag.removeprefix("--config.").partition("=")[0] for flag in flags}
-    of_model = {name for name in names if name.startswith("model.")}
+    of_model = {name for name in names_of(flags) if name.startswith("model.")}
     pretrained = loaded.get("model", {}).get("name") == PRETRAINED
     if pretrained and of_model - dict(fields_of(loaded)).keys():
         return set_fields(loaded, flags)
     return override(loaded, flags)
+
+
+def names_of(flags: Iterable[str]) -> set[str]:
+    """Returns the fields that flags set."""
+    return {flag.removeprefix("--config.").partition("=")[0] for flag in flags}
 
 
 def flags_of(fields: Mapping[str, str]) -> list[str]:
@@ -185,15 +196,13 @@ def settings_of_config(config: str) -> list[Settings]:
     """
     path = find_config(config.partition(":")[0])
     load_config(config)
-    ask = getattr(import_file(path), "get_sweep", None)
-    if ask is None:
+    get_sweep = getattr(import_file(path), "get_sweep", None)
+    if get_sweep is None:
         raise BadInputError(
             f"nothing to sweep: give --sweep FIELD=VALUE,VALUE, or write get_sweep(sweep) in {path}"
         )
     try:
-        found = [
-            {axes.field_name(name): value for name, value in one.items()} for one in ask(axes)
-        ]  # fmt: skip
+        found = [{axes.field_name(k): v for k, v in one.items()} for one in get_sweep(axes)]
     except BadInputError as error:
         raise BadInputError(f"--config={config}: {error}") from None
     except Exception as error:
