@@ -9,9 +9,8 @@ from configs.text_sizes import text_model
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.nn.build import build_model
 from widenet_jax.text import heads as text_heads
-from widenet_jax.text.data.instances import InstanceTransform
+from widenet_jax.text.data.instances import MOST_CHUNKS, InstanceTransform
 from widenet_jax.text.data.masking import MaskingRules
-from widenet_jax.text.data.packing import MOST_CHUNKS
 from widenet_jax.text.masked_lm import MaskedLm
 
 V, T = 200, 48

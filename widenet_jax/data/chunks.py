@@ -129,7 +129,8 @@ class TrainChunks(Chunks):
         stacked = Stacked(len(records))
         for i, (epoch, record) in enumerate(zip(epochs.tolist(), records.tolist(), strict=True)):
             complaints: Complaints = []
-            stacked.put(i, self._read(epoch, record, complaints), complaints)
+            stacked.put(i, self._read(epoch, record, complaints))
+            stacked.complain(i, complaints)
         return stacked.chunk() | {"record": records}
 
     def _read(self, epoch: int, record: int, complaints: Complaints) -> Arrays:
@@ -158,13 +159,14 @@ class EvalChunks(Chunks):
                 example = read_example(self.source, record)
                 # The same draws for every run and model.
                 rng = sampler.augmentation_rng(seed=0, epoch=0, record=record)
-                stacked.put(i, self.transform(example, rng), [])
+                stacked.put(i, self.transform(example, rng))
             except BadExampleError as error:
                 if not self.skip:
                     raise
-                stacked.put(i, {}, [(record, str(error))])
-        if not stacked.arrays:
-            stacked.allocate(first_example(self.source, self.transform, skip=self.skip))
+                stacked.complain(i, [(record, str(error))])
+        if not stacked.arrays:  # of a readable example, for the shapes
+            example = first_example(self.source, self.transform, skip=self.skip)
+            stacked.put(0, {name: np.zeros_like(value) for name, value in example.items()})
         mask = inside & ~stacked.bad
         return stacked.chunk() | {"record": np.where(inside, records, -1), "mask": mask}
 
@@ -204,24 +206,20 @@ class Stacked:
     """
 
     def __init__(self, count: int):
-        self.count = count
         self.arrays: Arrays = {}
         self.bad = np.zeros(count, bool)
         self.complaints: Complaints = []
 
-    def allocate(self, like: Arrays) -> None:
-        self.arrays = {
-            key: np.zeros((self.count, *np.shape(x)), np.asarray(x).dtype)
-            for key, x in like.items()
-        }
+    def put(self, index: int, example: Arrays) -> None:
+        for name, value in example.items():
+            if name not in self.arrays:
+                value = np.asarray(value)
+                self.arrays[name] = np.zeros((len(self.bad), *value.shape), value.dtype)
+            self.arrays[name][index] = value
 
-    def put(self, index: int, example: Arrays, complaints: Complaints) -> None:
+    def complain(self, index: int, complaints: Complaints) -> None:
         self.bad[index] = bool(complaints)
         self.complaints += complaints
-        if not self.arrays:
-            self.allocate(example)
-        for name, value in example.items():
-            self.arrays[name][index] = value
 
     def chunk(self) -> Chunk:
         return {**self.arrays, "bad": self.bad, COMPLAINTS: self.complaints}

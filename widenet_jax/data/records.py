@@ -36,7 +36,10 @@ SOURCE_OF = {"images": "array_record", "text": "text", "stream": "token_stream"}
 NEEDED = {
     "images": (("class_names",), ("shards",)),
     "text": (("tokenizer_sha256", "unigram_entropy", "rule"), ("shards",)),
-    "stream": (("vocab_size",), ("file_bytes", "tokens", "bytes", "words", "sha256")),
+    "stream": (
+        ("vocab_size",),
+        ("file_bytes", "tokens", "bytes", "words", "sha256", "sample_sha256"),
+    ),
 }
 _UNFINISHED = ".writing-"  # prefix of a shard that is being written
 _LABEL = struct.Struct("<I")

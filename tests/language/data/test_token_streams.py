@@ -160,10 +160,11 @@ def test_a_file_of_more_than_256_different_tokens(tmp_path):
 def written(folder: Path, ids: np.ndarray, vocab_size: int = 700, **changes) -> str:
     """Writes a set of one split by hand; returns its directory."""
     entry = {"tokens": len(ids), "bytes": 8000, "words": 1000, "file_bytes": ids.nbytes}
+    (folder / "train.tokens").write_bytes(ids.tobytes())
     entry["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    entry["sample_sha256"] = sample_sha256(str(folder / "train.tokens"))
     manifest = {"format_version": 1, "kind": "stream", "vocab_size": vocab_size}
     manifest |= {"splits": {"train": {**entry, **changes}}}
-    (folder / "train.tokens").write_bytes(ids.tobytes())
     (folder / "dataset.json").write_text(json.dumps(manifest))
     return str(folder)
 
@@ -194,7 +195,7 @@ def test_a_damaged_file_is_named(tmp_path):
         open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
     prepared = written(tmp_path, np.ones(100, "<u2"))
     (tmp_path / "train.tokens").write_bytes(bytes(200))
-    with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sha256"):
+    with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sample"):
         open_stream(prepared, "train", 9)
     (tmp_path / "train.tokens").unlink()
     with pytest.raises(BadInputError, match=r"train\.tokens: no such file"):
@@ -211,9 +212,9 @@ def test_a_large_file_is_told_apart_by_parts_of_it(tmp_path):
             changed.seek(place)
             changed.write(b"a")
         hashes.append(sample_sha256(str(file)))
-    zeros, beginning, gap, *_ = hashes
+    _, beginning, gap, *_ = hashes
     assert beginning == gap and len(set(hashes)) == 4
-    written(tmp_path, content, 256, sample_sha256=zeros)
+    written(tmp_path, content, 256)
     assert open_stream(prepared, "train", 9).num_tokens == 17 << 20
     file.write_bytes(content[1:].tobytes() + b"a")
     with pytest.raises(BadInputError, match=r"train\.tokens: not what was written, by its sample"):

@@ -4,8 +4,8 @@ A stream is a text as one sequence of tokens, cut into segments of T. It is a pl
 bytes, or a set that `scripts/prepare_data.py stream` wrote: a directory with a file of tokens for
 each split (uint8 for up to 256 different tokens, else uint16, little-endian), a tokenizer.json for
 word pieces, and a `dataset.json` of kind "stream" (see `data.records`): its splits count tokens,
-bytes and words and have two hashes of their file, sha256 and sample_sha256 (of parts of it; sets of
-earlier versions lack it), and `vocab_size` is V.
+bytes and words and have two hashes of their file, sha256 and sample_sha256 (of parts of it), and
+`vocab_size` is V.
 
 The rows of a batch are B places of the stream, each continued by the same row of the next batch, so
 that a model can keep a memory for each row. `sampler.stream_at` has the rule.
@@ -143,13 +143,10 @@ def _open_set(directory: str, split: str) -> Opened:
             "again"
         )
     # Runs compare the hashes in the manifest, which must be those of the file.
-    name, hashed = "sample_sha256", sample_sha256
-    if name not in entry:
-        name, hashed = "sha256", file_sha256
-    if hashed(path) != entry[name]:
+    if sample_sha256(path) != entry["sample_sha256"]:
         raise BadInputError(
-            f"{path}: not what was written, by its {name} in {records.MANIFEST}; copy it again or "
-            "prepare the set again"
+            f"{path}: not what was written, by its sample_sha256 in {records.MANIFEST}; copy it "
+            "again or prepare the set again"
         )
     info = {"vocab_size": vocab_size, "text_sha256": splits_sha256(manifest["splits"])}
     if "tokenizer_sha256" in manifest:

@@ -15,7 +15,8 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example
 from widenet_jax.errors import check_range
 from widenet_jax.text.data.masking import MaskingRules, cut, mask, truncate
-from widenet_jax.text.data.packing import MOST_CHUNKS
+
+MOST_CHUNKS = 8  # in a packed row
 
 
 class Instance(NamedTuple):

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_record.python import array_record_module
 
-from widenet_jax.corpus.chunking import Chunk
+from widenet_jax.corpus.chunking import SPECIALS, Chunk
 from widenet_jax.corpus.preparation import UNFINISHED
-from widenet_jax.text.data import packing, text_records
+from widenet_jax.text.data import text_records
+from widenet_jax.text.data.instances import MOST_CHUNKS
 
+PACKED_TOGETHER = 1 << 16  # chunks
 OPTIONS = "group_size:1"  # random access reads single records
 
 
@@ -73,11 +75,11 @@ class ShardWriter:
             self._write(text_records.encode_chunk(chunk, self._vocab_size) for chunk in chunks)
             return
         self._waiting += chunks
-        if len(self._waiting) >= packing.WINDOW:
+        if len(self._waiting) >= PACKED_TOGETHER:
             self._write_rows()
 
     def _write_rows(self) -> None:
-        rows = packing.pack(self._waiting, self._row_length)
+        rows = pack(self._waiting, self._row_length)
         self._write(text_records.encode_row(row, self._vocab_size) for row in rows)
         self._waiting = []
 
@@ -95,3 +97,37 @@ class ShardWriter:
             self._beside.rename(self._path)
         else:
             self._beside.unlink()
+
+
+def pack(chunks: Sequence[Chunk], max_length: int) -> list[list[Chunk]]:
+    """Packs chunks into rows by best fit, the longest first.
+
+    Args:
+      chunks: each takes its tokens and three special ones, at most a whole row: instances are cut
+        to it when they are drawn.
+      max_length: T, tokens of a row.
+
+    Returns:
+      Rows of at most MOST_CHUNKS chunks. The longest chunk left goes into the fullest row that has
+      room for it, else into a new one.
+    """
+    rows: list[list[Chunk]] = []
+    with_room: list[list[int]] = [[] for _ in range(max_length + 1)]  # rows by the room they have
+    lengths = [length_in_row(chunk, max_length) for chunk in chunks]
+    for place in sorted(range(len(chunks)), key=lambda k: -lengths[k]):
+        need = lengths[place]
+        room = next((room for room in range(need, max_length + 1) if with_room[room]), None)
+        if room is None:
+            rows.append([])
+            row, room = len(rows) - 1, max_length
+        else:
+            row = with_room[room].pop()
+        rows[row].append(chunks[place])
+        if len(rows[row]) < MOST_CHUNKS:
+            with_room[room - need].append(row)
+    return rows
+
+
+def length_in_row(chunk: Chunk, max_length: int) -> int:
+    """Returns the tokens that a chunk takes of a row."""
+    return min(sum(map(len, chunk)) + SPECIALS, max_length)

@@ -87,8 +87,6 @@ class ImageFolder(LabelledImages):
     """Image files in `root/split/class/`, ImageNet's layout, or in `root/class/` with a holdout.
 
     Classes and files come in sorted order.
-
-    Attributes:
     """
 
     def __init__(self, root: str, split: str, holdout: Holdout | None = None):
@@ -120,11 +118,10 @@ class ImageFolder(LabelledImages):
             )
         for files in found.values():
             if divided and not files.images:
-                kinds = ", ".join(IMAGE_SUFFIXES)
-                others = counts_text(Counter(files.others.values()))
+                kinds, others = ", ".join(IMAGE_SUFFIXES), Counter(files.others.values())
                 raise BadInputError(
-                    f"{folder / files.name}: no image in it ({kinds}), but other files ({others}); "
-                    "convert or remove them"
+                    f"{folder / files.name}: no image in it ({kinds}), but other files "
+                    f"({counts_text(others)}); convert or remove them"
                 )
         self.class_names = tuple(found)
         self._folder = str(folder)
@@ -132,12 +129,11 @@ class ImageFolder(LabelledImages):
         self._files = [file for files in chosen for file in files]
         counts = [len(files) for files in chosen]
         if divided and not all(counts):
-            self.split_advice = holdout.split_advice(
-                root, (files.images for files in found.values())
-            )
+            self.split_advice = holdout.split_advice(root, [f.images for f in found.values()])
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         others = {k: v for files in found.values() for k, v in files.others.items()}
-        others |= _Files(folder, "").beside_folders
+        beside = _Files(folder, "").others.items()
+        others |= {name: f"{kind} in no class" for name, kind in beside if kind != "folder"}
         self.left_out = Counter(kind for name, kind in others.items() if inside(name))
 
     def __len__(self) -> int:
@@ -210,11 +206,6 @@ class _Files:
             else:
                 self.others[path] = "folder" if entry.is_dir() else kind or suffix_of(entry.name)
         self.images.sort()
-
-    @property
-    def beside_folders(self) -> dict[str, str]:
-        """The others of a folder whose folders are classes."""
-        return {k: f"{v} in no class" for k, v in self.others.items() if v != "folder"}
 
 
 def kind_left_out(name: str) -> str | None:

@@ -241,23 +241,9 @@ def by_name(*operations: Callable) -> dict[str, Callable]:
 
 
 OPERATIONS: dict[str, Operation] = by_name(
-    auto_contrast,
-    equalize,
-    invert,
-    rotate,
-    posterize,
-    solarize,
-    color,
-    contrast,
-    brightness,
-    sharpness,
-    shear_x,
-    shear_y,
-    translate_x,
-    translate_y,
-    cutout,
-    solarize_add,
-)
+    auto_contrast, equalize, invert, rotate, posterize, solarize, color, contrast, brightness,
+    sharpness, shear_x, shear_y, translate_x, translate_y, cutout, solarize_add,
+)  # fmt: skip
 _DRAW: tuple[Operation | None, ...] = (*OPERATIONS.values(), None)
 
 
