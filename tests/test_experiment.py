@@ -1,6 +1,7 @@
 """The experiment that a config describes."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,9 @@ import pytest
 from small_runs import small_config
 
 from widenet_jax.data import ArraySpec, DataInfo
-from widenet_jax.experiment import build_experiment, make_forward, train_batch_shapes
+from widenet_jax.experiment import build_experiment, train_batch_shapes
 from widenet_jax.run.batches import records_of_step
+from widenet_jax.step import forward
 
 IMAGE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
 DATA_INFO = DataInfo(1000, IMAGE, {"class_names": list("0123456789")})
@@ -54,8 +56,8 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
     with jax.set_mesh(experiment.mesh):
         train = experiment.train_step.lower(experiment.state, batch)
     inputs = {"image": jnp.zeros((config.batch_size, 8, 8, 1))}
-    forward = jax.jit(make_forward(experiment.model), static_argnums=2)
-    evaluate = forward.lower(experiment.state.params, inputs, None)
+    compiled = jax.jit(partial(forward, experiment.model), static_argnums=2)
+    evaluate = compiled.lower(experiment.state.params, inputs, None)
     for lowered in (train, evaluate):
         found = products_of(lowered)
         assert any(F in lengths for *_, lengths in found)

@@ -7,7 +7,7 @@ are not at hand are the same program.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from typing import Any
 
 import flax.linen as nn
@@ -24,12 +24,12 @@ from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.optim.build import build_optimizer
-from widenet_jax.optim.parts import check_freeze, stop_frozen
-from widenet_jax.sharding import BATCH, build_mesh, gather_shared, tree_shardings
+from widenet_jax.optim.parts import check_freeze
+from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.specs import task_class
-from widenet_jax.step import Forward, Gradients, TrainState, make_gradients, make_train_step
-from widenet_jax.task import Evaluation, Rngs, Task
-from widenet_jax.typing import Array, Aux, Inputs, PyTree, Shapes
+from widenet_jax.step import Gradients, TrainState, forward, make_gradients, make_train_step
+from widenet_jax.task import Evaluation, Task
+from widenet_jax.typing import Array, PyTree, Shapes
 
 TOKEN_GROUP = "config.model.moe.examples_per_group"
 
@@ -102,8 +102,14 @@ def build_experiment(
         total_steps=total_steps,
         **sizes,
     )
-    forward = make_forward(model)
-    gradients = build_gradients(config, model, task, forward)
+    gradients = make_gradients(
+        model=model,
+        task=task,
+        seed=config.seed,
+        accumulation_steps=config.optimizer.accumulation_steps,
+        group_size=group_size(model, task),
+        freeze=config.optimizer.freeze,
+    )
     init = partial(init_state, model=model, task=task, tx=tx, config=config)
     with jax.set_mesh(mesh):  # as where `init` is called: JAX traces it once for both
         shapes = jax.eval_shape(init)
@@ -113,7 +119,7 @@ def build_experiment(
     train_step = make_train_step(gradients, tx, schedule, max_skipped_updates=skippable)
 
     def eval_step(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
-        return task.evaluate(partial(forward, params), batch)
+        return task.evaluate(partial(forward, model, params), batch)
 
     return Experiment(
         config=config,
@@ -166,26 +172,6 @@ def check_config(config: ConfigDict, data_info: DataInfo) -> None:
     optimizer = dict(config.optimizer) | {"decay_exclude": ""}
     total_steps, *_ = lengths(config, data_info)
     build_optimizer(optimizer, params_or_shapes={}, depth=depth, total_steps=total_steps, **sizes)
-
-
-def build_gradients(
-    config: ConfigDict, model: nn.Module, task: Task, forward: Forward
-) -> Gradients:
-    """Builds the gradients of `task`, accumulated as the config says."""
-    freeze = config.optimizer.freeze
-
-    def trained(params: PyTree, inputs: Inputs, rngs: Rngs | None) -> tuple[PyTree, Aux]:
-        return forward(stop_frozen(params, freeze), inputs, rngs)
-
-    gradients = make_gradients(
-        forward=forward if freeze == "none" else trained,
-        task=task,
-        seed=config.seed,
-        accumulation_steps=config.optimizer.accumulation_steps,
-        group_size=group_size(model, task),
-    )
-    # Hand-written backward passes are traced here, outside the forward pass.
-    return in_precision_of(model, gradients)
 
 
 def build_task(config: ConfigDict, data_info: DataInfo) -> Task:
@@ -257,32 +243,6 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
                 f"{field}={size} must be a multiple of {unit}, such as {-(-size // unit) * unit}: "
                 f"whole groups of {task.unit} {groups}"
             )
-
-
-def make_forward(model: nn.Module) -> Forward:
-    """Builds (params, inputs, rngs) -> (outputs, aux), which trains where rngs are given."""
-
-    def forward(params: PyTree, inputs: Inputs, rngs: Rngs | None) -> tuple[PyTree, Aux]:
-        params = gather_shared(params)
-        return model.apply({"params": params}, inputs, train=bool(rngs), rngs=rngs)
-
-    return in_precision_of(model, forward)
-
-
-def in_precision_of(model: Any, function: Callable) -> Callable:
-    """Returns `function`, which traces `model`; float32 models multiply with all bits of float32.
-
-    TPUs and recent GPUs use fewer bits by default. Products of bfloat16 are not affected.
-    """
-    if model.dtype != "float32":
-        return function
-
-    @wraps(function)
-    def traced(*args: Any) -> Any:
-        with jax.default_matmul_precision("highest"):
-            return function(*args)
-
-    return traced
 
 
 def init_state(

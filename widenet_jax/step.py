@@ -1,21 +1,23 @@
 """The training step and the evaluation step: pure functions, which `experiment` jits."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
+from widenet_jax.optim.parts import stop_frozen
+from widenet_jax.sharding import gather_shared
 from widenet_jax.task import Metrics, Rngs, Task
 from widenet_jax.typing import Array, Aux, Inputs, PyTree
 
 COUNTERS = ("skipped_updates", "bad_examples")
 STREAMS = ("dropout", "router", "mixup")
-# (params, inputs, rngs) -> (outputs, aux); rngs None means evaluation.
-Forward = Callable[[PyTree, Inputs, Rngs | None], tuple[PyTree, Aux]]
 # (params, batch, step) -> (gradients, metrics)
 Gradients = Callable[[PyTree, Mapping[str, Array], Array], tuple[PyTree, Metrics]]
 
@@ -50,24 +52,49 @@ class TrainState:
         return cls(params=params, opt_state=tx.init(params), carry=dict(carry), **zeros)
 
 
+def forward(
+    model: nn.Module, params: PyTree, inputs: Inputs, rngs: Rngs | None = None
+) -> tuple[PyTree, Aux]:
+    """Computes a model's outputs and aux from its parameters; trains where rngs are given."""
+    with precision_of(model):
+        return model.apply({"params": gather_shared(params)}, inputs, train=bool(rngs), rngs=rngs)
+
+
+def precision_of(model: nn.Module) -> AbstractContextManager:
+    """Returns a context in which float32 models multiply with all bits of float32.
+
+    TPUs and recent GPUs use fewer bits by default. Products of bfloat16 are not affected.
+    """
+    exact = model.dtype == "float32"
+    return jax.default_matmul_precision("highest") if exact else nullcontext()
+
+
 def make_gradients(
-    *, forward: Forward, task: Task, seed: int, accumulation_steps: int, group_size: int
+    *,
+    model: nn.Module,
+    task: Task,
+    seed: int,
+    accumulation_steps: int,
+    group_size: int,
+    freeze: str = "none",
 ) -> Gradients:
     """Builds (params, batch, step) -> (gradients, metrics).
 
     With accumulation the batch is cut into `accumulation_steps` parts that are worked on in turn,
     and their gradients are averaged: the same update (dropout and noise apart) in less memory.
     Parts consist of whole groups of `group_size` consecutive examples, dealt out in turn, so that
-    neither routing nor mixup nor the devices' shares of the batch change.
+    neither routing nor mixup nor the devices' shares of the batch change. `freeze` is
+    `config.optimizer.freeze`.
     """
 
     def part_gradients(params: PyTree, part: Mapping[str, Array], key: Array) -> tuple:
         rngs = dict(zip(STREAMS, jax.random.split(key, len(STREAMS)), strict=True))
 
         def loss(params: PyTree) -> tuple[Array, Metrics]:
-            return task.loss(partial(forward, params), part, rngs)
+            return task.loss(partial(forward, model, stop_frozen(params, freeze)), part, rngs)
 
-        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        with precision_of(model):  # hand-written backward passes are traced outside `forward`
+            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
         return grads, metrics
 
     def gradients(params: PyTree, batch: Mapping[str, Array], step: Array) -> tuple:

@@ -157,17 +157,18 @@ def test_accumulation_deals_the_rows_of_the_memory():
 
     table = jnp.asarray(rng.normal(size=(V, V)), jnp.float32)
 
-    def forward(params: dict, inputs: dict, rngs: object) -> tuple:
+    def forward(variables: dict, inputs: dict, **options: object) -> tuple:
+        params = variables["params"]
         seen = inputs["memory"].sum((1, 2, 3)) * (inputs["memory_length"] > 0)
         logits = params["table"][inputs["tokens"]] * seen[:, None, None]
         carry = {"memory": inputs["memory"] * 2, "memory_length": inputs["memory_length"] + 1}
         return {"logits": logits, **carry}, {}
 
+    model = SimpleNamespace(dtype="float32", apply=forward)
+
     def loss_and_carry(parts: int) -> tuple:
         gradients = jax.jit(
-            make_gradients(
-                forward=forward, task=task, seed=0, accumulation_steps=parts, group_size=1
-            )
+            make_gradients(model=model, task=task, seed=0, accumulation_steps=parts, group_size=1)
         )
         _, metrics = gradients({"table": table}, batch, jnp.int32(0))
         return metrics.means["loss"], metrics.carry

@@ -1,5 +1,7 @@
 """The pretraining loss against loops in float64; parts of a batch; packed rows; padding."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,18 +103,19 @@ def test_accumulation_divides_by_the_predictions_of_the_whole_batch(packed: bool
     counts = deal(batch["mlm_count"], parts, 1).sum(1)
     assert len(set(counts.tolist())) > 1
 
-    def forward(params: dict, inputs: dict, rngs: dict) -> tuple:
+    def forward(variables: dict, inputs: dict, **options: object) -> tuple:
+        params = variables["params"]
         scores = params["scores"][inputs["tokens"]]  # [B, T, V]
         picked = jnp.take_along_axis(scores, inputs["mlm_positions"][..., None], axis=1)
         order = scores[:, :INSTANCES, :2] if packed else scores[:, 0, :2]
         return {"mlm_logits": picked, "order_logits": order}, {}
 
+    model = SimpleNamespace(dtype="float32", apply=forward)
+
     params = {"scores": jax.random.normal(jax.random.key(0), (V, V))}
     results = [
         jax.jit(
-            make_gradients(
-                forward=forward, task=task(), seed=0, accumulation_steps=steps, group_size=1
-            )
+            make_gradients(model=model, task=task(), seed=0, accumulation_steps=steps, group_size=1)
         )(params, batch, 0)
         for steps in (1, parts)
     ]

@@ -10,8 +10,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from widenet_jax.experiment import make_forward
 from widenet_jax.inference.trained import Trained
+from widenet_jax.step import forward
 from widenet_jax.task import Apply, Task
 from widenet_jax.typing import Array, PyTree
 
@@ -48,11 +48,10 @@ def each_example(trained: Trained, find: Finder) -> Callable[[PyTree, dict[str, 
 
     The size n may be symbolic (`jax.export`): only `jax.vmap` sees it.
     """
-    forward = make_forward(trained.model)
 
     def of_one(params: PyTree, row: dict[str, Array]) -> Array:
         batch = {name: array[None] for name, array in row.items()}
-        return find(trained.task, partial(forward, params), batch)[0]
+        return find(trained.task, partial(forward, trained.model, params), batch)[0]
 
     return jax.vmap(of_one, in_axes=(None, 0))
 

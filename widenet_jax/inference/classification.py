@@ -12,11 +12,11 @@ import numpy as np
 from etils import epath
 from matplotlib.ticker import MaxNLocator
 
-from widenet_jax.experiment import make_forward
 from widenet_jax.inference.over_source import sums_over_source
 from widenet_jax.inference.trained import Trained
 from widenet_jax.losses import softmax_cross_entropy
 from widenet_jax.run.figures import save, subplots
+from widenet_jax.step import forward
 from widenet_jax.typing import Array, PyTree
 
 TOP = 5
@@ -87,7 +87,7 @@ def accuracy_sums(
     """
     mask, label = batch["mask"], batch["label"]
     inputs = trained.task.inputs(batch)
-    logits, _ = make_forward(trained.model)(params, inputs, None)
+    logits, _ = forward(trained.model, params, inputs)
     V = logits.shape[-1]
     target = jax.nn.one_hot(label, V)
     one_hot = target.astype(jnp.int32) * mask[:, None]

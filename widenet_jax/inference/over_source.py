@@ -21,12 +21,13 @@ from widenet_jax.data.labelled import Relabelled
 from widenet_jax.data.sources import TRANSFORMS, build_source, stream_info
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import first_carry, placed_batches, total
-from widenet_jax.experiment import build_task, make_forward
+from widenet_jax.experiment import build_task
 from widenet_jax.inference.pretrained import check_same_tokens
 from widenet_jax.inference.trained import Trained
 from widenet_jax.run.stopping import Stop, say
 from widenet_jax.run.summary import routing_means, unbeaten
 from widenet_jax.sharding import BATCH, build_mesh
+from widenet_jax.step import forward
 from widenet_jax.task import Evaluation
 from widenet_jax.text.data.squad import Squad
 from widenet_jax.text.data.tables import Table
@@ -144,10 +145,9 @@ def metrics_over_source(
       BadInputError: as `open_source`.
     """
     source, transform = opened or open_source(trained)
-    forward = make_forward(trained.model)
 
     def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
-        return trained.task.evaluate(lambda inputs, rngs: forward(params, inputs, rngs), batch)
+        return trained.task.evaluate(partial(forward, trained.model, params), batch)
 
     totals = totals_over_source(trained, evaluate, source, transform)
     metrics = trained.task.summarize(totals.sums, totals.rows, source)

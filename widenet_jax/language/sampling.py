@@ -10,8 +10,8 @@ import numpy as np
 
 from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadArgumentError, check_whole
-from widenet_jax.experiment import make_forward
 from widenet_jax.inference.trained import Trained
+from widenet_jax.step import forward
 from widenet_jax.typing import Array, PyTree
 
 
@@ -76,11 +76,10 @@ class Reader:
         self._segment = trained.config.data.max_length
         spec = trained.task.eval_carry_spec(1)
         self._carry = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
-        forward = make_forward(trained.model)
 
         @jax.jit
         def read(params: PyTree, tokens: Array, carry: dict[str, Array]) -> tuple:
-            outputs, _ = forward(params, {"tokens": tokens[None], **carry}, None)
+            outputs, _ = forward(trained.model, params, {"tokens": tokens[None], **carry})
             return outputs["logits"][0, -1], {name: outputs[name] for name in carry}
 
         self._read = read

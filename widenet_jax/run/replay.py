@@ -16,10 +16,11 @@ from widenet_jax.checkpoint.hashes import fingerprint
 from widenet_jax.checkpoint.series import Series
 from widenet_jax.data import Data
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import Experiment, make_forward
+from widenet_jax.experiment import Experiment
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.batches import read_batches, records_of_step
 from widenet_jax.sharding import global_batch, to_host
+from widenet_jax.step import forward
 from widenet_jax.typing import Array, PyTree
 
 
@@ -46,7 +47,7 @@ def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str,
 
     def work(params: PyTree, batch: dict[str, Array], step: Array) -> dict[str, PyTree]:
         grads, metrics = experiment.gradients(params, batch, step)
-        outputs, _ = make_forward(experiment.model)(params, task.inputs(batch), None)
+        outputs, _ = forward(experiment.model, params, task.inputs(batch))
         finite = [jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in jax.tree.leaves(outputs)]
         return {
             "loss": metrics.means["loss"],

@@ -5,6 +5,7 @@ Each sequence is its own token group, so that no other text changes its predicti
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +14,8 @@ import numpy as np
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data.sources import TRANSFORMS
 from widenet_jax.errors import BadArgumentError, BadInputError
-from widenet_jax.experiment import make_forward
 from widenet_jax.inference.trained import Trained
+from widenet_jax.step import forward
 from widenet_jax.task import Apply
 from widenet_jax.text.data.finetuning import join, padded
 from widenet_jax.text.data.squad import Squad
@@ -165,11 +166,10 @@ def of_one(
     trained: Trained, function: Callable[[Apply, Mapping[str, Array]], PyTree]
 ) -> Callable[[Mapping[str, np.ndarray]], PyTree]:
     """Returns `function`, of the model and a batch, as a compiled function of one example."""
-    forward = make_forward(trained.model)
 
     @jax.jit
     def run(params: PyTree, batch: Mapping[str, Array]) -> PyTree:
-        return function(lambda inputs, rngs: forward(params, inputs, rngs), batch)
+        return function(partial(forward, trained.model, params), batch)
 
     def of_example(row: Mapping[str, np.ndarray]) -> PyTree:
         batch = {name: np.asarray(array)[None] for name, array in (row | {"mask": True}).items()}

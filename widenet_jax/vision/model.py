@@ -36,7 +36,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
       representation: a tanh layer D -> D before the classifier (pretraining).
       dropout: rate after the embedding, too.
       dtype: logits are float32 in any case. With "float32" no product runs in fewer bits
-        (`experiment.in_precision_of`).
+        (`step.precision_of`).
       The rest: see `block_settings.BlockSettings`.
     """
 
