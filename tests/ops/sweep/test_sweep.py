@@ -229,15 +229,10 @@ def test_json_is_one_object(tmp_path: Path, capsys):
     [
         ([], "write get_sweep(sweep) in configs/digits.py"),
         (["--sweep=sed=1"], "did you mean --config.seed?"),
-        (["--sweep=seed=0", "--sweep=seed=1"], "swept twice"),
         (["--sweep=seed=0,1", "--index=2"], "trials go from 0 to 1"),
-        (["--sweep=seed=0", "--config.sed=1"], "did you mean --config.seed?"),
-        (["--sweep=seed=0", "--sed=1"], "there is no flag --sed"),
-        (["--sweep=seed=0", "--workers=x"], "at least 1"),
         (["--sweep=seed=0", "--trials=3"], "--trials and --prune belong to --search"),
         (["--search=tpe", "--trials=3"], "--search and --space go together"),
         ([*SEARCH, "--prune", "--launch=a", "--trial_workdir=b"], "--prune cannot end launched"),
-        (["--search=tpe", "--space=seed=0,1"], "--search needs --trials=N"),
         ([*SEARCH, "--index=1"], "goes without"),
         ([*SEARCH, "--dry_run"], "lists a grid"),
         (["--sweep=seed=0", "--search_seed=-1"], "--search_seed=-1 must be between 0 and 40000"),
@@ -273,8 +268,3 @@ def test_workdirs_on_gs_need_gcsfs(tmp_path: Path, capsys):
     flags = ("--sweep=seed=0", f"--workdir={tmp_path}", "--launch=--tpu=v3-8")
     assert call(DIGITS, *flags, "--trial_workdir=gs://bucket/sweep") == 2
     assert "needs the gcsfs package" in capsys.readouterr().err
-
-
-def test_help_shows_an_example(capsys):
-    assert main(["--help"]) == 0
-    assert "--sweep optimizer.learning_rate=1e-3,3e-3" in capsys.readouterr().out

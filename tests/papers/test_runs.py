@@ -1,7 +1,6 @@
 """The order of runs and their measurements, on programs that stand in for training."""
 
 import json
-import math
 import os
 import signal
 from pathlib import Path
@@ -12,7 +11,7 @@ from ops import trial_program
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import EXPERIMENTS, TOP_1
-from widenet_jax.papers.runs import Measured, carry_out, look_at, mean_of, std_of
+from widenet_jax.papers.runs import Measured, carry_out, look_at
 from widenet_jax.papers.scales import SCALES, runs_of, trial_of
 
 SCALE = SCALES["smoke"]
@@ -65,16 +64,6 @@ def test_runs_wait_where_their_backbone_failed(tmp_path: Path):
     assert not stopped
 
 
-def test_a_folder_named_failed_where_the_command_starts_means_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    directory = Directory(tmp_path / "runs")
-    trials = trials_of(EXPERIMENTS["fig4"], directory, [0])
-    (tmp_path / "failed").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert [statuses(of) for of in look_at(trials, directory).values()] == [["waiting"]] * 2
-
-
 def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
     directory = Directory(tmp_path)
     trials = trials_of(EXPERIMENTS["table5"].of_sizes(["b"]), directory, [0, 14])
@@ -122,14 +111,6 @@ def test_nothing_starts_after_a_stop(tmp_path: Path):
     assert [statuses(of) for of in measured.values()][3:] == [["waiting"]] * 3
 
 
-def test_means_over_seeds():
-    """Mean 20, deviations of 10: sqrt((100 + 100) / 1). A seed that diverged does not count."""
-    assert (mean_of([10.0, 30.0]), std_of([10.0, 30.0])) == (20.0, pytest.approx(math.sqrt(200)))
-    assert (mean_of([10.0, math.nan]), std_of([10.0, math.nan])) == (10.0, None)
-    assert math.isnan(mean_of([math.nan]))
-    assert (mean_of([]), std_of([])) == (None, None)
-
-
 def with_lines(name: str, trials: dict, directory: Directory, *seeds: list[dict]) -> None:
     """Writes each seed's records into file `name` of the first run's workdirs."""
     for trial, records in zip(next(iter(trials.values())), seeds, strict=True):
@@ -137,22 +118,16 @@ def with_lines(name: str, trials: dict, directory: Directory, *seeds: list[dict]
         (Path(directory.workdir(trial)) / name).write_text("\n".join(lines) + "\n")
 
 
-def test_the_rate_is_the_median_over_lines_and_seeds(tmp_path: Path):
+def test_rates_and_training_metrics(tmp_path: Path):
+    """Rates: the median over lines and seeds. Metrics: means over the last tenth of the steps: 0.3
+    of steps 95 and 100, and 0.5, hence 0.4. Evaluations do not count.
+    """
     directory = Directory(tmp_path)
-    trials = trials_of(EXPERIMENTS["fig4"], directory, [0, 1])
+    trials = trials_of(EXPERIMENTS["fig2"], directory, [0, 1])
     run(trials, directory)
     rates = [[{"step": 1, "tokens_per_second": rate} for rate in of] for of in ([1.0, 30.0], [20])]
     with_lines("timing.jsonl", trials, directory, *rates)
     with_lines("result.json", trials, directory, *[[{"params": 7, "unit": "tokens"}]] * 2)
-    first, second = look_at(trials, directory).values()
-    assert (first.rate, second.rate) == (20.0, None)
-
-
-def test_training_metrics_are_means_over_the_last_tenth_of_the_steps(tmp_path: Path):
-    """Seeds of 0.3 (the mean of steps 95 and 100) and of 0.5: 0.4. Evaluations do not count."""
-    directory = Directory(tmp_path)
-    trials = trials_of(EXPERIMENTS["fig2"], directory, [0, 1])
-    run(trials, directory)
     seeds = (
         [(50, "train", 0.9), (90, "train", 0.9), (95, "train", 0.2), (95, "eval", 1.0),
          (100, "train", 0.4)],
@@ -161,5 +136,6 @@ def test_training_metrics_are_means_over_the_last_tenth_of_the_steps(tmp_path: P
     lines = [[{"step": s, "split": of, "accuracy": a} for s, of, a in seed] for seed in seeds]
     with_lines("metrics.jsonl", trials, directory, *lines)
     first, *others = look_at(trials, directory).values()
+    assert first.rate == 20.0 and first.first("unit") == "tokens"
     assert first.training["accuracy"] == pytest.approx(0.4)
-    assert [of.training for of in others] == [{}, {}]
+    assert [(of.training, of.rate) for of in others] == [({}, None)] * 2

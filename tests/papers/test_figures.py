@@ -1,0 +1,177 @@
+"""Figures and tables as pictures, and the numbers beside them."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+from matplotlib.colors import to_rgb
+from untrained import export_untrained
+
+from configs import language_model
+from widenet_jax.files import write_json
+from widenet_jax.inference.trained import open_trained
+from widenet_jax.ops.analysis.active_units import ActiveUnits, measure_active
+from widenet_jax.ops.analysis.expert_usage import ExpertUsage
+from widenet_jax.papers import layers, selection
+from widenet_jax.papers.experiments import EXPERIMENTS, chosen
+from widenet_jax.papers.figures import draw_against, draw_curves, draw_table, evaluations
+from widenet_jax.papers.report import write
+from widenet_jax.papers.runs import Measured
+from widenet_jax.papers.scales import SCALES, run_of, runnable
+
+SMALL, SMOKE = SCALES["small"], SCALES["smoke"]
+OVER_D, _, _ = chosen(["sigma_fig2"])
+
+
+def coloured(picture: Path, colour: str) -> np.ndarray:
+    """[N, 2] rows and columns of the pixels of a colour."""
+    image = cv2.cvtColor(cv2.imread(str(picture)), cv2.COLOR_BGR2RGB).astype(float)
+    return np.argwhere(np.abs(image - 255 * np.array(to_rgb(colour))).sum(axis=-1) < 30)
+
+
+def row(label: str, variant: str, mean: float, params: int = 7, paper=None, same_as=None) -> dict:
+    return {
+        "label": label, "variant": variant, "mean": mean, "std": None, "values": [mean],
+        "params": params, "paper": paper, "same_as": same_as, "training": None,
+    }  # fmt: skip
+
+
+def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path):
+    """Blue dots on the left, orange dots on the right; NaN and text are written as words."""
+    rows = [row("one", "v", 50.0, paper=70.0), row("two", "v", 60.0, paper=80.0)]
+    lost = [row("three", "v", np.nan, paper=np.nan), row("four", "v", 55.0, paper="out of memory")]
+    draw_table(EXPERIMENTS["table3"], rows, tmp_path / "two.png")
+    draw_table(EXPERIMENTS["table3"], [*rows, *lost], tmp_path / "four.png")
+    width = cv2.imread(str(tmp_path / "two.png")).shape[1]
+    for colour, right in (("C0", False), ("C1", True)):
+        dots = coloured(tmp_path / "two.png", colour)
+        assert len(dots) > 20 and np.all((dots[:, 1] > width / 2) == right)
+        upper, lower = (dots[:, 0] < dots[:, 0].mean()), (dots[:, 0] > dots[:, 0].mean())
+        assert dots[upper, 1].mean() < dots[lower, 1].mean()  # the second row has the larger number
+    blue = [len(coloured(tmp_path / name, "C0")) for name in ("two.png", "four.png")]
+    assert blue[0] == blue[1]  # neither NaN nor text is a dot
+
+
+def test_accuracy_against_experts_and_groups(tmp_path: Path, drawn):
+    """Points stand by number; equal runs are one point."""
+    rows = [
+        row("E = 4", "vit_moe_s", 50.0) | {"training": 10.0},
+        row("E = 16", "vit_moe_s,experts=16", 30.0) | {"training": 20.0},
+        row("E = 8", "vit_moe_s,experts=8", 40.0),
+    ]
+    draw_against(EXPERIMENTS["fig2"], SMALL, rows, tmp_path / "fig2.png")
+    rows = [
+        row("G = 12", "widenet_s", 50.0),
+        row("G = 3", "widenet_s,routing_groups=1", 40.0),
+        row("G = 2", "widenet_s,routing_groups=1", 40.0, same_as="G = 3"),
+    ]
+    draw_against(EXPERIMENTS["fig3"], SMALL, rows, tmp_path / "fig3.png")
+    test, training = (figure_line.get_xydata().tolist() for figure_line in data_lines(drawn[0]))
+    assert test == [[4, 50], [8, 40], [16, 30]] and training == [[4, 10], [16, 20]]
+    (groups,) = data_lines(drawn[1])
+    assert groups.get_xydata().tolist() == [[1, 40], [4, 50]]
+
+
+def data_lines(figure) -> list:
+    """The lines of a figure; errorbar adds lines for its caps, which are no data."""
+    return [line for line in figure.axes[0].lines if line.get_linestyle() != "None"]
+
+
+def usage_of(importance: np.ndarray) -> ExpertUsage:
+    """Two blocks of 4 experts; tokens choose experts 0 and 1, or 0 and 2, twice as often."""
+    chosen_by = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0]])
+    together = np.stack([chosen_by.T @ chosen_by] * 2)
+    none = np.zeros(2)
+    return ExpertUsage(
+        (0, 1), "kind", ("one",), sent=none, pairs=none, importance=importance, drop_rate=none,
+        router_entropy=none, together=none, selected_together=together,
+    )  # fmt: skip
+
+
+EVEN = usage_of(np.full((2, 4), 0.25))
+# A tenth of an equal share is 0.025.
+COLLAPSED = usage_of(np.array([[0.25, 0.25, 0.25, 0.25], [0.86, 0.06, 0.06, 0.02]]))
+
+
+def figure(name: str):
+    (found,) = [one for one in chosen([name]) if one.language == "e8"]
+    return found
+
+
+def test_shares_in_numbers(tmp_path: Path):
+    experiment, found = figure("sigma_fig3"), {"sigma-MoE": EVEN, "softmax": COLLAPSED}
+    text = selection.markdown(experiment, SMOKE, found)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert ["sigma-MoE", "25.0%; 0 of 4", "25.0%; 0 of 4"] in rows
+    assert ["softmax", "25.0%; 0 of 4", "86.0%; 1 of 4"] in rows
+    assert "- Switch, K = 1, G = 512: not run." in text
+    selection.draw(experiment, found, tmp_path / "shares.png")
+    assert np.ptp(cv2.imread(str(tmp_path / "shares.png"))) > 100
+    # Two thirds of expert 0's tokens go to 2 as well, and all tokens of 1 go to 0.
+    assert selection.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]
+
+
+def test_active_units_of_the_first_seed(tmp_path: Path):
+    """The command's file has the numbers of the model; without a run there is no picture."""
+    experiment = figure("sigma_fig1")
+    config = language_model.get_config("tiny,preset=dense,depth=1")
+    config.update(evaluation={"batch_size": 64})
+    place = str(export_untrained(config, {"vocab_size": 256}, tmp_path / "model"))
+    run = run_of(SMOKE, experiment, experiment.rows[0])
+    made_by = {"command": "x", "commits": [], "devices": []}
+    _, facts = write(experiment, SMOKE, {run: Measured((), (place,))}, made_by, tmp_path)
+    active = measure_active(open_trained(place))
+    assert isinstance(active, ActiveUnits) and 0 < active.mean[0] < active.width
+    assert facts["selection"]["dense"] == json.loads(json.dumps(active.as_json()))
+    assert f"| {active.mean[0]:.1f} of" in (tmp_path / "sigma_fig1_e8.md").read_text()
+    assert cv2.imread(str(tmp_path / "sigma_fig1_e8.png")).size
+    write(experiment, SMOKE, {run: Measured(())}, made_by, tmp_path / "model")
+    assert not (tmp_path / "model" / "sigma_fig1_e8.png").exists()
+
+
+def test_a_table_of_language_models_has_learning_curves(tmp_path: Path):
+    """K = 1 and K = 2 are one run at this scale, which is drawn once; others did not run."""
+    (experiment,) = runnable(SMOKE, [figure("sigma_table4")])
+    measured = {run_of(SMOKE, experiment, row): Measured(()) for row in experiment.rows}
+    (again,) = [row for row in experiment.rows if row.label.strip() == "K = 2"]
+    seeds = [{5: 3.0, 9: 2.0}, {5: 4.0, 9: 3.0, 12: 2.5}]  # step -> bits a byte
+    for seed, curve in enumerate(seeds):
+        records = [{"step": 7, "split": "train", "bits_per_byte": 9.0}]
+        records += [{"step": s, "split": "eval", "bits_per_byte": y} for s, y in curve.items()]
+        (tmp_path / f"{seed}").mkdir()
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / f"{seed}" / "metrics.jsonl").write_text(lines)
+    draw_curves(experiment, SMOKE, measured, tmp_path / "curves.png")
+    assert not list(tmp_path.glob("*.png"))
+    workdirs = (str(tmp_path / "0"), str(tmp_path / "1"))
+    measured[run_of(SMOKE, experiment, again)] = Measured((), workdirs)
+    draw_curves(experiment, SMOKE, measured, tmp_path / "curves.png")
+    assert cv2.imread(str(tmp_path / "curves.png")).size
+    steps, values = evaluations(workdirs, experiment.metric)
+    assert steps == [5, 9] and values.tolist() == [[3, 2], [4, 3]]  # 12: of one seed only
+
+
+def layer_row(method: str, embed_dim: int, ms: float | None, memory: float) -> dict:
+    sizes = {"tokens": 256, "length": 128, "embed_dim": embed_dim, "expert_dim": 16}
+    sizes |= {"experts": embed_dim // 4, "selected": 4, "device": "cpu"}
+    return {"method": method, **sizes, "ms": ms, "guessed": None, "memory_gib": memory}
+
+
+def test_ratios_by_hand(tmp_path: Path):
+    """The experts of D = 64 take half the time and a quarter of the memory; 128 does not fit."""
+    rows = [
+        layer_row("dense", 64, 4.0, 0.8),
+        layer_row("auto", 64, 2.0, 0.2),
+        layer_row("dense", 128, None, 9.0),
+        layer_row("auto", 128, 3.0, 0.3),
+    ]
+    write_json(tmp_path / "rows.json", rows)
+    layers.measure(OVER_D, SMOKE, tmp_path / "rows.json")  # finds the rows and times nothing
+    found, text = layers.show(OVER_D, SMOKE, tmp_path / "rows.json", tmp_path / "a.png")
+    assert found == {"rows": rows}
+    line = "D = 64, E = 16, G = 16: the experts take 0.50 of the dense layer's time and 0.25"
+    assert line in text and "D = 128" not in text
+    assert cv2.imread(str(tmp_path / "a.png")).size
+    _, text = layers.show(OVER_D, SMOKE, tmp_path / "none.json", tmp_path / "b.png")
+    assert "Not run." in text and not (tmp_path / "b.png").exists()
