@@ -9,23 +9,22 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import ArraySpec, DataInfo
-from widenet_jax.experiment import build_task
+from widenet_jax.data.contract import DataInfo
+from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.inference.exported import Exported, write_exported
-from widenet_jax.inference.trained import model_inputs
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.specs import resolve, task_spec
 
 
 def export_untrained(config: ConfigDict, info: dict[str, Any], directory: Path) -> Path:
     """Exports the model of a config, for data with such facts; returns the directory."""
-    size = config.data.get("image_size")
-    example = {"image": ArraySpec((size, size, 3), "uint8")} if size else {}
+    example = resolve(task_spec(config.task.name).example)(config, None)
     task = build_task(config, DataInfo(0, example, info))
     model = build_model(config.model, **task.model_fields)
     rng = np.random.default_rng(0)
     draw = lambda spec: rng.normal(scale=0.3, size=spec.shape).astype(np.float32)  # noqa: E731
-    params = jax.tree.map(draw, parameter_shapes(model, model_inputs(config, example)))
+    params = jax.tree.map(draw, parameter_shapes(model, input_spec(task)))
     stored = Exported(params, json.loads(json.dumps(config.to_dict())), info, step=0)
     write_exported(epath.Path(directory), stored, file_format="npz")
     return directory

@@ -3,12 +3,14 @@
 python tests/with_slow_data.py --config=... --config.data.source=hanging_digits
 """
 
+import dataclasses
 import sys
 import time
 
-from widenet_jax.data.sources import SOURCES
 from widenet_jax.main import main
+from widenet_jax.specs import SourceSpec, register
 from widenet_jax.vision.data.digits import Digits
+from widenet_jax.vision.spec import CLASSIFICATION
 
 
 class HangingDigits(Digits):
@@ -33,6 +35,8 @@ class SlowlyTestedDigits(Digits):
 
 
 if __name__ == "__main__":
-    SOURCES["hanging_digits"] = lambda data, split: HangingDigits(split)
-    SOURCES["slowly_tested_digits"] = lambda data, split: SlowlyTestedDigits(split)
+    hanging = SourceSpec(lambda data, split, info: HangingDigits(split))
+    slow = SourceSpec(lambda data, split, info: SlowlyTestedDigits(split))
+    sources = {"hanging_digits": hanging, "slowly_tested_digits": slow}
+    register(dataclasses.replace(CLASSIFICATION, sources=sources))
     sys.exit(main(sys.argv))

@@ -26,7 +26,7 @@ from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.optim.parts import check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
-from widenet_jax.specs import task_class
+from widenet_jax.specs import resolve, task_spec
 from widenet_jax.step import Gradients, TrainState, forward, make_gradients, make_train_step
 from widenet_jax.task import Evaluation, Task
 from widenet_jax.typing import Array, PyTree, Shapes
@@ -180,7 +180,7 @@ def build_task(config: ConfigDict, data_info: DataInfo) -> Task:
     Raises:
       BadInputError: unknown name, or a field out of range.
     """
-    return task_class(config.task.name).build(config, data_info)
+    return resolve(task_spec(config.task.name).task).build(config, data_info)
 
 
 def input_spec(task: Task) -> Shapes:

@@ -1,21 +1,204 @@
-"""The tasks by name, with dotted names of all that the project asks about them."""
+"""Tasks and models by name: all that the rest of the project asks about them, as plain data.
+
+Each slice lists its own in its `spec.py`. A value that needs more than data is a dotted name
+"package.module:attribute", imported when it is used, or the object itself. So a mistyped config is
+answered without JAX, and a run imports its own slice alone. A file outside the package adds its
+task or model by `register`; it stands first, so that it may replace one of ours.
+"""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from widenet_jax.errors import choose
 
-if TYPE_CHECKING:
-    from widenet_jax.task import Task
+Named = str | Callable[..., Any]  # a dotted name, or the object
 
-# config.task.name -> its class, or where it is
-TASKS: dict[str, Any] = {
-    "classification": "widenet_jax.vision.task:Classification",
-    "masked_lm": "widenet_jax.text.masked_lm:MaskedLm",
-    "language_modeling": "widenet_jax.language.task:LanguageModeling",
-    "text_classification": "widenet_jax.text.classification:TextClassification",
-    "span": "widenet_jax.text.span:Span",
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A source of examples, by `config.data.source`.
+
+    Attributes:
+      open: (config.data, split, info) -> `data.Source`. `info` describes the data of the trained
+        model that will read the split (its classes, its tokenizer); it is empty in training.
+      reads: what an embedded set is; "" for a source that reads `config.data.path`.
+      instead: the source that reads a user's files, for messages of an embedded set.
+      reads_slices: takes a split such as "train[:90%]+dev" as it is.
+      holds_out: divides a set by `config.data.eval_fraction`.
+    """
+
+    open: Named
+    reads: str = ""
+    instead: str = ""
+    reads_slices: bool = False
+    holds_out: bool = False
+
+
+class Part(NamedTuple):
+    """How parameters start from a pretrained model, by the first part of their path.
+
+    Parts that no spec names are the backbone: they are taken, and both models must have them.
+
+    Attributes:
+      taken: NEVER, SAME_CLASSES or WHERE_IT_FITS: if both models have it in the same shapes.
+      head: whether it learns with `config.optimizer.freeze=backbone`.
+      above: whether it comes after the blocks, for `config.optimizer.layer_decay`.
+    """
+
+    taken: str
+    head: bool = True
+    above: bool = True
+
+
+NEVER, SAME_CLASSES, WHERE_IT_FITS = "never", "same classes", "where it fits"
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A head of the text encoder.
+
+    Attributes:
+      apply: see `text.heads`.
+      flops: (model, input_spec) -> FLOPs of one example; None: `plan` refuses the head.
+      parts: its parameters.
+    """
+
+    apply: Named
+    flops: Named | None = None
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, by `config.model.name`.
+
+    Attributes:
+      name: a value of `config.model.name`.
+      module: its class.
+      parts: its parameters outside the backbone.
+      fit: (path, pretrained array, shape here, config.model) -> the array to start from.
+      families: what a model card calls it: plain, with a shared MLP, with experts, with both.
+      detail: what a model card says of it; fields of `config.model` in braces.
+      readers: of public weights: (arrays, directory, source) -> (params, fields of `config.model`,
+        a note), or None for arrays of another model.
+      section: (content of a public config.json, its path) -> `config.model`, or None.
+      usable: (place, params, fields) -> the config and `info` with which public weights predict.
+      layout: (exported model, place) -> its files in Hugging Face's layout.
+    """
+
+    name: str
+    module: Named
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    fit: Named | None = None
+    families: tuple[str, str, str, str] = ("Model",) * 4
+    detail: str = ""
+    readers: tuple[Named, ...] = ()
+    section: Named | None = None
+    usable: Named | None = None
+    layout: Named | None = None
+
+
+@dataclass(frozen=True)
+class CardSpec:
+    """What a model card says of a task.
+
+    Attributes:
+      purpose: as in "trained for PURPOSE".
+      commands: lines that use the model in `DIR`.
+      inputs: what the model reads; fields of `config.data` in braces.
+    """
+
+    purpose: str
+    commands: tuple[str, ...] = ()
+    inputs: str = ""
+
+
+@dataclass(frozen=True)
+class PredictSpec:
+    """How `scripts/predict.py` predicts.
+
+    Attributes:
+      form: what the user gives, for messages: "--text=TEXT".
+      flags: options of `add_argument` by name; the first flag is the one that must be given. Tasks
+        may share flags. A name without dashes in front stands for positional words.
+      run: (options, trained) -> `trained.Predictions`.
+    """
+
+    form: str
+    flags: Mapping[str, Mapping[str, Any]]
+    run: Named
+
+    @property
+    def main_flag(self) -> str:
+        return next(iter(self.flags))
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task, by `config.task.name`.
+
+    Attributes:
+      name: a value of `config.task.name`.
+      task: its class, a `task.Task`.
+      transforms: (config, info) -> the transforms of training and of evaluation.
+      example: (config, params or None) -> the arrays of one example, without any data.
+      sources: by `config.data.source`.
+      sizes: the numbers that describe a set, the number of examples or tokens first.
+      sets: the `sizes` of known sets, by name, to plan without data.
+      usual: numbers of a set where nobody gives them.
+      stream: whether the source is a `Stream`.
+      classifies: whether the metrics are a classifier's: accuracy by class, confusions.
+      heads: of the text encoder, by name.
+      predict: None: no command predicts with it.
+      methods: what a model offers in Python (`inference.api`), by the name of the method.
+      card: of the model card.
+      open_file: (path, config.data.max_length, info) -> source and transform of `--file`.
+      answers: (task, rows, source) -> {file name: JSON} that an evaluation writes.
+      preview: (config, options) -> None, shows training examples.
+    """
+
+    name: str
+    task: Named
+    transforms: Named
+    example: Named
+    sources: Mapping[str, SourceSpec] = field(default_factory=dict)
+    sizes: tuple[str, ...] = ("num_examples",)
+    sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    usual: Mapping[str, int] = field(default_factory=dict)
+    stream: bool = False
+    classifies: bool = False
+    heads: Mapping[str, HeadSpec] = field(default_factory=dict)
+    predict: PredictSpec | None = None
+    methods: Mapping[str, Named] = field(default_factory=dict)
+    card: CardSpec = field(default_factory=lambda: CardSpec("its task"))
+    open_file: Named | None = None
+    answers: Named | None = None
+    preview: Named | None = None
+
+
+# The specs by name, or where they are.
+TASKS: dict[str, str | TaskSpec] = {
+    "classification": "widenet_jax.vision.spec:CLASSIFICATION",
+    "masked_lm": "widenet_jax.text.spec:MASKED_LM",
+    "text_classification": "widenet_jax.text.spec:TEXT_CLASSIFICATION",
+    "span": "widenet_jax.text.spec:SPAN",
+    "language_modeling": "widenet_jax.language.spec:LANGUAGE_MODELING",
 }
+MODELS: dict[str, str | ModelSpec] = {
+    "vision_transformer": "widenet_jax.vision.spec:VISION_TRANSFORMER",
+    "text_encoder": "widenet_jax.text.spec:TEXT_ENCODER",
+    "language_model": "widenet_jax.language.spec:LANGUAGE_MODEL",
+}
+
+
+def register(spec: TaskSpec | ModelSpec) -> None:
+    """Adds a task or a model, in place of one of the same name."""
+    table = TASKS if isinstance(spec, TaskSpec) else MODELS
+    others = {name: one for name, one in table.items() if name != spec.name}
+    table.clear()
+    table.update({spec.name: spec} | others)
 
 
 def resolve(name: Any) -> Any:
@@ -26,10 +209,41 @@ def resolve(name: Any) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def task_class(name: str) -> "type[Task]":
-    """Returns the class of the task `config.task.name`.
-
-    Raises:
-      BadInputError: there is no such task.
-    """
+def task_spec(name: str) -> TaskSpec:
+    """Returns the spec of the task `config.task.name`; BadInputError if there is none."""
     return resolve(choose(TASKS, name, field="config.task.name"))
+
+
+def model_spec(name: str) -> ModelSpec:
+    """Returns the spec of the model `config.model.name`; BadInputError if there is none."""
+    return resolve(choose(MODELS, name, field="config.model.name"))
+
+
+def task_specs() -> Iterator[TaskSpec]:
+    """Yields the specs of all tasks, each imported when it is asked for."""
+    return map(resolve, TASKS.values())
+
+
+def source_spec(name: str) -> SourceSpec:
+    """Returns the source `config.data.source`; raises BadInputError if no task has it."""
+    known: dict[str, SourceSpec] = {}
+    for spec in task_specs():
+        known |= spec.sources
+        if name in spec.sources:
+            break
+    return choose(known, name, field="config.data.source")
+
+
+def head_spec(name: str) -> HeadSpec:
+    """Returns a head of the text encoder; raises BadInputError if no task has it."""
+    known = {head: spec.heads[head] for spec in task_specs() for head in spec.heads}
+    return choose(known, name, field="the text encoder's head")
+
+
+def parts() -> dict[str, Part]:
+    """Returns how the parameters of all models and heads start, by the first part of their path."""
+    heads = [head for spec in task_specs() for head in spec.heads.values()]
+    found: dict[str, Part] = {}
+    for spec in [*heads, *map(resolve, MODELS.values())]:
+        found = {**spec.parts, **found}
+    return found

@@ -23,8 +23,6 @@ from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
-from widenet_jax.inference.finetune import finetune_params
-from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.optim.parts import is_frozen
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
@@ -40,7 +38,6 @@ from widenet_jax.run.summary import (
     ended_early,
     loss_text,
     result_of,
-    shortened,
     unbeaten,
     write_result,
 )
@@ -137,7 +134,7 @@ def run(
             if finished
             else describe(experiment, state.params, step)
         )
-        for line in filter(None, [*lines, shortened(config, data.train)]):
+        for line in filter(None, [*lines, getattr(data.train, "note", "")]):
             session.note(line)
 
         # Loop
@@ -257,6 +254,9 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     config, state = experiment.config, experiment.init()
     if not config.init_from:
         return state
+    from widenet_jax.inference.finetune import finetune_params
+    from widenet_jax.inference.pretrained import load_pretrained
+
     replicated = NamedSharding(experiment.mesh, P())
     fresh = jax.jit(lambda params: params, out_shardings=replicated)(state.params)
     source, info = config.init_from, experiment.data_info.info
@@ -265,7 +265,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     how["differing"] = stored.differing
     how["frozen"] = partial(is_frozen, freeze=config.optimizer.get("freeze", "none"))
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
-    note("; ".join(filter(None, (taken, stored.folded))))
+    note("; ".join(filter(None, (taken, stored.note))))
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
     placed = jax.device_put(params, shardings)
     return state.replace(params=placed, opt_state=restarted(state.opt_state, placed))

@@ -7,11 +7,10 @@ import numpy as np
 from extensions.life_of_a_run import check_life
 from small_runs import small_config
 
-from widenet_jax.data.sources import SOURCES, TRANSFORMS
+from widenet_jax.data import ArraySpec
 from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
-from widenet_jax.nn.build import MODELS
-from widenet_jax.specs import TASKS
+from widenet_jax.specs import ModelSpec, SourceSpec, TaskSpec, register
 from widenet_jax.task import Evaluation, Metrics, PrimaryMetric, Task
 
 FIELDS = {"batch_size": 32, "evaluation.batch_size": 32, "optimizer.learning_rate": 0.01}
@@ -71,8 +70,16 @@ def tokens(example, rng):
     return {"tokens": np.int32((example["from"] + np.arange(7)) % 8)}
 
 
-SOURCES["counting"], TASKS["next_token"] = lambda data, split: Counting(), NextToken
-MODELS["tokens"], TRANSFORMS["next_token"] = TokenModel, lambda config, info: (tokens, tokens)
+register(ModelSpec("tokens", TokenModel))
+register(
+    TaskSpec(
+        "next_token",
+        NextToken,
+        transforms=lambda config, info: (tokens, tokens),
+        example=lambda config, params: {"tokens": ArraySpec((7,), "int32")},
+        sources={"counting": SourceSpec(lambda data, split, info: Counting())},
+    )
+)
 
 
 def get_config():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.finetune import finetune_params, resize_positions
+from widenet_jax.inference.finetune import finetune_params
 from widenet_jax.optim.parts import is_frozen
+from widenet_jax.vision.weights.positions import resize_positions
 
 
 def positions(grid: list) -> np.ndarray:
@@ -80,7 +81,7 @@ def test_the_backbone_is_copied_and_the_head_is_not():
     new, told = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
     assert told == (
         "taken from runs/pretrained: embed, encoder, position; new: head; not used: head, "
-        "representation; positions resized 2x2 -> 4x4"
+        "representation; fitted: position/position_embedding 1x4x2 -> 1x16x2"
     )
     expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
     assert new.keys() == expected.keys()  # no representation
@@ -94,8 +95,8 @@ def test_the_head_is_kept_where_the_classes_are_the_same():
     )
     np.testing.assert_equal(new, params(1.0, tokens=16))
     assert told == (
-        "taken from runs/pretrained: embed, encoder, position, head; new: nothing; positions "
-        "resized 2x2 -> 4x4; the classes are the same, so the head is kept"
+        "taken from runs/pretrained: embed, encoder, position, head; new: nothing; fitted: "
+        "position/position_embedding 1x4x2 -> 1x16x2; the classes are the same, so the head is kept"
     )
 
 

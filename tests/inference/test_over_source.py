@@ -3,21 +3,26 @@
 import numpy as np
 import pytest
 
+from widenet_jax.data.labelled import Relabelled, with_classes
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.over_source import Relabelled, map_classes, open_source
+from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.vision.data.digits import Digits
 
 
+def named(*class_names: str) -> Relabelled:
+    return Relabelled(Digits("test"), class_names, np.zeros(10, np.int32))
+
+
 def test_classes_are_matched_by_name():
     """The source has fewer classes, in another order."""
-    labels = map_classes(("ship", "cat"), ("bird", "cat", "dog", "ship"), place="runs/x")
-    np.testing.assert_array_equal(labels, [3, 1])
+    source = with_classes(named("ship", "cat"), ("bird", "cat", "dog", "ship"), place="runs/x")
+    np.testing.assert_array_equal(source.labels, [3, 1])
 
 
 def test_a_class_the_model_does_not_know():
     with pytest.raises(BadInputError) as caught:
-        map_classes(("cat", "zebra", "yak"), ("bird", "cat"), place="runs/x")
+        with_classes(named("cat", "zebra", "yak"), ("bird", "cat"), place="runs/x")
     assert str(caught.value) == (
         "class 'zebra' of the data (2 such of 3) is none of the 2 that runs/x knows (bird, cat); "
         "classes are matched by name: rename them, or finetune on this data"
@@ -42,5 +47,7 @@ def test_images_of_other_channels(digits_run, tmp_path):
         cv2.imwrite(str(tmp_path / "test" / name / "1.png"), np.zeros((8, 8, 3), np.uint8))
     changes = [f"--config.data.path={tmp_path}", "--config.data.source=image_folder"]
     trained = open_trained(str(digits_run), changes)
-    with pytest.raises(BadInputError, match=r"has images of 3 channels, and .* trained on 1"):
+    with pytest.raises(
+        BadInputError, match=r"image of shape \[8, 8, 3\], and .* trained on \[8, 8, 1\]"
+    ):
         open_source(trained)

@@ -8,13 +8,13 @@ from widenet_jax.specs import TASKS
 
 CONFIG = """
 from configs import digits
-from widenet_jax.specs import TASKS
+from widenet_jax.specs import TaskSpec, register
 from widenet_jax.task import PrimaryMetric, Task
 
 class Guess(Task):
     primary_metric = PrimaryMetric("perplexity", higher_is_better=False)
 
-TASKS["guess"] = Guess
+register(TaskSpec("guess", Guess, transforms=None, example=None))
 
 def get_config():
     config = digits.get_config()

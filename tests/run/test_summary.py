@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from ml_collections import ConfigDict
 from preparing import run, write
 
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.data.sources import build_source
 from widenet_jax.main import metric_rows
-from widenet_jax.run.summary import loss_text, result_metrics, shortened, unbeaten
+from widenet_jax.run.summary import loss_text, result_metrics, unbeaten
 from widenet_jax.text.masked_lm import MaskedLm
 
 TASK = MaskedLm(vocab_size=8000, example={}, unigram_entropy=6.62)
@@ -50,8 +49,6 @@ def test_sequences_shorter_than_the_set_s_are_noted(tmp_path: Path):
     notes = {}
     for length in (16, 32):
         data = {"source": "text", "path": str(out), "max_length": length}
-        notes[length] = shortened(ConfigDict({"data": data}), build_source(data, "train"))
+        notes[length] = build_source(data, "train").note
     assert "was prepared with --max_length=32: longer sequences are cut at both" in notes[16]
-    tiny = {"source": "tiny_text", "max_length": 16}
-    notes["tiny"] = shortened(ConfigDict({"data": tiny}), build_source(tiny, "train"))
-    assert notes[32] == notes["tiny"] == ""
+    assert notes[32] == ""

@@ -29,21 +29,22 @@ def main(argv: Argv = None) -> int:
 
 def export(options: Options) -> None:
     from widenet_jax.files import absolute
-    from widenet_jax.inference import stablehlo
-    from widenet_jax.inference.exported import FORMATS, write_exported
+    from widenet_jax.inference import exported, stablehlo
     from widenet_jax.inference.trained import open_trained, read_model
-    from widenet_jax.text.weights import huggingface_export
 
-    others = {"huggingface": huggingface_export.WEIGHTS, "stablehlo": stablehlo.FILE}
-    file, out = choose(FORMATS | others, options.format, field="format"), absolute(options.out)
+    others = {"huggingface": exported.WEIGHTS, "stablehlo": stablehlo.FILE}
+    file, out = (
+        choose(exported.FORMATS | others, options.format, field="format"),
+        absolute(options.out),
+    )
     if options.format == "stablehlo":
         model = open_trained(options.workdir, checkpoint=options.checkpoint)
         stablehlo.write_stablehlo(out, model)
     else:
         model = read_model(options.workdir, checkpoint=options.checkpoint)
         if options.format == "huggingface":
-            huggingface_export.write_huggingface(out, model, place=options.workdir)
+            exported.write_huggingface(out, model, place=options.workdir)
         else:
-            write_exported(out, model, file_format=options.format)
+            exported.write_exported(out, model, file_format=options.format)
     facts = {"out": options.out, "format": options.format, "step": model.step}
     show(options, facts, f"{options.out}: step {model.step:,}, {file}")

@@ -1,8 +1,8 @@
 """Data: sources of examples, transforms of one example, batches for one host.
 
-- A **source** gives examples by index (`contract.Source`); `sources.SOURCES` names them.
-- A **transform** maps (example, generator) to a dict of arrays (`contract.Transform`);
-  `sources.TRANSFORMS` names the pair that a task needs.
+- A **source** gives examples by index (`contract.Source`).
+- A **transform** maps (example, generator) to a dict of arrays (`contract.Transform`).
+  `specs` names the sources and the transforms of each task.
 - **Chunks** stack the arrays of a few examples of one step, whatever their keys; `pipeline` reads
   chunks with threads or processes and joins them into batches.
 

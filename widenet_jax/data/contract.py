@@ -3,7 +3,7 @@
 Imports neither JAX nor OpenCV: worker processes load it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +22,7 @@ class Source(Protocol):
         for labelled images. Both splits of a run must agree on it. Each entry becomes a file of the
         workdir, `class_names.json`, and an entry of a checkpoint's meta, so that no key may be one
         that the run uses itself, such as config, environment or result.
+      note: optional: a line about the set for the user of a run.
     """
 
     @property
@@ -121,8 +122,3 @@ class Data(NamedTuple):
     train_transform: Transform
     eval_transform: Transform
     data_info: DataInfo
-
-
-BuildSource = Callable[[Mapping[str, Any], str], Source]  # (config.data, split)
-# (config, the training source's info) -> (train, evaluation)
-BuildTransforms = Callable[[Any, Mapping[str, Any]], tuple[Transform, Transform]]

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from widenet_jax.data.splits import slice_of
-from widenet_jax.errors import BadExampleError
+from widenet_jax.errors import BadExampleError, BadInputError
 
 ORDER_PROBES = 256  # records that are read to see the order of a set
 
@@ -22,13 +22,15 @@ class LabelledImages:
       class_names: the name of each label: label k is class_names[k].
       record_labels: the label of each record, int32 [n]; None where only reading would tell.
       left_out: how many files of the split are not read, by suffix.
-      split_advice: how the split gets images of the `missing` classes; "" where it cannot be told.
+      split_advice: how the split gets images of the `missing` classes; "" where it is unknown.
+      part_of_each_class: whether a slice has the same share of each class.
     """
 
     class_names: tuple[str, ...]
     record_labels: np.ndarray | None = None
     left_out: Mapping[str, int] = Counter()
     split_advice: str = ""
+    part_of_each_class: bool = False
 
     @property
     def info(self) -> dict[str, Any]:
@@ -134,3 +136,45 @@ class Relabelled(LabelledImages):
 
     def describe(self, index: int) -> str:
         return self.source.describe(index)
+
+
+def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Relabelled:
+    """Returns a source with a model's labels; classes are matched by name.
+
+    A source may have fewer classes than the model, in another order.
+
+    Args:
+      source: the images.
+      names: the model's classes.
+      place: the model, for messages.
+
+    Raises:
+      BadInputError: the source has a class that the model does not know.
+    """
+    index = {name: label for label, name in enumerate(names)}
+    if unknown := [name for name in source.class_names if name not in index]:
+        raise BadInputError(
+            f"class {unknown[0]!r} of the data ({len(unknown)} such of {len(source.class_names)}) "
+            f"is none of the {len(names)} that {place} knows ({names_text(names)}); classes are "
+            "matched by name: rename them, or finetune on this data"
+        )
+    labels = np.array([index[name] for name in source.class_names], np.int32)
+    return Relabelled(source, tuple(names), labels)
+
+
+def left_out_text(counts: Counter[str]) -> str:
+    """Returns how many files are not read, and their kinds: "1 file left out (.heic 1)"."""
+    files = "file" if counts.total() == 1 else "files"
+    return f"{counts.total():,} {files} left out ({counts_text(counts)})"
+
+
+def names_text(names: Sequence[str], most: int = 5) -> str:
+    """Returns the first names, and how many more there are: "cat, dog and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def counts_text(counts: Counter[str]) -> str:
+    """Returns counts by kind, the most frequent first: ".heic 60, .DS_Store 2"."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{kind} {count:,}" for kind, count in ordered)

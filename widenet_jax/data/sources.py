@@ -1,4 +1,4 @@
-"""The sources and transforms that a config can name, and the data of a run."""
+"""The data of a run: both splits opened, checked against each other, and described."""
 
 import contextlib
 import os
@@ -12,44 +12,69 @@ from etils import epath
 from widenet_jax.corpus.tokenizer import FILE
 from widenet_jax.corpus.unigrams import unigram_bits
 from widenet_jax.data.chunks import example_spec
-from widenet_jax.data.contract import (
-    BuildSource,
-    BuildTransforms,
-    Data,
-    DataInfo,
-    Source,
-    Stream,
-    StreamInfo,
-)
-from widenet_jax.data.labelled import LabelledImages, Relabelled, Subset, by_class
-from widenet_jax.data.splits import parse_slice
-from widenet_jax.errors import BadExampleError, BadInputError, choose
-from widenet_jax.files import may_replace, split_checkpoint
-from widenet_jax.language.data.token_streams import (
-    open_stream,
-    segment_transform,
-    tiny_bytes,
-    tiny_pieces,
-)
-from widenet_jax.text.data.finetuning import alike
-from widenet_jax.text.data.instances import instance_transforms
-from widenet_jax.text.data.squad import Squad, Window
-from widenet_jax.text.data.tables import LabelledSequence, Table
-from widenet_jax.text.data.text_records import TextRecords
-from widenet_jax.text.data.tiny_text import TinyText
-from widenet_jax.vision.data.digits import Digits
-from widenet_jax.vision.data.folders import (
-    FRACTION_FIELD,
-    Holdout,
-    ImageFolder,
+from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
+from widenet_jax.data.labelled import (
+    LabelledImages,
+    Relabelled,
+    Subset,
+    by_class,
     left_out_text,
     names_text,
 )
-from widenet_jax.vision.data.packed import ArrayRecord, Tfds
-from widenet_jax.vision.data.transforms import build_transforms
+from widenet_jax.data.splits import parse_slice
+from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.files import may_replace, split_checkpoint
+from widenet_jax.specs import resolve, source_spec, task_spec
+
+FRACTION_FIELD = "config.data.eval_fraction"
+# Facts in which splits may differ. They hold of a run if they hold of one of its splits.
+OF_EITHER_SPLIT = ("unanswerable",)
 
 
-def _path(data: Mapping[str, Any]) -> str:
+def build_source(
+    data: Mapping[str, Any], split: str, info: Mapping[str, Any] | None = None
+) -> Source:
+    """Opens one split of the set that `config.data` names.
+
+    Args:
+      data: `config.data`: `source` and the fields that this source needs.
+      split: name of the split, such as "train"; of images, tables and SQuAD also a slice, such as
+        "train[90%:]".
+      info: of the trained model that will read the split; None in training.
+
+    Raises:
+      BadInputError: unknown source or split, nothing readable at the path, or a path for a source
+        that reads none.
+    """
+    name = data["source"]
+    spec = source_spec(name)
+    if spec.reads and data.get("path"):
+        raise BadInputError(
+            f"config.data.path={data['path']}: config.data.source={name} reads {spec.reads}, not "
+            f"files; give --config.data.path= (nothing), or --config.data.source={spec.instead}"
+        )
+    if data.get("eval_fraction") and not spec.holds_out:
+        raise BadInputError(
+            f"--{FRACTION_FIELD}=0 is all that source={name} takes: its own splits "
+            "divide it (config.data.train_split, config.data.eval_split); if it has one only, and "
+            "its images are in mixed order, take slices, as in "
+            "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
+        )
+    build, info = resolve(spec.open), info or {}
+    whole, bounds = (split, None) if spec.reads_slices else parse_slice(split)
+    source = build(data, whole, info)
+    if bounds is None:
+        return source
+    if not isinstance(source, LabelledImages):
+        raise BadInputError(f"config.data.source={name}: has no slices such as {split!r}")
+    records = source.part(bounds)
+    if not len(records):
+        raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
+    return Subset(source, records)
+
+
+def path_of(data: Mapping[str, Any]) -> str:
+    """Returns `config.data.path`; raises BadInputError where it is empty."""
     if not data.get("path"):
         raise BadInputError(
             f"config.data.source={data['source']} needs a directory: add --config.data.path=DIR"
@@ -57,99 +82,9 @@ def _path(data: Mapping[str, Any]) -> str:
     return os.path.expanduser(data["path"])
 
 
-def _tfds(data: Mapping[str, Any], split: str) -> Source:
-    if not data.get("name") and not data.get("path"):
-        raise BadInputError("config.data.source=tfds needs a set, as in --config.data.name=cifar10")
-    return Tfds(data.get("name") or "", os.path.expanduser(data.get("path") or ""), split)
-
-
-def _image_folder(data: Mapping[str, Any], split: str) -> Source:
-    fraction = data.get("eval_fraction", 0.0)
-    names = [parse_slice(data.get(f"{part}_split", part))[0] for part in ("train", "eval")]
-    return ImageFolder(_path(data), split, Holdout(fraction, *names))
-
-
-def _token_stream(data: Mapping[str, Any], split: str) -> Stream:
-    if not data.get("path"):
-        return tiny_bytes(split, data["max_length"])
-    return open_stream(_path(data), split, data["max_length"])
-
-
-# Sources that come with the project: what they read, and which source reads the user's files.
-_NOVEL = "the embedded novel"
-EMBEDDED = {
-    "digits": ("the digits of scikit-learn", "image_folder for your images"),
-    "tiny_text": (_NOVEL, "text for a set that scripts/prepare_data.py text wrote"),
-    "tiny_pieces": (_NOVEL, "token_stream for your text"),
-}
-
-SOURCES: dict[str, BuildSource] = {
-    "digits": lambda data, split: Digits(split),
-    "image_folder": _image_folder,
-    "array_record": lambda data, split: ArrayRecord(_path(data), split),
-    "tfds": _tfds,
-    "text": lambda data, split: TextRecords(_path(data), split, data.get("max_length")),
-    "table": Table,
-    "squad": Squad,
-    "tiny_text": lambda data, split: TinyText(split, data["max_length"]),
-    "tiny_pieces": lambda data, split: tiny_pieces(split, data["max_length"]),
-    "token_stream": _token_stream,
-}
-
-READ_SLICES = ("tfds", "table", "squad")  # take a split with its brackets, joined by "+" as well
-
-# By the name of the task whose batches the transforms make.
-TRANSFORMS: dict[str, BuildTransforms] = {
-    "classification": lambda config, info: build_transforms(config.augment, config.data.image_size),
-    "masked_lm": instance_transforms,
-    "text_classification": alike(LabelledSequence),
-    "span": alike(Window),
-    "language_modeling": lambda config, info: (segment_transform, segment_transform),
-}
-
-
-# Facts in which splits may differ. They hold of a run if they hold of one of its splits.
-OF_EITHER_SPLIT = ("unanswerable",)
-
-
-def build_source(data: Mapping[str, Any], split: str) -> Source:
-    """Opens one split of the set that `config.data` names.
-
-    Args:
-      data: reads `source` (a key of SOURCES), `path` and `name`, as the source needs them.
-      split: name of the split, such as "train"; of images, tables and SQuAD also a slice, such as
-        "train[90%:]".
-
-    Raises:
-      BadInputError: unknown source or split, nothing readable at the path, or a path for a source
-        that reads none.
-    """
-    build = choose(SOURCES, data["source"], field="config.data.source")
-    if data["source"] in EMBEDDED and data.get("path"):
-        told, own = EMBEDDED[data["source"]]
-        raise BadInputError(
-            f"config.data.path={data['path']}: config.data.source={data['source']} reads {told}, "
-            f"not files; give --config.data.path= (nothing), or --config.data.source={own}"
-        )
-    if data["source"] != "image_folder" and data.get("eval_fraction"):
-        raise BadInputError(
-            f"--{FRACTION_FIELD}=0 is all that source={data['source']} takes: its own splits "
-            "divide it (config.data.train_split, config.data.eval_split); if it has one only, and "
-            "its images are in mixed order, take slices, as in "
-            "--config.data.train_split='train[:90%]' --config.data.eval_split='train[90%:]'"
-        )
-    if data["source"] in READ_SLICES:
-        return build(data, split)
-    name, bounds = parse_slice(split)
-    if bounds is None:
-        return build(data, split)
-    source = build(data, name)
-    if not isinstance(source, LabelledImages):
-        raise BadInputError(f"config.data.source={data['source']}: has no slices such as {split!r}")
-    records = source.part(bounds)
-    if not len(records):
-        raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
-    return Subset(source, records)
+def build_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
+    """Builds the transforms of the task of a config, of training and of evaluation."""
+    return resolve(task_spec(config.task.name).transforms)(config, info)
 
 
 def check_slice(split: str, source: Source) -> None:
@@ -158,7 +93,7 @@ def check_slice(split: str, source: Source) -> None:
     TFDS shuffles its sets as it prepares them, and a slice of a folder takes its share of each
     class.
     """
-    if not isinstance(source, Subset) or isinstance(source.source, ImageFolder):
+    if not isinstance(source, Subset) or source.source.part_of_each_class:
         return
     if len(source) < len(source.source) and by_class(source.source):
         name, _ = parse_slice(split)
@@ -187,8 +122,6 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     if data.get("tokenizer") == "":  # finetuning: that of the model to start from
         copied = begun and (workdir / FILE).exists()
         data["tokenizer"] = str(workdir / FILE) if copied else split_checkpoint(config.init_from)[0]
-    if begun and data["source"] in EMBEDDED:
-        data["path"] = ""  # runs used to be started with one, which was not read
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
     if not begun:  # earlier versions took such slices
@@ -206,8 +139,7 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
             f"{differing[0]}; prepare both from the same set, or name other splits "
             "(config.data.train_split, config.data.eval_split)"
         )
-    build = choose(TRANSFORMS, config.task.name, field="config.task.name")
-    train_transform, eval_transform = build(config, train.info)
+    train_transform, eval_transform = build_transforms(config, train.info)
     example = example_spec(evaluation, eval_transform, on_bad_example=config.data.on_bad_example)
     counts = ()
     if config.task.get("class_weights", "none") != "none":

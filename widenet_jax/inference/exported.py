@@ -23,10 +23,12 @@ from widenet_jax.errors import BadInputError, check_format, choose
 from widenet_jax.files import read_json, write_json, write_text
 from widenet_jax.inference.arrays import read_arrays, write_arrays
 from widenet_jax.inference.model_card import model_card
+from widenet_jax.specs import model_spec, resolve
 
 FORMAT_VERSION = 1
 FORMATS = {"safetensors": "params.safetensors", "npz": "params.npz"}
 RECORD = "export.json"
+WEIGHTS = "model.safetensors"  # in the layout of Hugging Face
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,39 @@ def write_exported(directory: epath.Path, model: Exported, *, file_format: str) 
     for name, value in model.info.items():
         write_json(directory / f"{name}.json", value)
     write_json(directory / RECORD, record)
+
+
+def write_huggingface(directory: epath.Path, model: Exported, *, place: str) -> None:
+    """Writes a model in the layout of Hugging Face's transformers; `config.json` comes last.
+
+    Args:
+      directory: a new one.
+      model: as read.
+      place: where it was read from, for messages.
+
+    Raises:
+      BadInputError: their library has no such model, or the directory is not empty.
+    """
+    name = model.config["model"]["name"]
+    layout = resolve(model_spec(name).layout)
+    if layout is None:
+        raise BadInputError(
+            f"--format=huggingface: {place} holds a {name}; only text models go there; export it "
+            "with --format=safetensors"
+        )
+    arrays, files = layout(model, place)
+    make_empty(directory)
+    write_arrays(directory / WEIGHTS, arrays)
+    record = {
+        "params_sha256": params_sha256(jax.tree.map(np.asarray, model.params)),
+        "step": model.step,
+        "result": dict(model.result),
+    }
+    architecture = files["config.json"]["architectures"][0]
+    card = model_card(model.config, model.info, record, huggingface=architecture)
+    write_text(directory / "README.md", card)
+    for file, content in files.items():
+        write_json(directory / file, content)
 
 
 def read_exported(directory: epath.Path) -> Exported:

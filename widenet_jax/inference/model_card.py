@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
+
+from widenet_jax.specs import model_spec, task_spec
 
 CARD = """# {title}
 
@@ -34,81 +36,12 @@ Hugging Face's transformers, which computes the same function:
     model = transformers.{name}.from_pretrained(DIR)
     tokenizer = transformers.AutoTokenizer.from_pretrained(DIR)"""
 
-FINETUNE = "    python -m widenet_jax.main --config={config} --workdir=RUN --config.init_from=DIR"
-EVALUATE = "    python scripts/evaluate.py --workdir=DIR --config.data.path={path}"
+FINETUNE = "python -m widenet_jax.main --config=CONFIG --workdir=RUN --config.init_from=DIR"
 READ_LINES = {
     "params.safetensors": 'params = safetensors.numpy.load_file("params.safetensors")',
     "params.npz": 'params = numpy.load("params.npz", allow_pickle=False)',
 }
 CLASSES_SHOWN = 20
-IMAGES = (
-    """Images are {image_size} x {image_size} pixels, scaled to [-1, 1] as value / 127.5 - 1."""
-)
-TEXTS = (
-    """Texts have at most {max_length} tokens of `tokenizer.json`, [CLS] and [SEP] among them."""
-)
-STREAMS = """Texts are read in segments of {max_length} tokens, with a memory of earlier ones."""
-
-
-class Purpose(NamedTuple):
-    """What a card says of a task.
-
-    Attributes:
-      name: as in "trained for NAME".
-      commands: lines that use the model, in a checkout of this package.
-      inputs: what the model takes; fields of `config.data` in braces.
-    """
-
-    name: str
-    commands: tuple[str, ...]
-    inputs: str
-
-
-PURPOSES = {
-    "classification": Purpose(
-        "image classification",
-        (
-            "    python scripts/predict.py --workdir=DIR photo.jpg --top=5",
-            "    python scripts/evaluate.py --workdir=DIR \\",
-            "        --config.data.source=image_folder --config.data.path=PHOTOS "
-            "--config.data.eval_split=val",
-            FINETUNE.format(config="CONFIG") + "   # finetune",
-        ),
-        IMAGES,
-    ),
-    "masked_lm": Purpose(
-        "predicting masked words and the order of sentences",
-        (
-            '    python scripts/predict.py --workdir=DIR --fill="A word is [MASK] here."',
-            FINETUNE.format(config="configs/glue.py:own"),
-        ),
-        TEXTS,
-    ),
-    "text_classification": Purpose(
-        "classifying texts",
-        (
-            '    python scripts/predict.py --workdir=DIR --text="A text."',
-            EVALUATE.format(path="TABLES"),
-        ),
-        TEXTS,
-    ),
-    "span": Purpose(
-        "answering questions by a span of a text",
-        (
-            '    python scripts/predict.py --workdir=DIR --question="Who?" --context="A text."',
-            EVALUATE.format(path="SQUAD"),
-        ),
-        TEXTS,
-    ),
-    "language_modeling": Purpose(
-        "predicting the next token",
-        (
-            '    python scripts/predict.py --workdir=DIR --continue="Once"',
-            "    python scripts/evaluate.py --workdir=DIR --file=TEXT",
-        ),
-        STREAMS,
-    ),
-}
 
 
 def model_card(
@@ -127,24 +60,24 @@ def model_card(
       huggingface: the model's class in transformers, for an export in that layout.
     """
     names = info.get("class_names", ())
-    purpose, what = PURPOSES[config["task"]["name"]], describe_model(config["model"])
+    card, what = task_spec(config["task"]["name"]).card, describe_model(config["model"])
     facts = training_facts(config) | results(record)
     if huggingface:
         files = HUGGINGFACE.format(name=huggingface)
-        commands = (FINETUNE.format(config="CONFIG"),)  # no command opens this layout as a workdir
+        commands = (FINETUNE,)  # no command opens this layout as a workdir
     else:
-        name, commands = record["params_file"], purpose.commands
+        name, commands = record["params_file"], card.commands
         files = FILES.format(params_file=name, read_line=READ_LINES[name])
     kind = what.split(":")[0]
     return CARD.format(
-        title=f"{kind}, {len(names)} classes" if names else f"{kind}, {purpose.name}",
+        title=f"{kind}, {len(names)} classes" if names else f"{kind}, {card.purpose}",
         what=what,
-        purpose=purpose.name,
+        purpose=card.purpose,
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
         classes=f"\n## Classes\n\n{listed(names)}\n" if names else "",
-        commands="\n".join(commands),
+        commands="\n".join(f"    {line}" for line in commands),
         files=files,
-        inputs=purpose.inputs.format(**config["data"]),
+        inputs=card.inputs.format(**config["data"]),
     )
 
 
@@ -152,19 +85,11 @@ def describe_model(model: Mapping[str, Any]) -> str:
     """Describes a `config.model`: "WideNet: 12 blocks of width 768, 12 heads, ..."."""
     moe = model["moe"] if model["ffn"] == "moe" else None
     shares = model["share_attention"] or model["share_ffn"]
-    vision = {(False, False): "ViT", (False, True): "Shared ViT", (True, False): "ViT-MoE"}
-    text = {(False, False): "BERT", (False, True): "ALBERT", (True, False): "BERT-MoE"}
-    language = {(experts, shared): "Transformer-XL" for experts in (0, 1) for shared in (0, 1)}
-    families, what = {
-        "vision_transformer": (vision, "patches of {patch_size} pixels"),
-        "text_encoder": (text, "embeddings of width {embedding_dim}"),
-        "language_model": (language, "relative positions"),
-    }[model["name"]]
-    heads = model["attention"].get("num_heads")
+    spec, heads = model_spec(model["name"]), model["attention"].get("num_heads")
     parts = [
         f"{model['depth']} blocks of width {model['embed_dim']}",
         *([f"{heads} heads"] if heads else []),
-        what.format(**model),
+        spec.detail.format(**model),
     ]
     if moe:
         parts.append(
@@ -179,7 +104,8 @@ def describe_model(model: Mapping[str, Any]) -> str:
     shared = [name for key, name in names.items() if model[f"share_{key}"]]
     if shared:
         parts.append(f"all blocks share {', '.join(shared)}")
-    return f"{families.get((bool(moe), bool(shares)), 'WideNet')}: {', '.join(parts)}"
+    family = spec.families[2 * bool(moe) + bool(shares)]
+    return f"{family}: {', '.join(parts)}"
 
 
 def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import Source
 from widenet_jax.data.chunks import example_spec
 from widenet_jax.data.contract import DataInfo
-from widenet_jax.data.labelled import Relabelled
-from widenet_jax.data.sources import TRANSFORMS, build_source, stream_info
+from widenet_jax.data.labelled import LabelledImages, with_classes
+from widenet_jax.data.sources import build_source, build_transforms, stream_info
 from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import first_carry, placed_batches, total
 from widenet_jax.experiment import build_task
@@ -29,11 +29,7 @@ from widenet_jax.run.summary import routing_means, unbeaten
 from widenet_jax.sharding import BATCH, build_mesh
 from widenet_jax.step import forward
 from widenet_jax.task import Evaluation
-from widenet_jax.text.data.squad import Squad
-from widenet_jax.text.data.tables import Table
-from widenet_jax.text.span import check_questions
 from widenet_jax.typing import Array, PyTree
-from widenet_jax.vision.data.transforms import build_transforms
 
 QUIET_SECONDS = 10.0  # before the progress bar appears: most evaluations are over by then
 # (params, batch) -> what the task's `evaluate` returns, or the like
@@ -149,11 +145,10 @@ def metrics_over_source(
     def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
         return trained.task.evaluate(partial(forward, trained.model, params), batch)
 
+    info, stream = {**trained.info, **source.info}, stream_info(source, source)
+    task = build_task(trained.config, DataInfo(0, {}, info, stream))  # with this set's baseline
     totals = totals_over_source(trained, evaluate, source, transform)
     metrics = trained.task.summarize(totals.sums, totals.rows, source)
-    info, stream = {**trained.info, **source.info}, stream_info(source, source)
-    known = DataInfo(0, {}, info, stream)
-    task = build_task(trained.config, known)
     if message := unbeaten(task, metrics):
         say(f"warning: {message}")
     facts = {"baseline": task.baseline._asdict()} if task.baseline else {}
@@ -165,24 +160,31 @@ def open_source(trained: Trained) -> tuple[Source, Any]:
     """Opens the evaluation split with the model's labels and tokenizer, and the transform.
 
     Raises:
-      BadInputError: the source cannot be opened, has classes that the model does not know, images
-        with another number of channels, tokens of another tokenizer, or questions without an answer
-        where the model always gives one.
+      BadInputError: the source cannot be opened, has classes that the model does not know, arrays
+        of other shapes, or tokens of another tokenizer.
     """
-    config = trained.config
-    data, split = config.data, config.data.eval_split
-    if config.task.name == "classification":
-        return open_images(trained)
-    if config.task.name == "text_classification":
-        names = trained.class_names
-        source = Table(data, split, class_names=names, tokenizer=trained.tokenizer)
-    elif config.task.name == "span":
-        source = Squad(data, split, tokenizer=trained.tokenizer)
-        check_questions(config, source.info)
-    else:
-        source = build_source(data, split)
+    config, info = trained.config, trained.info
+    source = build_source(config.data, config.data.eval_split, info)
+    if isinstance(source, LabelledImages):
+        source = with_classes(source, trained.class_names, place=trained.place)
+    if "vocab_size" in info:
         check_tokens(trained, source.info)
-    return source, TRANSFORMS[config.task.name](config, trained.info)[1]
+    _, transform = build_transforms(config, info)
+    check_shapes(trained, source, transform)
+    return source, transform
+
+
+def check_shapes(trained: Trained, source: Source, transform: Any) -> None:
+    """Raises BadInputError where the examples of a set have other shapes than the model reads."""
+    config, wanted = trained.config, trained.task.batch_spec(1)
+    spec = example_spec(source, transform, on_bad_example=config.data.on_bad_example)
+    for name in spec.keys() & wanted.keys():
+        there, here = wanted[name].shape[1:], spec[name].shape
+        if there != here:
+            raise BadInputError(
+                f"config.data.source={config.data.source} gives {name} of shape {list(here)}, and "
+                f"{trained.place} was trained on {list(there)}"
+            )
 
 
 def check_tokens(trained: Trained, info: Mapping[str, Any]) -> None:
@@ -197,38 +199,3 @@ def check_tokens(trained: Trained, info: Mapping[str, Any]) -> None:
         )
     if known:
         check_same_tokens(known, Tokenizer(here), trained.place)
-
-
-def open_images(trained: Trained) -> tuple[Source, Any]:
-    """Opens the evaluation split of labelled images; see `open_source`."""
-    config = trained.config
-    source = build_source(config.data, config.data.eval_split)
-    _, transform = build_transforms(config.augment, config.data.image_size)
-    labels = map_classes(source.class_names, trained.class_names, place=trained.place)
-    spec = example_spec(source, transform, on_bad_example=config.data.on_bad_example)
-    shape = spec["image"].shape
-    if shape != trained.task.image_shape:
-        raise BadInputError(
-            f"config.data.source={config.data.source} has images of {shape[2]} channels, and "
-            f"{trained.place} was trained on {trained.task.image_shape[2]}"
-        )
-    return Relabelled(source, trained.class_names, labels), transform
-
-
-def map_classes(theirs: Sequence[str], ours: Sequence[str], *, place: str) -> np.ndarray:
-    """Returns, for each label of a source, the model's label of the same name: int32 [classes].
-
-    A source may have fewer classes than the model, in another order.
-
-    Raises:
-      BadInputError: the source has a class that the model does not know.
-    """
-    index = {name: label for label, name in enumerate(ours)}
-    if unknown := [name for name in theirs if name not in index]:
-        shown = ", ".join(ours[:5]) + (", ..." if len(ours) > 5 else "")
-        raise BadInputError(
-            f"class {unknown[0]!r} of the data ({len(unknown)} such of {len(theirs)}) is none of "
-            f"the {len(ours)} that {place} knows ({shown}); classes are matched by name: rename "
-            "them, or finetune on this data"
-        )
-    return np.asarray([index[name] for name in theirs], np.int32)

@@ -14,13 +14,10 @@ from ml_collections import ConfigDict
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, read_json
+from widenet_jax.files import absolute
 from widenet_jax.inference.arrays import READERS, read_arrays
-from widenet_jax.inference.finetune import RULES
 from widenet_jax.inference.trained import read_model
-from widenet_jax.text.weights.huggingface import from_huggingface_text
-from widenet_jax.text.weights.huggingface_config import kind_out, model_section, text_kind
-from widenet_jax.vision.weights import google, huggingface
+from widenet_jax.specs import MODELS, model_spec, resolve
 
 # Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
 # run must have the pretrained ones. Others that do, such as a router, a run may choose anew.
@@ -52,7 +49,6 @@ WITHOUT_EFFECT = {
 }
 # In a directory of Hugging Face's, of which large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-PREPROCESSOR = "preprocessor_config.json"
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
 
 
@@ -64,13 +60,13 @@ class Pretrained(NamedTuple):
       same_classes: whether it was trained on the classes of the new run, so that its head fits.
       differing: fields of `config.model` in which the new run computes another function with the
         parameters, each as "moe.num_selected_experts=2 (4 there)".
-      folded: what `huggingface.fold_pixels` changed; "" for nothing.
+      note: of the reader of public weights; "" for nothing.
     """
 
     params: dict
     same_classes: bool
     differing: list[str]
-    folded: str = ""
+    note: str = ""
 
 
 def load_pretrained(
@@ -93,14 +89,9 @@ def load_pretrained(
         function with them, or the tokenizer is another.
       RunFailedError: every checkpoint of the run is damaged.
     """
-    if model["name"] not in RULES:
-        raise BadInputError(
-            f"config.init_from={place}: this run's model is {model['name']}, and only "
-            f"{', '.join(RULES)} start from stored weights"
-        )
-    folded = ""
+    note = ""
     if files := weight_files(absolute(place)):
-        params, fields, folded = read_public(files, source=f"config.init_from={place}")
+        params, fields, note = read_public(files, source=f"config.init_from={place}")
         stored_tokenizer, same_classes = tokenizer_beside(files[0].parent), False
     else:
         found = read_model(place, sharding, flag="--config.init_from")
@@ -119,7 +110,7 @@ def load_pretrained(
         check_same_tokens(
             stored_tokenizer, Tokenizer(info["tokenizer"]), f"config.init_from={place}"
         )
-    return Pretrained(params, same_classes, differing, folded)
+    return Pretrained(params, same_classes, differing, note)
 
 
 def weight_files(path: epath.Path) -> list[epath.Path]:
@@ -131,12 +122,14 @@ def weight_files(path: epath.Path) -> list[epath.Path]:
 
 
 def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str, Any], str]:
-    """Reads public weights: our parameter tree, the fields of `config.model` they require, and what
-    `huggingface.fold_pixels` changed.
+    """Reads public weights, by the first reader of a `specs.ModelSpec` that knows their layout.
 
     Args:
       files: of one model, as `weight_files` lists them.
       source: the flag that names them and its value, for messages.
+
+    Returns:
+      Our parameter tree; the fields of `config.model` that it requires; a note for the user.
 
     Raises:
       BadInputError: an unknown layout, or no `config.json` beside Hugging Face's weights.
@@ -144,35 +137,22 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
     arrays = {}
     for file in files:
         arrays |= read_arrays(file)
-    if google.is_google(arrays):
-        fields = {"name": "vision_transformer"} | google.model_fields(arrays, source=source)
-        return google.from_google(arrays, source=source), fields, ""
-    is_vit, beside = huggingface.is_huggingface(arrays), files[0].parent / "config.json"
-    config = read_json(beside) if beside.exists() else {}
-    if not is_vit and text_kind(config):
-        fields = model_section(config, source=str(beside))
-        kind, shared = kind_out(fields)
-        params = from_huggingface_text(
-            arrays, kind=kind, depth=fields["depth"], shared=shared, source=source
-        )
-        return params, fields, ""
-    if not config and any("layernorm" in name.lower() for name in arrays):
+    for spec in map(model_spec, MODELS):
+        for reader in spec.readers:
+            if found := resolve(reader)(arrays, files[0].parent, source):
+                params, fields, note = found
+                return params, {"name": spec.name, **fields}, note
+    beside = files[0].parent / "config.json"
+    if not beside.exists() and any("layernorm" in name.lower() for name in arrays):
         raise BadInputError(
             f"{source}: {beside.name} is missing beside the weights; download it "
             "too: it names their number of heads, LayerNorm epsilon and activation"
         )
-    if not is_vit:
-        raise BadInputError(
-            f"{source}: neither Google's ViT nor a ViT, BERT or ALBERT of Hugging "
-            "Face; for a model of ours give the workdir of its run, or the directory that "
-            "scripts/export.py wrote"
-        )
-    fields = {"name": "vision_transformer"} | huggingface.model_fields(config, source=str(beside))
-    params = huggingface.from_huggingface(arrays, source=source)
-    file = beside.parent / PREPROCESSOR
-    preprocessor = read_json(file) if file.exists() else {}
-    params, folded = huggingface.fold_pixels(params, preprocessor, source=str(file))
-    return params, fields, folded
+    raise BadInputError(
+        f"{source}: neither Google's ViT nor a ViT, BERT or ALBERT of Hugging "
+        "Face; for a model of ours give the workdir of its run, or the directory that "
+        "scripts/export.py wrote"
+    )
 
 
 def tokenizer_beside(directory: epath.Path) -> Tokenizer | None:

@@ -14,7 +14,7 @@ from widenet_jax.config.imports import import_remembered
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute, may_replace, read_json, split_checkpoint
-from widenet_jax.text.weights.huggingface_config import model_section, text_kind
+from widenet_jax.specs import MODELS, model_spec, resolve
 
 sizes = configs_module("sizes")
 PRETRAINED = "pretrained"
@@ -100,8 +100,10 @@ def pretrained_sections(place: str) -> Mapping[str, Any]:
     content = content if isinstance(content, Mapping) else {}
     if isinstance(content.get("model"), Mapping):
         return upgrade(content)
-    if text_kind(content):
-        return {"model": model_section(content, source=str(file))}
+    for spec in map(model_spec, MODELS):
+        section = spec.section and resolve(spec.section)(content, source=str(file))
+        if section:
+            return {"model": section}
     raise BadInputError(
         f"{file} describes no model of ours, no BERT and no ALBERT (model_type="
         f"{content.get('model_type')!r}); {NAME_MODEL}"

@@ -1,23 +1,21 @@
-"""Public text models, opened for predictions without a run of ours."""
+"""Public models, opened for predictions without a run of ours."""
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
-from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.experiment import build_task
+from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import absolute, is_remote
 from widenet_jax.inference.finetune import finetune_params
 from widenet_jax.inference.pretrained import read_public, weight_files
-from widenet_jax.inference.trained import Trained, model_inputs, open_trained
+from widenet_jax.inference.trained import Trained, open_trained
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.specs import model_spec, resolve, task_spec
 
 # Packages, which may be absent, whose errors tell of credentials and networks.
 REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}
-MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
 
 
 def is_public(place: str) -> bool:
@@ -58,39 +56,30 @@ def _is_of_access(error: Exception) -> bool:
 
 
 def open_public(place: str) -> Trained:
-    """Opens a BERT or ALBERT of Hugging Face that predicts masked words.
+    """Opens public weights that predict as they are, such as a BERT that fills masks.
 
-    Its pooler and its head of sentence order, which masked words do not need, are zeros where the
-    files have none.
+    Parameters that the files lack and predictions do not read are zeros.
 
     Args:
-      place: a directory with its weights, `config.json` and tokenizer.
+      place: a directory with weights, `config.json` and tokenizer.
 
     Raises:
-      BadInputError: a file is missing or damaged, or the model has no head for masked words.
+      BadInputError: a file is missing or damaged, or no task can use the model as it is.
     """
-    stored, fields, _ = read_public(weight_files(absolute(place)), source=f"--workdir={place}")
-    if stored.get("mlm", {}).keys() != MLM_HEAD:
+    public, fields, _ = read_public(weight_files(absolute(place)), source=f"--workdir={place}")
+    usable = resolve(model_spec(fields["name"]).usable)
+    found = usable and usable(place, public, fields)
+    if not found:
         raise BadInputError(
             f"--workdir={place} holds public weights without a head for masked words, the only one "
             "that can be used as it is; finetune them on your data, from "
             f"--config.init_from={place}, and give the --workdir of that run"
         )
-    tokenizer, rows = load_tokenizer(place), len(stored["embeddings"]["token"])
-    if rows < tokenizer.vocab_size:
-        raise BadInputError(
-            f"--workdir={place}: its tokenizer has {tokenizer.vocab_size:,} tokens, and its "
-            f"weights have {rows:,}; download both again, from the same model"
-        )
-    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
-    config = ConfigDict({
-        "task": {"name": "masked_lm"},
-        "model": fields | {"dtype": "float32"},
-        "data": {"max_length": fields["num_positions"]},
-    })  # fmt: skip
-    task = build_task(config, DataInfo(0, {}, info))
+    config, info = found
+    example = resolve(task_spec(config.task.name).example)(config, public)
+    task = build_task(config, DataInfo(0, example, info))
     model = build_model(config.model, **task.model_fields)
-    shapes = parameter_shapes(model, model_inputs(config, {}))
+    shapes = parameter_shapes(model, input_spec(task))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    params, _ = finetune_params(jax.device_get(zeros), stored, model=config.model, source=place)
+    params, _ = finetune_params(jax.device_get(zeros), public, model=config.model, source=place)
     return Trained(place, config, info, task, model, params, step=0)

@@ -6,7 +6,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -15,9 +14,9 @@ from widenet_jax.config.files import override
 from widenet_jax.config.imports import import_remembered
 from widenet_jax.config.stored_names import upgrade
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data.contract import ArraySpec, DataInfo
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
-from widenet_jax.experiment import build_task
+from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import absolute, read_json, split_checkpoint
 from widenet_jax.inference.exported import Exported, is_exported, read_exported
 from widenet_jax.nn.build import build_model
@@ -25,7 +24,7 @@ from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
-from widenet_jax.specs import TASKS, task_class
+from widenet_jax.specs import resolve, task_spec
 from widenet_jax.task import Task
 from widenet_jax.typing import PyTree, Shapes
 
@@ -43,7 +42,7 @@ class Trained:
       place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
       config: the config of its run, with the caller's changes.
       info: facts of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
-      task: that of its run. Its `batch_spec` describes images only.
+      task: of its run.
       model: the Linen module.
       params: host arrays.
       step: the checkpoint's step.
@@ -93,32 +92,11 @@ def open_trained(
     found = read_model(place, checkpoint=checkpoint)
     place += f"@{checkpoint}" if checkpoint else ""
     config = override(ConfigDict(found.config), changes)
-    example = images_of(config, found.params) if "image_size" in config.data else {}
+    example = resolve(task_spec(config.task.name).example)(config, found.params)
     task = build_task(config, DataInfo(0, example, found.info))
     model = build_model(config.model, **task.model_fields)
-    check_fits(model, found.params, model_inputs(config, example), place)
+    check_fits(model, found.params, input_spec(task), place)
     return Trained(place, config, found.info, task, model, found.params, found.step)
-
-
-def images_of(config: ConfigDict, params: PyTree) -> dict[str, ArraySpec]:
-    """Returns the images that a stored model takes: its first layer has their channels."""
-    size, kernel = config.data.image_size, params["embed"]["projection"]["kernel"]
-    return {"image": ArraySpec((size, size, kernel.shape[2]), "uint8")}
-
-
-def model_inputs(config: ConfigDict, example: Mapping[str, ArraySpec]) -> Shapes:
-    """Returns inputs of one example that reach every parameter of a model."""
-    if "image" in example:
-        return {"image": jax.ShapeDtypeStruct((1, *example["image"].shape), jnp.float32)}
-    spec = lambda *shape: jax.ShapeDtypeStruct((1, *shape), jnp.int32)  # noqa: E731
-    T = config.data.max_length
-    if config.model.name == "language_model":
-        shape = (1, config.model.depth, 0, config.model.embed_dim)
-        memory = jax.ShapeDtypeStruct(shape, config.model.dtype)
-        return {"tokens": spec(T), "memory": memory, "memory_length": spec()}
-    of_tokens = dict.fromkeys(("tokens", "segments"), spec(T))
-    masks = dict.fromkeys(("mask", "allowed"), jax.ShapeDtypeStruct((1, T), jnp.bool_))
-    return {**of_tokens, **masks, "mlm_positions": spec(1), "start": spec()}
 
 
 def read_model(
@@ -161,15 +139,12 @@ def read_model(
         )
     step, config = found.meta["step"], upgrade(found.meta["config"])
     import_remembered(config, place)
-    name = config["task"]["name"]
-    known = name in TASKS
-    primary_metric = (
-        {task_class(name).primary_metric_of(ConfigDict(config)).name} if known else set()
-    )  # in that of best/
+    metric = resolve(task_spec(config["task"]["name"]).task).primary_metric_of(ConfigDict(config))
+    apart = OF_THE_RUN | {metric.name}  # which the meta of best/ has
     return Exported(
         params=to_host(found.items["params"]),
         config=config,
-        info={k: v for k, v in found.meta.items() if k not in OF_THE_RUN | primary_metric},
+        info={k: v for k, v in found.meta.items() if k not in apart},
         step=step,
         result=result_at(path, step),
     )

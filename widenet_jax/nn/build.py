@@ -19,7 +19,7 @@ Fields `unroll` and `remat` change neither the parameters nor the results, but t
 dropout and noise. A caller that wants the intermediate results of single blocks
 (`capture_intermediates`) clones the model with unroll=True and remat="none".
 
-To add a model: one file, and one entry in `MODELS`.
+To add a model: one file, and its `specs.ModelSpec`.
 """
 
 from collections.abc import Mapping
@@ -27,25 +27,16 @@ from collections.abc import Mapping
 import flax.linen as nn
 
 from widenet_jax.errors import check_section, choose
-from widenet_jax.language.model import LanguageModel
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
-from widenet_jax.specs import resolve
-from widenet_jax.text.encoder import TextEncoder
-from widenet_jax.vision.model import VisionTransformer
-
-MODELS: dict[str, type[nn.Module]] = {
-    "vision_transformer": VisionTransformer,
-    "text_encoder": TextEncoder,
-    "language_model": LanguageModel,
-}
+from widenet_jax.specs import model_spec, resolve
 
 
 def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     """Builds the module of `config.model`.
 
     Args:
-      model: `name`, a key of `MODELS`; the fields of that module; the section `attention`; a
+      model: `name`, a key of `specs.MODELS`; the fields of that module; the section `attention`; a
         section of fields for each feed-forward, by its name in `FEED_FORWARDS`, or None; and
         `mlp_dim`, which is the plain feed-forward's.
       **model_fields: the fields that the task decides, such as num_classes=10.
@@ -54,7 +45,7 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
       BadInputError: a name or a value that does not exist, or a field that is unknown or missing.
     """
     fields = {k: dict(v) if isinstance(v, Mapping) else v for k, v in model.items()}
-    build = choose(MODELS, fields.pop("name", ""), field="config.model.name")
+    build = resolve(model_spec(fields.pop("name", "")).module)
     sections = {name: fields.pop(name) for name in FEED_FORWARDS if name in fields}
     sections[PLAIN] = {"mlp_dim": fields.pop("mlp_dim")} if "mlp_dim" in fields else {}
     sections = {name: section for name, section in sections.items() if section is not None}

@@ -15,16 +15,18 @@ from widenet_jax.param_names import (
     path_names,
     split_block_part,
 )
+from widenet_jax.specs import parts
 from widenet_jax.typing import PyTree
 
-# First parts of paths: what belongs to a task rather than to the backbone.
-HEADS = ("head", "representation", "classifier", "span", "mlm", "order", "output")
 FREEZES = dict.fromkeys(("none", "backbone"))
 
 
 def is_frozen(path: str, freeze: str) -> bool:
     """Returns whether `config.optimizer.freeze` keeps a parameter as it is."""
-    return freeze == "backbone" and path.partition("/")[0] not in HEADS
+    if freeze != "backbone":
+        return False
+    found = parts().get(path.partition("/")[0])
+    return found is None or not found.head
 
 
 def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -> None:
@@ -79,13 +81,15 @@ def layer_factors(params: PyTree, decay: float, *, depth: int) -> PyTree:
       depth: L, number of blocks; names tell it only where blocks own something.
     """
 
+    above = {name for name, found in parts().items() if found.above} | {ENCODER}
+
     def factor(path: str, _: Any) -> float:
         first, second = (*path.split("/"), "")[:2]
         if first == ENCODER and second != NORM_OUT:
             block, _ = split_block_part(second)
             layer = (depth + 1) / 2 if block is None else block + 1
         else:
-            layer = depth + 1 if first in (*HEADS, ENCODER, "pooler") else 0
+            layer = depth + 1 if first in above else 0
         return decay ** (depth + 1 - layer)
 
     return map_with_path(factor, params)

@@ -7,17 +7,14 @@ import jax
 import numpy as np
 from clu import parameter_overview
 from etils import epath
-from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import Checkpoints
-from widenet_jax.data.contract import Source
 from widenet_jax.experiment import Experiment, input_spec
 from widenet_jax.files import write_json
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.optim.parts import count_frozen
 from widenet_jax.sharding import platform
 from widenet_jax.task import Baseline, Task
-from widenet_jax.text.data.text_records import TextRecords
 from widenet_jax.typing import PyTree
 
 BEST_CHECKPOINT = "best_checkpoint"  # in front of its metric and step in result.json
@@ -53,17 +50,6 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
             "spans several epochs; config.batch_size and config.duration set how much is trained"
         )
     return "\n".join(lines)
-
-
-def shortened(config: ConfigDict, source: Source) -> str:
-    """Returns a line about a text set that was prepared for longer sequences; "" if it was not."""
-    if not isinstance(source, TextRecords) or config.data.max_length >= source.max_length:
-        return ""
-    return (
-        f"config.data.max_length={config.data.max_length}, and {config.data.path} was prepared "
-        f"with --max_length={source.max_length}: longer sequences are cut at both ends, and what "
-        "is cut off is not seen; prepare the text again to use all of it"
-    )
 
 
 def result_of(experiment: Experiment, metrics: Mapping[str, Any], **facts: Any) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import flax.linen as nn
 
-from widenet_jax.errors import BadInputError, choose
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.nn.dense import Dense
 from widenet_jax.nn.dropout import Dropout
 from widenet_jax.param_names import ENCODER
+from widenet_jax.specs import head_spec, resolve
 from widenet_jax.text.embeddings import TokenEmbed
-from widenet_jax.text.heads import HEADS
 from widenet_jax.typing import Array, Aux, PyTree, Shapes
 
 
@@ -23,7 +23,7 @@ class TextEncoder(BlockSettings, kw_only=True):
 
     Attributes:
       vocab_size: V.
-      head: a name in `text_heads.HEADS`.
+      head: a name in the `heads` of a `specs.TaskSpec`.
       num_classes: of the head "classification".
       embed_dim: D.
       embedding_dim: E, of the embeddings.
@@ -75,12 +75,13 @@ class TextEncoder(BlockSettings, kw_only=True):
             x = Dense(self.embed_dim, dtype, self.outer_init.kernel(), name="projection")(x)
         blocks = Blocks(**self.settings(), name=ENCODER)
         x, aux, _ = blocks(x, mask=mask, instances=inputs.get("instances"), train=train)
-        return HEADS[self.head].outputs(self, x, table, inputs, train=train), aux
+        head = resolve(head_spec(self.head).apply)
+        return head(self, x, table, inputs, train=train), aux
 
     def check(self) -> None:
         """Raises BadInputError where a field is unknown, out of range or contradicts another."""
         super().check()
-        choose(HEADS, self.head, field="the text encoder's head")
+        head_spec(self.head)
         self.check_attention(self.embed_dim, memory=False)
         if not self.projection and self.embedding_dim != self.embed_dim:
             raise BadInputError(
@@ -93,7 +94,10 @@ class TextEncoder(BlockSettings, kw_only=True):
         """Returns the FLOPs of an example's projection and head; embeddings count none."""
         T, D, E = self.num_tokens(input_spec), self.embed_dim, self.embedding_dim
         projection = 2 * T * E * D if self.projection else 0
-        return projection + HEADS[self.head].forward_flops(self, input_spec)
+        flops = head_spec(self.head).flops
+        if flops is None:
+            raise BadInputError(f"the head {self.head} counts no FLOPs; give its HeadSpec `flops`")
+        return projection + resolve(flops)(self, input_spec)
 
     def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example."""

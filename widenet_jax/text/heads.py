@@ -11,11 +11,8 @@ A head is two functions, of which the second counts one example's products
       inputs  those of the model
       train   True in training
 
-The outputs are float32. To add one: its functions here, and an entry in `HEADS`.
+The outputs are float32. To add one: its functions, and a `specs.HeadSpec` in the spec of its task.
 """
-
-from collections.abc import Callable
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -114,21 +111,6 @@ def span_beam_flops(model: nn.Module, input_spec: Shapes) -> int:
     """Counts starts and ends, ends given the true start, and the null logit."""
     T, D = model.num_tokens(input_spec), model.embed_dim
     return 2 * 2 * T * D + 2 * (T + 1) * D * D + 2 * T * D + 2 * (2 * D + 1) * D
-
-
-class Head(NamedTuple):
-    """The two functions of a head, see above."""
-
-    outputs: Callable[..., Outputs | Array]
-    forward_flops: Callable[[nn.Module, Shapes], int]
-
-
-HEADS: dict[str, Head] = {
-    "pretraining": Head(pretraining, pretraining_flops),
-    "classification": Head(classification, classification_flops),
-    "span": Head(span, span_flops),
-    "span_beam": Head(span_beam, span_beam_flops),
-}
 
 
 def dense(init: KernelInit, features: int, name: str, **fields: bool) -> nn.Module:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
-from widenet_jax.data.sources import TRANSFORMS
+from widenet_jax.data.sources import build_transforms
 from widenet_jax.errors import BadArgumentError, BadInputError
 from widenet_jax.inference.trained import Trained
 from widenet_jax.step import forward
@@ -34,7 +34,7 @@ def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndar
     trained on pairs and there is none, or the other way round.
     """
     tokenizer = trained.tokenizer
-    _, transform = TRANSFORMS[trained.config.task.name](trained.config, trained.info)
+    _, transform = build_transforms(trained.config, trained.info)
 
     def row_of(text: str, pair: str | None) -> dict[str, np.ndarray]:
         paired = pair is not None
@@ -83,7 +83,7 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
     asked = Question("question", question, context, ())
     data = trained.config.data
     source = Squad(data, data.eval_split, tokenizer=trained.tokenizer, questions=[asked])
-    _, transform = TRANSFORMS[trained.config.task.name](trained.config, trained.info)
+    _, transform = build_transforms(trained.config, trained.info)
     task = trained.task
     rows_of = of_one(trained, lambda apply, batch: task.evaluate(apply, batch).rows)
     windows = [rows_of(transform(source[i], NO_RNG)) for i in range(len(source))]

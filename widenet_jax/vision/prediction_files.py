@@ -78,8 +78,9 @@ def image_paths(given: Sequence[str]) -> Iterator[str]:
     Raises:
       BadInputError: a folder or a pattern has no image.
     """
-    from widenet_jax.vision.data.folders import kind_left_out, left_out_text
-    from widenet_jax.vision.prepare.check_images import walk
+    from widenet_jax.data.labelled import left_out_text
+    from widenet_jax.vision.data.folders import kind_left_out
+    from widenet_jax.vision.prepare.check import walk
 
     for path in given:
         if os.path.isdir(path):

@@ -28,7 +28,7 @@ from widenet_jax.ops.benchmark import (
 from widenet_jax.ops.benchmark.checkpoint import checkpoint_row, directory_bytes
 from widenet_jax.ops.benchmark.timing import median_seconds
 from widenet_jax.ops.benchmark.train_step import random_batch
-from widenet_jax.ops.plan.facts import data_info
+from widenet_jax.ops.plan.data_info import data_info
 
 ROOT = Path(__file__).parents[3]
 

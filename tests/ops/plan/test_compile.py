@@ -13,7 +13,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.compile import CompiledStep, TpuCompiler, needed_bytes, peak_bytes
-from widenet_jax.ops.plan.facts import data_info
+from widenet_jax.ops.plan.data_info import data_info
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import price_module
 from widenet_jax.ops.plan.topology import Topology, parse_topology

@@ -7,7 +7,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan.compile import CompiledStep
-from widenet_jax.ops.plan.facts import data_info
+from widenet_jax.ops.plan.data_info import data_info
 from widenet_jax.ops.plan.planner import GIB, changes, plan_run, size_facts
 from widenet_jax.ops.plan.topology import parse_topology
 
@@ -48,7 +48,7 @@ class Double:
 def test_the_figures_of_a_plan():
     config = load_config("configs/imagenet.py:vit_b")
     plan = plan_run("vit_b", config, DATA, Double(0.5), price=2.0)
-    facts = plan.facts
+    facts = plan.data_info
     assert facts["params"] == facts["params_unrolled"] == 87_158_248
     assert (facts["cores"], facts["examples_per_core"]) == (256, 16)
     assert facts["fits"] and facts["hbm_peak_gib"] == 9.0 and facts["advice"] is None

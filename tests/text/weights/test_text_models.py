@@ -14,12 +14,11 @@ from inference.our_bert import exported
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import write_exported
+from widenet_jax.inference.exported import write_exported, write_huggingface
 from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.weights.huggingface import from_huggingface_text
 from widenet_jax.text.weights.huggingface_config import model_section
-from widenet_jax.text.weights.huggingface_export import write_huggingface
 
 TASKS = {
     "masked_lm": ("pooler", "mlm", "order"),

@@ -24,8 +24,9 @@ from etils import epath
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
 from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
 from widenet_jax.data import records
-from widenet_jax.data.contract import Example
+from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
+from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import PLAIN_SPLITS, check_split
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import readable
@@ -226,3 +227,30 @@ def segment_transform(example: Example, rng: np.random.Generator) -> dict[str, n
     """Returns the arrays of one segment; draws nothing."""
     del rng
     return {name: np.asarray(example[name]) for name in ("tokens", "fresh")}
+
+
+def window_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
+    """Returns the transform of training and of evaluation."""
+    del config, info
+    return segment_transform, segment_transform
+
+
+def open_token_stream(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TokenStream:
+    """Opens a split of a stream, or of the embedded novel as bytes; see `specs.SourceSpec`."""
+    del info
+    if not data.get("path"):
+        return tiny_bytes(split, data["max_length"])
+    return open_stream(path_of(data), split, data["max_length"])
+
+
+def open_tiny_pieces(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TokenStream:
+    """Opens a split of the novel as word pieces; see `specs.SourceSpec`."""
+    del info
+    return tiny_pieces(split, data["max_length"])
+
+
+def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+    """Returns the arrays of one example; see `specs.TaskSpec`."""
+    del params
+    tokens = ArraySpec((config.data.max_length + 1,), "int32")
+    return {"tokens": tokens, "fresh": ArraySpec((), "bool")}

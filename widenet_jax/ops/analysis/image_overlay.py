@@ -11,7 +11,6 @@ from matplotlib.patches import Patch
 
 from widenet_jax.data.chunks import read, skips
 from widenet_jax.data.contract import Example
-from widenet_jax.inference.finetune import has_cls_row
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import Trained
 from widenet_jax.ops.analysis.routing import TokenRouting, routed_blocks, token_routing
@@ -50,7 +49,7 @@ def patch_grid(trained: Trained, per_token: np.ndarray) -> np.ndarray:
     """Reshapes [T, ...] to the grid of patches [rows, columns, ...], without the CLS token."""
     height, width, _ = trained.task.image_shape
     P = trained.model.patch_size
-    patches = per_token[int(has_cls_row(trained.config.model)) :]
+    patches = per_token[int(trained.config.model.cls_token != "none") :]
     return patches.reshape(height // P, width // P, *per_token.shape[1:])
 
 

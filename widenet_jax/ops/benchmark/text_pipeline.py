@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from widenet_jax.data.sources import TRANSFORMS, build_source
+from widenet_jax.data.sources import build_source, build_transforms
 from widenet_jax.ops.benchmark.turns import our_turns, summarize, take_turns
 
 PEER = "transformers"
@@ -34,7 +34,7 @@ def text_rows(
       BadInputError: the set cannot be read.
     """
     source = build_source(config.data, config.data.train_split)
-    transform, _ = TRANSFORMS[config.task.name](config, source.info)
+    transform, _ = build_transforms(config, source.info)
     turns = our_turns(source, transform, batch_size, workers)
     if all(map(importlib.util.find_spec, ("torch", "transformers"))):
         from widenet_jax.ops.benchmark import torch_pipeline
@@ -61,7 +61,7 @@ def stream_rows(
       [{pipeline, tokens_per_second, cpu_ms, of_peer}]; cpu_ms is per token, and there is no peer.
     """
     source = build_source(config.data, config.data.train_split)
-    transform, _ = TRANSFORMS[config.task.name](config, source.info)
+    transform, _ = build_transforms(config, source.info)
     turns = our_turns(source, transform, batch_size, workers)
     tokens = batch_size * config.data.max_length
     return summarize(take_turns(turns, tokens, rounds=rounds, seconds=seconds), unit="tokens")

@@ -73,9 +73,9 @@ class Trial:
     def primary_metric(self) -> Any:
         """Returns the metric that the task's runs are compared by, a `task.PrimaryMetric`."""
         config = with_fields(self.config, self.fields())
-        from widenet_jax.specs import task_class  # imports JAX
+        from widenet_jax.specs import resolve, task_spec
 
-        return task_class(config.task.name).primary_metric_of(config)
+        return resolve(task_spec(config.task.name).task).primary_metric_of(config)
 
 
 @dataclass

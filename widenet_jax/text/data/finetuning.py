@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.data.contract import BuildTransforms, Transform
+from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError
 
 TEXTS_AT_ONCE = 1024
@@ -48,19 +48,9 @@ def tokenizer_info(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
 
 
-def alike(transform: Callable[[int], Transform]) -> BuildTransforms:
-    """Returns a builder of transforms that draw nothing: evaluation's is that of training.
-
-    Args:
-      transform: makes the transform to sequences of `config.data.max_length` tokens.
-    """
-
-    def build(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
-        del info
-        made = transform(config.data.max_length)
-        return made, made
-
-    return build
+def tokenizer_in(info: Mapping[str, Any]) -> Tokenizer | None:
+    """Returns the tokenizer in the `info` of a source or a trained model; None for none."""
+    return Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
 
 
 class Joined(NamedTuple):
@@ -98,3 +88,9 @@ def padded(sequence: Joined, length: int) -> dict[str, np.ndarray]:
     tokens[:n] = sequence.tokens
     segments[sequence.second : n] = 1
     return {"tokens": tokens, "segments": segments, "length": np.int32(n)}
+
+
+def sequence_spec(max_length: int) -> dict[str, ArraySpec]:
+    """Returns the arrays of one sequence, as `padded` makes them."""
+    row = ArraySpec((max_length,), "int32")
+    return {"tokens": row, "segments": row, "length": ArraySpec((), "int32")}

@@ -188,3 +188,9 @@ def instance_spec(config: Any, *, packed: bool = False) -> dict[str, ArraySpec]:
     return {
         "tokens": row, "segments": row, **extra, **predictions, "mlm_count": scalar, "order": order,
     }  # fmt: skip
+
+
+def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+    """Returns the arrays of one example that is not packed; see `specs.TaskSpec`."""
+    del params
+    return instance_spec(config)

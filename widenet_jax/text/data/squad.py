@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import Encoded, Tokenizer
-from widenet_jax.data.contract import Example
+from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.finetuning import (
     Joined,
     encode_all,
     in_threads,
     padded,
+    sequence_spec,
+    tokenizer_in,
     tokenizer_info,
     tokenizer_of,
 )
@@ -191,3 +193,22 @@ class Window:
         may_start[: len(example["may_start"])] = example["may_start"]
         places = {name: np.int32(example[name]) for name in ("start", "end")}
         return {**row, **places, "may_start": may_start}
+
+
+def open_squad(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Squad:
+    """Opens a split of questions; see `specs.SourceSpec`."""
+    return Squad(data, split, tokenizer=tokenizer_in(info))
+
+
+def window_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
+    """Returns the transform of training and of evaluation, which draw nothing."""
+    del info
+    return (Window(config.data.max_length),) * 2
+
+
+def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+    """Returns the arrays of one example, as `Window` makes them."""
+    del params
+    T = config.data.max_length
+    places = dict.fromkeys(("start", "end"), ArraySpec((), "int32"))
+    return {**sequence_spec(T), **places, "may_start": ArraySpec((T,), "bool")}

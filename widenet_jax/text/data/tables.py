@@ -14,13 +14,15 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data.contract import Example
+from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.text.data.finetuning import (
     Joined,
     encode_all,
     join,
     padded,
+    sequence_spec,
+    tokenizer_in,
     tokenizer_info,
     tokenizer_of,
 )
@@ -275,3 +277,20 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
             f"({shown(class_names)}), which are those of the training split or of the model"
         )
     return np.array([index[row.label] for row in rows], np.int32)
+
+
+def open_table(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Table:
+    """Opens a split of a table; see `specs.SourceSpec`."""
+    return Table(data, split, class_names=info.get("class_names"), tokenizer=tokenizer_in(info))
+
+
+def table_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
+    """Returns the transform of training and of evaluation, which draw nothing."""
+    del info
+    return (LabelledSequence(config.data.max_length),) * 2
+
+
+def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+    """Returns the arrays of one example, as `LabelledSequence` makes them."""
+    del params
+    return {**sequence_spec(config.data.max_length), "label": ArraySpec((), "int32")}

@@ -19,6 +19,7 @@ import numpy as np
 from widenet_jax.corpus.chunking import Chunk
 from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
 from widenet_jax.data.shards import PackedSet
+from widenet_jax.data.sources import path_of
 from widenet_jax.errors import BadInputError
 
 KIND = "text"
@@ -127,9 +128,22 @@ class TextRecords(PackedSet):
                 f"{self.max_length}{' --pack' if self.packed else ''}; set the field to that, or "
                 "prepare the text again"
             )
+        self.note = ""
+        if max_length and max_length < self.max_length:
+            self.note = (
+                f"config.data.max_length={max_length}, and {directory} was prepared with "
+                f"--max_length={self.max_length}: longer sequences are cut at both ends, and the "
+                "rest is never seen; prepare the text again to use all of it"
+            )
 
     def _example(self, record: bytes) -> dict[str, Any]:
         vocab_size = self.info["vocab_size"]
         if self.packed:
             return {"chunks": decode_row(record, vocab_size)}
         return {"sentences": decode_chunk(record, vocab_size)}
+
+
+def open_text(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TextRecords:
+    """Opens a split of a prepared text set; see `specs.SourceSpec`."""
+    del info
+    return TextRecords(path_of(data), split, data.get("max_length"))

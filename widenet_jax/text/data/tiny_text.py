@@ -1,5 +1,6 @@
 """The embedded novel in chunks for pretraining."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -59,3 +60,9 @@ def _read(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
         "vocab_size": tokenizer.vocab_size,
         "unigram_entropy": unigram_entropy(counts),
     }
+
+
+def open_tiny_text(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TinyText:
+    """Opens a split of the novel; see `specs.SourceSpec`."""
+    del info
+    return TinyText(split, data["max_length"])

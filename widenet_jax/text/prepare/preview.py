@@ -9,7 +9,7 @@ from widenet_jax.config.parser import Options
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data import sampler
 from widenet_jax.data.chunks import read_example
-from widenet_jax.data.sources import TRANSFORMS, build_source
+from widenet_jax.data.sources import build_source, build_transforms
 
 LEGEND = "[MASK]{word}: hidden; other{word}: replaced; word{word}: kept, and predicted all the same"
 
@@ -31,7 +31,7 @@ def instances(config: Any, *, num_records: int, num_draws: int, seed: int) -> It
       seed: the run's seed; the draws are those of the run.
     """
     source = build_source(config.data, config.data.train_split)
-    transform, _ = TRANSFORMS["masked_lm"](config, source.info)
+    transform, _ = build_transforms(config, source.info)
     tokenizer = Tokenizer(source.info["tokenizer"])
     chosen = np.linspace(0, len(source) - 1, min(num_records, len(source))).astype(int)
     yield LEGEND

@@ -10,12 +10,16 @@ Sources: modeling_bert.py and modeling_albert.py of transformers.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import flax.traverse_util
 import numpy as np
+from etils import epath
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import read_json
 from widenet_jax.param_names import ENCODER, block_part, split_block_part
+from widenet_jax.text.weights.huggingface_config import kind_out, section_of
 
 # Their module and ours, outside the blocks. Those of BACKBONE have the model's prefix in files.
 TOKENS = "embeddings.word_embeddings"
@@ -197,3 +201,16 @@ def take_decoder(theirs: dict[str, np.ndarray], kind: str) -> np.ndarray | None:
     if weight is None or np.array_equal(weight, theirs.setdefault(table, weight)):
         return None
     return weight
+
+
+def read_huggingface(
+    arrays: Mapping[str, np.ndarray], directory: epath.Path, source: str
+) -> tuple[dict, dict[str, Any], str] | None:
+    """Reads a BERT or ALBERT; None for other arrays. See `specs.ModelSpec`."""
+    file = directory / "config.json"
+    fields = section_of(read_json(file), source=str(file)) if file.exists() else None
+    if fields is None:
+        return None
+    kind, shared = kind_out(fields)
+    how = {"kind": kind, "depth": fields["depth"], "shared": shared, "source": source}
+    return from_huggingface_text(arrays, **how), fields, ""

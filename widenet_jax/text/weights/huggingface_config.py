@@ -158,9 +158,7 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
       place: where it was read from, for the message.
     """
     attention = model["attention"]
-    if model["name"] != "text_encoder":
-        what = f"a {model['name']}; only text models go there"
-    elif model["ffn"] != "mlp":
+    if model["ffn"] != "mlp":
         what = f"a text model with experts (ffn={model['ffn']}), which their library does not have"
     elif model["norm_position"] != "post" or model["ffn_output_activation"]:
         field = "ffn_output_activation" if model["ffn_output_activation"] else "norm_position"
@@ -224,3 +222,8 @@ def huggingface_config(
         **own,
         **facts,
     }
+
+
+def section_of(config: Mapping[str, Any], *, source: str) -> dict[str, Any] | None:
+    """Returns the section `config.model` of a BERT or ALBERT; None for another `config.json`."""
+    return model_section(config, source=source) if text_kind(config) else None

@@ -5,14 +5,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 
-from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.files import write_json, write_text
-from widenet_jax.inference.arrays import write_arrays
-from widenet_jax.inference.exported import Exported, make_empty
-from widenet_jax.inference.model_card import model_card
 from widenet_jax.text.weights.huggingface import to_huggingface_text
 from widenet_jax.text.weights.huggingface_config import (
     check_has_counterpart,
@@ -20,19 +14,16 @@ from widenet_jax.text.weights.huggingface_config import (
     kind_out,
 )
 
-WEIGHTS = "model.safetensors"
 
-
-def write_huggingface(directory: epath.Path, model: Exported, *, place: str) -> None:
-    """Writes a BERT or ALBERT that transformers opens; `config.json` comes last.
+def layout(model: Any, place: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Returns a BERT or ALBERT as transformers stores it: its arrays, and its JSON files by name.
 
     Args:
-      directory: a new one.
-      model: as read.
+      model: an `inference.exported.Exported`.
       place: where it was read from, for messages.
 
     Raises:
-      BadInputError: their library has no such model, or the directory is not empty.
+      BadInputError: their library has no such model.
     """
     section = model.config["model"]
     check_has_counterpart(section, place)
@@ -46,18 +37,8 @@ def write_huggingface(directory: epath.Path, model: Exported, *, place: str) -> 
         **special_ids(model.tokenizer),
         **labels(model.class_names),
     )
-    make_empty(directory)
-    write_arrays(directory / WEIGHTS, arrays)
-    write_tokenizer(directory, model.tokenizer, section["num_positions"])
-    record = {
-        "params_sha256": params_sha256(params),
-        "step": model.step,
-        "result": dict(model.result),
-    }
-    name = config["architectures"][0]
-    card = model_card(model.config, model.info, record, huggingface=name)
-    write_text(directory / "README.md", card)
-    write_json(directory / "config.json", config)
+    files = tokenizer_files(model.tokenizer, section["num_positions"])
+    return arrays, {**files, "config.json": config}
 
 
 def labels(class_names: tuple[str, ...]) -> dict[str, Any]:
@@ -79,22 +60,20 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     }
 
 
-def write_tokenizer(directory: epath.Path, tokenizer: Tokenizer, max_length: int) -> None:
-    """Writes the tokenizer, which puts [CLS] and [SEP] around texts and pairs as our data does."""
+def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """Returns the tokenizer, which puts [CLS] and [SEP] around texts and pairs as our data does."""
     roles = ("cls", "sep", "mask", "pad", "unk")
     tokens = {f"{role}_token": tokenizer.token(getattr(tokenizer, f"{role}_id")) for role in roles}
-    content = {**tokenizer.json, "post_processor": pair_template(tokenizer)}
-    write_json(directory / "tokenizer.json", content)
-    write_json(directory / "special_tokens_map.json", tokens)
-    write_json(
-        directory / "tokenizer_config.json",
-        {
+    return {
+        "tokenizer.json": {**tokenizer.json, "post_processor": pair_template(tokenizer)},
+        "special_tokens_map.json": tokens,
+        "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": max_length,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **tokens,
         },
-    )
+    }
 
 
 def pair_template(tokenizer: Tokenizer) -> Mapping[str, Any]:

@@ -6,20 +6,20 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages
-from widenet_jax.data.splits import check_split, slice_of
+from widenet_jax.data.labelled import LabelledImages, counts_text
+from widenet_jax.data.sources import FRACTION_FIELD, path_of
+from widenet_jax.data.splits import check_split, parse_slice, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range
 from widenet_jax.files import is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-FRACTION_FIELD = "config.data.eval_fraction"
 MOST_ADVISED = 0.3  # a larger held-out part leaves too little to train on
 # Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
 # skipping the file would not be reproducible.
@@ -267,19 +267,9 @@ def _subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in entries if entry.is_dir())
 
 
-def counts_text(counts: Counter[str]) -> str:
-    """Returns counts by kind, the most frequent first: ".heic 60, .DS_Store 2"."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{kind} {count:,}" for kind, count in ordered)
-
-
-def left_out_text(counts: Counter[str]) -> str:
-    """Returns how many files are not read, and their kinds: "1 file left out (.heic 1)"."""
-    files = "file" if counts.total() == 1 else "files"
-    return f"{counts.total():,} {files} left out ({counts_text(counts)})"
-
-
-def names_text(names: Sequence[str], most: int = 5) -> str:
-    """Returns the first names, and how many more there are: "cat, dog and 3 more"."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ImageFolder:
+    """Opens a split of an image folder; see `specs.SourceSpec`."""
+    del info
+    fraction = data.get("eval_fraction", 0.0)
+    names = [parse_slice(data.get(f"{part}_split", part))[0] for part in ("train", "eval")]
+    return ImageFolder(path_of(data), split, Holdout(fraction, *names))

@@ -1,10 +1,13 @@
 """Packed sets of labelled images, of `prepare_data.py` and of TensorFlow Datasets (TFDS)."""
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from widenet_jax.data import records
 from widenet_jax.data.labelled import LabelledImages
 from widenet_jax.data.shards import Packed, PackedSet, Shards
+from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import check_part, check_split, parts_of
 from widenet_jax.errors import BadInputError, first_line
 
@@ -106,3 +109,18 @@ def _tfds_advice(name: str, reason: str) -> str:
         f"TFDS {name}: not readable ({reason}); prepare it where TensorFlow is installed: "
         f"python scripts/prepare_data.py tfds {name}"
     )
+
+
+def open_array_record(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ArrayRecord:
+    """Opens a split of a packed set; see `specs.SourceSpec`."""
+    del info
+    return ArrayRecord(path_of(data), split)
+
+
+def open_tfds(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Tfds:
+    """Opens a split of a TFDS set; see `specs.SourceSpec`."""
+    del info
+    name, path = data.get("name") or "", data.get("path") or ""
+    if not name and not path:
+        raise BadInputError("config.data.source=tfds needs a set, as in --config.data.name=cifar10")
+    return Tfds(name, os.path.expanduser(path), split)

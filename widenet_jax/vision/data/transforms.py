@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.contract import Example
+from widenet_jax.data.contract import ArraySpec, Example
 from widenet_jax.errors import check_range, choose
 from widenet_jax.vision.data import files
 from widenet_jax.vision.data.finetuning import color_jitter, random_erasing
@@ -148,3 +148,17 @@ def build_transforms(
     check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)
     check_range("config.augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)
     return train, evaluation
+
+
+def task_transforms(config: Any, info: Mapping[str, Any]) -> tuple[TrainTransform, EvalTransform]:
+    """Builds the transforms of a run; see `specs.TaskSpec`."""
+    del info
+    return build_transforms(config.augment, config.data.image_size)
+
+
+def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+    """Returns the arrays of one example; the first layer of a trained model has the channels."""
+    size, channels = config.data.image_size, 1 if config.data.source == "digits" else 3
+    if params is not None:
+        channels = params["embed"]["projection"]["kernel"].shape[2]
+    return {"image": ArraySpec((size, size, channels), "uint8"), "label": ArraySpec((), "int32")}

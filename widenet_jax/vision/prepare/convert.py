@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from widenet_jax.data.labelled import names_text
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 from widenet_jax.vision.data import folders
 
@@ -109,7 +110,7 @@ def read_image_folder(
     for split, source in found.items():
         present = {*source.class_names} - {*source.missing}
         if missing := tuple(name for name in class_names if name not in present):
-            lacks = f"{split} has no image of {folders.names_text(missing)}"
+            lacks = f"{split} has no image of {names_text(missing)}"
             if split == holdout.train_split:
                 advice = "copy the images again, or remove these classes from every split"
                 raise BadInputError(f"{root}: split {lacks}; {source.split_advice or advice}")

@@ -10,9 +10,10 @@ import tqdm
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
 from widenet_jax.data.checks import problem_of
+from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data import file_checks, files
-from widenet_jax.vision.data.folders import Holdout, left_out_text
+from widenet_jax.vision.data.folders import Holdout
 from widenet_jax.vision.prepare import archives, convert, npz
 
 MOST_NAMED = 5  # unreadable images that the warning names

@@ -22,6 +22,7 @@ from typing import Any
 
 import flax.traverse_util
 import numpy as np
+from etils import epath
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
@@ -162,3 +163,13 @@ def fit_positions(ours: dict[str, np.ndarray]) -> None:
     tokens = rows.shape[1]
     if token is not None and round(tokens**0.5) ** 2 == tokens:
         ours["position/position_embedding"] = np.concatenate([np.zeros_like(token), rows], axis=1)
+
+
+def read_google(
+    arrays: Mapping[str, np.ndarray], directory: epath.Path, source: str
+) -> tuple[dict, dict[str, Any], str] | None:
+    """Reads such a checkpoint; None for other arrays. See `specs.ModelSpec`."""
+    del directory
+    if not is_google(arrays):
+        return None
+    return from_google(arrays, source=source), model_fields(arrays, source=source), ""

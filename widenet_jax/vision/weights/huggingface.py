@@ -19,11 +19,14 @@ from typing import Any
 
 import flax.traverse_util
 import numpy as np
+from etils import epath
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import read_json
 from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
 from widenet_jax.text.weights.huggingface_config import activation_of
 
+PREPROCESSOR = "preprocessor_config.json"
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
 BLOCK = r"(?:encoder\.layer|layers)\.(\d+)\.(.+)"
 # Our module for each of theirs: outside the blocks, and within one block.
@@ -172,3 +175,17 @@ def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -
     numbers = f"rescale_factor {r:.4g}, mean {mean.tolist()}, std {std.tolist()}"
     told = f"its normalisation of pixels ({numbers}) is folded into embed"
     return {**params, "embed": {**params["embed"], "projection": folded}}, told
+
+
+def read_huggingface(
+    arrays: Mapping[str, np.ndarray], directory: epath.Path, source: str
+) -> tuple[dict, dict[str, Any], str] | None:
+    """Reads a ViT; None for other arrays, or without its `config.json`. See `specs.ModelSpec`."""
+    config, preprocessor = directory / "config.json", directory / PREPROCESSOR
+    if not is_huggingface(arrays) or not config.exists():
+        return None
+    fields = model_fields(read_json(config), source=str(config))
+    params = from_huggingface(arrays, source=source)
+    pixels = read_json(preprocessor) if preprocessor.exists() else {}
+    params, folded = fold_pixels(params, pixels, source=str(preprocessor))
+    return params, fields, folded

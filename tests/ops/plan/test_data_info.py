@@ -4,7 +4,7 @@ import pytest
 
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
-from widenet_jax.ops.plan.facts import data_info
+from widenet_jax.ops.plan.data_info import data_info
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""The tasks on texts and the text encoder, as `specs` describes them."""
+
+from widenet_jax.specs import (
+    NEVER,
+    SAME_CLASSES,
+    WHERE_IT_FITS,
+    CardSpec,
+    HeadSpec,
+    ModelSpec,
+    Part,
+    PredictSpec,
+    SourceSpec,
+    TaskSpec,
+)
+
+HEADS = "widenet_jax.text.heads"
+POOLER = {"pooler": Part(WHERE_IT_FITS, head=False)}
+TEXTS = "Texts have at most {max_length} tokens of `tokenizer.json`, [CLS] and [SEP] among them."
+ALBERT = {"vocab_size": 30_000}
+
+MASKED_LM = TaskSpec(
+    name="masked_lm",
+    task="widenet_jax.text.masked_lm:MaskedLm",
+    transforms="widenet_jax.text.data.instances:instance_transforms",
+    example="widenet_jax.text.data.instances:example_of",
+    sources={
+        "text": SourceSpec("widenet_jax.text.data.text_records:open_text"),
+        "tiny_text": SourceSpec(
+            "widenet_jax.text.data.tiny_text:open_tiny_text",
+            reads="the embedded novel",
+            instead="text for a set that scripts/prepare_data.py text wrote",
+        ),
+    },
+    sizes=("num_examples", "vocab_size"),
+    sets={
+        "wikipedia_books": (10_240_000, 30_000),  # 50 epochs: the paper's 125,000 steps of 4096
+        "wikipedia_s": (75_000, 8_000),
+        "tiny_text": (1_556, 2_000),
+    },
+    heads={
+        "pretraining": HeadSpec(
+            f"{HEADS}:pretraining",
+            f"{HEADS}:pretraining_flops",
+            POOLER | dict.fromkeys(("mlm", "order"), Part(WHERE_IT_FITS)),
+        )
+    },
+    predict=PredictSpec(
+        form='--fill="A [MASK] word"',
+        flags={
+            "--fill": {
+                "action": "append",
+                "metavar": "TEXT",
+                "help": "a text with one or more [MASK]",
+            }
+        },
+        run="widenet_jax.text.predict:predict_words",
+    ),
+    methods={"fill": "widenet_jax.text.predict:fill_masks"},
+    card=CardSpec(
+        purpose="predicting masked words and the order of sentences",
+        commands=(
+            'python scripts/predict.py --workdir=DIR --fill="A word is [MASK] here."',
+            "python -m widenet_jax.main --config=configs/glue.py:own --workdir=RUN "
+            "--config.init_from=DIR",
+        ),
+        inputs=TEXTS,
+    ),
+    preview="widenet_jax.text.prepare.preview:print_instances",
+)
+
+TEXT_CLASSIFICATION = TaskSpec(
+    name="text_classification",
+    task="widenet_jax.text.classification:TextClassification",
+    transforms="widenet_jax.text.data.tables:table_transforms",
+    example="widenet_jax.text.data.tables:example_of",
+    sources={"table": SourceSpec("widenet_jax.text.data.tables:open_table", reads_slices=True)},
+    sizes=("num_examples", "num_classes"),
+    sets={"SST-2": (67_349, 2), "MNLI": (392_702, 3)},
+    usual=ALBERT,
+    classifies=True,
+    heads={
+        "classification": HeadSpec(
+            f"{HEADS}:classification",
+            f"{HEADS}:classification_flops",
+            POOLER | {"classifier": Part(SAME_CLASSES)},
+        )
+    },
+    predict=PredictSpec(
+        form="--text=TEXT",
+        flags={
+            "--text": {
+                "action": "append",
+                "metavar": "TEXT",
+                "help": "to classify; may be repeated",
+            },
+            "--pair": {
+                "action": "append",
+                "metavar": "TEXT",
+                "help": "the second text of a --text",
+            },
+        },
+        run="widenet_jax.text.predict:predict_classes",
+    ),
+    methods=dict.fromkeys(("predict", "features"), "widenet_jax.text.predict:rows_of"),
+    card=CardSpec(
+        purpose="classifying texts",
+        commands=(
+            'python scripts/predict.py --workdir=DIR --text="A text."',
+            "python scripts/evaluate.py --workdir=DIR --config.data.path=TABLES",
+        ),
+        inputs=TEXTS,
+    ),
+)
+
+SPAN = TaskSpec(
+    name="span",
+    task="widenet_jax.text.span:Span",
+    transforms="widenet_jax.text.data.squad:window_transforms",
+    example="widenet_jax.text.data.squad:example_of",
+    sources={"squad": SourceSpec("widenet_jax.text.data.squad:open_squad", reads_slices=True)},
+    sets={"train-v1.1": (88_600,), "train-v2.0": (131_000,)},  # windows of 384 and 512 tokens
+    usual=ALBERT,
+    heads={
+        "span": HeadSpec(f"{HEADS}:span", f"{HEADS}:span_flops", {"span": Part(NEVER)}),
+        "span_beam": HeadSpec(
+            f"{HEADS}:span_beam", f"{HEADS}:span_beam_flops", {"span": Part(NEVER)}
+        ),
+    },
+    predict=PredictSpec(
+        form="--question=TEXT --context=TEXT",
+        flags={
+            "--question": {"metavar": "TEXT", "help": "to answer from --context"},
+            "--context": {"metavar": "TEXT", "help": "holds the answer, maybe"},
+        },
+        run="widenet_jax.text.predict:predict_answer",
+    ),
+    methods={"answer": "widenet_jax.text.predict:answer_question"},
+    card=CardSpec(
+        purpose="answering questions by a span of a text",
+        commands=(
+            'python scripts/predict.py --workdir=DIR --question="Who?" --context="A text."',
+            "python scripts/evaluate.py --workdir=DIR --config.data.path=SQUAD",
+        ),
+        inputs=TEXTS,
+    ),
+    answers="widenet_jax.text.span:answer_files",
+)
+
+TEXT_ENCODER = ModelSpec(
+    name="text_encoder",
+    module="widenet_jax.text.encoder:TextEncoder",
+    fit="widenet_jax.text.weights.fit:fit",
+    families=("BERT", "ALBERT", "BERT-MoE", "WideNet"),
+    detail="embeddings of width {embedding_dim}",
+    readers=("widenet_jax.text.weights.huggingface:read_huggingface",),
+    section="widenet_jax.text.weights.huggingface_config:section_of",
+    usable="widenet_jax.text.weights.public:usable",
+    layout="widenet_jax.text.weights.huggingface_export:layout",
+)

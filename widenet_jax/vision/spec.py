@@ -1,0 +1,77 @@
+"""Image classification and the vision transformer, as `specs` describes them."""
+
+from widenet_jax.specs import (
+    SAME_CLASSES,
+    CardSpec,
+    ModelSpec,
+    Part,
+    PredictSpec,
+    SourceSpec,
+    TaskSpec,
+)
+
+CLASSIFICATION = TaskSpec(
+    name="classification",
+    task="widenet_jax.vision.task:Classification",
+    transforms="widenet_jax.vision.data.transforms:task_transforms",
+    example="widenet_jax.vision.data.transforms:example_of",
+    sources={
+        "digits": SourceSpec(
+            "widenet_jax.vision.data.digits:open_digits",
+            reads="the digits of scikit-learn",
+            instead="image_folder for your images",
+        ),
+        "image_folder": SourceSpec("widenet_jax.vision.data.folders:open_folder", holds_out=True),
+        "array_record": SourceSpec("widenet_jax.vision.data.packed:open_array_record"),
+        "tfds": SourceSpec("widenet_jax.vision.data.packed:open_tfds", reads_slices=True),
+    },
+    sizes=("num_examples", "num_classes"),
+    sets={
+        "imagenet": (1_281_167, 1000),
+        "imagenet2012": (1_281_167, 1000),
+        "tiny_imagenet": (100_000, 200),
+        "cifar10": (50_000, 10),
+        "digits": (1_437, 10),
+    },
+    classifies=True,
+    predict=PredictSpec(
+        form="image files",
+        flags={
+            "images": {"nargs": "*", "metavar": "IMAGE", "help": "image files, folders, '*.jpg'"},
+            "--overlay": {"metavar": "PNG", "help": "draw expert choices over the images"},
+            "--out": {
+                "metavar": "FILE",
+                "help": "write the predictions of images to a .csv or .jsonl (JSON lines) file",
+            },
+        },
+        run="widenet_jax.vision.predict:predict_images",
+    ),
+    methods=dict.fromkeys(("predict", "features"), "widenet_jax.vision.predict:rows_of"),
+    card=CardSpec(
+        purpose="image classification",
+        commands=(
+            "python scripts/predict.py --workdir=DIR photo.jpg --top=5",
+            "python scripts/evaluate.py --workdir=DIR \\",
+            "    --config.data.source=image_folder --config.data.path=PHOTOS "
+            "--config.data.eval_split=val",
+            "python -m widenet_jax.main --config=CONFIG --workdir=RUN --config.init_from=DIR"
+            "   # finetune",
+        ),
+        inputs="Images are {image_size} x {image_size} pixels, scaled to [-1, 1] as "
+        "value / 127.5 - 1.",
+    ),
+    preview="widenet_jax.vision.prepare.preview:draw_augmentations",
+)
+
+VISION_TRANSFORMER = ModelSpec(
+    name="vision_transformer",
+    module="widenet_jax.vision.model:VisionTransformer",
+    parts=dict.fromkeys(("head", "representation"), Part(SAME_CLASSES)),
+    fit="widenet_jax.vision.weights.positions:fit",
+    families=("ViT", "Shared ViT", "ViT-MoE", "WideNet"),
+    detail="patches of {patch_size} pixels",
+    readers=(
+        "widenet_jax.vision.weights.google:read_google",
+        "widenet_jax.vision.weights.huggingface:read_huggingface",
+    ),
+)
