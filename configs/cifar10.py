@@ -32,14 +32,16 @@ option source=tfds (`prepare_data.py tfds cifar10`).
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.sizes import SMALL_SIZES, parse_variant, vision_model
+from configs.sizes import SMALL_SIZES
+from configs.variants import IMAGES, parse
 
 
 def get_config(variant: str = "widenet_b") -> ConfigDict:
-    family, size, options = parse_variant(variant)
+    model = parse(variant, IMAGES)
+    options = model.options
     authors_code = options.get("preset") == "authors_code"
     source = options.get("source", "array_record")
-    config = defaults.get_config(vision_model(family, size, options))
+    config = defaults.get_config(model.section)
     config.model.representation = False
     config.data.update(
         source=source,
@@ -52,7 +54,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
         randaugment_before_crop=authors_code,
         mixup_group_size=defaults.mixup_group_size(config.model),
     )
-    if size in SMALL_SIZES:
+    if model.size in SMALL_SIZES:
         config.update(
             duration="8 epochs",
             model={"dropout": 0.0, "dtype": "float32"},

@@ -1,101 +1,326 @@
-"""Every field of a config, with its meaning and its usual value.
+"""Every field of a config with its default, its meaning and its limits.
 
-A config file takes these and changes what it needs:
+A config file takes the defaults and changes what its experiment needs:
 
   from configs import defaults
+  from configs.variants import IMAGES, parse
 
   def get_config(variant="widenet_b"):
-      family, size, options = parse_variant(variant)
-      config = defaults.get_config(vision_model(family, size, options))
+      config = defaults.get_config(parse(variant, IMAGES).section)
       config.update(batch_size=512, optimizer={"name": "sgd", "momentum": 0.9})
       return config
 
-`--print_config` and docs/CONFIG.md take a field's comment from the end of its line, here and, of
-`config.model`, in *sizes.py.
+A field's row is (default, meaning), (default, meaning, least) or (default, meaning, least, most).
+Without limits a whole number is at least 1 and another number at least 0. The upper limits are far
+above any run that fits in memory: a larger value would be built or allocated for minutes before it
+fails. `--print_config` and docs/CONFIG.md show the rows.
 
 A name that is not here is refused, so that a misspelt one cannot go unnoticed. To add a field for
-a new task or data set: `with config.unlocked(): ...`. Numbers are checked: whole ones are at least
-1 and others at least 0, unless `LEAST` in widenet_jax/config/files.py says otherwise.
+a new task or data set: `with config.unlocked(): ...`.
 
 Durations are text, a number and a unit: "500 steps", "1e6 examples", "2.5 epochs". A warm-up may
 also be a share of the run, "5%", which follows another config.duration.
 """
 
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
 
+# The fields of every run, by section; "" are the fields outside sections.
+RUN = {
+    "": {
+        "seed": (
+            0,
+            "of parameters, dropout, routing noise and the data's order",
+            0,
+            2**32 - 1,
+        ),
+        "init_from": ("", 'a run, an export, or public weights; "": from scratch'),
+        "batch_size": (128, "examples a step, over all devices", 1, 2**20),
+        "duration": ("10 epochs", "of the run, in epochs, steps or examples"),
+        "log_every_steps": (10, "metrics; costs one synchronisation with the devices"),
+        "on_nonfinite": ("stop", "stop; skip: leave out updates that are not finite"),
+        "max_skipped_updates": (10, "with on_nonfinite=skip; after more the run stops", 0),
+    },
+    "data": {
+        "num_workers": (0, "reading processes on each host; 0: threads", 0, 2**10),
+        "prefetch": (4, "batches that are read ahead", 1, 2**10),
+        "on_bad_example": ("error", "error; skip: replace examples that cannot be read"),
+        "max_bad_fraction": (0.001, "more fail the run; small sets: 10 examples, at most 5%"),
+    },
+    "optimizer": {
+        "name": ("adamw", "adamw, lamb, sgd"),
+        "learning_rate": (1e-3, "after the warm-up"),
+        "end_learning_rate": (0.0, "at the end of the schedule; constant has none"),
+        "schedule": ("cosine", "after the warm-up: cosine, linear, constant"),
+        "warmup": ("0 steps", 'linear, from 0; also "5%" of the run, "1 epoch"'),
+        "b1": (0.9, "decay of the mean of the gradients; adamw, lamb"),
+        "b2": (0.999, "decay of the mean of their squares; adamw, lamb"),
+        "eps": (1e-6, "added to the root of that mean; adamw, lamb"),
+        "momentum": (0.9, "of sgd"),
+        "weight_decay": (0.0, "inside LAMB's trust ratio; decoupled in AdamW; an L2 loss in SGD"),
+        "grad_clip_norm": (1.0, "global norm; 0: no clipping"),
+        "exclude_norm_and_bias": (True, "from decay, and from LAMB's trust ratio"),
+        "decay_exclude": ("", "regular expression of whole parameter paths that do not decay"),
+        "accumulation_steps": (1, "micro-batches of a step"),
+        "layer_decay": (1.0, "of the learning rate, from each layer to the one below; 1: none"),
+        "ema_decay": (0.0, "of an average of the parameters to evaluate and export; 0: none"),
+        "freeze": ("none", "none; backbone: only the head learns (a linear probe)"),
+    },
+    "evaluation": {
+        "batch_size": (512, "examples, over all devices", 1, 2**20),
+        "every": ("1 epoch", "during training; a run always ends with one"),
+        "patience": (0, "stop after N evaluations without improvement; 0: never", 0),
+    },
+    "checkpoint": {
+        "every": ("1 epoch", "a run also saves at its end and when it is stopped"),
+        "keep": (2, "the newest checkpoints; the best one is kept, too"),
+    },
+    "sharding": {  # axes of the mesh; `data` has the other devices
+        "fsdp": (1, "devices that share the parameters; -1: all that expert leaves", -1),
+        "expert": (1, "devices that share the experts"),
+    },
+    "watchdog": {
+        "dump_after_seconds": (900, "without progress: print all threads' stacks; 0: never", 0),
+        "exit_after_seconds": (0, "without progress: end the process; 0: never", 0),
+    },
+    "tracking": {
+        "tensorboard": (True, "whether WORKDIR/tensorboard is written"),
+        "wandb_project": ("", 'of Weights & Biases; "": none'),
+    },
+}
 
-def get_config(model: dict, task: str = "classification") -> ConfigDict:
+# The fields of `config.model`, of every kind of model. sizes.py has the values of each model.
+MODEL = {
+    "name": ("", "the kind of model; the config file chooses it"),
+    "embed_dim": (768, "D, width of a token", 1, 2**16),
+    "depth": (12, "L, blocks", 1, 2**10),
+    "mlp_dim": (3072, "F, hidden width of the dense feed-forward", 1, 2**18),
+    "dropout": (0.1, "rate after attention and in the feed-forward"),
+    "dtype": ("bfloat16", "of the computation: bfloat16, float32; parameters are float32"),
+    "share_attention": (False, "one for all blocks"),
+    "share_ffn": (False, "one for all blocks, with its router"),
+    "share_norms": (False, "the same for all blocks"),
+    "norm_position": ("pre", "pre: x + f(norm(x)); post: norm(x + f(x))"),
+    "norm_epsilon": (1e-6, "added to the variance in LayerNorm"),
+    "activation": ("gelu_tanh", "gelu_tanh, gelu (the exact form), relu"),
+    "kernel_init": (
+        "glorot_uniform",
+        "glorot_uniform, truncated_normal, pre_norm, pre_norm_each_expert, switch",
+    ),
+    "ffn_output_activation": (False, "a second activation, after the feed-forward"),
+    "unroll": (True, "false: blocks in a loop; compiles faster, runs slower"),
+    "remat": ("none", "none, block: less memory, a third more work"),
+    "ffn": ("mlp", "mlp, moe, top_k_mlp, product_key; in the blocks of ffn_blocks"),
+    "ffn_blocks": ("all", "all, every_6 (blocks 5, 11, ...), last_2"),
+    "routing_groups": (0, "of blocks; 0: each block routes", 0),
+    "moe": (None, "the section of ffn=moe"),
+}
+IMAGE_MODEL = {
+    "patch_size": (16, "pixels a side of a token"),
+    "cls_token": ("learned", "learned, none, or zero: a constant token with a learned position"),
+    "pool": ("token", "mean of all tokens, or token: the CLS token"),
+    "representation": (True, "a tanh layer before the classifier"),
+}
+TEXT_MODEL = {
+    "embedding_dim": (128, "width of the embeddings", 1, 2**16),
+    "projection": (True, "from embedding_dim to embed_dim"),
+    "num_positions": (512, "the longest sequence", 1, 2**20),
+    "num_segments": (2, "texts of a sequence", 2, 2**10),
+    "ffn_dropout": (False, "whether dropout also acts within the feed-forward"),
+}
+LANGUAGE_MODEL = {
+    "ffn_dropout": (True, "whether dropout also acts within the feed-forward"),
+    "top_k_mlp": (None, "the section of ffn=top_k_mlp"),
+    "product_key": (None, "the section of ffn=product_key"),
+}
+ATTENTION = {  # config.model.attention
+    "name": ("full", "full; relative: by distance, to a memory and earlier tokens"),
+    "num_heads": (12, "N", 1, 2**12),
+    "head_dim": (0, "H, of each of the N heads; 0: D / N", 0, 2**16),
+}
+EXPERTS = {  # config.model.moe
+    "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),
+    "num_experts": (4, "E", 1, 2**12),
+    "num_selected_experts": (2, "K, experts for each token"),
+    "capacity_factor": (1.2, "slots for each choice of a token"),
+    "capacity_factor_eval": (2.0, "as capacity_factor, in evaluation"),
+    "capacity_rule": ("paper", "paper, literal, authors_code, unlimited: no token is dropped"),
+    "examples_per_group": (16, "that are routed together, whatever the devices"),
+    "priority": ("token_order", "token_order, first_choice_first, batch_prioritized"),
+    "dispatch": ("auto", "auto, einsum, gather, ragged, masked: equal results, another cost"),
+    "activation": ("gelu_tanh", "as model.activation"),
+    "use_bias": (True, "in both layers of an expert"),
+    "output_dropout": (0.0, "after the weighted sum of the experts"),
+}
+LANGUAGE_EXPERTS = {
+    "dropout": (0.0, "after the hidden layer of an expert"),
+    "kernel_init": ("pre_norm", "as model.kernel_init"),
+}
+ROUTER = {  # config.model.moe.router; a router has the fields that ROUTERS in sizes.py lists
+    "name": ("top_k", "a name in ROUTERS; the router's own fields stand beside it"),
+    "noise_std": (1.0, "of the scores in training, in units of 1 / E"),
+    "expert_dropout": (0.0, "share of the experts hidden from a token in training"),
+    "groups": (2, "of experts"),
+    "selected_groups": (2, "for each token"),
+}
+LOSSES = {  # config.model.moe.losses: a weight for each
+    "load_balance": (0.0, "WideNet, eqs. 3-5"),
+    "switch": (0.0, "Fedus et al. 2021"),
+    "importance": (0.0, "variation of the experts' gates, Shazeer et al. 2017"),
+    "load": (0.0, "variation of their smooth counts; routers with learned noise"),
+    "entropy": (0.0, "negative entropy of the mean choice, Csordás et al. 2023"),
+    "entropy_of_chosen": (0.0, "entropy as released for softmax_renormalized"),
+    "z": (0.0, "squared logsumexp of the scores, Zoph et al. 2022"),
+    "over": ("batch", "statistics are over: batch, group"),
+}
+TOP_K_MLP = {  # config.model.top_k_mlp
+    "mlp_dim": (2053, "F", 1, 2**18),
+    "num_active": (128, "the largest of the F hidden units"),
+    "activation": ("relu", "as model.activation"),
+    "kernel_init": ("pre_norm", "as model.kernel_init"),
+}
+PRODUCT_KEY = {  # config.model.product_key
+    "num_keys": (62, "n of each half; the table has n^2 values", 1, 2**11),
+    "num_heads": (4, "choices from the same table", 1, 2**11),
+    "knn": (32, "values that a head reads"),
+    "weights": ("relu", "of the values: relu or softmax of the scores"),
+    "combine_heads": ("after", "before: as the paper ran"),
+    "query_dim": (0, "of a projected query; 0: the token itself", 0),
+    "table_init": ("embed_fan", "or: values_fan, lample"),
+}
+MODELS = {
+    "model": MODEL | IMAGE_MODEL | TEXT_MODEL | LANGUAGE_MODEL,
+    "model.attention": ATTENTION,
+    "model.moe": EXPERTS | LANGUAGE_EXPERTS,
+    "model.moe.router": ROUTER,
+    "model.moe.losses": LOSSES,
+    "model.top_k_mlp": TOP_K_MLP,
+    "model.product_key": PRODUCT_KEY | {"kernel_init": ("pre_norm", "as model.kernel_init")},
+}
+
+TASK = {"name": ("", "what a batch means; the config file chooses it")}
+# config.task.name -> the sections that depend on it.
+TASKS = {
+    "classification": {
+        "task": {
+            "label_smoothing": (0.0, "in [0, 1)"),
+            "class_weights": ("none", "none; balanced: equal weight of each class in the loss"),
+        },
+        "data": {
+            "source": ("array_record", "array_record, image_folder, tfds, digits"),
+            "name": ("", "of a TFDS set"),
+            "path": ("", 'a directory, gs:// too (not image_folder); "": TFDS has its own'),
+            "train_split": ("train", 'a name, or a slice as in TFDS, such as "train[:90%]"'),
+            "eval_split": ("test", 'as train_split, such as "train[90%:]"'),
+            "eval_fraction": (0.0, "of an image folder without eval_split, held out by file name"),
+            "image_size": (224, "pixels a side, after cropping", 1, 2**14),
+        },
+        "augment": {
+            "exif_orientation": (True, "turn photos as their EXIF says; false: the stored pixels"),
+            "crop": ("inception", "inception: a random part; pad: shift by up to pad_pixels"),
+            "crop_area_min": (0.05, "of the image, for crop=inception"),
+            "pad_pixels": (0, "for crop=pad", 0, 2**14),
+            "flip": (True, "left to right, every second image"),
+            "randaugment_layers": (0, "operations on each image; 0: no RandAugment", 0, 2**6),
+            "randaugment_magnitude": (15.0, "of each operation, 0 to 30"),
+            "randaugment_before_crop": (False, "as in the authors' code"),
+            "color_jitter": (0.0, "largest change of brightness, contrast, saturation; 0: none"),
+            "random_erasing": (0.0, "probability that a rectangle becomes noise; 0: none"),
+            "eval_crop": ("squash", "squash: the whole image; central: a square from the middle"),
+            "eval_crop_fraction": (1.0, "of the short side, for eval_crop=central"),
+            "mixup_alpha": (0.0, "lambda ~ Beta(alpha, alpha) for each example; 0: no mixup"),
+            "cutmix_alpha": (0.0, "as mixup_alpha, for CutMix; with both, each example has one"),
+            "mixup_group_size": (16, "neighbours in the batch, among which partners are found"),
+        },
+    },
+    "masked_lm": {
+        "task": {
+            "mask_fraction": (0.15, "of a sequence's tokens, special ones included"),
+            "max_predictions": (0, "P; 0: mask_fraction of max_length", 0),
+            "max_ngram": (3, "words masked together; 1: single words"),
+        },
+        "data": {
+            "source": ("text", "text; tiny_text: an embedded novel, with data.path empty"),
+            "path": ("", "a set that scripts/prepare_data.py text wrote, local or gs://"),
+            "train_split": ("train", "its name in the set"),
+            "eval_split": ("valid", "its name in the set"),
+            "max_length": (512, "T, tokens of a sequence", 1, 2**20),
+        },
+    },
+    "text_classification": {
+        "task": {},
+        "data": {
+            "source": ("table", "of texts and labels"),
+            "path": ("", "a directory of splits, train.tsv, dev.tsv, ..., or one file"),
+            "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
+            "train_split": ("train", "the name of its file, without the ending"),
+            "eval_split": ("dev", "as train_split"),
+            "max_length": (512, "T, tokens of a sequence", 1, 2**20),
+            "text_column": ("", "\"\": as in GLUE, Hugging Face's and TFDS's sets"),
+            "pair_column": ("", 'of second texts; "": as text_column, or none'),
+            "label_column": ("", '"": as text_column'),
+            "label_names": ("", 'of labels 0, 1, ...: "negative,positive"; "": as in the file'),
+        },
+    },
+    "span": {
+        "task": {
+            "head": ("beam", "beam: ALBERT's; span: BERT's"),
+            "unanswerable": (False, "whether some questions have no answer (SQuAD2.0)"),
+            "max_answer_length": (30, "tokens", 1, 2**10),
+            "null_threshold": (0.0, "no answer where the null score is above", -1e9),
+        },
+        "data": {
+            "source": ("squad", "questions on paragraphs"),
+            "path": ("", "a directory of splits in the official JSON or as parquet"),
+            "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
+            "train_split": ("train", "the name of its file, without the ending"),
+            "eval_split": ("dev", "as train_split"),
+            "max_length": (384, "T, tokens of a window", 1, 2**20),
+            "max_question_length": (64, "tokens", 1, 2**20),
+            "stride": (128, "tokens between the starts of two windows", 1, 2**20),
+        },
+    },
+    "language_modeling": {
+        "task": {
+            "memory_length": (0, "M, tokens that a segment sees before its own; 0: T", 0, 2**20),
+            "eval_memory_length": (0, "M in evaluation; 0: 4 T", 0, 2**20),
+        },
+        "data": {
+            "source": (
+                "token_stream",
+                "token_stream; tiny_pieces: an embedded novel in word pieces",
+            ),
+            "path": ("", 'of prepare_data.py stream, or a file, as bytes; "": an embedded novel'),
+            "train_split": ("train", "its name in the set"),
+            "eval_split": ("valid", "its name in the set"),
+            "max_length": (512, "T, tokens of a segment", 1, 2**20),
+        },
+    },
+}
+
+
+def get_config(model: Mapping, task: str = "classification") -> ConfigDict:
     """Returns the default config around the `config.model` section `model`.
 
     Args:
-      model: a section that sizes.py or text_sizes.py makes.
-      task: a key of `SECTIONS`.
+      model: a section of sizes.py, as variants.py parses it.
+      task: a key of `TASKS`.
     """
-    config = ConfigDict()
-    config.seed = 0  # of initialisation, dropout, routing noise and the order of the data
-    config.init_from = ""  # a run, an export, or public weights; "": from scratch
-    config.batch_size = 128  # examples a step, over all devices
-    config.duration = "10 epochs"  # of the run, in epochs, steps or examples
-    config.log_every_steps = 10  # metrics; costs one synchronisation with the devices
-    config.on_nonfinite = "stop"  # stop; skip: leave out updates that are not finite
-    config.max_skipped_updates = 10  # with on_nonfinite=skip; after more of them the run stops
-
-    config.model = model  # *sizes.py have the fields
+    config = ConfigDict(values(RUN[""]) | {"model": dict(model), "task": {"name": task}})
     follow_model(config.model)
-
-    for section, fields in SECTIONS[task]().items():
-        config[section] = fields
-    config.data.update(
-        num_workers=0,  # reading processes on each host; 0: threads
-        prefetch=4,  # batches that are read ahead
-        on_bad_example="error",  # error; skip: replace examples that cannot be read
-        max_bad_fraction=0.001,  # more fail the run; small sets: 10 examples, at most 5%
-    )
-    config.optimizer = {
-        "name": "adamw",  # adamw, lamb, sgd
-        "learning_rate": 1e-3,  # after the warm-up
-        "end_learning_rate": 0.0,  # where the schedule ends; constant has none
-        "schedule": "cosine",  # after the warm-up: cosine, linear, constant
-        "warmup": "0 steps",  # linear, from 0; also "5%" of the run, "1 epoch"
-        "b1": 0.9,  # decay of the mean of the gradients; adamw, lamb
-        "b2": 0.999,  # decay of the mean of their squares; adamw, lamb
-        "eps": 1e-6,  # added to the root of that mean; adamw, lamb
-        "momentum": 0.9,  # of sgd
-        "weight_decay": 0.0,  # inside LAMB's trust ratio; decoupled in AdamW; an L2 loss in SGD
-        "grad_clip_norm": 1.0,  # global norm; 0: no clipping
-        "exclude_norm_and_bias": True,  # from decay, and from LAMB's trust ratio
-        "decay_exclude": "",  # regular expression of whole parameter paths that do not decay
-        "accumulation_steps": 1,  # micro-batches of a step
-        "layer_decay": 1.0,  # of the learning rate, from each layer to the one below; 1: none
-        "ema_decay": 0.0,  # of an average of the parameters to evaluate and export; 0: none
-        "freeze": "none",  # none; backbone: only the head learns (a linear probe)
-    }
-    config.evaluation = {
-        "batch_size": 512,  # examples, over all devices
-        "every": "1 epoch",  # during training; a run always ends with one
-        "patience": 0,  # so many without a better primary metric end the run; 0: none
-    }
-    config.checkpoint = {
-        "every": "1 epoch",  # a run also saves at its end and where it is stopped
-        "keep": 2,  # the newest checkpoints; the best one is kept, too
-    }
-    config.sharding = {  # axes of the mesh; `data` takes what is left
-        "fsdp": 1,  # devices that share out the parameters; -1: all that expert leaves
-        "expert": 1,  # devices that share out the experts
-    }
-    config.watchdog = {
-        "dump_after_seconds": 900,  # without progress: print the stacks of all threads; 0: never
-        "exit_after_seconds": 0,  # without progress: end the process; 0: never
-    }
-    config.tracking = {
-        "tensorboard": True,  # whether WORKDIR/tensorboard is written
-        "wandb_project": "",  # of Weights & Biases; "": none
-    }
+    for sections in (TASKS[task], RUN):
+        config.update({name: values(rows) for name, rows in sections.items() if name})
     return config.lock()
 
 
+def values(rows: Mapping[str, tuple]) -> dict:
+    """Returns the defaults of some fields by name."""
+    return {name: row[0] for name, row in rows.items()}
+
+
 def follow_model(model: ConfigDict) -> None:
-    """Lets fields of the feed-forward's section follow the model's of that name, if they are equal.
+    """Makes fields of the feed-forward's section follow the model's of that name, if equal.
 
     A flag for the model's field then sets both, and one for the section's field that one alone.
     """
@@ -103,134 +328,6 @@ def follow_model(model: ConfigDict) -> None:
     for name in ("activation", "kernel_init"):
         if name in section and section[name] == model[name]:
             section[name] = model.get_oneway_ref(name)
-
-
-def classification() -> dict:
-    """Returns the sections of image classification."""
-    return {
-        "task": {
-            "name": "classification",  # what a batch means; the config file chooses it
-            "label_smoothing": 0.0,  # in [0, 1)
-            "class_weights": "none",  # none; balanced: each class has the same weight in the loss
-        },
-        "data": {
-            "source": "array_record",  # array_record, image_folder, tfds, digits
-            "name": "",  # of a TFDS set
-            "path": "",  # a directory, gs:// too (not image_folder); "": that of TFDS
-            "train_split": "train",  # a name, or a slice as in TFDS, such as "train[:90%]"
-            "eval_split": "test",  # as train_split, such as "train[90%:]"
-            "eval_fraction": 0.0,  # of an image folder without eval_split, held out by file name
-            "image_size": 224,  # pixels a side, after cropping
-        },
-        "augment": {
-            "exif_orientation": True,  # turn photos as their EXIF says; false: the stored pixels
-            "crop": "inception",  # inception: a random part; pad: shift by up to pad_pixels
-            "crop_area_min": 0.05,  # of the image, for crop=inception
-            "pad_pixels": 0,  # for crop=pad
-            "flip": True,  # left to right, every second image
-            "randaugment_layers": 0,  # operations on each image; 0: no RandAugment
-            "randaugment_magnitude": 15.0,  # of each operation, 0 to 30
-            "randaugment_before_crop": False,  # as in the authors' code
-            "color_jitter": 0.0,  # largest change of brightness, contrast, saturation; 0: none
-            "random_erasing": 0.0,  # probability that a rectangle becomes noise; 0: none
-            "eval_crop": "squash",  # squash: the whole image; central: a square from the middle
-            "eval_crop_fraction": 1.0,  # of the short side, for eval_crop=central
-            "mixup_alpha": 0.0,  # lambda ~ Beta(alpha, alpha) for each example; 0: no mixup
-            "cutmix_alpha": 0.0,  # as mixup_alpha, for CutMix; with both, each example has one
-            "mixup_group_size": 16,  # partners come from so many neighbours in the batch
-        },
-    }
-
-
-def masked_lm() -> dict:
-    """Returns the sections of masked language modelling with sentence order."""
-    return {
-        "task": {
-            "name": "masked_lm",  # what a batch means; the config file chooses it
-            "mask_fraction": 0.15,  # of a sequence's tokens, special ones included
-            "max_predictions": 0,  # P; 0: mask_fraction of max_length
-            "max_ngram": 3,  # words masked together; 1: single words
-        },
-        "data": {
-            "source": "text",  # text; tiny_text: an embedded novel, with data.path empty
-            "path": "",  # a set that scripts/prepare_data.py text wrote, local or gs://
-            "train_split": "train",  # its name in the set
-            "eval_split": "valid",  # its name in the set
-            "max_length": 512,  # T, tokens of a sequence
-        },
-    }
-
-
-def text_classification() -> dict:
-    """Returns the sections of classification of texts and pairs of texts."""
-    return {
-        "task": {
-            "name": "text_classification",  # what a batch means; the config file chooses it
-        },
-        "data": {
-            "source": "table",  # of texts and labels
-            "path": "",  # a directory of splits, train.tsv, dev.tsv, ..., or one file
-            "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
-            "train_split": "train",  # the name of its file, without the ending
-            "eval_split": "dev",  # as train_split
-            "max_length": 512,  # T, tokens of a sequence
-            "text_column": "",  # "": as in GLUE, Hugging Face's and TFDS's sets
-            "pair_column": "",  # of second texts; "": as text_column, or none
-            "label_column": "",  # "": as text_column
-            "label_names": "",  # of labels 0, 1, ...: "negative,positive"; "": as in the file
-        },
-    }
-
-
-def span() -> dict:
-    """Returns the sections of question answering by a span of the context."""
-    return {
-        "task": {
-            "name": "span",  # what a batch means; the config file chooses it
-            "head": "beam",  # beam: ALBERT's; span: BERT's
-            "unanswerable": False,  # whether some questions have no answer (SQuAD2.0)
-            "max_answer_length": 30,  # tokens
-            "null_threshold": 0.0,  # no answer where the null score is above
-        },
-        "data": {
-            "source": "squad",  # questions on paragraphs
-            "path": "",  # a directory of splits in the official JSON or as parquet
-            "tokenizer": "",  # a tokenizer.json, vocab.txt or .model; "": that of init_from
-            "train_split": "train",  # the name of its file, without the ending
-            "eval_split": "dev",  # as train_split
-            "max_length": 384,  # T, tokens of a window
-            "max_question_length": 64,  # tokens
-            "stride": 128,  # tokens between the starts of two windows
-        },
-    }
-
-
-def language_modeling() -> dict:
-    """Returns the sections of language modelling."""
-    return {
-        "task": {
-            "name": "language_modeling",  # what a batch means; the config file chooses it
-            "memory_length": 0,  # M, tokens that a segment sees beside its own; 0: max_length
-            "eval_memory_length": 0,  # M in evaluation; 0: 4 times max_length
-        },
-        "data": {
-            "source": "token_stream",  # token_stream; tiny_pieces: an embedded novel in word pieces
-            "path": "",  # of prepare_data.py stream, or a file, as bytes; "": an embedded novel
-            "train_split": "train",  # its name in the set
-            "eval_split": "valid",  # its name in the set
-            "max_length": 512,  # T, tokens of a segment
-        },
-    }
-
-
-# config.task.name -> the sections that depend on it
-SECTIONS = {
-    "classification": classification,
-    "masked_lm": masked_lm,
-    "text_classification": text_classification,
-    "span": span,
-    "language_modeling": language_modeling,
-}
 
 
 def mixup_group_size(model: ConfigDict) -> int:

@@ -14,20 +14,20 @@ configs/digits.py:widenet_tiny,share_norms=true.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.sizes import parse_variant, vision_model
+from configs.variants import IMAGES, parse
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    family, size, options = parse_variant(variant or "widenet_tiny")
-    config = defaults.get_config(vision_model(family, size, options))
+    model = parse(variant or "widenet_tiny", IMAGES)
+    config = defaults.get_config(model.section)
     config.update(
         batch_size=64,
         duration="100 epochs",
         model={"representation": False, "dropout": 0.0, "dtype": "float32"},
         task={"label_smoothing": 0.1},
         data={
-            "source": options.get("source", "digits"),
-            "image_size": options.get("image_size", 8),
+            "source": model.options.get("source", "digits"),
+            "image_size": model.options.get("image_size", 8),
         },
         augment={
             "exif_orientation": False,  # these are no files

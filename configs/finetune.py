@@ -24,13 +24,8 @@ photos a second. Paper: not an experiment of the paper. Ours: depends on your ph
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.sizes import (
-    SIZES,
-    SMALL_SIZES,
-    finetuning_rate,
-    parse_variant,
-    vision_model,
-)
+from configs.sizes import IMAGE_SIZES, SMALL_SIZES, finetuning_rate
+from configs.variants import IMAGES, parse
 
 PRETRAINED = "pretrained"
 
@@ -41,12 +36,12 @@ def get_config(variant: str = "widenet_s") -> ConfigDict:
         model = {"name": PRETRAINED, "representation": False}
         model |= {"image_size": 64, "learning_rate": 1e-3}  # until that model is looked up
     else:
-        family, size, options = parse_variant(variant)
-        small = size in SMALL_SIZES
-        if size == "tiny":  # its own patches, for digits, would cut a photo into 1,024 tokens
-            options.setdefault("patch_size", SIZES["s"]["patch_size"])
-        model = vision_model(family, size, options)
-        model["representation"] = False
+        parsed = parse(variant, IMAGES)
+        options, small = parsed.options, parsed.size in SMALL_SIZES
+        model = parsed.section | {"representation": False}
+        if parsed.size == "tiny" and "patch_size" not in options:
+            # Its own patches, for digits, would cut a photo into 1,024 tokens.
+            model["patch_size"] = IMAGE_SIZES["s"]["patch_size"]
         if small:
             model.update(dropout=0.0, dtype="float32")
     source = options.get("source", "image_folder")

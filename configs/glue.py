@@ -25,7 +25,7 @@ joined: --config.data.train_split='train[:2000]' --config.data.eval_split='dev+t
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.text_sizes import finetuned_model, parse_finetuning
+from configs.variants import finetuned_model, parse_finetuning
 
 SETS = {
     "sst2": {
@@ -57,8 +57,8 @@ SETS = {
 
 
 def get_config(variant: str = "own") -> ConfigDict:
-    name, family, size, options = parse_finetuning(variant, SETS)
-    model = finetuned_model(family, size, options, dropout=0.0, capacity_factor=1.2, balance=0.01)
+    name, own = parse_finetuning(variant, SETS)
+    model = finetuned_model(own, dropout=0.0, capacity_factor=1.2, balance=0.01)
     config = defaults.get_config(model, task="text_classification")
     config.update(
         optimizer={"name": "adamw", "schedule": "linear", "weight_decay": 0.01},
@@ -66,6 +66,6 @@ def get_config(variant: str = "own") -> ConfigDict:
         checkpoint={"every": "500 steps"},
     )
     config.update(SETS[name])
-    if size:
+    if own and own.size:
         config.data.max_length = min(config.data.max_length, model["num_positions"])
     return config

@@ -39,15 +39,16 @@ or option source=tfds, for imagenet2012 as TFDS keeps it.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.sizes import parse_variant, vision_model
+from configs.variants import IMAGES, parse
 
 
 def get_config(variant: str = "widenet_b") -> ConfigDict:
-    family, size, options = parse_variant(variant)
+    model = parse(variant, IMAGES)
+    options = model.options
     authors_code = options.get("preset") == "authors_code"
     source = options.get("source", "array_record")
     tfds = source == "tfds"
-    config = defaults.get_config(vision_model(family, size, options))
+    config = defaults.get_config(model.section)
     config.update(
         batch_size=4096,  # 16 images for each of 256 cores
         duration="300 epochs",

@@ -67,17 +67,14 @@ Test perplexity, e8 in bits a byte. Paper: one run each, no seeds. Ours: not run
 the embedded novel. Both train without dropout: standard_dropout and switch_no_dropout need
 dropout=0.1. Their dense widths and all numbers of product keys are solved for the parameters of the
 experts; parameter_matched=true does so for the other dense models, whose printed widths are within
-0.5% of it. language_sizes.py has every option.
+0.5% of it. variants.py has every option.
 """
 
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.language_sizes import (
-    hidden_dropout,
-    language_model,
-    parse_language_variant,
-)
+from configs.sizes import hidden_dropout
+from configs.variants import LANGUAGE, parse
 
 # config.optimizer.grad_clip_norm is 0.25 but for the feed-forwards in `clip`.
 SMALL = {"batch_size": 64, "max_length": 256, "clip": {"mlp": 0.1, "top_k_mlp": 0.1}}
@@ -95,8 +92,7 @@ RECIPES = {
 
 
 def get_config(variant: str = "wt_s") -> ConfigDict:
-    size, options = parse_language_variant(variant)
-    model = language_model(size, options)
+    _, size, options, model = parse(variant, LANGUAGE)
     config = defaults.get_config(model, task="language_modeling")
     if config.model.moe:  # its rates follow the model's, too
         for name in ("output_dropout", *(["dropout"] if hidden_dropout(options) else [])):

@@ -1,253 +1,290 @@
-"""Named vision models as plain data: sizes, families and options.
+"""The models by name as plain tables: ViT-B, WideNet-L, ALBERT, WT-S and all others.
 
-Configs import this module. It does not import JAX, so that a mistyped variant is reported at once.
+`widenet_l` is size "l" of IMAGE_SIZES with family "widenet" of IMAGE_FAMILIES, `albert` is size ""
+of TEXT_SIZES with family "albert" of TEXT_FAMILIES, and `wt_s` a row of LANGUAGE_SIZES. The
+functions make `config.model` of them; what they leave out keeps its default of defaults.py.
+variants.py parses names and options.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 
-from configs import feed_forward_sizes
-from configs.feed_forward_sizes import FFNS, choose_ffn, ffn_sections
-from widenet_jax.errors import BadInputError, choose_option, known_names
+from configs import defaults
+from configs.defaults import values
 
-# ViT (Dosovitskiy et al. 2021, table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this
+# ViT (Dosovitskiy et al. 2021, Table 1). "tiny" (8x8 digits) and "s" (32 to 64 pixels) are this
 # project's: the same architecture, small enough to train on a laptop's CPU.
-SIZES = {
+IMAGE_SIZES = {
     "tiny": {"depth": 3, "embed_dim": 64, "num_heads": 4, "mlp_dim": 64, "patch_size": 2},
     "s": {"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "patch_size": 8},
     "b": {"depth": 12, "embed_dim": 768, "num_heads": 12, "mlp_dim": 3072, "patch_size": 16},
     "l": {"depth": 24, "embed_dim": 1024, "num_heads": 16, "mlp_dim": 4096, "patch_size": 16},
     "h": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_dim": 5120, "patch_size": 14},
 }
-
 SMALL_SIZES = ("tiny", "s")
-
-# Examples routed together: 16 per core in the paper; fewer for the sizes meant for CPUs.
-EXAMPLES_PER_GROUP = {"tiny": 4, "s": 4}
-
-# Small models are too shallow for an expert layer in every 6th block.
-FFN_BLOCKS = {"tiny": "last_1", "s": "every_2"}
-
+# The feed-forward, and whether all blocks share attention and feed-forward.
+IMAGE_FAMILIES = {
+    "vit": {"ffn": "dense", "share": False},
+    "vit_moe": {"ffn": "moe", "share": False},  # in every 6th block
+    "widenet": {"ffn": "moe", "share": True},  # in all blocks
+}
+# Small models are too shallow for experts in every 6th block.
+VIT_MOE_BLOCKS = {"tiny": "last_1", "s": "every_2"}
 # Experts of size B have width 4096, while ViT-B's dense layers have 3072: the paper states it for
 # WideNet-B, and the printed size of ViT-MoE-B (128M) implies it.
 EXPERT_MLP_DIM = {"b": 4096}
+SMALL_GROUP = 4  # examples routed together on a CPU; 16, as on a TPU core in the paper, otherwise
 
-FAMILIES = {
-    "vit": {"moe": False, "share": False},
-    "vit_moe": {"moe": True, "share": False},
-    "widenet": {"moe": True, "share": True},
+# "": ALBERT base (Lan et al. 2020) and the paper's. "s" is for experiments on a CPU, "tiny" for a
+# first run of minutes.
+TEXT_SIZES = {
+    "": {"depth": 12, "embed_dim": 768, "num_heads": 12, "mlp_dim": 3072, "embedding_dim": 128},
+    "s": {"depth": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 512, "embedding_dim": 64},
+    "tiny": {"depth": 3, "embed_dim": 64, "num_heads": 4, "mlp_dim": 256, "embedding_dim": 32},
 }
-NAMES = tuple(f"{family}_{size}" for family in FAMILIES for size in SIZES)
-
-# Options after the name, as in `widenet_b,share_norms=true,experts=8`.
-OPTIONS = {
-    "share": bool,  # attention and feed-forward
-    "share_attention": bool,
-    "share_ffn": bool,
-    "share_norms": bool,
-    "moe": bool,  # false: the ablation without a mixture of experts, as ffn=dense
-    "ffn_blocks": str,
-    "experts": int,
-    "selected": int,
-    "capacity_factor": float,
-    "router": str,  # see ROUTERS
-    "routing_groups": int,
-    "examples_per_group": int,
-    "mlp_dim": int,
-    "depth": int,
-    "patch_size": int,
-    "image_size": int,
-    "preset": str,
-    "source": str,  # of the images: array_record, image_folder or tfds
-    **feed_forward_sizes.OPTIONS,  # ffn: dense, moe, top_k, product_key
+# Each block of WideNet has its own norms. BERT has factorised embeddings here.
+TEXT_FAMILIES = {
+    "albert": {"ffn": "dense", "experts": 0, "share": True, "share_norms": True},
+    "bert": {"ffn": "dense", "experts": 0, "share": False, "share_norms": False},
+    "widenet_4": {"ffn": "moe", "experts": 4, "share": True, "share_norms": False},
+    "widenet_8": {"ffn": "moe", "experts": 8, "share": True, "share_norms": False},
+    "widenet_16": {"ffn": "moe", "experts": 16, "share": True, "share_norms": False},
 }
-# Options of a mixture of experts; an error for a dense model.
-MOE_OPTIONS = (
-    "experts",
-    "selected",
-    "capacity_factor",
-    "router",
-    "routing_groups",
-    "examples_per_group",
-)
 
-PRESETS = ("paper", "authors_code")
+# Csordás et al. 2023, arXiv:2310.10837.
+WT_S = {
+    "embed_dim": 412,  # D
+    "depth": 16,  # L
+    "num_heads": 10,  # N
+    "head_dim": 41,  # H
+    "mlp_dim": 2053,  # F of the dense model; None: as many parameters as the experts
+    "experts": 16,  # E
+    "width": 128,  # G, of an expert
+    "selected": 4,  # K
+    "expert_dropout": 0.0,  # delta, the share of experts hidden in training
+    "entropy": 1e-3,  # gamma, the weight of the entropy loss
+    "dropout": 0.1,
+    "num_active": 128,  # K of the top-K activation
+    "key_heads": 4,  # of product keys
+    "knn": 128,  # pairs that each of these heads reads
+}
+WT_B = WT_S | {
+    "embed_dim": 1024,
+    "depth": 18,
+    "num_heads": 16,
+    "head_dim": 64,
+    "mlp_dim": 4110,
+    "experts": 32,
+    "expert_dropout": 0.1,  # as run; the paper's Table 9 prints 0.2
+    "dropout": 0.2,
+}
+# This project's: for experiments on a CPU, and for tests and a first run of minutes. Four heads of
+# product keys would leave byte_s 1% from the experts' count.
+CPU = {"mlp_dim": None, "width": 32, "expert_dropout": 0.05, "dropout": 0.0}
+BYTE_S = {"embed_dim": 128, "depth": 3, "num_heads": 4, "head_dim": 32, "num_active": 64}
+BYTE_S |= {"key_heads": 7, "knn": 32}
+TINY = {"embed_dim": 96, "depth": 2, "num_heads": 4, "head_dim": 24, "num_active": 32}
+TINY |= {"experts": 8, "selected": 2, "knn": 16}
+LANGUAGE_SIZES = {
+    "wt_s": WT_S,
+    "wt_s_star": WT_S | {"mlp_dim": 16480, "experts": 128, "expert_dropout": 0.05},
+    "wt_b": WT_B,
+    "e8": WT_S
+    | {"embed_dim": 512, "depth": 12, "num_heads": 8, "head_dim": 64}
+    | {"expert_dropout": 0.05, "entropy": 1e-4},
+    "c4_s": WT_S | {"entropy": 0.0},
+    "c4_b": WT_B,
+    "pes2o_s": WT_S | {"entropy": 0.0},
+    "pes2o_b": WT_B,
+    "byte_s": WT_S | CPU | BYTE_S,
+    "tiny": WT_S | CPU | TINY,
+}
+LANGUAGE_FAMILIES = {"": {"ffn": "dense"}}
 
-
-def finetuning_rate(embed_dim: int) -> float:
-    """Returns AdamW's learning rate for a model of this width on one's own photos."""
-    return 1e-3 if embed_dim < SIZES["b"]["embed_dim"] else 1e-4
-
-
-def parse_variant(text: str) -> tuple[str, str, dict]:
-    """Parses "widenet_b,experts=8" to ("widenet", "b", {"experts": 8}).
-
-    Raises:
-      BadInputError: an unknown name, option or value; the message lists the valid ones.
-    """
-    name, *pairs = [part.strip() for part in text.split(",")]
-    family, _, size = name.rpartition("_")
-    if family not in FAMILIES or size not in SIZES:
-        raise BadInputError(f"no model is named {name!r}; {known_names(name, NAMES)}")
-    options = parse_options(name, pairs, OPTIONS)
-    if "moe" in options and "ffn" in options:
-        raise BadInputError(f"{name}: give option moe or ffn, not both")
-    ffn = choose_ffn(name, options, usual=usual_ffn(family, options), of_experts=MOE_OPTIONS)
-    if ffn == "dense" and "ffn_blocks" in options:
-        raise BadInputError(f"{name} has no experts, so option ffn_blocks has no effect; remove it")
-    if options.get("preset", "paper") not in PRESETS:
-        raise BadInputError(f"preset={options['preset']!r} is not known; {' or '.join(PRESETS)}")
-    return family, size, options
-
-
-def parse_options(name: str, pairs: Sequence[str], known: Mapping[str, type]) -> dict:
-    """Parses "key=value" pairs of the model `name` by the types of `known`.
-
-    Raises:
-      BadInputError: an unknown key or router, or a value of another type.
-    """
-    options = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if key not in known:
-            raise BadInputError(
-                f"{name} has no option {key!r}; {known_names(key, known)} (as key=value)"
-            )
-        options[key] = parse_value(key, value, known[key])
-    choose_option(ROUTERS, options.get("router", "top_k"), option="router")
-    return options
-
-
-def parse_value(key: str, value: str, kind: type) -> bool | int | float | str:
-    """Converts an option's value to the type `kind`."""
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[value.lower()]
-        return kind(value)
-    except (KeyError, ValueError):
-        wanted = "true or false" if kind is bool else f"a value of type {kind.__name__}"
-        raise BadInputError(f"option {key}={value!r} needs {wanted}") from None
-
-
-def usual_ffn(family: str, options: Mapping) -> str:
-    """Returns the feed-forward of a variant without option ffn."""
-    return "moe" if options.get("moe", FAMILIES[family]["moe"]) else "dense"
-
-
-def vision_model(family: str, size: str, options: dict) -> dict:
-    """Returns the section `config.model` of a model for pretraining (the paper's Table 6).
-
-    ViT classifies from a learned CLS token; ViT-MoE and WideNet average all tokens. A WideNet
-    without experts also averages, and at size B has the dense width 3072 (printed size: 9M).
-    """
-    base, kind = SIZES[size], FAMILIES[family]
-    ffn = options.get("ffn", usual_ffn(family, options))
-    share = options.get("share", kind["share"])
-    blocks = FFN_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
-    authors_code = options.get("preset") == "authors_code"
-    pools_tokens = family != "vit"
-    mlp_dim = options.get("mlp_dim", base["mlp_dim"])
-    model = {
-        "name": "vision_transformer",  # the kind of model; the config file chooses it
-        "patch_size": options.get("patch_size", base["patch_size"]),  # pixels a side of a token
-        "embed_dim": base["embed_dim"],  # D, width of a token
-        "depth": options.get("depth", base["depth"]),  # L, blocks
-        "attention": attention_section("full", num_heads=base["num_heads"]),
-        "mlp_dim": mlp_dim,  # F, hidden width of the dense feed-forward
-        # learned, none, or zero: a constant token whose position is learned
-        "cls_token": ("zero" if authors_code else "none") if pools_tokens else "learned",
-        "pool": "mean" if pools_tokens else "token",  # of all tokens, or the CLS token
-        "representation": True,  # a tanh layer before the classifier
-        "dropout": 0.1,  # rate after attention and in the feed-forward
-        "dtype": "bfloat16",  # of the computation: bfloat16, float32; parameters are float32
-        "share_attention": options.get("share_attention", share),  # one for all blocks
-        "share_ffn": options.get("share_ffn", share),  # one for all blocks, with its router
-        "share_norms": options.get("share_norms", False),  # the same for all blocks
-        "norm_position": "pre",  # pre: x + f(norm(x)); post: norm(x + f(x))
-        "norm_epsilon": 1e-6,  # added to the variance in LayerNorm
-        "activation": "gelu_tanh",  # gelu_tanh, gelu (the exact form), relu
-        # glorot_uniform, truncated_normal, pre_norm, pre_norm_each_expert, switch
-        "kernel_init": "glorot_uniform",
-        "ffn_output_activation": authors_code,  # a second activation, after the feed-forward
-        "unroll": True,  # false: blocks in a loop; compiles faster, runs slower
-        "remat": "none",  # none, block: less memory, a third more work
-        "ffn": FFNS[ffn],  # mlp, moe, top_k_mlp, product_key; in the blocks of ffn_blocks
-        # all, every_6 (blocks 5, 11, ...), last_2
-        "ffn_blocks": "all" if ffn == "dense" else options.get("ffn_blocks", blocks),
-        "routing_groups": options.get("routing_groups", 0),  # of blocks; 0: each block routes
-        "moe": None,  # the section of ffn=moe
-        **ffn_sections(ffn, options, embed_dim=base["embed_dim"], mlp_dim=mlp_dim),
-    }
-    if ffn == "moe":
-        expert_mlp_dim = EXPERT_MLP_DIM.get(size, base["mlp_dim"])
-        group = EXAMPLES_PER_GROUP.get(size, 16)
-        model["moe"] = experts_section(options, mlp_dim=expert_mlp_dim, examples_per_group=group)
-        if authors_code:
-            model["moe"].update(capacity_factor_eval=1.2, capacity_rule="authors_code")
-    return model
-
-
-def attention_section(name: str, *, num_heads: int, head_dim: int = 0) -> dict:
-    """Returns the section `config.model.attention`: a layer and its own fields."""
-    return {
-        "name": name,  # full; relative: by distance, to a memory and earlier tokens
-        "num_heads": num_heads,  # N
-        "head_dim": head_dim,  # H, of each of the N heads; 0: D / N
-    }
-
-
-def experts_section(options: dict, *, mlp_dim: int, examples_per_group: int) -> dict:
-    """Returns the section `config.model.moe`, of images and texts alike.
-
-    Args:
-      options: of the variant; they come before the other arguments.
-      mlp_dim: width of an expert.
-      examples_per_group: examples routed together.
-    """
-    router, experts, selected = (
-        options.get(name, usual)
-        for name, usual in (("router", "top_k"), ("experts", 4), ("selected", 2))
-    )
-    return {
-        "mlp_dim": options.get("mlp_dim", mlp_dim),  # hidden width of an expert
-        "num_experts": experts,  # E
-        "num_selected_experts": selected,  # K, that see each token
-        "capacity_factor": options.get("capacity_factor", 1.2),  # slots for each choice of a token
-        "capacity_factor_eval": 2.0,  # as capacity_factor, in evaluation
-        "capacity_rule": "paper",  # paper, literal, authors_code, unlimited: no token is dropped
-        # that are routed together, whatever the devices
-        "examples_per_group": options.get("examples_per_group", examples_per_group),
-        "priority": "token_order",  # token_order, first_choice_first, batch_prioritized
-        "router": router_section(router, experts=experts, selected=selected),
-        "losses": losses_section(router),
-        "dispatch": "auto",  # auto, einsum, gather, ragged, masked: the same at another cost
-        "activation": "gelu_tanh",
-        "use_bias": True,  # in both layers of an expert
-        "output_dropout": 0.0,  # after the weighted sum of the experts
-    }
-
-
-# Routers and their own fields, see widenet_jax/moe/routers; `hierarchical` has more.
-NOISE = {"noise_std": 1.0}  # of the scores in training, in units of 1 / E
-EXPERT_DROPOUT = {"expert_dropout": 0.0}  # share of the experts hidden from a token in training
+# Option ffn -> config.model.ffn.
+FFNS = {"dense": "mlp", "moe": "moe", "top_k": "top_k_mlp", "product_key": "product_key"}
+# Routers with their own fields, see widenet_jax/nn/moe/routers.
 ROUTERS = {
-    "top_k": NOISE,  # WideNet
-    "softmax": EXPERT_DROPOUT,
-    "softmax_renormalized": EXPERT_DROPOUT,
-    "noisy_top_k": {},  # Shazeer et al. 2017
-    "switch": {},  # Fedus et al. 2021
-    "sigmoid": EXPERT_DROPOUT,  # sigma-MoE
-    "sinkhorn": EXPERT_DROPOUT,  # S-BASE
-    "sinkhorn_released": EXPERT_DROPOUT,  # as Csordás et al. released it
-    "hierarchical": {},  # Shazeer et al. 2017, appendix B
+    "top_k": ("noise_std",),  # WideNet
+    "softmax": ("expert_dropout",),
+    "softmax_renormalized": ("expert_dropout",),
+    "noisy_top_k": (),  # Shazeer et al. 2017
+    "switch": (),  # Fedus et al. 2021
+    "sigmoid": ("expert_dropout",),  # sigma-MoE
+    "sinkhorn": ("expert_dropout",),  # S-BASE
+    "sinkhorn_released": ("expert_dropout",),  # as Csordás et al. released it
+    "hierarchical": ("groups", "selected_groups"),  # Shazeer et al. 2017, appendix B
 }
-
-# Losses of a router's paper with their weights there, and what their statistics are over.
+# The losses of a router's paper with their weights there; otherwise those of Csordás et al. 2023.
 ROUTER_LOSSES = {
     "top_k": {"load_balance": 0.01, "over": "group"},
     "noisy_top_k": {"importance": 0.1, "load": 0.1},
     "hierarchical": {"importance": 0.1, "load": 0.1},
     "switch": {"switch": 0.01},
 }
+SIGMA_MOE_LOSSES = {"entropy": 0.001}
+# Option entropy_of of language models -> the loss that has the weight of the entropy loss.
+ENTROPY_OF = {"all": "entropy", "chosen": "entropy_of_chosen"}
+
+
+def vision_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
+    """Returns `config.model` of an image model for pretraining (the WideNet paper's Table 6).
+
+    ViT classifies from a learned CLS token; ViT-MoE and WideNet average all tokens. A WideNet
+    without experts also averages, and at size B has the dense width 3072 (printed size: 9M).
+    """
+    share = options.get("share", IMAGE_FAMILIES[family]["share"])
+    authors_code = options.get("preset") == "authors_code"
+    blocks = VIT_MOE_BLOCKS.get(size, "every_6") if family == "vit_moe" else "all"
+    model = of_size(defaults.MODEL | defaults.IMAGE_MODEL, IMAGE_SIZES[size])
+    model |= {
+        "name": "vision_transformer",
+        "share_attention": share,
+        "share_ffn": share,
+        "ffn": FFNS[ffn],
+        "ffn_blocks": "all" if ffn == "dense" else blocks,
+        "ffn_output_activation": authors_code,
+    }
+    if family != "vit":
+        model |= {"cls_token": "zero" if authors_code else "none", "pool": "mean"}
+    names = ("depth", "mlp_dim", "patch_size", "ffn_blocks", "routing_groups")
+    model |= chosen(options, *names, "share_attention", "share_ffn", "share_norms")
+    if ffn == "moe":
+        usual = {
+            "mlp_dim": EXPERT_MLP_DIM.get(size, IMAGE_SIZES[size]["mlp_dim"]),
+            "examples_per_group": SMALL_GROUP if size in SMALL_SIZES else 16,
+        }
+        model["moe"] = experts_section(usual | options)
+        if authors_code:
+            model["moe"].update(capacity_factor_eval=1.2, capacity_rule="authors_code")
+    return model | ffn_sections(model, options)
+
+
+def text_model(family: str, size: str, ffn: str, options: Mapping) -> dict:
+    """Returns `config.model` of a text model for pretraining.
+
+    The WideNet paper states neither the position of the norms nor the dropout of its text models:
+    both are ALBERT's, whose runs its baselines are.
+    """
+    kind = TEXT_FAMILIES[family]
+    model = of_size(defaults.MODEL | defaults.TEXT_MODEL, TEXT_SIZES[size])
+    model |= {
+        "name": "text_encoder",
+        "share_attention": kind["share"],
+        "share_ffn": kind["share"],
+        "share_norms": kind["share_norms"],
+        "norm_position": "post",
+        "norm_epsilon": 1e-12,
+        "kernel_init": "truncated_normal",
+        "ffn": FFNS[ffn],
+    }
+    if size:
+        model |= {"num_positions": 128, "dropout": 0.0, "dtype": "float32"}
+    names = ("depth", "mlp_dim", "norm_position", "routing_groups")
+    model |= chosen(options, *names, "share_attention", "share_ffn", "share_norms")
+    if ffn == "moe":
+        usual = {"mlp_dim": model["mlp_dim"], "experts": kind["experts"]}
+        usual["examples_per_group"] = SMALL_GROUP if size else 16
+        model["moe"] = experts_section(usual | options)
+    return model | ffn_sections(model, options)
+
+
+def language_model(size: str, ffn: str, options: Mapping) -> dict:
+    """Returns `config.model` of a language model, as Csordás et al. 2023 compare them."""
+    base = LANGUAGE_SIZES[size]
+    init = options.get("kernel_init", "pre_norm")
+    model = of_size(defaults.MODEL | defaults.LANGUAGE_MODEL, base) | {
+        "name": "language_model",
+        **chosen(base | options, "depth", "dropout"),
+        "mlp_dim": dense_width(base, ffn, options),
+        "norm_epsilon": 1e-5,
+        "activation": "relu",
+        "kernel_init": init if ffn == "dense" else "pre_norm",
+        "ffn": FFNS[ffn],
+    }
+    model["attention"]["name"] = "relative"
+    if size in ("byte_s", "tiny"):
+        model["dtype"] = "float32"
+    if ffn == "moe":
+        model["moe"] = sigma_moe_section(base, options, model["dropout"])
+    elif ffn == "top_k":
+        names = {"mlp_dim": model["mlp_dim"], "num_active": base["num_active"]}
+        model["top_k_mlp"] = names | chosen(options, "num_active") | {"kernel_init": init}
+    elif ffn == "product_key":
+        heads = options.get("key_heads", base["key_heads"])
+        num_keys = matched_num_keys(budget(base), base["embed_dim"], heads)
+        if not options.get("parameter_matched", True):
+            num_keys = values_for(base["experts"] * base["width"])
+        usual = {"num_keys": num_keys, "key_heads": heads, "knn": base["knn"]}
+        model["product_key"] = product_key_section(usual | options) | {"kernel_init": init}
+    return model
+
+
+def sigma_moe_section(base: Mapping, options: Mapping, dropout: float) -> dict:
+    """Returns `config.model.moe`: no token dropped, no biases, losses over the batch.
+
+    Switch has a quarter of the experts, four times as wide, and each token sees one of them.
+    """
+    switch = options.get("router") == "switch"
+    width = options.get("mlp_dim", base["width"] * (4 if switch else 1))
+    usual = {
+        "experts": max(1, base["experts"] * base["width"] // width),
+        "selected": 1 if switch else base["selected"],
+        "router": "sigmoid",
+        "examples_per_group": 1,
+    }
+    section = experts_section(usual | options | {"mlp_dim": width})
+    if "expert_dropout" in section["router"]:
+        section["router"] |= chosen(base | options, "expert_dropout")
+    if section["losses"]["entropy"]:
+        loss = ENTROPY_OF[options.get("entropy_of", "all")]
+        section["losses"] |= {"entropy": 0.0, loss: options.get("entropy", base["entropy"])}
+    return section | {
+        "capacity_rule": "unlimited",
+        "activation": "relu",
+        "use_bias": False,
+        "dropout": dropout if hidden_dropout(options) else 0.0,
+        "output_dropout": dropout,
+        "kernel_init": options.get("kernel_init", "switch" if switch else "pre_norm"),
+    }
+
+
+def hidden_dropout(options: Mapping) -> bool:
+    """Returns whether dropout also acts within the experts: by default in Switch alone."""
+    return options.get("hidden_dropout", options.get("router") == "switch")
+
+
+def of_size(rows: Mapping, size: Mapping) -> dict:
+    """Returns `config.model` with the defaults of its rows and the fields of a size."""
+    attention = values(defaults.ATTENTION) | chosen(size, *defaults.ATTENTION)
+    return values(rows) | chosen(size, *rows) | {"attention": attention}
+
+
+def experts_section(options: Mapping) -> dict:
+    """Returns `config.model.moe`. Options are mlp_dim, experts, selected, router, ..."""
+    section = values(defaults.EXPERTS)
+    section |= chosen(options, "mlp_dim", "capacity_factor", "examples_per_group")
+    router = options.get("router", "top_k")
+    section["num_experts"] = options.get("experts", section["num_experts"])
+    section["num_selected_experts"] = options.get("selected", section["num_selected_experts"])
+    experts, selected = section["num_experts"], section["num_selected_experts"]
+    section["router"] = router_section(router, experts=experts, selected=selected)
+    section["losses"] = values(defaults.LOSSES) | ROUTER_LOSSES.get(router, SIGMA_MOE_LOSSES)
+    return section
+
+
+def router_section(name: str, *, experts: int, selected: int) -> dict:
+    """Returns `config.model.moe.router`.
+
+    The groups of `hierarchical` are nearly as many as the experts in each; two are chosen, unless
+    that does not divide the selected experts.
+    """
+    section = {"name": name} | chosen(values(defaults.ROUTER), *ROUTERS[name])
+    if name == "hierarchical":
+        groups = max(n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts)
+        pairs = groups > 1 and selected % 2 == 0
+        section |= {"groups": groups, "selected_groups": 2 if pairs else 1}
+    return section
 
 
 def has_balance_loss(router: str) -> bool:
@@ -258,34 +295,86 @@ def has_balance_loss(router: str) -> bool:
     return "load_balance" in ROUTER_LOSSES.get(router, {})
 
 
-def router_section(name: str, *, experts: int, selected: int) -> dict:
-    """Returns the section `config.model.moe.router`.
+def ffn_sections(model: Mapping, options: Mapping) -> dict[str, dict]:
+    """Returns the section of a feed-forward that replaces a dense one, by its name; {} for others.
 
-    The groups of `hierarchical` are nearly as many as the experts in each; two are chosen, unless
-    that does not divide the selected experts.
+    Product keys have as many parameters as the dense feed-forward.
     """
-    section = {
-        "name": name,  # a name in ROUTERS; the router's own fields stand beside it
-        **ROUTERS[name],
-    }
-    if name == "hierarchical":
-        fits = [n for n in range(1, experts + 1) if experts % n == 0 and n * n <= experts]
-        groups = max(fits, default=1)  # no experts: the layer refuses it
-        section["groups"] = groups  # of experts
-        section["selected_groups"] = 2 if groups > 1 and selected % 2 == 0 else 1  # for each token
+    width = model["mlp_dim"]
+    if model["ffn"] == "top_k_mlp":
+        usual = {"mlp_dim": width, "num_active": max(1, width // 8), "activation": "relu"}
+        return {"top_k_mlp": usual | chosen(options, "num_active")}
+    if model["ffn"] == "product_key":
+        parameters = dense_parameters(model["embed_dim"], width)
+        num_keys = matched_num_keys(parameters, model["embed_dim"], 4)
+        return {"product_key": product_key_section({"num_keys": num_keys} | options)}
+    return {}
+
+
+def product_key_section(options: Mapping) -> dict:
+    """Returns `config.model.product_key`."""
+    section = values(defaults.PRODUCT_KEY)
+    names = ("num_keys", "weights", "combine_heads", "query_dim", "table_init")
+    section |= chosen(options, *names)
+    section["num_heads"] = options.get("key_heads", section["num_heads"])
+    section["knn"] = min(options.get("knn", section["knn"]), section["num_keys"] ** 2)
     return section
 
 
-def losses_section(router: str) -> dict:
-    """Returns the section `config.model.moe.losses`: a weight for every loss, most of them 0."""
-    weights = {
-        "load_balance": 0.0,  # WideNet, eqs. 3-5
-        "switch": 0.0,  # Fedus et al. 2021
-        "importance": 0.0,  # variation of the experts' gates, Shazeer et al. 2017
-        "load": 0.0,  # variation of their smooth counts; routers with learned noise
-        "entropy": 0.0,  # negative entropy of the mean choice, Csordás et al. 2023
-        "entropy_of_chosen": 0.0,  # entropy as released for softmax_renormalized
-        "z": 0.0,  # squared logsumexp of the scores, Zoph et al. 2022
-        "over": "batch",  # statistics are over: batch, group
-    }
-    return weights | ROUTER_LOSSES.get(router, {"entropy": 0.001})  # Csordás et al. 2023
+def chosen(options: Mapping, *names: str) -> dict:
+    """Returns those of the options that have one of these names."""
+    return {name: options[name] for name in names if name in options}
+
+
+def finetuning_rate(embed_dim: int) -> float:
+    """Returns AdamW's learning rate to finetune a model of this width on one's own photos."""
+    return 1e-3 if embed_dim < IMAGE_SIZES["b"]["embed_dim"] else 1e-4
+
+
+# Csordás et al. 2023 compare models of equal size: a dense layer has as many parameters as the
+# experts without biases in its place, with their router.
+
+
+def budget(base: Mapping) -> int:
+    """Returns the parameters of the sigma-MoE layer of a row of LANGUAGE_SIZES."""
+    return experts_parameters(base["embed_dim"], base["experts"], base["width"])
+
+
+def dense_width(base: Mapping, ffn: str, options: Mapping) -> int:
+    """Returns F of a language model: the option's, the paper's, or the solved one."""
+    dense = ffn in ("dense", "top_k")
+    if dense and "mlp_dim" in options:
+        return options["mlp_dim"]
+    if base["mlp_dim"] is None or (dense and options.get("parameter_matched")):
+        return matched_mlp_dim(budget(base), base["embed_dim"])
+    return base["mlp_dim"]
+
+
+def experts_parameters(embed_dim: int, num_experts: int, width: int) -> int:
+    """Counts E experts of width G without biases, and their router: 2 D E G + D E."""
+    return embed_dim * num_experts * (2 * width + 1)
+
+
+def dense_parameters(embed_dim: int, mlp_dim: int) -> int:
+    """Counts a dense layer of width F with biases: 2 D F + F + D."""
+    return 2 * embed_dim * mlp_dim + mlp_dim + embed_dim
+
+
+def product_key_parameters(embed_dim: int, num_keys: int, num_heads: int) -> int:
+    """Counts a product-key memory of n sub-keys without projection: n^2 D + h n D."""
+    return embed_dim * num_keys * (num_keys + num_heads)
+
+
+def matched_mlp_dim(parameters: int, embed_dim: int) -> int:
+    """Returns the width F of the dense layer with the nearest number of parameters."""
+    return max(1, round((parameters - embed_dim) / (2 * embed_dim + 1)))
+
+
+def matched_num_keys(parameters: int, embed_dim: int, num_heads: int) -> int:
+    """Returns the number n of sub-keys of the memory with the nearest number of parameters."""
+    return max(1, round(math.sqrt(num_heads**2 / 4 + parameters / embed_dim) - num_heads / 2))
+
+
+def values_for(units: int) -> int:
+    """Returns the least n with n^2 values for `units` hidden units (Table 6, "equal values")."""
+    return math.isqrt(units - 1) + 1

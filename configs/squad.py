@@ -25,7 +25,7 @@ train-00000-of-00001.parquet and validation-00000-of-00001.parquet.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.text_sizes import finetuned_model, parse_finetuning
+from configs.variants import finetuned_model, parse_finetuning
 
 VERSIONS = {
     "v1": {
@@ -48,8 +48,8 @@ RATES = {
 
 
 def get_config(variant: str = "v2") -> ConfigDict:
-    name, family, size, options = parse_finetuning(variant, VERSIONS)
-    model = finetuned_model(family, size, options, **RATES[name])
+    name, own = parse_finetuning(variant, VERSIONS)
+    model = finetuned_model(own, **RATES[name])
     config = defaults.get_config(model, task="span")
     config.update(
         batch_size=48,
@@ -59,6 +59,6 @@ def get_config(variant: str = "v2") -> ConfigDict:
         checkpoint={"every": "500 steps"},
     )
     config.update(VERSIONS[name])
-    if size:
+    if own and own.size:
         config.data.update(max_length=model["num_positions"], stride=64)
     return config

@@ -45,14 +45,14 @@ data's.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.text_sizes import parse_text_variant, text_model
+from configs.variants import TEXTS, parse
 
 
 def get_config(variant: str = "albert") -> ConfigDict:
-    family, size, options = parse_text_variant(variant)
-    config = defaults.get_config(text_model(family, size, options), task="masked_lm")
+    model = parse(variant, TEXTS)
+    config = defaults.get_config(model.section, task="masked_lm")
     config.task.max_predictions = 20  # P
-    if size:
+    if model.size:
         config.update(
             batch_size=32,
             duration="7300 steps",

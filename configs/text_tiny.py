@@ -23,12 +23,12 @@ Other models: configs/text_tiny.py:bert_tiny, widenet_4_tiny, widenet_8_tiny, ea
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.text_sizes import parse_text_variant, text_model
+from configs.variants import TEXTS, parse
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    family, size, options = parse_text_variant(variant or "albert_tiny")
-    config = defaults.get_config(text_model(family, size, options), task="masked_lm")
+    model = parse(variant or "albert_tiny", TEXTS)
+    config = defaults.get_config(model.section, task="masked_lm")
     config.update(
         batch_size=32,
         duration="1500 steps",

@@ -16,20 +16,20 @@ Data: `scripts/prepare_data.py npz`, or `image_folder` from SPLIT/CLASS/*.JPEG.
 from ml_collections import ConfigDict
 
 from configs import defaults
-from configs.sizes import parse_variant, vision_model
+from configs.variants import IMAGES, parse
 
 
 def get_config(variant: str = "widenet_s") -> ConfigDict:
-    family, size, options = parse_variant(variant)
-    config = defaults.get_config(vision_model(family, size, options))
+    model = parse(variant, IMAGES)
+    config = defaults.get_config(model.section)
     config.update(
         duration="20 epochs",
         model={"dropout": 0.0, "dtype": "float32"},
         data={
-            "source": options.get("source", "array_record"),
+            "source": model.options.get("source", "array_record"),
             "path": "data/tiny_imagenet",
             "eval_split": "val",
-            "image_size": options.get("image_size", 24),
+            "image_size": model.options.get("image_size", 24),
         },
         augment={
             "exif_orientation": False,  # its files have none

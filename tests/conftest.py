@@ -73,6 +73,16 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
+@pytest.fixture(scope="session")
+def digits_export(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exports `digits_run`; tests must not change it."""
+    from widenet_jax.cli import export
+
+    directory = tmp_path_factory.mktemp("digits") / "export"
+    assert export.main([f"--workdir={digits_run}", f"--out={directory}", "--json"]) == 0
+    return directory
+
+
 @pytest.fixture
 def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for training end within milliseconds: look at them more often than at runs."""

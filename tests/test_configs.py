@@ -9,7 +9,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
-from widenet_jax.config.files import NO_EXPERIMENTS, override
+from widenet_jax.config.fields import override
+from widenet_jax.config.files import NO_EXPERIMENTS
 from widenet_jax.experiment import build_task, check_batch, input_spec
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.sizes import vision_model
+from configs.variants import model_section
 from widenet_jax.nn import dense
 from widenet_jax.nn.build import build_model
 
@@ -41,7 +41,7 @@ def test_sum_over_blocks_is_that_of_float32(
     The same bfloat16 forward and backward pass, once with shared weights and once with a copy of
     them for each block, whose gradients are not rounded and are added up in float64.
     """
-    fields = vision_model("widenet", size, {"examples_per_group": 1, "depth": depth})
+    fields = model_section(f"widenet_{size},examples_per_group=1,depth={depth}")
     fields |= {"dropout": 0.0}
     fields["moe"]["router"]["noise_std"] = 0.0
     shared = build_model(fields, num_classes=1000)

@@ -2,14 +2,13 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from messy_photos import picture, saved, write
 
 from widenet_jax.cli import evaluate, predict
-
-MODEL = Path(__file__).parents[1] / "old_artefacts" / "export"  # of digits
 
 
 @pytest.fixture
@@ -20,11 +19,14 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def run(*arguments: object) -> int:
-    return predict.main([str(a) for a in (*arguments, f"--workdir={MODEL}", "--top=3")])
+@pytest.fixture
+def run(digits_run: Path) -> Callable[..., int]:
+    """Predicts with the digits' model."""
+    flags = (f"--workdir={digits_run}", "--top=3")
+    return lambda *arguments: predict.main([str(a) for a in (*arguments, *flags)])
 
 
-def test_folders_and_patterns(photos, capsys):
+def test_folders_and_patterns(run, photos, capsys):
     assert run(photos, f"{photos}/*.png", "--json") == 0
     found = [row["image"] for row in json.loads(capsys.readouterr().out)["images"]]
     names = ["a b.JPG", "b.png", "deep/c.gif", "deep/猫.webp", "b.png"]
@@ -41,7 +43,7 @@ def test_folders_and_patterns(photos, capsys):
 
 
 @pytest.mark.parametrize("bad", [1, 2])
-def test_bad_files_are_named_and_the_others_predicted(photos, bad, capsys):
+def test_bad_files_are_named_and_the_others_predicted(run, photos, bad, capsys):
     for i in range(bad):
         (photos / f"bad{i}.jpg").write_bytes(b"")
     assert run(photos, "--json") == 2
@@ -52,7 +54,7 @@ def test_bad_files_are_named_and_the_others_predicted(photos, bad, capsys):
     assert bad == 1 or err.endswith("error: 2 of 6 images cannot be read; they are named above\n")
 
 
-def test_tables(photos, capsys):
+def test_tables(run, photos, capsys):
     assert run(photos, "--json") == 0
     rows = json.loads(capsys.readouterr().out)["images"]
     table, lines = photos / "found.csv", photos / "found.jsonl"
@@ -69,7 +71,7 @@ def test_tables(photos, capsys):
     assert "ends in .csv or .jsonl" in capsys.readouterr().err
 
 
-def test_outputs_are_tried_before_the_work(photos, capsys):
+def test_outputs_are_tried_before_the_work(run, digits_run, photos, capsys):
     """Their folders are made; a set is not even looked for where they cannot be."""
     new = photos.parent / "new"
     outputs = (f"--out={new}/a/found.csv", f"--overlay={new}/b/experts.png")
@@ -80,5 +82,5 @@ def test_outputs_are_tried_before_the_work(photos, capsys):
     assert run(photos / "b.png", f"--out={file}/found.csv") == 2
     assert capsys.readouterr().err == f"error: {file}: File exists\n"
     nowhere = ("--config.data.source=image_folder", "--config.data.path=nowhere")
-    assert evaluate.main([f"--workdir={MODEL}", f"--out={file}", *nowhere]) == 2
+    assert evaluate.main([f"--workdir={digits_run}", f"--out={file}", *nowhere]) == 2
     assert capsys.readouterr().err == f"error: {file}: File exists\n"

@@ -7,25 +7,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs import matching
-from configs.language_sizes import (
-    PRESETS,
-    SIZES,
-    language_model,
-    parse_language_variant,
-)
+from configs import sizes
+from configs.sizes import LANGUAGE_SIZES
+from configs.variants import LANGUAGE, PRESETS, model_section, parse
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, parameter_shapes
 
 
-def section(variant: str) -> dict:
-    return language_model(*parse_language_variant(variant))
-
-
 def count(variant: str, vocab_size: int) -> int:
     """Counts the parameters of a model, from those of one of its equal blocks."""
-    fields = section(variant)
+    fields = model_section(variant)
     model = build_model(fields | {"depth": 1}, vocab_size=vocab_size)
     memory = jax.ShapeDtypeStruct((1, 1, 8, fields["embed_dim"]), jnp.float32)
     inputs = {"tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32), "memory": memory,
@@ -58,47 +50,47 @@ def test_wt_s_by_hand():
     assert count("wt_s", V) == V * D + 16 * block + 2 * D + D * V + V
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", LANGUAGE_SIZES)
 def test_every_size_has_equal_parameters(size: str):
     """Dense and product keys, as solved, are within 0.5% of the whole model with experts."""
-    base = SIZES[size]
+    base = LANGUAGE_SIZES[size]
     vocab_size = 256 if size in ("byte_s", "tiny", "e8") else 8000
     expected = count(f"{size},preset=sigma_moe", vocab_size)
     D, L = base["embed_dim"], base["depth"]
-    experts = matching.experts_parameters(D, base["experts"], base["width"])
+    experts = sizes.experts_parameters(D, base["experts"], base["width"])
     for variant in ("", ",parameter_matched=true", ",ffn=product_key"):
-        fields = section(size + variant)
+        fields = model_section(size + variant)
         if fields["product_key"]:
             keys = fields["product_key"]
-            own = matching.product_key_parameters(D, keys["num_keys"], keys["num_heads"])
+            own = sizes.product_key_parameters(D, keys["num_keys"], keys["num_heads"])
         else:
-            own = matching.dense_parameters(D, fields["mlp_dim"])
+            own = sizes.dense_parameters(D, fields["mlp_dim"])
         assert abs(L * (own - experts)) <= 0.005 * expected, variant
 
 
 def test_counts_of_layers_are_those_of_the_models():
-    """The formulas of `matching`, compared with the parameters of tiny models."""
+    """The formulas of `sizes`, compared with the parameters of tiny models."""
     D, L, V = 96, 2, 256
-    outside = count("tiny", V) - L * matching.dense_parameters(D, section("tiny")["mlp_dim"])
-    of_experts = L * matching.experts_parameters(D, 8, 32)
+    outside = count("tiny", V) - L * sizes.dense_parameters(D, model_section("tiny")["mlp_dim"])
+    of_experts = L * sizes.experts_parameters(D, 8, 32)
     assert count("tiny,preset=sigma_moe", V) == outside + of_experts
-    keys = L * matching.product_key_parameters(D, 21, 4)
+    keys = L * sizes.product_key_parameters(D, 21, 4)
     assert count("tiny,ffn=product_key", V) == outside + keys
 
 
 def test_the_paper_s_numbers_of_keys_and_widths():
     """Table 6: 62 and 89 keys with equal parameters, 46 and 64 with equal values."""
     for size, matched, values in (("wt_s", 62, 46), ("wt_b", 89, 64), ("e8", 62, 46)):
-        keys = section(f"{size},preset=product_key")["product_key"]
+        keys = model_section(f"{size},preset=product_key")["product_key"]
         assert (keys["num_keys"], keys["num_heads"], keys["knn"]) == (matched, 4, 128)
-        keys = section(f"{size},preset=product_key_values_softmax")["product_key"]
+        keys = model_section(f"{size},preset=product_key_values_softmax")["product_key"]
         assert (keys["num_keys"], keys["weights"]) == (values, "softmax")
-    assert section("e8,parameter_matched=true")["mlp_dim"] == 2053
-    assert matching.matched_mlp_dim(matching.dense_parameters(412, 777), 412) == 777
+    assert model_section("e8,parameter_matched=true")["mlp_dim"] == 2053
+    assert sizes.matched_mlp_dim(sizes.dense_parameters(412, 777), 412) == 777
 
 
 def moe(variant: str) -> dict:
-    return section(variant)["moe"]
+    return model_section(variant)["moe"]
 
 
 def test_rows_of_the_tables():
@@ -131,7 +123,7 @@ def test_rows_of_the_tables():
     assert of_chosen["router"]["name"] == "softmax_renormalized"
     weights = {k: v for k, v in of_chosen["losses"].items() if v}
     assert weights == {"entropy_of_chosen": 1e-4, "over": "batch"}
-    assert section("wt_s,preset=top_k,num_active=64")["top_k_mlp"] == {
+    assert model_section("wt_s,preset=top_k,num_active=64")["top_k_mlp"] == {
         "mlp_dim": 2053,
         "num_active": 64,
         "kernel_init": "pre_norm",
@@ -140,7 +132,7 @@ def test_rows_of_the_tables():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_row_builds(preset: str):
-    build_model(section(f"tiny,preset={preset},dropout=0.1"), vocab_size=10)
+    build_model(model_section(f"tiny,preset={preset},dropout=0.1"), vocab_size=10)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +143,8 @@ def test_every_row_builds(preset: str):
         ("wt_s,ffn=mlp", "ffn='mlp'"),
         ("wt_s,preset=sigma", "; did you mean preset=sigma_moe?"),
         ("wt_s,preset=sigma", "preset='sigma'"),
-        ("wt_s,ffn=moe,num_active=8", "option num_active has no effect on wt_s with moe"),
-        ("wt_s,experts=8", "option experts has no effect on wt_s with dense"),
+        ("wt_s,ffn=moe,num_active=8", "option num_active has no effect on wt_s with ffn=moe"),
+        ("wt_s,experts=8", "option experts has no effect on wt_s with ffn=dense"),
         ("wt_s,preset=switch,entropy=0.1", "option entropy has no effect on router=switch"),
         ("wt_s,ffn=moe,router=noisy_top_k,entropy=0.1", "option entropy has no effect"),
         ("wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no effect"),
@@ -168,16 +160,16 @@ def test_every_row_builds(preset: str):
         ("wt_s,ffn=moe,router=hierarchical,experts=0", "option experts=0 must be 1 or more"),
         ("wt_s,ffn=product_key,query_dim=-2", "option query_dim=-2 must be 0 or more"),
         ("wt_s,mlp_dim=8,parameter_matched=true", "mlp_dim is what parameter_matched=true solves"),
-        ("wt_s,ffn=product_key,num_keys=many", "needs a value of type int"),
+        ("wt_s,ffn=product_key,num_keys=many", "needs a whole number"),
     ],
 )
 def test_names_that_do_not_exist(text: str, message: str):
     with pytest.raises(BadInputError) as caught:
-        parse_language_variant(text)
+        parse(text, LANGUAGE)
     assert message in str(caught.value)
 
 
 def test_needs_no_jax():
-    code = "import sys, configs.language_sizes; print('jax' in sys.modules)"
+    code = "import sys, configs.variants; print('jax' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from widenet_jax.config.comments import field_names
-from widenet_jax.config.files import load_config, override
+from widenet_jax.config.fields import field_names, override
+from widenet_jax.config.files import load_config
 from widenet_jax.config.names import ELSEWHERE, OURS, nearest_name, same_name
 from widenet_jax.config.parser import Parser
 from widenet_jax.errors import BadInputError

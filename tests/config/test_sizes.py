@@ -3,9 +3,8 @@
 import jax
 import pytest
 
-from configs.matching import dense_parameters
-from configs.sizes import FAMILIES, ROUTERS, SIZES, parse_variant, vision_model
-from configs.text_sizes import parse_text_variant, text_model
+from configs.sizes import IMAGE_FAMILIES, IMAGE_SIZES, ROUTERS, dense_parameters
+from configs.variants import IMAGES, model_section, parse
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, parameter_shapes
@@ -45,7 +44,7 @@ FINETUNING = {
 
 
 def count(variant: str, *, num_classes: int = 1000, representation: bool = True) -> int:
-    fields = vision_model(*parse_variant(variant)) | {"representation": representation}
+    fields = model_section(variant) | {"representation": representation}
     fields["unroll"] = False  # the same parameters, but only one block is traced
     model = build_model(fields, num_classes=num_classes)
     return count_parameters(parameter_shapes(model, image_spec((224, 224, 3))))
@@ -85,10 +84,10 @@ def test_widenet_b_by_hand():
     assert total == PRETRAINING["widenet_b"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+@pytest.mark.parametrize("size", IMAGE_SIZES)
 def test_every_name_builds(family: str, size: str):
-    model = build_model(vision_model(family, size, {}), num_classes=10)
+    model = build_model(model_section(f"{family}_{size}"), num_classes=10)
     model = model.clone(depth=min(model.depth, 6))  # the counts above are of the full depth
     side = 4 * model.patch_size
     logits, aux = jax.eval_shape(
@@ -105,11 +104,15 @@ def test_every_name_builds(family: str, size: str):
         ("widenet_x", "there are vit_tiny"),
         ("resnet_b", "there are vit_tiny"),
         ("widenet_b,exprets=8", "no option 'exprets'; did you mean experts? there are"),
-        ("widenet_b,experts=many", "needs a value of type int"),
+        ("widenet_b,experts=many", "needs a whole number"),
         ("widenet_b,share_norms=1", "needs true or false"),
-        ("widenet_b,preset=mine", "paper or authors_code"),
-        ("vit_b,experts=8", "vit_b has no experts, so option experts has no effect"),
-        ("vit_b,ffn_blocks=last_1", "vit_b has no experts, so option ffn_blocks has no effect"),
+        ("widenet_b,preset=mine", "choose one of paper, authors_code"),
+        ("vit_b,experts=8", "option experts has no effect on vit_b with ffn=dense; remove it"),
+        ("widenet_b,experts=0", "option experts=0 must be 1 or more"),
+        (
+            "vit_b,ffn_blocks=last_1",
+            "option ffn_blocks has no effect on vit_b",
+        ),
         ("widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
         ("widenet_b,router=sigmod", "router='sigmod' is unknown; choose one of top_k, softmax"),
         ("widenet_b,router=sigmod", "; did you mean router=sigmoid?"),
@@ -117,30 +120,25 @@ def test_every_name_builds(family: str, size: str):
             "widenet_b,ffn=topk",
             "choose one of dense, moe, top_k, product_key; did you mean ffn=top_",
         ),
-        ("vit_b,num_active=8", "option num_active needs ffn=top_k"),
-        ("widenet_b,ffn=product_key,selected=2", "so option selected has no effect"),
-        ("widenet_b,moe=false,examples_per_group=8", "so option examples_per_group has no effect"),
+        ("vit_b,num_active=8", "on vit_b with ffn=dense; remove it, or add ffn=top_k"),
+        (
+            "widenet_b,ffn=product_key,selected=2",
+            "option selected has no effect",
+        ),
+        ("widenet_b,moe=false,examples_per_group=8", "option examples_per_group has no effect"),
     ],
 )
 def test_names_that_do_not_exist(text: str, message: str):
     with pytest.raises(BadInputError) as caught:
-        parse_variant(text)
+        parse(text, IMAGES)
     assert message in str(caught.value)
-
-
-def test_groups_of_no_experts():
-    """The check of the config refuses their number."""
-    variant = parse_variant("widenet_tiny,router=hierarchical,experts=0")
-    assert vision_model(*variant)["moe"]["router"]["groups"] == 1
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("family", ["vit_moe_tiny", "widenet_4_tiny"])
 def test_every_router_has_a_variant(family: str, router: str):
     """Of images and texts, with the losses of the router's paper."""
-    text = family.startswith("widenet_4")
-    parse, section = (parse_text_variant, text_model) if text else (parse_variant, vision_model)
-    moe = section(*parse(f"{family},router={router},depth=1,selected=2"))["moe"]
+    moe = model_section(f"{family},router={router},depth=1,selected=2")["moe"]
     assert moe["router"]["name"] == router
     assert {name for name, weight in moe["losses"].items() if weight} - {"over"}
     MoeLayer(**moe).check()
@@ -153,8 +151,7 @@ def test_every_router_has_a_variant(family: str, router: str):
 def test_other_feed_forwards(variant: str, ffn: str):
     """As many parameters as the dense layer, in the blocks that have experts otherwise."""
     bert = variant.startswith("bert")
-    parse, section = (parse_text_variant, text_model) if bert else (parse_variant, vision_model)
-    fields = section(*parse(f"{variant},ffn={ffn}"))
+    fields = model_section(f"{variant},ffn={ffn}")
     name = {"top_k": "top_k_mlp"}.get(ffn, ffn)
     assert (fields["ffn"], fields["moe"]) == (name, None)
     of_task = {"vocab_size": 50, "head": "pretraining"} if bert else {"num_classes": 10}

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import glue, squad
-from configs.text_sizes import finetuned_model, parse_text_variant, text_model
+from configs.variants import TEXTS, finetuned_model, model_section, parse
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import printed as paper
 from widenet_jax.ops.plan.counts import count_text
@@ -37,11 +37,11 @@ def test_every_printed_figure_is_ours_rounded_but_berts_which_is_truncated():
 
 
 def test_names_and_options():
-    assert parse_text_variant("albert") == ("albert", "", {})
-    assert parse_text_variant("widenet_4") == ("widenet_4", "", {})
-    parsed = parse_text_variant("widenet_16_s,capacity_factor=2,norm_position=pre")
-    assert parsed == ("widenet_16", "s", {"capacity_factor": 2.0, "norm_position": "pre"})
-    model = text_model(*parsed)
+    assert parse("albert", TEXTS)[:3] == ("albert", "", {})
+    assert parse("widenet_4", TEXTS)[:3] == ("widenet_4", "", {})
+    parsed = parse("widenet_16_s,capacity_factor=2,norm_position=pre", TEXTS)
+    assert parsed[:3] == ("widenet_16", "s", {"capacity_factor": 2.0, "norm_position": "pre"})
+    model = parsed.section
     assert (model["moe"]["num_experts"], model["moe"]["capacity_factor"]) == (16, 2.0)
     assert (model["norm_position"], model["embed_dim"]) == ("pre", 128)
 
@@ -52,24 +52,21 @@ def test_names_and_options():
         ("roberta", "named 'roberta'; did you mean bert. there are albert, bert, widenet_4"),
         ("albert_xl", "albert_s"),
         ("albert,heads=4", "albert has no option 'heads'"),
-        ("bert,selected=1", "bert has no experts, so option selected has no effect"),
-        ("albert,depth=x", "option depth='x' needs a value of type int"),
+        ("bert,selected=1", "option selected has no effect on bert with ffn=dense"),
+        ("albert,depth=x", "option depth='x' needs a whole number"),
     ],
 )
 def test_mistakes(text: str, words: str):
     with pytest.raises(BadInputError, match=words):
-        parse_text_variant(text)
+        parse(text, TEXTS)
 
 
 def test_the_paper_s_settings():
     """Post-norm, GELU tanh, an epsilon of 1e-12, dropout 0.1 but not within the feed-forward."""
     for variant in COUNTS:
-        model = text_model(*parse_text_variant(variant))
-        assert (model["depth"], model["embed_dim"], model["attention"]["num_heads"]) == (
-            12,
-            768,
-            12,
-        )
+        model = model_section(variant)
+        assert (model["depth"], model["embed_dim"]) == (12, 768)
+        assert model["attention"] == {"name": "full", "num_heads": 12, "head_dim": 0}
         assert (model["embedding_dim"], model["num_positions"]) == (128, 512)
         assert (model["norm_position"], model["norm_epsilon"]) == ("post", 1e-12)
         assert (model["activation"], model["kernel_init"]) == ("gelu_tanh", "truncated_normal")
@@ -92,7 +89,7 @@ def test_finetuning_of_experts_suits_eight_devices(variant: str):
         group = config.model.moe.examples_per_group
         assert group == 1
         assert config.batch_size % (8 * group) == config.evaluation.batch_size % (8 * group) == 0
-    stored = finetuned_model("", "", {}, dropout=0.0, capacity_factor=1.2, balance=0.0)
+    stored = finetuned_model(None, dropout=0.0, capacity_factor=1.2, balance=0.0)
     assert stored["moe"]["examples_per_group"] == 1  # of the stored model, pretrained with 16
     options = squad.get_config("v2,model=widenet_4,examples_per_group=2").model.moe
     assert options.examples_per_group == 2

@@ -4,14 +4,14 @@ import jax
 import numpy as np
 from inference import reference_vit as reference
 
-from configs.sizes import vision_model
+from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 
 
 def our_vit(params: dict, **changes: object):
     """Builds the model of the parameters, with or without CLS token and `pre_logits`."""
     cls = "cls_token" in params["position"]
-    fields = vision_model("vit", "tiny", {}) | {
+    fields = model_section("vit_tiny") | {
         "depth": reference.L,
         "embed_dim": reference.D,
         "attention": {"name": "full", "num_heads": reference.N, "head_dim": 0},

@@ -22,7 +22,6 @@ from widenet_jax.nn.counting import count_parameters, parameter_shapes
 from widenet_jax.vision.model import image_spec
 from widenet_jax.vision.predict import read_file, read_pillow
 
-OLD_EXPORT = ROOT / "tests" / "old_artefacts" / "export"  # a WideNet for the digits
 DIGITS = load_digits().images[40:43].astype(np.uint8) * 15
 TEXT = "She was persuaded to believe the engagement a wrong thing."
 CONFIGS = {
@@ -34,10 +33,12 @@ CONFIGS = {
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], wj.Model]:
+def opened(
+    digits_export: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], wj.Model]:
     """Opens a model by what it is for; those of texts are untrained and of one block."""
     folder = tmp_path_factory.mktemp("models")
-    models = {"images": wj.load(OLD_EXPORT)}
+    models = {"images": wj.load(digits_export)}
 
     def model_for(name: str) -> wj.Model:
         if name not in models:
@@ -92,7 +93,7 @@ def test_images_in_every_form(opened, tmp_path: Path):
     assert softmax_of(model, model.features(DIGITS), "head") == pytest.approx(
         np.stack(probs), abs=1e-5
     )
-    assert model.features([]).shape == (0, 16)
+    assert model.features([]).shape == (0, 32)
 
 
 def test_images_of_pillow_that_are_no_bytes(tmp_path: Path):
@@ -180,18 +181,18 @@ def test_mistakes(opened, kind: str, call: Callable, message: str):
         call(opened(kind))
 
 
-def test_only_runs_have_checkpoints(tmp_path: Path):
+def test_only_runs_have_checkpoints(digits_export: Path, tmp_path: Path):
     with pytest.raises(BadInputError, match=r"is an export, .* leave the choice of best out"):
-        wj.load(OLD_EXPORT, checkpoint="best")
+        wj.load(digits_export, checkpoint="best")
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(BadInputError, match=r"public weights, .* leave the choice of 20 out"):
         wj.load(tmp_path, checkpoint=20)
 
 
-def test_a_model_says_what_it_is(opened):
+def test_a_model_says_what_it_is(opened, digits_export: Path):
     model = opened("images")
-    assert repr(model).startswith(f"Model('{OLD_EXPORT}', classification, WideNet: 2 blocks of")
-    assert (model.task, model.step) == ("classification", 30)
+    assert repr(model).startswith(f"Model('{digits_export}', classification, WideNet: 2 blocks of")
+    assert (model.task, model.step) == ("classification", 20)
 
 
 def test_untrained_models():

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from etils import epath
 
-from configs.sizes import parse_variant, vision_model
+from configs.variants import model_section
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import read_exported, write_exported
@@ -119,7 +119,7 @@ def test_a_directory_with_files_is_left_alone(exported, digits_run):
     ],
 )  # fmt: skip
 def test_the_description_of_a_model(variant: str, said: str):
-    assert describe_model(vision_model(*parse_variant(variant))) == said
+    assert describe_model(model_section(variant)) == said
 
 
 def test_a_long_list_of_classes_is_cut():

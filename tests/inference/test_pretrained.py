@@ -11,7 +11,7 @@ from etils import epath
 from inference import reference_vit as reference
 from inference.ours import our_vit
 
-from configs.sizes import attention_section, vision_model
+from configs.variants import model_section
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported
@@ -20,14 +20,15 @@ from widenet_jax.inference.pretrained import differing_fields, load_pretrained
 from widenet_jax.inference.trained import read_model
 from widenet_jax.nn.counting import parameter_shapes
 
-DIGITS_HEADS = {"attention": attention_section("full", num_heads=4)}
+FULL = {"name": "full", "head_dim": 0}  # attention of N heads of size D / N
+DIGITS_HEADS = {"attention": FULL | {"num_heads": 4}}
 HEAD = {"head": {"kernel": np.ones((2, 3))}}
 
 
 def load(place: Path, **fields: object) -> dict:
     """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
-    attention = attention_section("full", num_heads=reference.N)
-    model = vision_model("vit", "tiny", {}) | {"attention": attention} | fields
+    attention = FULL | {"num_heads": reference.N}
+    model = model_section("vit_tiny") | {"attention": attention} | fields
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return load_pretrained(str(place), device, model=model, info={}).params
 
@@ -56,7 +57,7 @@ def test_the_classes_are_compared(exported: bool, digits_run, tmp_path):
     place = tmp_path / "e" if exported else digits_run
     if exported:
         write_exported(epath.Path(place), read_model(str(digits_run)), file_format="npz")
-    model = vision_model("vit", "tiny", {}) | DIGITS_HEADS
+    model = model_section("vit_tiny") | DIGITS_HEADS
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     names = list("0123456789")
     for info, same in (
@@ -111,22 +112,22 @@ def test_a_run_of_another_function_is_refused(exported: bool, digits_run, tmp_pa
     if exported:
         write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
     with pytest.raises(BadInputError, match=r"; add --config\.model\.attention\.num_heads=4$"):
-        other = {"attention": attention_section("full", num_heads=8)}
+        other = {"attention": FULL | {"num_heads": 8}}
         load(tmp_path / "e" if exported else digits_run, **other)
 
 
 def test_what_is_computed_otherwise_is_told():
     """A router, K and the values read may be meant, another activation not."""
-    stored = vision_model("widenet", "tiny", {"selected": 4})
+    stored = model_section("widenet_tiny,selected=4")
     stored["dropout"], stored["moe"]["losses"]["z"] = 0.5, 1.0  # of training alone
-    here = vision_model("widenet", "tiny", {"selected": 2, "router": "sigmoid"})
+    here = model_section("widenet_tiny,selected=2,router=sigmoid")
     told = ["moe.num_selected_experts=2 (4 there)", "moe.router.name=sigmoid (top_k there)"]
     assert differing_fields(stored, here, "runs/a") == told
     line = finetune_params(HEAD, HEAD, model=here, source="runs/a", differing=told)[1]
     assert line.endswith(
         f"not used: head; differs from the pretrained model in: {told[0]}, {told[1]}"
     )
-    keys = vision_model("vit", "tiny", {"ffn": "product_key"})
+    keys = model_section("vit_tiny,ffn=product_key")
     fewer = keys | {"product_key": keys["product_key"] | {"knn": 7}}
     assert differing_fields(keys, fewer, "runs/a") == ["product_key.knn=7 (32 there)"]
     assert differing_fields(keys, keys, "runs/a") == []

@@ -10,17 +10,16 @@ from inference import reference_bert as reference
 from ml_collections import ConfigDict
 
 from configs import defaults, finetune, glue
-from configs.sizes import vision_model
-from configs.text_sizes import parse_text_variant, text_model
+from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.pretrained_config import merged, pretrained_sections, set_fields
 from widenet_jax.inference.trained import read_model
 from widenet_jax.main import parse_flags
-from widenet_jax.text.weights.huggingface_config import model_section
+from widenet_jax.text.weights import huggingface_config
 
-WIDENET = text_model(*parse_text_variant("widenet_4_s"))
-ALBERT = text_model(*parse_text_variant("albert_s"))
+WIDENET = model_section("widenet_4_s")
+ALBERT = model_section("albert_s")
 
 
 def run(place: Path, model: dict, **sections: dict) -> str:
@@ -61,7 +60,7 @@ def test_fields_beside_the_name_and_flags_override_it(tmp_path):
 @pytest.mark.parametrize("router", ["top_k", "noisy_top_k", "sigmoid"])
 def test_a_stored_router_has_the_losses_that_it_has_from_scratch(router: str, tmp_path):
     variant = f"widenet_4_s,router={router}"
-    place = run(tmp_path / "run", text_model(*parse_text_variant(variant)))
+    place = run(tmp_path / "run", model_section(variant))
     pretrained = set_fields(glue.get_config("mnli"), [f"--config.init_from={place}"])
     scratch = glue.get_config(f"mnli,model={variant}")
     assert pretrained.model.to_dict() == scratch.model.to_dict()
@@ -82,7 +81,7 @@ def test_photos_have_the_size_of_the_stored_model_and_its_learning_rate(tmp_path
         return made.data.image_size, made.optimizer.learning_rate
 
     for size, pixels, rate in (("b", 224, 1e-4), ("s", 24, 1e-3)):
-        place, model = tmp_path / size, vision_model("widenet", size, {})
+        place, model = tmp_path / size, model_section(f"widenet_{size}")
         run(place, model, data={"image_size": pixels}, optimizer={"learning_rate": 7.0})
         flag = f"--config.init_from={place}"
         assert found(flag) == (pixels, rate)
@@ -119,7 +118,7 @@ def test_a_hugging_face_model(tmp_path):
     for place in (tmp_path, tmp_path / "model.safetensors"):
         made = config()
         set_fields(made, [f"--config.init_from={place}", "--config.model.dropout=0.1"])
-        expected = model_section(facts, source="config.json") | {"dropout": 0.1}
+        expected = huggingface_config.model_section(facts, source="config.json") | {"dropout": 0.1}
         assert made.model.to_dict() == expected
 
 
@@ -192,15 +191,15 @@ def test_no_stored_model(content: str | None, told: str, tmp_path):
 
 def test_defaults_of_their_configs():
     """Fields that an old `config.json` leaves out, and one that lacks its type."""
-    bert = model_section({"vocab_size": 9, "hidden_size": 768}, source="x")
-    expected = text_model("bert", "", {}) | {
+    bert = huggingface_config.model_section({"vocab_size": 9, "hidden_size": 768}, source="x")
+    expected = model_section("bert") | {
         "embedding_dim": 768,
         "projection": False,
         "activation": "gelu",
     }
     assert bert == expected
     albert = {"vocab_size": 9, "hidden_size": 768, "embedding_size": 128}
-    found = model_section(
+    found = huggingface_config.model_section(
         albert | {"num_attention_heads": 12, "intermediate_size": 3072}, source=""
     )
-    assert found == text_model("albert", "", {}) | {"dropout": 0.0}
+    assert found == model_section("albert") | {"dropout": 0.0}

@@ -24,7 +24,6 @@ from widenet_jax.inference.stablehlo import preparation
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.vision.predict import picture_of
 
-OLD_EXPORT = Path(__file__).parents[1] / "old_artefacts" / "export"  # a WideNet for the digits
 ONLY_JAX = """
 import sys
 images = np.load("images.npy")
@@ -47,11 +46,11 @@ def code_in(readme: str) -> str:
     return textwrap.dedent("\n".join(lines))
 
 
-def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
+def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, capsys):
     out = tmp_path / "program"
-    flags = [f"--workdir={OLD_EXPORT}", f"--out={out}", "--format=stablehlo"]
+    flags = [f"--workdir={digits_run}", f"--out={out}", "--format=stablehlo"]
     assert export_command.main([*flags, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 30
+    assert json.loads(capsys.readouterr().out)["step"] == 20
     readme = (out / "README.md").read_text()
     images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
     np.save(out / "images.npy", images)
@@ -67,7 +66,7 @@ def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
     assert others == "[]"
     with np.load(out / "found.npz") as found:
         all_three, first = found["arr_0"], found["arr_1"]
-    model = wj.load(OLD_EXPORT)
+    model = wj.load(digits_run)
     np.testing.assert_allclose(all_three, probabilities(model, images), atol=1e-6)
     np.testing.assert_allclose(first, all_three[:1], atol=1e-6)
     [[best]] = model.predict([str(out / "photo.jpg")], top=1)
@@ -83,12 +82,12 @@ def test_images_in_a_process_with_jax_only(tmp_path: Path, capsys):
     ("crop", "turn", "channels"), [("central", True, 3), ("squash", False, 3), ("squash", True, 1)]
 )
 def test_the_readme_prepares_photos_as_evaluation_does(
-    tmp_path: Path, crop: str, turn: bool, channels: int
+    digits_run: Path, tmp_path: Path, crop: str, turn: bool, channels: int
 ):
     """Larger and smaller ones, upright and turned, and grey of 16 bits, to one level of 255."""
     fields = {"eval_crop": crop, "exif_orientation": turn, "eval_crop_fraction": 0.875}
     fields = [f"--config.augment.{name}={value}" for name, value in fields.items()]
-    trained = open_trained(str(OLD_EXPORT), fields)
+    trained = open_trained(str(digits_run), fields)
     trained.config.data.image_size = 20
     task = dataclasses.replace(trained.task, image_shape=(20, 20, channels))
     trained = dataclasses.replace(trained, task=task)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.language_sizes import language_model, parse_language_variant
+from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.nn.moe.routers import ROUTERS
@@ -21,7 +21,7 @@ SINKHORN = ("sinkhorn", "sinkhorn_released")
 
 def variant(name: str) -> dict:
     """Returns `config.model` of a size variant of 1 narrow block with dropout."""
-    model = language_model(*parse_language_variant(f"tiny,depth=1,dropout=0.2,{name}"))
+    model = model_section(f"tiny,depth=1,dropout=0.2,{name}")
     return model | {
         "embed_dim": D,
         "attention": {"name": "relative", "num_heads": 2, "head_dim": 4},

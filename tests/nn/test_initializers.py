@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiled import init as initial
 
-from configs.sizes import parse_variant, vision_model
+from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.initializers import KernelInit, uniform_between
 from widenet_jax.nn.mlp import Mlp
@@ -60,7 +60,7 @@ def test_every_kernel_of_a_layer_has_its_own():
 
 def test_the_depth_is_that_of_the_stack():
     """For the attention and the feed-forward alike, and not for what stands outside the blocks."""
-    fields = vision_model(*parse_variant("vit_tiny,depth=2")) | {"kernel_init": "pre_norm"}
+    fields = model_section("vit_tiny,depth=2") | {"kernel_init": "pre_norm"}
     model = build_model(fields, num_classes=10)
     params = initial(model, {"image": jnp.ones((1, 8, 8, 3))})
     block = params["encoder"]["block_01_attention"]["query"]["kernel"]

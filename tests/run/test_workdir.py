@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
-from small_runs import ROOT
 
 from configs import digits
 from widenet_jax.errors import BadInputError
@@ -57,18 +56,6 @@ def test_flatten():
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_the_same_config_goes_on(workdir: epath.Path, mode: str):
     check_workdir(workdir, digits.get_config(), mode=mode)
-
-
-def test_losses_that_came_later_change_no_run(tmp_path: Path):
-    """A run whose config, like one of one's own, names only the losses that it uses, resumes."""
-    config = digits.get_config()
-    with config.unlocked():
-        config.model.moe.losses = {"load_balance": 0.01, "over": "group"}
-    workdir = epath.Path(tmp_path / "run")
-    write_run(workdir, config, INFO)
-    (workdir / "metrics.jsonl").touch()
-    check_workdir(workdir, config, mode="train")
-    check_workdir(workdir, digits.get_config(), mode="train")
 
 
 @pytest.mark.parametrize(
@@ -160,11 +147,9 @@ def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Pat
     assert len(json.loads((workdir / "environment.json").read_text())) == (2 if saved else 1)
 
 
-def test_what_is_not_a_start_of_a_run_is_not_replaced(tmp_path: Path):
+def test_what_is_not_a_start_of_a_run_is_not_replaced(digits_export: Path, tmp_path: Path):
     """Such as an exported model; and on an object store another start may be training."""
-    export = epath.Path(
-        shutil.copytree(ROOT / "tests" / "old_artefacts" / "export", tmp_path / "e")
-    )
+    export = epath.Path(shutil.copytree(digits_export, tmp_path / "e"))
     with pytest.raises(BadInputError, match="holds a run of another config"):
         check_workdir(export, digits.get_config(), mode="train")
     assert not may_replace(epath.Path("gs://bucket/run"))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from compiled import init
 
-from configs.text_sizes import text_model
+from configs.variants import model_section
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.nn.build import build_model
 from widenet_jax.text import heads as text_heads
@@ -32,7 +32,7 @@ def batches() -> tuple[dict, dict]:
 
 @pytest.mark.parametrize("family", ["albert", pytest.param("bert", marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_unpacked_instances(family: str):
-    fields = text_model(family, "tiny", {"depth": 2})
+    fields = model_section(f"{family}_tiny,depth=2")
     alone, packed = batches()
     found = []
     for batch in (alone, packed):

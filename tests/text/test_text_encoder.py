@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from compiled import apply, init
 
-from configs.text_sizes import parse_text_variant, text_model
+from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.param_names import map_with_path
@@ -19,7 +19,7 @@ ROOMY = {"examples_per_group": 1, "capacity_factor": 4.0}
 
 
 def small(variant: str, *, head: str = "pretraining", moe: dict | None = None, **changes):
-    fields = text_model(*parse_text_variant(f"{variant}_tiny"))
+    fields = model_section(f"{variant}_tiny")
     fields |= {"depth": 2, "num_positions": 2 * T} | changes
     if fields["moe"]:
         fields["moe"] = (

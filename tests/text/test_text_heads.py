@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from compiled import apply, init
 
-from configs.text_sizes import text_model
+from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import map_with_path
@@ -85,7 +85,7 @@ def test_span_beam_keeps_the_best_starts_and_ends():
 def outputs_of(head: str, **inputs: jax.Array):
     """Returns the outputs of a small encoder for two texts of 12 and 7 tokens."""
     model = build_model(
-        text_model("albert", "tiny", {"depth": 1}), vocab_size=30, head=head, num_classes=3
+        model_section("albert_tiny,depth=1"), vocab_size=30, head=head, num_classes=3
     )
     mask = jnp.arange(T) < jnp.array([[T], [7]])
     tokens = jnp.where(mask, jnp.arange(T) + 5, 0)

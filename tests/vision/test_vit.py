@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiled import apply, init
 
-from configs.sizes import parse_variant, vision_model
+from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_unrolled, parameter_shapes
@@ -17,7 +17,7 @@ IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 
 
 def tiny(variant: str = "widenet_tiny", **changes):
-    fields = vision_model(*parse_variant(variant)) | {"dtype": "float32"} | changes
+    fields = model_section(variant) | {"dtype": "float32"} | changes
     return build_model(fields, num_classes=10)
 
 
@@ -61,7 +61,7 @@ def test_dispatch_is_said_for_training_and_evaluation():
     """16 images of 196 tokens are a group of WideNet; in evaluation nothing is dropped."""
 
     def methods(variant: str) -> dict[str, str]:
-        fields = vision_model(*parse_variant(variant))
+        fields = model_section(variant)
         tokens = build_model(fields, num_classes=10).num_tokens(image_spec((224, 224, 3)))
         return dispatch_methods(fields, tokens, platform="tpu")
 
@@ -69,7 +69,7 @@ def test_dispatch_is_said_for_training_and_evaluation():
     assert dispatch_text(methods("widenet_b")) == "gather in training, ragged in evaluation"
     assert methods("widenet_b,examples_per_group=1")["training"] == "einsum"
     assert methods("vit_b") == {}
-    dense = vision_model(*parse_variant("widenet_b")) | {"ffn": "mlp"}  # `moe` is unused
+    dense = model_section("widenet_b") | {"ffn": "mlp"}  # `moe` is unused
     assert dispatch_methods(dense, 196, platform="tpu") == {}
 
 

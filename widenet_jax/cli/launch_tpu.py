@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import partial
 
 from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
-from widenet_jax.config.files import load_config, override
+from widenet_jax.config.fields import override
+from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, seconds
 from widenet_jax.errors import STOPPED, BadInputError
 from widenet_jax.ops.launch import job as jobs

@@ -24,7 +24,8 @@ import importlib
 from typing import Any
 
 from widenet_jax.cli.prepare_check import add_check
-from widenet_jax.config.files import load_config, override
+from widenet_jax.config.fields import override
+from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive
 from widenet_jax.errors import BadInputError
 from widenet_jax.specs import resolve

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from absl import logging
 
-from widenet_jax.config.comments import field_names
+from widenet_jax.config.fields import field_names
 from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
 from widenet_jax.config.names import same_name

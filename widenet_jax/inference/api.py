@@ -24,7 +24,7 @@ from PIL import Image
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.imports import import_files
-from widenet_jax.errors import BadInputError, check_fields, check_whole, known_names
+from widenet_jax.errors import BadInputError, check_fields, check_whole
 from widenet_jax.inference.classes import Rows, best, classifier, feature_reader
 from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.public import open_model
@@ -44,29 +44,12 @@ METHODS = {
     "span": ("answer(question, context)",),
     "language_modeling": ("continue_text(text)",),
 }
-sizes = configs_module("sizes")
-text_sizes = configs_module("text_sizes")
-language_sizes = configs_module("language_sizes")
-# The section `config.model` of a variant whose name is known, and what the data decides.
-KINDS = (
-    (
-        sizes.NAMES,
-        lambda variant: sizes.vision_model(*sizes.parse_variant(variant)),
-        {"num_classes": 1000},
-    ),
-    (
-        text_sizes.NAMES,
-        lambda variant: text_sizes.text_model(*text_sizes.parse_text_variant(variant)),
-        {"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},
-    ),
-    (
-        tuple(language_sizes.SIZES),
-        lambda variant: language_sizes.language_model(
-            *language_sizes.parse_language_variant(variant)
-        ),
-        {"vocab_size": 8_000},
-    ),
-)
+# What the data decides, by `config.model.name`.
+DECIDED = {
+    "vision_transformer": {"num_classes": 1000},
+    "text_encoder": {"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},
+    "language_model": {"vocab_size": 8_000},
+}
 
 
 def load(
@@ -112,13 +95,10 @@ def build_model(variant: str, **decided: int | str) -> nn.Module:
     Raises:
       BadInputError: an unknown name, option or field, or a value out of range.
     """
-    name = variant.partition(",")[0].strip()
-    for names, section, usual in KINDS:
-        if name in names:
-            check_fields(usual, decided, section=name)
-            return build.build_model(section(variant), **(usual | decided))
-    known = [name for names, _, _ in KINDS for name in names]
-    raise BadInputError(f"no model is named {name!r}; {known_names(name, known)}")
+    section = configs_module("variants").model_section(variant)
+    usual = DECIDED[section["name"]]
+    check_fields(usual, decided, section=variant.partition(",")[0].strip())
+    return build.build_model(section, **(usual | decided))
 
 
 class Model:

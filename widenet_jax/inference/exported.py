@@ -17,7 +17,6 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.config.stored_names import upgrade
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError, check_format, choose
 from widenet_jax.files import read_json, write_json, write_text
@@ -151,7 +150,7 @@ def read_exported(directory: epath.Path) -> Exported:
         )
     return Exported(
         params=params,
-        config=upgrade(read_json(directory / "config.json")),
+        config=read_json(directory / "config.json"),
         info={name: read_json(directory / f"{name}.json") for name in facts},
         step=record["step"],
         result=record["result"],

@@ -10,9 +10,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
-from widenet_jax.config.files import override
+from widenet_jax.config.fields import override
 from widenet_jax.config.imports import import_remembered
-from widenet_jax.config.stored_names import upgrade
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
@@ -137,7 +136,7 @@ def read_model(
             f"{flag}={place}: no finished checkpoint there; give the workdir of a training run, "
             "or a directory that scripts/export.py wrote"
         )
-    step, config = found.meta["step"], upgrade(found.meta["config"])
+    step, config = found.meta["step"], found.meta["config"]
     import_remembered(config, place)
     metric = resolve(task_spec(config["task"]["name"]).task).primary_metric_of(ConfigDict(config))
     apart = OF_THE_RUN | {metric.name}  # which the meta of best/ has

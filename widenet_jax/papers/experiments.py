@@ -10,7 +10,8 @@ from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import printed
 
-language_sizes = configs_module("language_sizes")
+ENTROPY_OF = configs_module("sizes").ENTROPY_OF
+model_section = configs_module("variants").model_section
 PAPER_SIZES = ("b", "l", "h")
 LANGUAGE_SIZES = {
     "wt_s": "WikiText-103, small",
@@ -188,10 +189,9 @@ def language_rows(
 
 def has_entropy_loss(variant: str) -> bool:
     """Tells whether a feed-forward has the entropy loss of sigma-MoE."""
-    name = language_sizes.parse_language_variant(f"wt_s,{variant}")
-    experts = language_sizes.language_model(*name)["moe"]
+    experts = model_section(f"wt_s,{variant}")["moe"]
     losses = experts["losses"] if experts else {}
-    return any(losses.get(loss) for loss in language_sizes.ENTROPY_OF.values())
+    return any(losses.get(loss) for loss in ENTROPY_OF.values())
 
 
 SECTIONS = tomllib.loads((Path(__file__).parent / "experiments.toml").read_text())

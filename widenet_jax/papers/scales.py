@@ -23,7 +23,7 @@ from widenet_jax.papers.experiments import (
 )
 
 sizes = configs_module("sizes")
-language_sizes = configs_module("language_sizes")
+variants = configs_module("variants")
 # Options that count blocks, groups or features -> the size's field that they are a share of.
 SHARE_OF = {"depth": "depth", "routing_groups": "depth", "mlp_dim": "mlp_dim"}
 
@@ -156,14 +156,14 @@ def variant_at(scale: Scale, variant: str) -> str:
     Numbers of blocks, groups and features keep their share of the size's default. Options that
     equal the default are left out, so that equal models get one name and become one run.
     """
-    family, size, options = sizes.parse_variant(variant)
+    family, size, options = variants.parse(variant, variants.IMAGES)[:3]
     name, depth = scale.sizes[size]
-    own = sizes.SIZES[name] | {"depth": depth}
+    own = sizes.IMAGE_SIZES[name] | {"depth": depth}
     for key, field in SHARE_OF.items():
         if key in options:
-            options[key] = max(1, options[key] * own[field] // sizes.SIZES[size][field])
+            options[key] = max(1, options[key] * own[field] // sizes.IMAGE_SIZES[size][field])
     options = {"depth": depth} | options
-    default = sizes.SIZES[name] | {"routing_groups": options["depth"], "experts": 4}
+    default = sizes.IMAGE_SIZES[name] | {"routing_groups": options["depth"], "experts": 4}
     options = {key: value for key, value in options.items() if value != default.get(key)}
     texts = [f"{key}={str(value).lower()}" for key, value in options.items()]
     return ",".join([f"{family}_{name}", *texts])
@@ -222,13 +222,13 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
 
 def is_at_size(size: str, row: PaperRow) -> bool:
     """Tells whether a size has a row's model: rows about dropout within experts need dropout."""
-    _, options = language_sizes.parse_language_variant(f"wt_s,{row.variant}")
-    return bool(language_sizes.SIZES[size]["dropout"]) or "hidden_dropout" not in options
+    options = variants.parse(f"wt_s,{row.variant}", variants.LANGUAGE).options
+    return bool(sizes.LANGUAGE_SIZES[size]["dropout"]) or "hidden_dropout" not in options
 
 
 def language_variant(size: str, row: PaperRow) -> str:
     """Returns the name of the language model of a size: "byte_s,preset=sigma_moe,selected=8"."""
-    own = language_sizes.SIZES[size] | {"mlp_dim": language_sizes.SIZES[size]["width"]}
+    own = sizes.LANGUAGE_SIZES[size] | {"mlp_dim": sizes.LANGUAGE_SIZES[size]["width"]}
     options = [f"{name}={max(1, round(x * own[name]))}" for name, x in row.shape.items()]
     further = [f"entropy={row.entropy[size]}"] if size in row.entropy else []
     return ",".join([size, row.variant, *options, *further])
@@ -240,12 +240,7 @@ def first_names(size: str) -> dict[str, str]:
     rows = [row for one in EXPERIMENTS.values() if one.language for row in one.rows]
     names = [language_variant(size, row) for row in rows if is_at_size(size, row)]
     first: dict[str, str] = {}
-    return {
-        name: first.setdefault(
-            repr(language_sizes.language_model(*language_sizes.parse_language_variant(name))), name
-        )
-        for name in names
-    }
+    return {name: first.setdefault(repr(variants.model_section(name)), name) for name in names}
 
 
 def runs_of(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[Run]:

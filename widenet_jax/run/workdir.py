@@ -18,7 +18,6 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from widenet_jax.config.stored_names import upgrade
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import (
     BEGUN,
@@ -106,19 +105,19 @@ def is_of_a_start(name: str) -> bool:
 def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str]:
     """Returns how a run's config.json differs from a config: {"seed": "0 there, 1 here"}.
 
-    Leaves out the fields that may change. Fields of earlier versions count by today's names.
+    Leaves out the fields that may change.
 
     Raises:
       BadInputError: the file is no JSON object.
     """
     try:
-        stored = flatten(upgrade({**json.loads(stored_file.read_text())}))
+        stored = flatten({**json.loads(stored_file.read_text())})
     except (ValueError, TypeError):
         raise BadInputError(
             f"{stored_file} is no JSON object, so it was changed or damaged; restore it from a "
             "copy (every checkpoint's meta/metadata has one), or name a new --workdir"
         ) from None
-    ours = flatten(upgrade(plain(config)))
+    ours = flatten(plain(config))
     return {
         key: f"{stored.get(key)!r} there, {ours.get(key)!r} here"
         for key in sorted(stored.keys() | ours.keys())

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from worker_processes import assert_no_worker_left
 
-from widenet_jax.config.files import load_config, override
+from widenet_jax.config.fields import override
+from widenet_jax.config.files import load_config
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.corpus.unigrams import unigram_bits

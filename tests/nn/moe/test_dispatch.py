@@ -10,7 +10,7 @@ from compiled import apply, init
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.sizes import experts_section, vision_model
+from configs import sizes
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.moe.dispatch import DISPATCHERS, choose_dispatch
@@ -26,7 +26,7 @@ MESHES = [(1, 1), (4, 1), (1, 4), (2, 2)]  # fsdp, expert; data has the rest of 
 
 def loss_and_gradients(dispatch: str, size: str, options: dict, batch: int, mesh=None):
     """Returns the loss of a WideNet with all its losses, and every parameter's gradient."""
-    fields = vision_model("widenet", size, options)
+    fields = sizes.vision_model("widenet", size, "moe", options)
     fields |= {"dropout": 0.0, "dtype": "float32"}
     fields["moe"]["dispatch"] = dispatch
     fields["moe"]["router"]["noise_std"] = 0.0
@@ -258,7 +258,9 @@ def test_all_experts_with_gates_of_one_are_the_dense_layer():
 @pytest.mark.parametrize("router", ["sinkhorn", "noisy_top_k"])
 def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
     """Batch-wide losses, Sinkhorn's assignment and gradients: eight devices equal one."""
-    section = experts_section({"router": router, "experts": 8}, mlp_dim=4, examples_per_group=1)
+    section = sizes.experts_section(
+        {"router": router, "experts": 8, "mlp_dim": 4, "examples_per_group": 1}
+    )
     weights = dict.fromkeys(("load_balance", "importance", "entropy", "z"), 0.5)
     section["losses"] = weights | {"over": "batch", "load": 0.5 * (router == "noisy_top_k")}
     moe = MoeLayer(**{**section, "capacity_rule": "unlimited"})

@@ -398,7 +398,7 @@ def test_fields_out_of_range(name: str, fields: dict, message: str):
 @pytest.mark.parametrize("name", ROUTERS)
 def test_the_variants_of_every_router_build(name: str):
     """A layer from the section of `router=NAME` routes and computes the losses of its paper."""
-    section = experts_section({"router": name}, mlp_dim=4, examples_per_group=2)
+    section = experts_section({"router": name, "mlp_dim": 4, "examples_per_group": 2})
     layer = MoeLayer(**section)
     keys = {"params": jax.random.key(0), "router": jax.random.key(1)}
     x = jnp.ones((2, 3, 4))

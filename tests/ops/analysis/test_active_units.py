@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 from matplotlib.colors import to_rgb
 
-from configs.sizes import parse_variant, vision_model
+from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.ops.analysis.active_units import ActiveUnits, active_counts, dense_blocks
@@ -26,7 +26,7 @@ IMAGES = {"image": jax.random.normal(jax.random.key(1), (2, 8, 8, 1))}
 
 def relu_model(variant: str) -> nn.Module:
     return build_model(
-        vision_model(*parse_variant(variant)) | {"activation": "relu", "dtype": "float32"},
+        model_section(variant) | {"activation": "relu", "dtype": "float32"},
         num_classes=10,
     )
 
@@ -79,7 +79,7 @@ def test_other_feed_forwards_are_not_counted():
 def test_which_blocks_count():
     assert dense_blocks(relu_model("vit_tiny,depth=2")) == (0, 1)
     assert dense_blocks(relu_model("vit_moe_tiny,depth=3")) == (0, 1)
-    gelu = build_model(vision_model(*parse_variant("vit_tiny")), num_classes=10)
+    gelu = build_model(model_section("vit_tiny"), num_classes=10)
     assert dense_blocks(gelu) == ()
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.sizes import parse_variant, vision_model
+from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
@@ -19,7 +19,7 @@ VARIANTS = ["widenet_tiny,depth=2,preset=authors_code", "widenet_tiny,depth=2,ro
 
 def tiny(variant: str):
     """Builds a model whose buffers hold 3 of 4 choices, so that some are dropped."""
-    fields = vision_model(*parse_variant(variant)) | {"dtype": "float32"}
+    fields = model_section(variant) | {"dtype": "float32"}
     fields["moe"] = fields["moe"] | {"capacity_factor_eval": 0.75}
     model = build_model(fields, num_classes=10)
     rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def test_blocks_run_in_a_loop_or_recomputed_route_the_same(variant: str, changes
 
 def test_which_blocks_route():
     def blocks_of(variant: str) -> tuple[int, ...]:
-        return routed_blocks(build_model(vision_model(*parse_variant(variant)), num_classes=10))
+        return routed_blocks(build_model(model_section(variant), num_classes=10))
 
     assert blocks_of("widenet_tiny") == (0, 1, 2)
     assert blocks_of("vit_moe_tiny,ffn_blocks=every_2,depth=4") == (1, 3)

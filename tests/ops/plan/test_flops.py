@@ -5,9 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs.language_sizes import language_model, parse_language_variant
-from configs.sizes import parse_variant, vision_model
-from configs.text_sizes import parse_text_variant, text_model
+from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.build import build_model
@@ -18,7 +16,7 @@ INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 
 
 def model_of(variant: str) -> dict:
-    return vision_model(*parse_variant(variant))
+    return model_section(variant)
 
 
 def test_vit_b():
@@ -81,7 +79,7 @@ def text_flops(variant: str, head: str = "pretraining", *, predictions: int = 20
     """FLOPs of a text of 512 tokens, V = 30,000."""
     inputs = {"tokens": jax.ShapeDtypeStruct((1, 512), jnp.int32),
               "mlm_positions": jax.ShapeDtypeStruct((1, predictions), jnp.int32)}  # fmt: skip
-    model = text_model(*parse_text_variant(variant))
+    model = model_section(variant)
     return forward_flops(model, inputs, vocab_size=30_000, head=head, **fields)
 
 
@@ -116,11 +114,10 @@ def test_tokens():
 
 def language_flops(variant: str) -> int:
     """FLOPs of a segment of 256 tokens after 256 others, V = 8000."""
-    size, options = parse_language_variant(variant)
     tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
     memory = jax.ShapeDtypeStruct((1, 16, 256, 412), jnp.float32)
     inputs = {"tokens": tokens, "memory": memory}
-    return forward_flops(language_model(size, options), inputs, vocab_size=8000)
+    return forward_flops(model_section(variant), inputs, vocab_size=8000)
 
 
 def test_language_model():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.text_sizes import parse_text_variant, text_model
+from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.axes import chainit, parse_axis, product, sweep, zipit
 from widenet_jax.ops.sweep.trials import expand, settings_of_config
@@ -142,7 +142,7 @@ def test_mistakes(config: str, settings: dict, flags: list[str], words: str):
 
 def test_fields_of_the_stored_model(tmp_path: Path):
     """They are those of the model that config.init_from names; it is read where they are set."""
-    model = text_model(*parse_text_variant("albert_tiny"))
+    model = model_section("albert_tiny")
     config = {"model": model, "task": {"name": "masked_lm"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     flags = [f"--config.init_from={tmp_path}"]

@@ -19,9 +19,7 @@ from widenet_jax.ops.plan.printed import (
     PrintedText,
 )
 
-sizes = configs_module("sizes")
-text_sizes = configs_module("text_sizes")
-language_sizes = configs_module("language_sizes")
+model_section = configs_module("variants").model_section
 INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 VOCABULARY = 30_000  # V of the paper's text models
 TEXT_INPUTS = {
@@ -33,7 +31,7 @@ TEXT_INPUTS = {
 
 def count_variant(variant: str, *, num_classes: int, representation: bool) -> tuple[int, int]:
     """Returns the (unique, unrolled) parameters of a variant, e.g. "widenet_b,share_norms=true"."""
-    fields = sizes.vision_model(*sizes.parse_variant(variant)) | {"representation": representation}
+    fields = model_section(variant) | {"representation": representation}
     model = build_model(fields, num_classes=num_classes)
     return count_parameters(parameter_shapes(model, INPUTS)), count_unrolled(model, INPUTS)
 
@@ -100,7 +98,7 @@ KEYS = tuple(
 
 def language_row(printed: PrintedCount) -> dict[str, Any]:
     """Returns the row of a language model; `note` says what is solved for equal parameters."""
-    fields = language_sizes.language_model(*language_sizes.parse_language_variant(printed.variant))
+    fields = model_section(printed.variant)
     inputs = {
         "tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32),
         "memory": jax.ShapeDtypeStruct((1, fields["depth"], 8, fields["embed_dim"]), jnp.float32),
@@ -134,7 +132,7 @@ def sizes_text(model: Mapping) -> str:
 
 def build_text(variant: str) -> nn.Module:
     """Builds a text model such as "widenet_4" with the heads of pretraining."""
-    fields = text_sizes.text_model(*text_sizes.parse_text_variant(variant))
+    fields = model_section(variant)
     return build_model(fields, vocab_size=VOCABULARY, head="pretraining")
 
 

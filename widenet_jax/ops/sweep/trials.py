@@ -12,7 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from widenet_jax.config.files import fields_of, find_config, import_file, load_config, override
+from widenet_jax.config.fields import fields_of, override
+from widenet_jax.config.files import find_config, import_file, load_config
 from widenet_jax.config.imports import IMPORTED
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.pretrained_config import PRETRAINED, set_fields

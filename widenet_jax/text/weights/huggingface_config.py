@@ -120,7 +120,7 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         "activation": activation_of(theirs, "", source=source),
         "norm_position": "post",
     }
-    model = configs_module("text_sizes").text_model("albert" if shared else "bert", "", {}) | fields
+    model = configs_module("variants").model_section("albert" if shared else "bert") | fields
     heads = {"num_heads": int(theirs["num_attention_heads"])}
     return model | {"attention": model["attention"] | heads}
 

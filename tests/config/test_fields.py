@@ -1,4 +1,4 @@
-"""Every field has a meaning, which --print_config and docs/CONFIG.md take from its own line."""
+"""Every field has a meaning, which --print_config and docs/CONFIG.md show."""
 
 import json
 import re
@@ -8,8 +8,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs.sizes import ROUTERS
-from widenet_jax.config.comments import comments, described, field_names
-from widenet_jax.config.files import NO_EXPERIMENTS, load_config, override
+from widenet_jax.config.fields import described, field_names, override, rows_of
+from widenet_jax.config.files import NO_EXPERIMENTS, load_config
 from widenet_jax.config.page import page
 from widenet_jax.main import main
 
@@ -51,36 +51,20 @@ def test_all_configs_are_here():
 def test_every_field_has_a_meaning_and_is_on_the_page(name: str):
     text = PAGE.read_text()
     for field in described(config_named(name)):
-        assert field.comment, f"{field.name} has no comment in configs/ or models/*sizes.py"
+        assert field.comment, f"{field.name} has no meaning in configs/defaults.py"
         if field.value is not None:
             assert f"| `{field.name}`" in text, f"{field.name} is not in docs/CONFIG.md"
 
 
-def test_the_page_is_that_of_the_comments():
+def test_the_page_is_up_to_date():
     command = "python -m widenet_jax.config.page > docs/CONFIG.md"
     assert PAGE.read_text() == page(), f"out of date; run {command}"
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "file", "line"),
-    [
-        ("", "seed", "configs/defaults.py", r"config\.seed = 0  # (.*)"),
-        ("", "data.prefetch", "configs/defaults.py", r" prefetch=4,  # (.*)"),
-        ("", "optimizer.momentum", "configs/defaults.py", r'"momentum": 0\.9,  # (.*)'),
-        ("span", "data.stride", "configs/defaults.py", r'"stride": 128,  # (.*)'),
-        ("", "model.cls_token", "configs/sizes.py", r'# (.*)\n +"cls_token"'),
-        ("", "model.moe.router.groups", "configs/sizes.py", r"= groups  # (.*)"),
-    ],
-)
-def test_a_meaning_is_the_comment_at_the_line(task: str, name: str, file: str, line: str):
-    (meaning,) = re.findall(line, (ROOT / file).read_text())
-    assert comments(task)[name] == meaning
-
-
 def test_tasks_have_their_own_meanings():
-    of_windows, of_segments = (comments(task) for task in ("span", "language_modeling"))
-    assert of_windows["data.max_length"] == "T, tokens of a window"
-    assert of_segments["data.max_length"] == "T, tokens of a segment"
+    of_windows, of_segments = (rows_of(task) for task in ("span", "language_modeling"))
+    assert of_windows["data.max_length"][1] == "T, tokens of a window"
+    assert of_segments["data.max_length"][1] == "T, tokens of a segment"
     assert "task.memory_length" not in of_windows
     assert {"task.memory_length", "data.stride"} <= field_names()
 

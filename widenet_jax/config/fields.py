@@ -1,0 +1,200 @@
+"""The fields of a config with their values, meanings and limits, from the rows of configs/.
+
+A row is (default, meaning), (default, meaning, least) or (default, meaning, least, most).
+"""
+
+import ast
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import configs_module
+from widenet_jax.config.names import nearest_name
+from widenet_jax.errors import BadInputError
+
+TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+EMPTY = "empty section"
+# How a message names the type of a field where "a list", "a tuple" would not do.
+WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+class Field(NamedTuple):
+    """A field of a config.
+
+    Attributes:
+      name: with its sections, "optimizer.learning_rate".
+      value: None for an empty section.
+      type: in words.
+      comment: its meaning; "" for a field that a user's config file has added.
+    """
+
+    name: str
+    value: Any
+    type: str
+    comment: str
+
+    @property
+    def text(self) -> str:
+        """The value as a flag would give it, text in quotation marks; "" for None."""
+        if self.value is None:
+            return ""
+        return json.dumps(self.value) if isinstance(self.value, bool | str) else str(self.value)
+
+
+def described(config: ConfigDict) -> list[Field]:
+    """Returns every field of a config, in its order."""
+    rows = rows_of(task_of(config))
+    return [
+        field_of(name, (value, rows.get(name, (None, ""))[1]))
+        for name, value in fields_of(config)
+        if not isinstance(value, ConfigDict)
+    ]
+
+
+def field_of(name: str, row: tuple) -> Field:
+    """Returns the field of a row."""
+    value, meaning = row[:2]
+    kind = EMPTY if value is None else TYPES.get(type(value), type(value).__name__)
+    return Field(name, value, kind, meaning)
+
+
+def task_of(config: Mapping) -> str:
+    """Returns `config.task.name`; "" where a config has none."""
+    return config.get("task", {}).get("name", "")
+
+
+@cache
+def rows_of(task: str) -> dict[str, tuple]:
+    """Returns the rows of a task's fields by their full names; of "", those of every task."""
+    defaults = configs_module("defaults")
+    tables = (defaults.RUN, defaults.MODELS, {"task": defaults.TASK}, defaults.TASKS.get(task, {}))
+    return {name: row for sections in tables for name, row in named(sections).items()}
+
+
+def named(sections: Mapping[str, Mapping[str, tuple]]) -> dict[str, tuple]:
+    """Returns the rows of some sections by their full names, such as "model.moe.mlp_dim"."""
+    return {
+        f"{section}.{name}".lstrip("."): row
+        for section, rows in sections.items()
+        for name, row in rows.items()
+    }
+
+
+def field_names() -> set[str]:
+    """Returns the names of all fields, whatever the task and the model."""
+    return set().union(*(rows_of(task) for task in configs_module("defaults").TASKS))
+
+
+def limits(row: tuple, value: Any) -> tuple[float, float]:
+    """Returns the least and the largest value of a number's row."""
+    usual = (1, 2**31 - 1) if type(value) is int else (0, math.inf)
+    return (*row[2:], *usual[len(row[2:]) :])
+
+
+def fields_of(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every section and field with its full name: ("model", ...), ("model.depth", 6)."""
+    for key, value in config.items():
+        yield prefix + key, value
+        if isinstance(value, ConfigDict):
+            yield from fields_of(value, f"{prefix}{key}.")
+
+
+def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
+    """Sets every `--config.FIELD=VALUE` of `flags` in `config`, checks its numbers and returns it.
+
+    Fields can no longer be added to the config afterwards.
+
+    Raises:
+      BadInputError: no such field, or a value of the wrong type or out of range.
+    """
+    for flag in flags:
+        name, equals, text = flag.partition("=")
+        if not (equals and name.startswith("--config.")):
+            raise BadInputError(f"{flag!r} is no flag; fields are set as --config.FIELD=VALUE")
+        set_field(config, name.removeprefix("--config."), text)
+    check_numbers(config)
+    return config.lock()
+
+
+def check_numbers(config: ConfigDict) -> None:
+    """Raises BadInputError at a number that is nan, infinite, too small or too large."""
+    rows = rows_of(task_of(config))
+    for name, value in fields_of(config):
+        least, most = limits(rows.get(name, ()), value)
+        if isinstance(value, float) and not least <= value < most:
+            raise BadInputError(
+                f"--config.{name}={value} must be a finite number, {least:g} or more"
+            )
+        if type(value) is int and value < least:
+            raise BadInputError(f"--config.{name}={value} is too small; give at least {least}")
+        if type(value) is int and value > most:
+            raise BadInputError(f"--config.{name}={value} is too large; give at most {most}")
+
+
+def set_field(config: ConfigDict, field: str, text: str) -> None:
+    """Sets one field ("model.depth") to the value of `text`, in the field's type.
+
+    Raises:
+      BadInputError: no such field, one that is empty in this config, or a value of another type.
+    """
+    fields = dict(fields_of(config))
+    for name, value in fields.items():
+        if value is None and f"{field}.".startswith(f"{name}."):
+            raise BadInputError(
+                f"--config.{field}: config.{name} is empty in this config; set it in the config "
+                "file, or choose a variant that has it"
+            )
+    if field not in fields:
+        raise BadInputError(f"--config.{field}: {no_such_field(field, fields)}")
+    value = parse_value(field, text, fields[field])
+    *sections, name = field.split(".")
+    for section in sections:
+        config = config[section]
+    config[name] = value
+
+
+def no_such_field(field: str, fields: Mapping[str, Any]) -> str:
+    """Returns what to tell a user who asked for a field that is not among `fields`.
+
+    The fields of the section that the user named, or else of the suggested field's, are listed.
+    """
+    sections = {name: value for name, value in fields.items() if isinstance(value, ConfigDict)}
+    near = nearest_name(field, fields.keys() - sections.keys()) or ""
+    section = field.rpartition(".")[0]
+    if section not in sections:
+        section = near.partition("=")[0].rpartition(".")[0]
+    there = sections[section] if section else [name for name in fields if "." not in name]
+    return (
+        f"the config has no such field; {near and f'did you mean --config.{near}? '}"
+        f"{f'config.{section}'.removesuffix('.')} has {', '.join(there)}"
+    )
+
+
+def parse_value(field: str, text: str, current: Any) -> Any:
+    """Converts the text of a flag to the type that the field has now.
+
+    Raises:
+      BadInputError: `text` is of another type, or the field is a section.
+    """
+    if isinstance(current, ConfigDict):
+        raise BadInputError(
+            f"--config.{field}={text}: this is a section; set one of its fields, as in "
+            f"--config.{field}.{next(iter(current))}=..."
+        )
+    kind = type(current)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if kind in (int, float, str):
+            return kind(text)
+        value = ast.literal_eval(text)
+        if isinstance(value, kind):
+            return value
+    except (KeyError, ValueError, SyntaxError):
+        pass
+    example = f"{WANTED.get(kind, f'a {kind.__name__}')}, such as {current}"
+    raise BadInputError(f"--config.{field}={text}: this field needs {example}") from None
