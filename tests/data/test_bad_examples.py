@@ -9,12 +9,12 @@ from image_sources import EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, records, sampler
-from widenet_jax.data.chunks import MAX_BAD_IN_A_ROW, example_spec
+from widenet_jax.data.blocks import MAX_BAD_IN_A_ROW, example_spec
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.folders import ImageFolder
 from widenet_jax.vision.data.packed import ArrayRecord
 
-NUM_IMAGES, BATCH = 90, 70  # batches of two chunks, that end within an epoch
+NUM_IMAGES, BATCH = 90, 70  # batches of two blocks, that end within an epoch
 # The first, two neighbours, one in the middle, and the last, whose successor is the (bad) first.
 BAD = {0: b"", 7: b"text", 8: None, 40: b"\xff\xd8\xff", 89: b"\x89PNG\r\n\x1a\n"}
 STAND_INS = {0: 1, 7: 9, 8: 9, 40: 41, 89: 1}

@@ -32,7 +32,7 @@ def train_stream(source, **changes) -> list[dict[str, np.ndarray]]:
     options = {
         "transform": TRAIN,
         "seed": 3,
-        "batch_size": 100,  # two chunks per batch
+        "batch_size": 100,  # two blocks per batch
         "positions": np.arange(100),
         "start_step": 0,
         "num_steps": 6,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.cli.evaluate import report
-from widenet_jax.data.chunks import read_example
+from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.classification import (
     Accuracy,
     confusion_csv,

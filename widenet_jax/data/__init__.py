@@ -3,8 +3,8 @@
 - A **source** gives examples by index (`contract.Source`).
 - A **transform** maps (example, generator) to a dict of arrays (`contract.Transform`).
   `specs` names the sources and the transforms of each task.
-- **Chunks** stack the arrays of a few examples of one step, whatever their keys; `pipeline` reads
-  chunks with threads or processes and joins them into batches.
+- **Blocks** stack the arrays of a few examples of one step, whatever their keys; `pipeline` reads
+  blocks with threads or processes and joins them into batches.
 
 The record at (step, position) is a pure function of (seed, step); augmentation and masking are pure
 functions of (seed, epoch, record). So nothing about the data is stored in a checkpoint, and any

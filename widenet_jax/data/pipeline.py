@@ -1,9 +1,9 @@
 """Batches for one host: records read and transformed by threads or processes, in step order.
 
-Grain runs the reading over a random-access dataset of *chunks* (at most EXAMPLES_PER_CHUNK examples
-of one step, see `chunks`): workers read chunks, and the main process joins them into batches.
-Chunks rather than whole batches keep a worker's memory small and bring the first batch sooner.
-Because a chunk is a pure function, the content does not depend on the number of workers, and a
+Grain runs the reading over a random-access dataset of *blocks* (at most EXAMPLES_PER_BLOCK examples
+of one step, see `blocks`): workers read blocks, and the main process joins them into batches.
+Blocks rather than whole batches keep a worker's memory small and bring the first batch sooner.
+Because a block is a pure function, the content does not depend on the number of workers, and a
 resumed run starts at a later step.
 """
 
@@ -17,13 +17,13 @@ import numpy as np
 from absl import flags
 
 from widenet_jax.data import workers
-from widenet_jax.data.chunks import (
+from widenet_jax.data.blocks import (
     COMPLAINTS,
-    Chunks,
-    EvalChunks,
-    StreamChunks,
-    TrainChunks,
-    join_chunks,
+    Blocks,
+    EvalBlocks,
+    StreamBlocks,
+    TrainBlocks,
+    join_blocks,
     skips,
 )
 from widenet_jax.data.contract import Batch, Source, Stream, Transform
@@ -42,7 +42,7 @@ class Batches(Iterator[Batch], AbstractContextManager):
 
     def __init__(
         self,
-        kind: Callable[..., Chunks],
+        kind: Callable[..., Blocks],
         source: Source,
         *,
         transform: Transform,
@@ -58,7 +58,7 @@ class Batches(Iterator[Batch], AbstractContextManager):
         """Starts reading.
 
         Args:
-          kind: builds the chunks.
+          kind: builds the blocks.
           source: the examples.
           transform: maps (example, generator) to arrays.
           batch_size: examples in the global batch.
@@ -75,10 +75,10 @@ class Batches(Iterator[Batch], AbstractContextManager):
             if value < least:
                 raise BadInputError(f"config.data.{field}={value} must be {least} or more")
         skip = skips(on_bad_example)
-        chunks = kind(source, positions, batch_size, start_step, num_steps, skip, transform)
+        blocks = kind(source, positions, batch_size, start_step, num_steps, skip, transform)
         self._on_message = on_message
         self._named: set[int] = set()
-        self._iterator = iter(_dataset(chunks, num_workers, prefetch)) if len(chunks) else None
+        self._iterator = iter(_dataset(blocks, num_workers, prefetch)) if len(blocks) else None
 
     def __next__(self) -> Batch:
         if self._iterator is None:
@@ -100,23 +100,23 @@ class Batches(Iterator[Batch], AbstractContextManager):
         self.close()
 
 
-def _dataset(chunks: Chunks, num_workers: int, prefetch: int) -> grain.IterDataset:
-    """Reads chunks ahead with threads (num_workers 0) or processes, and joins them."""
-    count = chunks.chunks_per_step
-    # One thread per process: one chunk queued and one being read keep it busy.
+def _dataset(blocks: Blocks, num_workers: int, prefetch: int) -> grain.IterDataset:
+    """Reads blocks ahead with threads (num_workers 0) or processes, and joins them."""
+    count = blocks.blocks_per_step
+    # One thread per process: one block queued and one being read keep it busy.
     threads = 1 if num_workers else min(usable_cores(), MAX_THREADS)
     ahead = 1 if num_workers else max(threads, prefetch * count)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
-    dataset = grain.MapDataset.source(chunks).to_iter_dataset(options)
+    dataset = grain.MapDataset.source(blocks).to_iter_dataset(options)
     if not num_workers:
-        return dataset.batch(count, batch_fn=join_chunks)
+        return dataset.batch(count, batch_fn=join_blocks)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain reads absl flags when it starts processes
     dataset = dataset.mp_prefetch(
         grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2),
         worker_init_fn=workers.start_worker,
     )
-    dataset = dataset.batch(count, batch_fn=join_chunks)
+    dataset = dataset.batch(count, batch_fn=join_blocks)
     return grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=prefetch)
 
 
@@ -139,8 +139,8 @@ def train_batches(source: Source, *, seed: int, **options: Any) -> Batches:
       for any `num_workers`.
     """
     if isinstance(source, Stream):
-        return Batches(partial(StreamChunks, whole=False), source, **options)
-    return Batches(partial(TrainChunks, seed=int(seed)), source, **options)
+        return Batches(partial(StreamBlocks, whole=False), source, **options)
+    return Batches(partial(TrainBlocks, seed=int(seed)), source, **options)
 
 
 def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
@@ -156,7 +156,7 @@ def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
       False at zeros: the padding of the last global batch (record -1) and bad examples (their own
       record).
     """
-    kind = partial(StreamChunks, whole=True) if isinstance(source, Stream) else EvalChunks
+    kind = partial(StreamBlocks, whole=True) if isinstance(source, Stream) else EvalBlocks
     return Batches(
         kind,
         source,

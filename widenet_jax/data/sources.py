@@ -11,7 +11,7 @@ from etils import epath
 
 from widenet_jax.corpus.tokenizer import FILE
 from widenet_jax.corpus.unigrams import unigram_bits
-from widenet_jax.data.chunks import example_spec
+from widenet_jax.data.blocks import example_spec
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.labelled import (
     LabelledImages,

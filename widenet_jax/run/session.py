@@ -14,7 +14,7 @@ from jax._src import distributed  # nothing public says as which process this on
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
 from widenet_jax.checkpoint.series import all_finite
 from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
-from widenet_jax.data.chunks import bad_allowed, bad_allowed_text
+from widenet_jax.data.blocks import bad_allowed, bad_allowed_text
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.run import workdir as workdirs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_runs import metrics_of
 
-from widenet_jax.data.chunks import read_example
+from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.expert_usage import ExpertUsage, as_json, entropy, measure_usage

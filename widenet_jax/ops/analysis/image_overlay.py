@@ -9,7 +9,7 @@ from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from widenet_jax.data.chunks import read, skips
+from widenet_jax.data.blocks import read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import Trained

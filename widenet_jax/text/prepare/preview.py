@@ -8,7 +8,7 @@ import numpy as np
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data import sampler
-from widenet_jax.data.chunks import read_example
+from widenet_jax.data.blocks import read_example
 from widenet_jax.data.sources import build_source, build_transforms
 
 LEGEND = "[MASK]{word}: hidden; other{word}: replaced; word{word}: kept, and predicted all the same"

@@ -10,8 +10,8 @@ from functools import partial
 import tqdm
 
 from widenet_jax.config.parser import Options
+from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE
 from widenet_jax.data.checks import Check, Checked, problem_of
-from widenet_jax.data.chunks import FEW_BAD, FEW_BAD_SHARE
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadInputError

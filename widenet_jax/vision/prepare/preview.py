@@ -10,7 +10,7 @@ import numpy as np
 
 from widenet_jax.config.parser import Options
 from widenet_jax.data import sampler
-from widenet_jax.data.chunks import Complaints, read, skips
+from widenet_jax.data.blocks import Complaints, read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadInputError

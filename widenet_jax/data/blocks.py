@@ -1,8 +1,8 @@
-"""Chunks: a few examples of one step, read, transformed and stacked.
+"""Blocks: a few examples of one step, read, transformed and stacked.
 
-A chunk is a pure function of its place, and so is the treatment of an example that cannot be read:
+A block is a pure function of its place, and so is the treatment of an example that cannot be read:
 with on_bad_example="skip" training replaces it by the next readable record, and evaluation masks
-it out. Any number of hosts and workers, and a resumed run, make the same chunks.
+it out. Any number of hosts and workers, and a resumed run, make the same blocks.
 """
 
 import dataclasses
@@ -15,17 +15,17 @@ from widenet_jax.data import sampler
 from widenet_jax.data.contract import ArraySpec, Example, Source, Stream, Transform
 from widenet_jax.errors import BadExampleError, BadInputError, choose
 
-# Divides small batch sizes. At 224 pixels a chunk of images takes 9.6 MB.
-EXAMPLES_PER_CHUNK = 64
+# Divides small batch sizes. At 224 pixels a block of images takes 9.6 MB.
+EXAMPLES_PER_BLOCK = 64
 # This many unreadable examples in a row mean that the disk or the set is gone.
 MAX_BAD_IN_A_ROW = 16
 # So many examples of a split may be unreadable where the allowed share of it would be fewer, but no
 # more than so large a share.
 FEW_BAD, FEW_BAD_SHARE = 10, 0.05
-# Key of a chunk's warnings: [(record, message)], beside its arrays.
+# Key of a block's warnings: [(record, message)], beside its arrays.
 COMPLAINTS = "complaints"
 
-Chunk = dict[str, Any]
+Block = dict[str, Any]
 Complaints = list[tuple[int, str]]
 Arrays = dict[str, np.ndarray]
 
@@ -76,14 +76,14 @@ def read(
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunks:
-    """A random-access sequence of chunks; element k is chunk k % C of step start + k // C.
+class Blocks:
+    """A random-access sequence of blocks; element k is block k % C of step start + k // C.
 
     Attributes:
       source: the examples.
       positions: this host's positions in the global batch, sorted.
       batch_size: examples in the global batch.
-      start_step: step of the first chunk.
+      start_step: step of the first block.
       num_steps: the step after the last.
       skip: whether examples that cannot be read are skipped; otherwise they raise.
       transform: maps (example, generator) to arrays.
@@ -98,23 +98,23 @@ class Chunks:
     transform: Transform
 
     @property
-    def chunks_per_step(self) -> int:
-        return -(-len(self.positions) // EXAMPLES_PER_CHUNK)
+    def blocks_per_step(self) -> int:
+        return -(-len(self.positions) // EXAMPLES_PER_BLOCK)
 
     def __len__(self) -> int:
-        return max(0, self.num_steps - self.start_step) * self.chunks_per_step
+        return max(0, self.num_steps - self.start_step) * self.blocks_per_step
 
     def global_positions(self, index: int) -> np.ndarray:
-        """Positions of chunk `index` in the stream of all batches: int64 [c]."""
-        step, chunk = divmod(index, self.chunks_per_step)
-        first = chunk * EXAMPLES_PER_CHUNK
-        chosen = self.positions[first : first + EXAMPLES_PER_CHUNK]
+        """Positions of block `index` in the stream of all batches: int64 [c]."""
+        step, block = divmod(index, self.blocks_per_step)
+        first = block * EXAMPLES_PER_BLOCK
+        chosen = self.positions[first : first + EXAMPLES_PER_BLOCK]
         return (self.start_step + step) * self.batch_size + chosen
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainChunks(Chunks):
-    """Chunks of shuffled, augmented records.
+class TrainBlocks(Blocks):
+    """Blocks of shuffled, augmented records.
 
     Attributes:
       seed: of the shuffling and the augmentation.
@@ -122,7 +122,7 @@ class TrainChunks(Chunks):
 
     seed: int
 
-    def __getitem__(self, index: int) -> Chunk:
+    def __getitem__(self, index: int) -> Block:
         epochs, records = sampler.record_at(
             self.global_positions(index), seed=self.seed, num_records=len(self.source)
         )
@@ -131,7 +131,7 @@ class TrainChunks(Chunks):
             complaints: Complaints = []
             stacked.put(i, self._read(epoch, record, complaints))
             stacked.complain(i, complaints)
-        return stacked.chunk() | {"record": records}
+        return stacked.block() | {"record": records}
 
     def _read(self, epoch: int, record: int, complaints: Complaints) -> Arrays:
         """Transforms the record, or its replacement where it is bad and may be skipped."""
@@ -146,10 +146,10 @@ class TrainChunks(Chunks):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalChunks(Chunks):
-    """Chunks of every record once, in order; padding and bad examples are zeros and masked out."""
+class EvalBlocks(Blocks):
+    """Blocks of every record once, in order; padding and bad examples are zeros and masked out."""
 
-    def __getitem__(self, index: int) -> Chunk:
+    def __getitem__(self, index: int) -> Block:
         records = self.global_positions(index)
         inside = records < len(self.source)
         stacked = Stacked(len(records))
@@ -168,12 +168,12 @@ class EvalChunks(Chunks):
             example = first_example(self.source, self.transform, skip=self.skip)
             stacked.put(0, {name: np.zeros_like(value) for name, value in example.items()})
         mask = inside & ~stacked.bad
-        return stacked.chunk() | {"record": np.where(inside, records, -1), "mask": mask}
+        return stacked.block() | {"record": np.where(inside, records, -1), "mask": mask}
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamChunks(Chunks):
-    """Chunks of a stream, in which each row of a batch continues that row of the batch before.
+class StreamBlocks(Blocks):
+    """Blocks of a stream, in which each row of a batch continues that row of the batch before.
 
     "fresh" is True at the rows' first segments in an epoch.
 
@@ -185,7 +185,7 @@ class StreamChunks(Chunks):
     source: Stream
     whole: bool
 
-    def __getitem__(self, index: int) -> Chunk:
+    def __getitem__(self, index: int) -> Block:
         positions = self.global_positions(index)
         place, segments = sampler.stream_at(
             positions, batch_size=self.batch_size, num_segments=len(self.source), whole=self.whole
@@ -193,16 +193,16 @@ class StreamChunks(Chunks):
         mask = segments < len(self.source)
         tokens = self.source.segments(np.where(mask, segments, 0))
         tokens[~mask] = 0
-        chunk = {"tokens": tokens, "fresh": place == 0, "record": np.where(mask, segments, -1)}
-        chunk |= {"bad": np.zeros(len(tokens), bool), COMPLAINTS: []}
-        return {**chunk, "mask": mask} if self.whole else chunk
+        block = {"tokens": tokens, "fresh": place == 0, "record": np.where(mask, segments, -1)}
+        block |= {"bad": np.zeros(len(tokens), bool), COMPLAINTS: []}
+        return {**block, "mask": mask} if self.whole else block
 
 
 class Stacked:
     """The arrays of `count` examples, stacked as they come, with what was wrong with records.
 
-    The first example allocates the whole chunk. Stacking a list of arrays would return that memory
-    to the system after every chunk and page-fault it in again.
+    The first example allocates the whole block. Stacking a list of arrays would return that memory
+    to the system after every block and page-fault it in again.
     """
 
     def __init__(self, count: int):
@@ -221,7 +221,7 @@ class Stacked:
         self.bad[index] = bool(complaints)
         self.complaints += complaints
 
-    def chunk(self) -> Chunk:
+    def block(self) -> Block:
         return {**self.arrays, "bad": self.bad, COMPLAINTS: self.complaints}
 
 
@@ -269,10 +269,10 @@ def bad_allowed_text(max_bad_fraction: float, num_examples: int) -> str:
     return f"at most {int(allowed):,} of {num_examples:,} may be ({setting}{why})"
 
 
-def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
-    """Joins the chunks of one step."""
-    if len(chunks) == 1:
-        return chunks[0]
-    names = [key for key in chunks[0] if key != COMPLAINTS]
-    joined = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in names}
-    return {**joined, COMPLAINTS: [said for chunk in chunks for said in chunk[COMPLAINTS]]}
+def join_blocks(blocks: Sequence[Block]) -> Block:
+    """Joins the blocks of one step."""
+    if len(blocks) == 1:
+        return blocks[0]
+    names = [key for key in blocks[0] if key != COMPLAINTS]
+    joined = {key: np.concatenate([block[key] for block in blocks]) for key in names}
+    return {**joined, COMPLAINTS: [said for block in blocks for said in block[COMPLAINTS]]}
