@@ -283,7 +283,7 @@ TASKS = {
     },
     "language_modeling": {
         "task": {
-            "memory_length": (0, "M, tokens that a segment sees before its own; 0: T", 0, 2**20),
+            "memory_length": (0, "M, tokens that a window sees before its own; 0: T", 0, 2**20),
             "eval_memory_length": (0, "M in evaluation; 0: 4 T", 0, 2**20),
         },
         "data": {
@@ -294,7 +294,7 @@ TASKS = {
             "path": ("", 'of prepare_data.py stream, or a file, as bytes; "": an embedded novel'),
             "train_split": ("train", "its name in the set"),
             "eval_split": ("valid", "its name in the set"),
-            "max_length": (512, "T, tokens of a segment", 1, 2**20),
+            "max_length": (512, "T, tokens of a window", 1, 2**20),
         },
     },
 }

@@ -23,7 +23,7 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.run.stopping import Stop
 
-# 2,000 bytes are three steps an epoch of 16 rows, and three segments to evaluate.
+# 2,000 bytes are three steps an epoch of 16 rows, and three windows to evaluate.
 ROWS, T, EPOCH = 16, 32, 3
 TEXT = bytes(np.random.default_rng(0).integers(97, 123, 2000, np.uint8))
 
@@ -87,7 +87,7 @@ def test_stopped_within_an_epoch_and_resumed(text: Path, unbroken: Path, tmp_pat
     bits = result["test_bits_per_byte"]
     assert result["test_cross_entropy"] == pytest.approx(np.log(2) * bits)
     assert result["test_sequences"] == 3 and 4 < bits < 9
-    # Of the bytes that the three segments predict.
+    # Of the bytes that the three windows predict.
     share = np.bincount([*TEXT[1801 : 1801 + 3 * T]]) / (3 * T)
     entropy = -sum(p * np.log2(p) for p in share if p)
     assert result["baseline"]["metric"] == "bits_per_byte"
@@ -117,8 +117,8 @@ def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
         assert f"a new --workdir; --config.init_from={unbroken} lets" in str(caught.value)
 
 
-def test_evaluation_remembers_all_segments(unbroken: Path):
-    """One row of three segments has the loss of a single pass over all of its tokens."""
+def test_evaluation_remembers_all_windows(unbroken: Path):
+    """One row of three windows has the loss of a single pass over all of its tokens."""
     trained = open_trained(str(unbroken))
     # The few steps of the run have hardly taught the model to look at other tokens.
     trained = dataclasses.replace(trained, params=jax.tree.map(lambda x: 4 * x, trained.params))
@@ -169,7 +169,7 @@ def test_a_failed_step_is_repeated_with_its_memory(text: Path, tmp_path: Path):
     assert (kept["memory_length"] == T).all() and np.isfinite(kept["memory"]).all()
     found = run(tmp_path, text, mode="replay", **wild)
     assert (found["step"], found["loss"]) == (2, "nan")
-    # Row b of the second step holds segment 3 b + 1.
+    # Row b of the second step holds window 3 b + 1.
     starts = [
         int(place.split("tokens ")[1].split(" to")[0].replace(",", "")) for place in found["batch"]
     ]

@@ -64,7 +64,7 @@ def refused(command, capsys, *arguments: object) -> str:
 
 
 def test_bits_a_byte_by_hand(folder: Path, capsys, monkeypatch: pytest.MonkeyPatch):
-    """176 bytes make 21 segments of 8; the first byte and the last 7 are not predicted."""
+    """176 bytes make 21 windows of 8; the first byte and the last 7 are not predicted."""
     monkeypatch.setattr(over_source, "QUIET_SECONDS", 0.0)
     flags = [f"--workdir={folder / 'bytes'}", f"--file={folder / 'text.txt'}", "--json"]
     assert evaluate.main(flags) == 0
@@ -79,7 +79,7 @@ def test_bits_a_byte_by_hand(folder: Path, capsys, monkeypatch: pytest.MonkeyPat
     entropy = -(shares * np.log2(shares)).sum()
     warning = f"warning: bits per byte {bits:.4f} is not below the unigram entropy {entropy:.4f}: "
     assert warning in printed.err
-    assert re.search(r"evaluation: 100%.* 21/21 .*batch/s", printed.err), "a batch a segment"
+    assert re.search(r"evaluation: 100%.* 21/21 .*batch/s", printed.err), "a batch a window"
 
 
 def test_bits_a_byte_of_word_pieces(folder: Path, capsys):

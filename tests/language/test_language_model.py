@@ -1,4 +1,4 @@
-"""The language model: a memory is as good as one long segment; no token sees later ones."""
+"""The language model: a memory is as good as one long window; no token sees later ones."""
 
 from functools import cache
 
@@ -48,7 +48,7 @@ def params_of(depth: int = 3) -> dict:
 
 
 def run(model: LanguageModel, lengths: tuple[int, ...], rows: int, **inputs: jax.Array) -> tuple:
-    """Returns the logits of TOKENS, read in segments of some lengths, and the last outputs."""
+    """Returns the logits of TOKENS, read in windows of some lengths, and the last outputs."""
     carry, logits, start = empty(model, rows) | inputs, [], 0
     for length in lengths:
         tokens = TOKENS[:, start : start + length]
@@ -69,7 +69,7 @@ def run(model: LanguageModel, lengths: tuple[int, ...], rows: int, **inputs: jax
         pytest.param(2, (1,) * 12, marks=pytest.mark.slow),
     ],
 )
-def test_segments_with_a_full_memory_equal_one_pass(depth: int, lengths: tuple[int, ...]):
+def test_windows_with_a_full_memory_equal_one_pass(depth: int, lengths: tuple[int, ...]):
     """Whatever stood in the memory before counts as empty."""
     model = model_of(depth=depth)
     whole, _ = run(model, (T,), 0)
@@ -115,7 +115,7 @@ def test_loop_and_recomputation_change_nothing(how: dict):
 
 
 def test_no_gradient_flows_through_the_memory():
-    """A loss of a later segment would not reach the parameters that made the memory."""
+    """A loss of a later window would not reach the parameters that made the memory."""
     model = model_of(depth=1)
 
     def later(params: dict) -> jax.Array:

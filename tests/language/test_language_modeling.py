@@ -85,7 +85,7 @@ def test_loss_is_the_mean_over_tokens_of_the_next_one():
 
 
 def test_units_of_the_metrics():
-    """10 segments of 8 tokens with 2 nats each; a token is 4 bytes, or half a word."""
+    """10 windows of 8 tokens with 2 nats each; a token is 4 bytes, or half a word."""
     task = LanguageModeling(V, T, T, 4 * T, depth=1, embed_dim=2, dtype="float32")
     sums = {"cross_entropy": np.float64(10 * T * 2), "sequences": np.int64(10)}
     source = SimpleNamespace(bytes_per_token=4.0, words_per_token=0.5)

@@ -56,13 +56,13 @@ def test_the_seed_decides(trained: Trained):
 
 
 def test_a_text_is_read_with_memory(trained: Trained):
-    """In segments of 8 and token by token, and all at once: the same prediction."""
+    """In windows of 8 and token by token, and all at once: the same prediction."""
     text = np.random.default_rng(0).integers(256, size=27).astype(np.int32)
     ours = Reader(trained)
     ours.read(text[:19])
     ours.read(text[19:])
     spec = trained.task.eval_carry_spec(1)
-    assert spec["memory"].shape[2] == 32  # 4 segments
+    assert spec["memory"].shape[2] == 32  # 4 windows
     carry = {name: np.zeros(x.shape, x.dtype) for name, x in spec.items()}
     inputs = {"tokens": text[None], **carry}
     whole, _ = apply(trained.model, trained.params, inputs, train=False)

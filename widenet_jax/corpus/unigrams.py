@@ -6,7 +6,7 @@ import numpy as np
 
 from widenet_jax.data.contract import Stream
 
-READ = 64  # segments at once
+READ = 64  # windows at once
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
@@ -16,9 +16,9 @@ def unigram_entropy(counts: np.ndarray) -> float:
 
 
 def unigram_bits(stream: Stream) -> float:
-    """Returns the entropy, in bits per byte, of all tokens that a stream's segments predict."""
+    """Returns the entropy, in bits per byte, of all tokens that a stream's windows predict."""
     counts = np.zeros(stream.info["vocab_size"], np.int64)
     for first in range(0, len(stream), READ):
-        segments = stream.segments(np.arange(first, min(first + READ, len(stream))))
-        counts += np.bincount(segments[:, 1:].ravel(), minlength=len(counts))
+        windows = stream.windows(np.arange(first, min(first + READ, len(stream))))
+        counts += np.bincount(windows[:, 1:].ravel(), minlength=len(counts))
     return unigram_entropy(counts) / stream.bytes_per_token / math.log(2)

@@ -175,11 +175,11 @@ class EvalBlocks(Blocks):
 class StreamBlocks(Blocks):
     """Blocks of a stream, in which each row of a batch continues that row of the batch before.
 
-    "fresh" is True at the rows' first segments in an epoch.
+    "fresh" is True at the rows' first windows in an epoch.
 
     Attributes:
-      whole: for evaluation: every segment once. Rows that have ended are zeros and masked out.
-        Otherwise epoch follows epoch, without the last segments that would not fill a batch.
+      whole: for evaluation: every window once. Rows that have ended are zeros and masked out.
+        Otherwise epoch follows epoch, without the last windows that would not fill a batch.
     """
 
     source: Stream
@@ -187,13 +187,13 @@ class StreamBlocks(Blocks):
 
     def __getitem__(self, index: int) -> Block:
         positions = self.global_positions(index)
-        place, segments = sampler.stream_at(
-            positions, batch_size=self.batch_size, num_segments=len(self.source), whole=self.whole
+        place, windows = sampler.stream_at(
+            positions, batch_size=self.batch_size, num_windows=len(self.source), whole=self.whole
         )
-        mask = segments < len(self.source)
-        tokens = self.source.segments(np.where(mask, segments, 0))
+        mask = windows < len(self.source)
+        tokens = self.source.windows(np.where(mask, windows, 0))
         tokens[~mask] = 0
-        block = {"tokens": tokens, "fresh": place == 0, "record": np.where(mask, segments, -1)}
+        block = {"tokens": tokens, "fresh": place == 0, "record": np.where(mask, windows, -1)}
         block |= {"bad": np.zeros(len(tokens), bool), COMPLAINTS: []}
         return {**block, "mask": mask} if self.whole else block
 

@@ -45,15 +45,15 @@ class Source(Protocol):
 
 @runtime_checkable
 class Stream(Source, Protocol):
-    """A source whose examples are consecutive segments of a text, read in order, in B rows.
+    """A source whose examples are consecutive windows of a text, read in order, in B rows.
 
     Its batches have "tokens" and "fresh"; no transform is applied to them. It has the attributes
     `bytes_per_token` and `words_per_token`, None where words were not counted, and `text`, what the
     text is called.
     """
 
-    def segments(self, indices: np.ndarray) -> np.ndarray:
-        """Returns segments, each with the token after it: int32 [n, T + 1]."""
+    def windows(self, indices: np.ndarray) -> np.ndarray:
+        """Returns windows, each with the token after it: int32 [n, T + 1]."""
         ...
 
 

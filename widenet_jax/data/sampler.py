@@ -53,26 +53,26 @@ def record_at(
 
 
 def stream_at(
-    positions: np.ndarray, *, batch_size: int, num_segments: int, whole: bool
+    positions: np.ndarray, *, batch_size: int, num_windows: int, whole: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the segments of a stream at global positions, for rows that continue each other.
+    """Returns the windows of a stream at global positions, for rows that continue each other.
 
-    A stream of n segments makes S batches an epoch. Row b of step s holds segment b * S + s mod S,
+    A stream of n windows makes S batches an epoch. Row b of step s holds window b * S + s mod S,
     so that it continues row b of the step before, except where an epoch begins.
 
     Args:
       positions: int [b], each >= 0: step * batch_size + row.
       batch_size: B, rows of the global batch.
-      num_segments: n.
-      whole: False, S = n // B: the last n mod B segments are left out. True, S = n / B, rounded up:
-        every segment occurs in an epoch, and the last rows end early.
+      num_windows: n.
+      whole: False, S = n // B: the last n mod B windows are left out. True, S = n / B, rounded up:
+        every window occurs in an epoch, and the last rows end early.
 
     Returns:
-      (place, segment): int64 [b] each; s mod S, and the segment, n or more where a row has ended.
+      (place, window): int64 [b] each; s mod S, and the window, n or more where a row has ended.
     """
-    steps = -(-num_segments // batch_size) if whole else num_segments // batch_size
+    steps = -(-num_windows // batch_size) if whole else num_windows // batch_size
     if steps < 1:
-        raise ValueError(f"{num_segments} segments are fewer than {batch_size} rows")
+        raise ValueError(f"{num_windows} windows are fewer than {batch_size} rows")
     step, row = np.divmod(np.asarray(positions, np.int64), batch_size)
     place = step % steps
     return place, row * steps + place

@@ -221,7 +221,7 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
 
 
 def examples_an_epoch(train: Source, config: Any) -> int:
-    """Returns the size of the training split; of a stream, the segments in its whole batches.
+    """Returns the size of the training split; of a stream, the windows in its whole batches.
 
     Raises:
       BadInputError: a stream is too short for one batch.
@@ -231,8 +231,8 @@ def examples_an_epoch(train: Source, config: Any) -> int:
     B = config.batch_size
     if len(train) < B:
         raise BadInputError(
-            f"config.batch_size={B}: the training split has {len(train):,} segments of "
+            f"config.batch_size={B}: the training split has {len(train):,} windows of "
             f"config.data.max_length={config.data.max_length} tokens, too few for so many rows; "
-            "take fewer rows, shorter segments, or more text"
+            "take fewer rows, shorter windows, or more text"
         )
     return len(train) // B * B

@@ -73,7 +73,7 @@ class Reader:
 
     def __init__(self, trained: Trained):
         self._params = jax.device_put(trained.params)
-        self._segment = trained.config.data.max_length
+        self._window = trained.config.data.max_length
         spec = trained.task.eval_carry_spec(1)
         self._carry = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
 
@@ -87,10 +87,10 @@ class Reader:
     def read(self, tokens: np.ndarray) -> None:
         """Reads tokens: int32 [n], n >= 1.
 
-        Whole segments first, then one by one, so that only two lengths are compiled.
+        Whole windows first, then one by one, so that only two lengths are compiled.
         """
-        whole = len(tokens) // self._segment * self._segment
-        parts = [*tokens[:whole].reshape(-1, self._segment), *tokens[whole:, None]]
+        whole = len(tokens) // self._window * self._window
+        parts = [*tokens[:whole].reshape(-1, self._window), *tokens[whole:, None]]
         for part in parts:
             logits, self._carry = self._read(self._params, part, self._carry)
         self.logits = np.asarray(logits)

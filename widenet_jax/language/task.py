@@ -36,13 +36,13 @@ MEMORY = ("memory", "memory_length")
 class LanguageModeling(Task):
     """Mean cross-entropy of the next token + the feed-forwards' own losses.
 
-    A batch has tokens [B, T + 1] int32: a segment and the token after it; fresh [B] bool: whether
+    A batch has tokens [B, T + 1] int32: a window and the token after it; fresh [B] bool: whether
     the row begins its text, so that its memory counts as empty; and the carry: memory [B, L, M, D],
     memory_length [B] int32. Evaluation has a memory of its own length, which starts empty.
 
     Attributes:
       vocab_size: V.
-      segment_length: T.
+      window_length: T.
       memory_length: M in training.
       eval_memory_length: M in evaluation.
       depth, embed_dim, dtype: L, D and dtype of the model, for the memory's shape.
@@ -50,7 +50,7 @@ class LanguageModeling(Task):
     """
 
     vocab_size: int
-    segment_length: int
+    window_length: int
     memory_length: int
     eval_memory_length: int
     depth: int
@@ -68,7 +68,7 @@ class LanguageModeling(Task):
             check_range(f"config.task.{name}", task[name], 0, 1 << 20)
         return cls(
             vocab_size=data_info.info["vocab_size"],
-            segment_length=T,
+            window_length=T,
             memory_length=task.memory_length or T,
             eval_memory_length=task.eval_memory_length or EVAL_MEMORY_FACTOR * T,
             depth=model.depth,
@@ -87,7 +87,7 @@ class LanguageModeling(Task):
 
     def batch_spec(self, batch_size: int) -> Shapes:
         return {
-            "tokens": jax.ShapeDtypeStruct((batch_size, self.segment_length + 1), jnp.int32),
+            "tokens": jax.ShapeDtypeStruct((batch_size, self.window_length + 1), jnp.int32),
             "fresh": jax.ShapeDtypeStruct((batch_size,), jnp.bool_),
         }
 
@@ -151,7 +151,7 @@ class LanguageModeling(Task):
         """
         del rows
         sequences = int(sums["sequences"])
-        nats = float(sums["cross_entropy"]) / (sequences * self.segment_length)
+        nats = float(sums["cross_entropy"]) / (sequences * self.window_length)
         metrics = {
             "bits_per_byte": nats / source.bytes_per_token / math.log(2),
             "cross_entropy": nats,

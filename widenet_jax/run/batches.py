@@ -17,7 +17,7 @@ def records_of_step(experiment: Experiment, step: int) -> list[int]:
     N, seed = experiment.data_info.num_examples, experiment.config.seed
     positions = step * B + np.arange(B)
     if experiment.data_info.stream:
-        _, records = stream_at(positions, batch_size=B, num_segments=N, whole=False)
+        _, records = stream_at(positions, batch_size=B, num_windows=N, whole=False)
     else:
         _, records = record_at(positions, seed=seed, num_records=N)
     return records.tolist()

@@ -1,4 +1,4 @@
-"""Streams of tokens: which segments a row reads, whoever reads them; mistakes in one line."""
+"""Streams of tokens: which windows a row reads, whoever reads them; mistakes in one line."""
 
 import gzip
 import hashlib
@@ -19,7 +19,7 @@ from widenet_jax.data import pipeline, sampler
 from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.data.token_files import sample_sha256
-from widenet_jax.language.data.token_streams import TokenStream, open_stream, segment_transform
+from widenet_jax.language.data.token_streams import TokenStream, open_stream, window_transform
 
 ROOT = Path(__file__).parents[3]
 T, B = 3, 2
@@ -36,7 +36,7 @@ def text(tmp_path: Path) -> str:
 
 def train_stream(source: TokenStream, **changes) -> list[dict[str, np.ndarray]]:
     options = {
-        "transform": segment_transform,
+        "transform": window_transform,
         "seed": 0,
         "batch_size": B,
         "positions": np.arange(B),
@@ -56,7 +56,7 @@ def eval_stream(source: TokenStream, batch_size: int, positions=None) -> list[di
         source,
         batch_size=batch_size,
         positions=positions,
-        transform=segment_transform,
+        transform=window_transform,
         num_workers=0,
         prefetch=2,
     ) as batches:
@@ -72,7 +72,7 @@ def assert_same(ours: list[dict], theirs: list[dict]) -> None:
 
 
 def test_a_hand_worked_epoch(text):
-    """180 tokens make 59 segments of 3, so 29 batches of 2 rows; the 59th segment is left out."""
+    """180 tokens make 59 windows of 3, so 29 batches of 2 rows; the 59th window is left out."""
     batches = train_stream(open_stream(text, "train", T))
     assert [b["fresh"].tolist() for b in batches[:3]] == [[True] * 2, [False] * 2, [False] * 2]
     assert batches[0]["tokens"].tolist() == [[0, 1, 2, 3], [87, 88, 89, 90]]
@@ -94,18 +94,18 @@ def test_rows_follow_the_rule_of_the_specification():
     """Row b at step s reads tokens (b S + s mod S) T .. + T, with S = floor((N - 1) / (T B))."""
     for N, length, rows in ((1000, 7, 5), (1001, 10, 4), (41, 10, 4)):
         S = (N - 1) // (length * rows)
-        segments = (N - 1) // length
+        windows = (N - 1) // length
         for step in (0, S - 1, S, 3 * S + 1):
             positions = step * rows + np.arange(rows)
             place, found = sampler.stream_at(
-                positions, batch_size=rows, num_segments=segments, whole=False
+                positions, batch_size=rows, num_windows=windows, whole=False
             )
             assert found.tolist() == [b * S + step % S for b in range(rows)]
             assert (place == step % S).all() and found.max() * length + length < N
 
 
-def test_the_entropy_is_that_of_the_tokens_that_segments_predict(tmp_path):
-    """Three segments of 3 predict 4 a, 4 b and 1 c; the first token is read only, the last not.
+def test_the_entropy_is_that_of_the_tokens_that_windows_predict(tmp_path):
+    """Three windows of 3 predict 4 a, 4 b and 1 c; the first token is read only, the last not.
 
     4/9 of the tokens have log2(9/4) bits twice, 1/9 log2(9). A token is 2 bytes.
     """
@@ -133,8 +133,8 @@ def test_workers_read_the_same(text):
     assert_no_worker_left()
 
 
-def test_evaluation_reads_every_segment_once_and_in_order(text):
-    """19 segments in 4 rows of 5: the last row has ended after its fourth segment."""
+def test_evaluation_reads_every_window_once_and_in_order(text):
+    """19 windows in 4 rows of 5: the last row has ended after its fourth window."""
     source = open_stream(text, "all", 10)
     batches = eval_stream(source, 4)
     assert [b["fresh"].tolist() for b in batches] == [[True] * 4] + [[False] * 4] * 4
@@ -231,7 +231,7 @@ def test_mistakes_are_one_line(text, tmp_path):
         opened(tmp_path / "missing.txt")
     with pytest.raises(BadInputError, match="no split 'dev'; there are train, valid, test, all"):
         opened(split="dev")
-    with pytest.raises(BadInputError, match=r"split valid: 10 tokens, too few for one segment"):
+    with pytest.raises(BadInputError, match=r"split valid: 10 tokens, too few for one window"):
         opened(split="valid", max_length=10)
     empty = tmp_path / "empty.txt"
     empty.touch()
@@ -263,7 +263,7 @@ def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
     sizes = [(TEXT.stat().st_size * share // 100 - 1) // 64 for share in (90, 5)]
     assert told == [
         f"train: {sizes[0]:,} sequences of the embedded novel; valid: {sizes[1]} sequences",
-        # 180 and 10 bytes, in segments of 2 and the byte after them
+        # 180 and 10 bytes, in windows of 2 and the byte after them
         f"train: 89 sequences of {text}; valid: 4 sequences",
     ]
 
@@ -274,7 +274,7 @@ def test_the_embedded_novel_in_word_pieces():
     streams = [build_source(data, split) for split in ("train", "valid", "test")]
     tokenizer = load_tokenizer(str(FOLDER))
     whole = np.concatenate(tokenizer.encode_all(TEXT.read_text().split("\n")))
-    first = [stream.segments(np.arange(len(stream)))[:, 0] for stream in streams]
+    first = [stream.windows(np.arange(len(stream)))[:, 0] for stream in streams]
     last = [stream[len(stream) - 1]["tokens"][1:] for stream in streams]
     joined = np.concatenate([part for pair in zip(first, last, strict=True) for part in pair])
     np.testing.assert_array_equal(joined, whole)

@@ -126,7 +126,7 @@ def test_parts_of_a_split_are_joined(tmp_path: Path):
     assert tokens(tmp_path / "set", "train").tolist() == [*range(40), *range(50, 100)]
 
 
-def test_the_preview_shows_the_first_segments(tmp_path: Path, capsys):
+def test_the_preview_shows_the_first_windows(tmp_path: Path, capsys):
     config = write(
         tmp_path / "config.py",
         "from ml_collections import ConfigDict\n"

@@ -15,7 +15,7 @@ from widenet_jax.nn.attention.distances import distance_basis, rotate, sinusoids
      (9, 64, 16), (2, 8, 4), (1, 8, 4), (5, 2, 1)],
 )  # fmt: skip
 def test_sinusoids_of_all_distances_from_few_frequencies(count: int, width: int, most: int):
-    """Of the segments and memories of the language models, in training and in evaluation."""
+    """Of the windows and memories of the language models, in training and in evaluation."""
     basis = distance_basis(count, width)
     assert basis.waves.shape == (count, len(basis.mixing)) and len(basis.mixing) <= 2 * most
     rebuilt = basis.waves @ basis.mixing.astype(np.float64)

@@ -9,7 +9,7 @@ from widenet_jax.corpus.inputs import Reading, passages, plan
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import Transform
 from widenet_jax.language.data.token_files import HeldTokens
-from widenet_jax.language.data.token_streams import Opened, TokenStream, segment_transform
+from widenet_jax.language.data.token_streams import Opened, TokenStream, window_transform
 from widenet_jax.language.prepare.texts import Encoder, WordCount
 
 
@@ -22,7 +22,7 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
       info: of the stream that the model was trained on.
 
     Raises:
-      BadInputError: it cannot be read, or is shorter than a segment.
+      BadInputError: it cannot be read, or is shorter than a window.
     """
     tokenizer = Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
     encoder, words, size, tokens = Encoder(tokenizer), WordCount(), 0, []
@@ -35,4 +35,4 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
     found = HeldTokens(np.concatenate(tokens) if tokens else np.zeros(0, np.uint8))
     counts = {"bytes": size, "words": words.words}
     opened = Opened(found, counts, info, path)
-    return TokenStream(opened, max_length), segment_transform
+    return TokenStream(opened, max_length), window_transform

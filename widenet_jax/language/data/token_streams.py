@@ -1,6 +1,6 @@
 """Streams of tokens for language models, and the source that reads them.
 
-A stream is a text as one sequence of tokens, cut into segments of T. It is a plain file, read as
+A stream is a text as one sequence of tokens, cut into windows of T. It is a plain file, read as
 bytes, or a set that `scripts/prepare_data.py stream` wrote: a directory with a file of tokens for
 each split (uint8 for up to 256 different tokens, else uint16, little-endian), a tokenizer.json for
 word pieces, and a `dataset.json` of kind "stream" (see `data.records`): its splits count tokens,
@@ -45,9 +45,9 @@ WHOLE = "all"  # a plain file's further split: everything
 
 
 class TokenStream:
-    """A text in segments of T tokens; segment i begins at token i * T.
+    """A text in windows of T tokens; window i begins at token i * T.
 
-    `source[i]` is {"tokens": int32 [T + 1], "fresh": bool}: a segment and the token after it, and
+    `source[i]` is {"tokens": int32 [T + 1], "fresh": bool}: a window and the token after it, and
     whether it is the first.
 
     Attributes:
@@ -61,10 +61,10 @@ class TokenStream:
     """
 
     def __init__(self, opened: "Opened", max_length: int):
-        """Cuts tokens into segments of `max_length`.
+        """Cuts tokens into windows of `max_length`.
 
         Raises:
-          BadInputError: there are fewer tokens than one segment has.
+          BadInputError: there are fewer tokens than one window has.
         """
         check_range("config.data.max_length", max_length, 1, 1 << 20)
         self._tokens, counts, self.info, self.text, split = opened
@@ -73,9 +73,9 @@ class TokenStream:
         self.num_tokens = len(self._tokens)
         if len(self) < 1:
             raise BadInputError(
-                f"{self._where}: {self.num_tokens:,} tokens, too few for one segment of "
+                f"{self._where}: {self.num_tokens:,} tokens, too few for one window of "
                 f"config.data.max_length={max_length} and the token after it; give more text, or "
-                "shorter segments"
+                "shorter windows"
             )
         words = counts["words"]
         self.bytes_per_token: float = counts["bytes"] / self.num_tokens
@@ -85,10 +85,10 @@ class TokenStream:
         return max(0, self.num_tokens - 1) // self.max_length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"tokens": self.segments(np.array([index]))[0], "fresh": np.bool_(index == 0)}
+        return {"tokens": self.windows(np.array([index]))[0], "fresh": np.bool_(index == 0)}
 
-    def segments(self, indices: np.ndarray) -> np.ndarray:
-        """Returns some segments, each with the token after it: int32 [n, T + 1]."""
+    def windows(self, indices: np.ndarray) -> np.ndarray:
+        """Returns some windows, each with the token after it: int32 [n, T + 1]."""
         return self._tokens.read(indices * self.max_length, self.max_length + 1)
 
     def describe(self, index: int) -> str:
@@ -124,7 +124,7 @@ def open_stream(path: str, split: str, max_length: int) -> TokenStream:
       max_length: T.
 
     Raises:
-      BadInputError: nothing readable there, or the split is shorter than a segment.
+      BadInputError: nothing readable there, or the split is shorter than a window.
     """
     place = readable(path)
     if not place.exists():
@@ -223,8 +223,8 @@ def token_file_name(split: str) -> str:
     return f"{split}.tokens"
 
 
-def segment_transform(example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Returns the arrays of one segment; draws nothing."""
+def window_transform(example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns the arrays of one window; draws nothing."""
     del rng
     return {name: np.asarray(example[name]) for name in ("tokens", "fresh")}
 
@@ -232,7 +232,7 @@ def segment_transform(example: Example, rng: np.random.Generator) -> dict[str, n
 def window_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
     """Returns the transform of training and of evaluation."""
     del config, info
-    return segment_transform, segment_transform
+    return window_transform, window_transform
 
 
 def open_token_stream(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TokenStream:

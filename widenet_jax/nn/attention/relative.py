@@ -1,6 +1,6 @@
 """Causal self-attention with a memory, by the distance between tokens (Transformer-XL).
 
-Dai et al. 2019, arXiv:1901.02860, section 3.3. A token of the segment attends to the tokens before
+Dai et al. 2019, arXiv:1901.02860, section 3.3. A token of the window attends to the tokens before
 it, to itself, and to the rows of the memory, which are older.
 """
 
