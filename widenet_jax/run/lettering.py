@@ -6,7 +6,7 @@ from fonts installed here, or from a package that ships fonts (`pip install -e '
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -20,11 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 OWN = "DejaVu Sans"  # ships with matplotlib
-PACKAGES = ("matplotlib_fontja",)  # of fonts: Japanese
+PACKAGE = "matplotlib_fontja"  # of Japanese fonts; importing it would change matplotlib's defaults
 # Fonts that ship with matplotlib and have no letters, or boxes in place of all letters.
 NOT_LETTERS = ("Last Resort", "STIX", "cm", "DejaVu")
-REGULAR = (400, "regular", "normal", "book")  # weights
-NOTED = 12  # characters in the message
 
 
 @contextmanager
@@ -35,13 +33,10 @@ def lettered(figure: Figure) -> Iterator[None]:
     boxes, about which one line on stderr says what to install.
     """
     texts = figure.findobj(Text)
-    letters = {letter for text in texts for letter in text.get_text() if letter.isprintable()}
-    families, lacking = families_for("".join(sorted(letters)))
+    families = families_for(frozenset("".join(text.get_text() for text in texts)))
     for text in texts:
-        text.set_parse_math(False)
-        text.set_fontfamily(families)
-    warn_of(lacking)
-    # Texts that are made while drawing, such as the labels of ticks, take the defaults.
+        text.set(parse_math=False, fontfamily=families)
+    # Texts that are made while drawing, such as the labels of ticks, have the defaults.
     defaults = {"font.family": families, "text.parse_math": False}
     with matplotlib.rc_context(defaults), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
@@ -49,65 +44,41 @@ def lettered(figure: Figure) -> Iterator[None]:
 
 
 @cache
-def warn_of(lacking: str) -> None:
-    """Says once in a process that no font has these characters."""
+def families_for(letters: frozenset[str]) -> list[str]:
+    """Returns the font families to draw these characters with, matplotlib's own first.
+
+    Warns of characters that no family has.
+    """
+    lacking = {letter for letter in letters if letter.isprintable() and not letter.isspace()}
+    lacking -= characters_of(OWN)
+    families = [OWN]
+    for name in installed() if lacking else ():
+        if lacking & characters_of(name):
+            families.append(name)
+            lacking -= characters_of(name)
     if lacking:
-        count = f"{len(lacking)} character{'s' if len(lacking) > 1 else ''}"
-        shown = lacking if len(lacking) <= NOTED else f"{lacking[:NOTED]}..."
         print(
-            f"warning: no font here draws {shown} ({count}), so that pictures "
-            "have boxes instead; install a font of that script, such as Noto Sans "
-            "(pip install -e '.[fonts]' brings Japanese)",
+            f"warning: no font here draws {''.join(sorted(lacking))[:12]} (characters: "
+            f"{len(lacking)}), so that pictures have boxes instead; install a font of that script, "
+            "such as Noto Sans (pip install -e '.[fonts]' brings Japanese)",
             file=sys.stderr,
         )
+    return families
 
 
-@cache
-def families_for(letters: str) -> tuple[tuple[str, ...], str]:
-    """Returns the font families to draw these characters with, and the characters none has.
-
-    The first family is matplotlib's own. Of the others, each has the most of the characters that
-    are still lacking, and of equal ones the first by name.
-    """
-    lacking = set(letters) - characters_of(font_manager.findfont(OWN))
-    lacking = {letter for letter in lacking if not letter.isspace()}
-    families = [OWN]
-    if not lacking:
-        return tuple(families), ""
-    having = {name: lacking & characters_of(file) for name, file in sorted(installed().items())}
-    while having:
-        best = max(having, key=lambda name: len(having[name] & lacking))
-        if not having[best] & lacking:
-            break
-        families.append(best)
-        lacking -= having.pop(best)
-    return tuple(families), "".join(sorted(lacking))
+def installed() -> list[str]:
+    """Returns the families of letters of this machine and of `PACKAGE`."""
+    if spec := find_spec(PACKAGE):
+        for file in sorted(Path(spec.origin).parent.rglob("*.[ot]tf")):
+            font_manager.fontManager.addfont(file)
+    names = {font.name for font in font_manager.fontManager.ttflist}
+    return sorted(name for name in names if not name.startswith(NOT_LETTERS))
 
 
-def installed() -> Mapping[str, str]:
-    """Returns a file of each family of letters: of this machine and of `PACKAGES`."""
-    known = {font.fname for font in font_manager.fontManager.ttflist}
-    for package in PACKAGES:
-        spec = find_spec(package)  # importing it would change matplotlib's defaults
-        for place in spec.submodule_search_locations or () if spec else ():
-            for file in sorted({*Path(place).rglob("*.ttf"), *Path(place).rglob("*.otf")}):
-                if str(file) not in known:
-                    font_manager.fontManager.addfont(file)
-    return {
-        font.name: font.fname
-        for font in reversed(font_manager.fontManager.ttflist)
-        if font.style == "normal" and font.weight in REGULAR
-        if not font.name.startswith(NOT_LETTERS)
-    }
-
-
-@cache
-def characters_of(file: str) -> frozenset[str]:
-    """Returns the characters that a font file has; none where it cannot be read."""
-    try:
-        return frozenset(map(chr, font_manager.get_font(file).get_charmap()))
-    except (OSError, RuntimeError):
-        return frozenset()
+def characters_of(family: str) -> frozenset[str]:
+    """Returns the characters that a font has."""
+    font = font_manager.get_font(font_manager.findfont(family))
+    return frozenset(map(chr, font.get_charmap()))
 
 
 def line_of_text(text: str, *, height: int) -> np.ndarray:
