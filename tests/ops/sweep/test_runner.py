@@ -16,7 +16,7 @@ from ops import trial_program
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.axes import sweep
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.runner import Listed, Runner, score_of
+from widenet_jax.ops.sweep.runner import Listed, Runner
 from widenet_jax.ops.sweep.trials import Outcome, Trial, expand
 
 DIGITS = "configs/digits.py"
@@ -153,12 +153,6 @@ def test_a_trial_is_handed_to_a_scheduler_once(tmp_path: Path):
     (tmp_path / trial.name).mkdir()
     (tmp_path / trial.name / "result.json").write_text(json.dumps({"test_accuracy": 0.7}))
     assert run([trial], tmp_path)[0][0].result == {"test_accuracy": 0.7}
-
-
-def test_the_score_of_a_result_is_its_primary_metric_metric():
-    named = {"primary_metric": {"name": "f1", "higher_is_better": True}, "test_f1": 0.51234}
-    assert score_of(named | {"test_accuracy": 0.9, "split": "dev"}) == ": dev f1 0.5123"
-    assert score_of({}) == ""
 
 
 def test_where_a_sweep_can_be(tmp_path: Path):

@@ -112,7 +112,6 @@ def test_two_real_trials(tmp_path: Path):
 ALL_WRONG = [
     (["--sweep=optimizer.name=nothing"], "config.optimizer.name='nothing' is unknown"),
     (["--sweep=seed=0,1", "--config.data.source=image_folder"], "add --config.data.path=DIR"),
-    (["--sweep=seed=0,1", "--config.optimizer.ema_decay=3"], "config.optimizer.ema_decay"),
     (["--sweep=seed=0,1", "--config.evaluation.every=5"], "config.evaluation.every"),
     (
         ["--search=tpe", "--trials=3", "--space=seed=0,1", "--config.optimizer.name=nothing"],

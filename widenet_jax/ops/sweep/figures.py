@@ -5,6 +5,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from widenet_jax.ops.sweep.axes import Settings
 from widenet_jax.ops.sweep.trials import text_of
 from widenet_jax.run.figures import save, subplots
@@ -68,6 +70,11 @@ def draw_against(
         elif scale == NAMES:  # room for the labels of the first and the last name
             panel.set_xlim(-0.5, len(drawn) - 0.5)
             panel.tick_params("x", rotation=20 if max(map(len, drawn), default=0) > 6 else 0)
+            continue
+        gaps = np.diff(np.log(list(drawn)) if scale == LOG else list(drawn))
+        if not len(gaps) or min(gaps) > 0.08 * sum(gaps):  # labels do not overlap
+            panel.set_xticks(list(drawn))
+            panel.minorticks_off()
     if marks:  # above the panels, where it covers no dot
         figure.legend(marks, ["mean"], loc="outside upper right", fontsize=8)
     panels[0, 0].set_ylabel(metric.replace("_", " "))
