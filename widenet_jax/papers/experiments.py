@@ -13,16 +13,6 @@ from widenet_jax.ops.plan import printed
 ENTROPY_OF = configs_module("sizes").ENTROPY_OF
 model_section = configs_module("variants").model_section
 PAPER_SIZES = ("b", "l", "h")
-LANGUAGE_SIZES = {
-    "wt_s": "WikiText-103, small",
-    "wt_s_star": "WikiText-103, small with 8 times the experts",
-    "wt_b": "WikiText-103, big",
-    "e8": "enwik8",
-    "c4_s": "C4, small",
-    "c4_b": "C4, big",
-    "pes2o_s": "peS2o, small",
-    "pes2o_b": "peS2o, big",
-}
 # Fields of a row of sigma-MoE that are multiples of the size's own number -> option of the model.
 SHAPE = {"width": "mlp_dim", "selected": "selected", "active": "num_active"}
 
@@ -42,19 +32,14 @@ class Metric:
     name: str
     label: str
     higher_is_better: bool = True
-    scale: float = 100.0
+    scale: float = 1.0
     decimals: int = 1
 
 
-TOP_1 = Metric("accuracy", "top-1 %")
-PERPLEXITY = Metric("perplexity", "perplexity", False, scale=1.0, decimals=2)
-BITS = Metric("bits_per_byte", "bits a byte", False, scale=1.0, decimals=2)
-METRICS = {
-    "accuracy": Metric("accuracy", "accuracy %"),
-    "f1": Metric("f1", "F1 %"),
-    "best_f1": Metric("best_f1", "best F1 %"),
-    "mlm_loss": Metric("mlm_loss", "MLM loss, nats", False, scale=1.0),
-}
+SECTIONS = tomllib.loads((Path(__file__).parent / "experiments.toml").read_text())
+LANGUAGE_SIZES: dict[str, str] = SECTIONS.pop("language_sizes")
+METRICS = {name: Metric(**fields) for name, fields in SECTIONS.pop("metrics").items()}
+TOP_1 = METRICS["top_1"]
 
 
 @dataclass(frozen=True)
@@ -143,7 +128,7 @@ def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperime
             name=f"{name}_{size}",
             title=f"{whole.title}; {LANGUAGE_SIZES[size]}",
             rows=tuple(language_rows(name, size, rows, entropy)),
-            metric=BITS if size == "e8" else PERPLEXITY,
+            metric=METRICS["bits" if size == "e8" else "perplexity"],
             language=size,
         )
     if whole.text:
@@ -194,7 +179,6 @@ def has_entropy_loss(variant: str) -> bool:
     return any(losses.get(loss) for loss in ENTROPY_OF.values())
 
 
-SECTIONS = tomllib.loads((Path(__file__).parent / "experiments.toml").read_text())
 _BY_SECTION = {name: (*experiments_of(name, dict(of)),) for name, of in SECTIONS.items()}
 EXPERIMENTS = {one.name: one for group in _BY_SECTION.values() for one in group}
 # Names on the command line that stand for several experiments.

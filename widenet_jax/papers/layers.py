@@ -13,7 +13,7 @@ from widenet_jax.ops.benchmark.feed_forward import feed_forward_row, sizes
 from widenet_jax.ops.benchmark.report import draw, table
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.papers.experiments import PaperExperiment
-from widenet_jax.papers.scales import LAYER, Scale
+from widenet_jax.papers.scales import Scale
 from widenet_jax.papers.tables import page
 
 ROUNDS = 5
@@ -23,7 +23,7 @@ def measure(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
     """Times every layer of a figure, unless an earlier call did, and keeps the rows in a file."""
     if file.exists():
         return
-    choices = {name: [value] for name, value in zip(LAYER, scale.layer, strict=True)}
+    choices = {name: [value] for name, value in scale.layer.items()}
     choices[experiment.layer] = list(scale.layer_sweeps[experiment.layer])
     topology = parse_topology(scale.layer_topology) if scale.layer_topology else None
     options = {"dtype": "bfloat16" if topology else "float32", "capacity_factor": 0.0}

@@ -16,8 +16,8 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import VARIANT, Trial, expand, name_of
 from widenet_jax.papers.experiments import (
-    BITS,
     EXPERIMENTS,
+    METRICS,
     PaperExperiment,
     PaperRow,
 )
@@ -61,8 +61,7 @@ class Scale:
       text: trains the models of Table 2: "pretraining", and the sets to finetune them on.
       text_size: what the name of a text model ends with, such as "_s".
       language: the paper's size -> what trains the language models that stand for it.
-      layer: the sizes of single layers that are timed, as LAYER names them; E = 0 stands for
-        4 D / G experts.
+      layer: the sizes of single layers that are timed; E = 0 stands for 4 D / G experts.
       layer_sweeps: the values of the size that a figure varies.
       seeds: number of runs of each model.
       about: the data and the differences from the paper, as printed above each table.
@@ -80,7 +79,7 @@ class Scale:
     text: Mapping[str, Stage]
     text_size: str
     language: Mapping[str, Stage]
-    layer: tuple[int, ...]
+    layer: Mapping[str, int]
     layer_sweeps: Mapping[str, tuple[int, ...]]
     seeds: int
     about: str
@@ -99,10 +98,6 @@ class Scale:
         """Returns the slice for the runs of a config file; needs `topologies`."""
         own = {stage.config: stage.topology for stage in self.language.values()}
         return own.get(config.partition(":")[0]) or self.topologies[int(finetuned)]
-
-
-LANGUAGE_CONFIG = "configs/language_model.py"
-LAYER = ("tokens", "length", "embed_dim", "expert_dim", "experts", "selected")
 
 
 def scale_of(section: dict[str, Any], stages: Mapping[str, Stage]) -> Scale:
@@ -210,14 +205,15 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
 
     Models of bytes are compared by bits a byte, whatever the paper prints.
     """
-    if (
-        not experiment.language
-        or scale.language[experiment.language].variant == experiment.language
-    ):
+    if not experiment.language:
         return experiment
     own = scale.language[experiment.language].variant
+    if own == experiment.language:
+        return experiment
     rows = tuple(row for row in experiment.rows if is_at_size(own, row))
-    return replace(experiment, rows=rows, metric=BITS, paper_label=experiment.metric.label)
+    return replace(
+        experiment, rows=rows, metric=METRICS["bits"], paper_label=experiment.metric.label
+    )
 
 
 def is_at_size(size: str, row: PaperRow) -> bool:
