@@ -13,10 +13,11 @@ A config file takes the defaults and changes what its experiment needs:
 A field's row is (default, meaning), (default, meaning, least) or (default, meaning, least, most).
 Without limits a whole number is at least 1 and another number at least 0. The upper limits are far
 above any run that fits in memory: a larger value would be built or allocated for minutes before it
-fails. `--print_config` and docs/CONFIG.md show the rows.
+fails. `--print_config` and docs/CONFIG.md show the rows. A task's own fields stand in its spec, in
+widenet_jax/{vision,text,language}/spec.py.
 
-A name that is not here is refused, so that a misspelt one cannot go unnoticed. To add a field for
-a new task or data set: `with config.unlocked(): ...`.
+An unknown name is refused, so that a misspelt one cannot go unnoticed. To add a field in a config
+file: `with config.unlocked(): ...`.
 
 Durations are text, a number and a unit: "500 steps", "1e6 examples", "2.5 epochs". A warm-up may
 also be a share of the run, "5%", which follows another config.duration.
@@ -25,6 +26,8 @@ also be a share of the run, "5%", which follows another config.duration.
 from collections.abc import Mapping
 
 from ml_collections import ConfigDict
+
+from widenet_jax.specs import task_spec
 
 # The fields of every run, by section; "" are the fields outside sections.
 RUN = {
@@ -83,6 +86,9 @@ RUN = {
     "watchdog": {
         "dump_after_seconds": (900, "without progress: print all threads' stacks; 0: never", 0),
         "exit_after_seconds": (0, "without progress: end the process; 0: never", 0),
+    },
+    "task": {
+        "name": ("", "what a batch means; the config file chooses it"),
     },
     "tracking": {
         "tensorboard": (True, "whether WORKDIR/tensorboard is written"),
@@ -199,118 +205,19 @@ MODELS = {
     "model.product_key": PRODUCT_KEY | {"kernel_init": ("pre_norm", "as model.kernel_init")},
 }
 
-TASK = {"name": ("", "what a batch means; the config file chooses it")}
-# config.task.name -> the sections that depend on it.
-TASKS = {
-    "classification": {
-        "task": {
-            "label_smoothing": (0.0, "in [0, 1)"),
-            "class_weights": ("none", "none; balanced: equal weight of each class in the loss"),
-        },
-        "data": {
-            "source": ("array_record", "array_record, image_folder, tfds, digits"),
-            "name": ("", "of a TFDS set"),
-            "path": ("", 'a directory, gs:// too (not image_folder); "": TFDS has its own'),
-            "train_split": ("train", 'a name, or a slice as in TFDS, such as "train[:90%]"'),
-            "eval_split": ("test", 'as train_split, such as "train[90%:]"'),
-            "eval_fraction": (0.0, "of an image folder without eval_split, held out by file name"),
-            "image_size": (224, "pixels a side, after cropping", 1, 2**14),
-        },
-        "augment": {
-            "exif_orientation": (True, "turn photos as their EXIF says; false: the stored pixels"),
-            "crop": ("inception", "inception: a random part; pad: shift by up to pad_pixels"),
-            "crop_area_min": (0.05, "of the image, for crop=inception"),
-            "pad_pixels": (0, "for crop=pad", 0, 2**14),
-            "flip": (True, "left to right, every second image"),
-            "randaugment_layers": (0, "operations on each image; 0: no RandAugment", 0, 2**6),
-            "randaugment_magnitude": (15.0, "of each operation, 0 to 30"),
-            "randaugment_before_crop": (False, "as in the authors' code"),
-            "color_jitter": (0.0, "largest change of brightness, contrast, saturation; 0: none"),
-            "random_erasing": (0.0, "probability that a rectangle becomes noise; 0: none"),
-            "eval_crop": ("squash", "squash: the whole image; central: a square from the middle"),
-            "eval_crop_fraction": (1.0, "of the short side, for eval_crop=central"),
-            "mixup_alpha": (0.0, "lambda ~ Beta(alpha, alpha) for each example; 0: no mixup"),
-            "cutmix_alpha": (0.0, "as mixup_alpha, for CutMix; with both, each example has one"),
-            "mixup_group_size": (16, "neighbours in the batch, among which partners are found"),
-        },
-    },
-    "masked_lm": {
-        "task": {
-            "mask_fraction": (0.15, "of a sequence's tokens, special ones included"),
-            "max_predictions": (0, "P; 0: mask_fraction of max_length", 0),
-            "max_ngram": (3, "words masked together; 1: single words"),
-        },
-        "data": {
-            "source": ("text", "text; tiny_text: an embedded novel, with data.path empty"),
-            "path": ("", "a set that scripts/prepare_data.py text wrote, local or gs://"),
-            "train_split": ("train", "its name in the set"),
-            "eval_split": ("valid", "its name in the set"),
-            "max_length": (512, "T, tokens of a sequence", 1, 2**20),
-        },
-    },
-    "text_classification": {
-        "task": {},
-        "data": {
-            "source": ("table", "of texts and labels"),
-            "path": ("", "a directory of splits, train.tsv, dev.tsv, ..., or one file"),
-            "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
-            "train_split": ("train", "the name of its file, without the ending"),
-            "eval_split": ("dev", "as train_split"),
-            "max_length": (512, "T, tokens of a sequence", 1, 2**20),
-            "text_column": ("", "\"\": as in GLUE, Hugging Face's and TFDS's sets"),
-            "pair_column": ("", 'of second texts; "": as text_column, or none'),
-            "label_column": ("", '"": as text_column'),
-            "label_names": ("", 'of labels 0, 1, ...: "negative,positive"; "": as in the file'),
-        },
-    },
-    "span": {
-        "task": {
-            "head": ("beam", "beam: ALBERT's; span: BERT's"),
-            "unanswerable": (False, "whether some questions have no answer (SQuAD2.0)"),
-            "max_answer_length": (30, "tokens", 1, 2**10),
-            "null_threshold": (0.0, "no answer where the null score is above", -1e9),
-        },
-        "data": {
-            "source": ("squad", "questions on paragraphs"),
-            "path": ("", "a directory of splits in the official JSON or as parquet"),
-            "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
-            "train_split": ("train", "the name of its file, without the ending"),
-            "eval_split": ("dev", "as train_split"),
-            "max_length": (384, "T, tokens of a window", 1, 2**20),
-            "max_question_length": (64, "tokens", 1, 2**20),
-            "stride": (128, "tokens between the starts of two windows", 1, 2**20),
-        },
-    },
-    "language_modeling": {
-        "task": {
-            "memory_length": (0, "M, tokens that a window sees before its own; 0: T", 0, 2**20),
-            "eval_memory_length": (0, "M in evaluation; 0: 4 T", 0, 2**20),
-        },
-        "data": {
-            "source": (
-                "token_stream",
-                "token_stream; tiny_pieces: an embedded novel in word pieces",
-            ),
-            "path": ("", 'of prepare_data.py stream, or a file, as bytes; "": an embedded novel'),
-            "train_split": ("train", "its name in the set"),
-            "eval_split": ("valid", "its name in the set"),
-            "max_length": (512, "T, tokens of a window", 1, 2**20),
-        },
-    },
-}
-
 
 def get_config(model: Mapping, task: str = "classification") -> ConfigDict:
     """Returns the default config around the `config.model` section `model`.
 
     Args:
       model: a section of sizes.py, as variants.py parses it.
-      task: a key of `TASKS`.
+      task: a name in `widenet_jax.specs.TASKS`; its spec has the fields of its own sections.
     """
-    config = ConfigDict(values(RUN[""]) | {"model": dict(model), "task": {"name": task}})
+    config = ConfigDict(values(RUN[""]) | {"model": dict(model)})
     follow_model(config.model)
-    for sections in (TASKS[task], RUN):
+    for sections in (task_spec(task).sections, RUN):
         config.update({name: values(rows) for name, rows in sections.items() if name})
+    config.task.name = task
     return config.lock()
 
 

@@ -142,6 +142,8 @@ class TaskSpec:
     Attributes:
       name: a value of `config.task.name`.
       task: its class, a `task.Task`.
+      sections: its sections of a config, such as `task` and `data`, and their fields by name. A
+        field is (default, meaning[, least[, most]]), as in configs/defaults.py.
       transforms: (config, info) -> the transforms of training and of evaluation.
       example: (config, params or None) -> the arrays of one example, without any data.
       sources: by `config.data.source`.
@@ -163,6 +165,7 @@ class TaskSpec:
     task: Named
     transforms: Named
     example: Named
+    sections: Mapping[str, Mapping[str, tuple]] = field(default_factory=dict)
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
     sizes: tuple[str, ...] = ("num_examples",)
     sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -7,7 +7,6 @@ import ast
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -15,6 +14,7 @@ from ml_collections import ConfigDict
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.names import nearest_name
 from widenet_jax.errors import BadInputError
+from widenet_jax.specs import TASKS, task_spec
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"
@@ -67,12 +67,11 @@ def task_of(config: Mapping) -> str:
     return config.get("task", {}).get("name", "")
 
 
-@cache
 def rows_of(task: str) -> dict[str, tuple]:
-    """Returns the rows of a task's fields by their full names; of "", those of every task."""
+    """Returns the rows of all fields by their full names; an unknown task adds none."""
     defaults = configs_module("defaults")
-    tables = (defaults.RUN, defaults.MODELS, {"task": defaults.TASK}, defaults.TASKS.get(task, {}))
-    return {name: row for sections in tables for name, row in named(sections).items()}
+    of_task = task_spec(task).sections if task in TASKS else {}
+    return named(defaults.RUN) | named(defaults.MODELS) | named(of_task)
 
 
 def named(sections: Mapping[str, Mapping[str, tuple]]) -> dict[str, tuple]:
@@ -86,7 +85,7 @@ def named(sections: Mapping[str, Mapping[str, tuple]]) -> dict[str, tuple]:
 
 def field_names() -> set[str]:
     """Returns the names of all fields, whatever the task and the model."""
-    return set().union(*(rows_of(task) for task in configs_module("defaults").TASKS))
+    return set().union(*map(rows_of, TASKS))
 
 
 def limits(row: tuple, value: Any) -> tuple[float, float]:

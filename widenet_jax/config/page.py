@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from widenet_jax.config.fields import field_of, named
 from widenet_jax.config.files import configs_module
 from widenet_jax.run.markdown import table_of
+from widenet_jax.specs import task_spec
 
 INTRODUCTION = """\
 # The fields of a config
@@ -17,8 +18,8 @@ INTRODUCTION = """\
     python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits \\
         --config.optimizer.learning_rate=1e-3 --config.duration="20 epochs"
 
-A config file takes the defaults below, which stand in `configs/defaults.py`, and changes what its
-experiment needs. `--print_config` prints the fields of one config, or of a run:
+A config file takes the defaults below and changes what its experiment needs. `--print_config`
+prints the fields of one config, or of a run:
 
     python -m widenet_jax.main --config=configs/imagenet.py:widenet_l --print_config
     python -m widenet_jax.main --workdir=runs/digits --print_config
@@ -28,8 +29,8 @@ may also be a share of the run, `"5%"`. An epoch may end inside a batch: a run e
 nearest step, and so does each interval of `evaluation.every` and `checkpoint.every`. Whole numbers
 are at least 1 and others at least 0, unless the meaning names another value.
 
-To change this page, change a row of `configs/defaults.py`; a test compares both, and names the
-command that writes the page.
+To change this page, change a row of `configs/defaults.py` or of a task's `spec.py`; a test names
+the command that then writes the page.
 """
 TASKS = {
     "classification": "Images",
@@ -49,10 +50,10 @@ value. Fields of a pretrained model (`glue.py`, `squad.py`, `finetune.py:pretrai
 def page() -> str:
     """Returns the page."""
     defaults = configs_module("defaults")
-    parts = [INTRODUCTION, "## Every run\n", table(defaults.RUN | {"task": defaults.TASK})]
+    parts = [INTRODUCTION, "## Every run\n", table(defaults.RUN)]
     for task, title in TASKS.items():
         parts += [f"## {title}\n", f"With `config.task.name={task}`:\n"]
-        parts.append(table(defaults.TASKS[task]))
+        parts.append(table(task_spec(task).sections))
     every = {"model": set_fields(defaults.MODEL), "model.attention": defaults.ATTENTION}
     parts += ["## Models\n", MODELS, table(every)]
     kinds = {

@@ -13,6 +13,22 @@ from widenet_jax.specs import (
 LANGUAGE_MODELING = TaskSpec(
     name="language_modeling",
     task="widenet_jax.language.task:LanguageModeling",
+    sections={
+        "task": {
+            "memory_length": (0, "M, tokens that a window sees before its own; 0: T", 0, 2**20),
+            "eval_memory_length": (0, "M in evaluation; 0: 4 T", 0, 2**20),
+        },
+        "data": {
+            "source": (
+                "token_stream",
+                "token_stream; tiny_pieces: an embedded novel in word pieces",
+            ),
+            "path": ("", 'of prepare_data.py stream, or a file, as bytes; "": an embedded novel'),
+            "train_split": ("train", "its name in the set"),
+            "eval_split": ("valid", "its name in the set"),
+            "max_length": (512, "T, tokens of a window", 1, 2**20),
+        },
+    },
     transforms="widenet_jax.language.data.token_streams:window_transforms",
     example="widenet_jax.language.data.token_streams:example_of",
     sources={

@@ -21,6 +21,20 @@ ALBERT = {"vocab_size": 30_000}
 MASKED_LM = TaskSpec(
     name="masked_lm",
     task="widenet_jax.text.masked_lm:MaskedLm",
+    sections={
+        "task": {
+            "mask_fraction": (0.15, "of a sequence's tokens, special ones included"),
+            "max_predictions": (0, "P; 0: mask_fraction of max_length", 0),
+            "max_ngram": (3, "words masked together; 1: single words"),
+        },
+        "data": {
+            "source": ("text", "text; tiny_text: an embedded novel, with data.path empty"),
+            "path": ("", "a set that scripts/prepare_data.py text wrote, local or gs://"),
+            "train_split": ("train", "its name in the set"),
+            "eval_split": ("valid", "its name in the set"),
+            "max_length": (512, "T, tokens of a sequence", 1, 2**20),
+        },
+    },
     transforms="widenet_jax.text.data.instances:instance_transforms",
     example="widenet_jax.text.data.instances:example_of",
     sources={
@@ -71,6 +85,21 @@ MASKED_LM = TaskSpec(
 TEXT_CLASSIFICATION = TaskSpec(
     name="text_classification",
     task="widenet_jax.text.classification:TextClassification",
+    sections={
+        "task": {},
+        "data": {
+            "source": ("table", "of texts and labels"),
+            "path": ("", "a directory of splits, train.tsv, dev.tsv, ..., or one file"),
+            "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
+            "train_split": ("train", "the name of its file, without the ending"),
+            "eval_split": ("dev", "as train_split"),
+            "max_length": (512, "T, tokens of a sequence", 1, 2**20),
+            "text_column": ("", "\"\": as in GLUE, Hugging Face's and TFDS's sets"),
+            "pair_column": ("", 'of second texts; "": as text_column, or none'),
+            "label_column": ("", '"": as text_column'),
+            "label_names": ("", 'of labels 0, 1, ...: "negative,positive"; "": as in the file'),
+        },
+    },
     transforms="widenet_jax.text.data.tables:table_transforms",
     example="widenet_jax.text.data.tables:example_of",
     sources={"table": SourceSpec("widenet_jax.text.data.tables:open_table", reads_slices=True)},
@@ -115,6 +144,24 @@ TEXT_CLASSIFICATION = TaskSpec(
 SPAN = TaskSpec(
     name="span",
     task="widenet_jax.text.span:Span",
+    sections={
+        "task": {
+            "head": ("beam", "beam: ALBERT's; span: BERT's"),
+            "unanswerable": (False, "whether some questions have no answer (SQuAD2.0)"),
+            "max_answer_length": (30, "tokens", 1, 2**10),
+            "null_threshold": (0.0, "no answer where the null score is above", -1e9),
+        },
+        "data": {
+            "source": ("squad", "questions on paragraphs"),
+            "path": ("", "a directory of splits in the official JSON or as parquet"),
+            "tokenizer": ("", 'a tokenizer.json, vocab.txt or .model; "": init_from has one'),
+            "train_split": ("train", "the name of its file, without the ending"),
+            "eval_split": ("dev", "as train_split"),
+            "max_length": (384, "T, tokens of a window", 1, 2**20),
+            "max_question_length": (64, "tokens", 1, 2**20),
+            "stride": (128, "tokens between the starts of two windows", 1, 2**20),
+        },
+    },
     transforms="widenet_jax.text.data.squad:window_transforms",
     example="widenet_jax.text.data.squad:example_of",
     sources={"squad": SourceSpec("widenet_jax.text.data.squad:open_squad", reads_slices=True)},
