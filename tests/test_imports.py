@@ -40,7 +40,6 @@ STILL = {
     ("ops/analysis/image_overlay.py", "vision.task"),
     ("ops/benchmark/input_pipeline.py", "vision.data"),
     ("ops/benchmark/tf_pipeline.py", "vision.data"),
-    ("ops/launch/job.py", "vision.data"),
     ("text/predict.py", "inference.trained"),
     ("vision/predict.py", "inference.trained"),
     ("vision/prediction_files.py", "inference.classes"),

@@ -11,9 +11,8 @@ saved ("the run ended with exit code 143"), or the launcher received SIGTERM and
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
@@ -21,16 +20,16 @@ from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, seconds
 from widenet_jax.errors import STOPPED, BadInputError
-from widenet_jax.ops.launch import job as jobs
-from widenet_jax.ops.launch.cloud_tpu import CloudTpu
-from widenet_jax.ops.launch.handover import Gke, SkyPilot
-from widenet_jax.ops.launch.job import Job
+from widenet_jax.ops.launch import requests
+from widenet_jax.ops.launch.following import CloudTpu
 from widenet_jax.ops.launch.plan_line import check_plan, plan_line, plan_of
-from widenet_jax.ops.launch.tools import Tools
+from widenet_jax.ops.launch.requests import Job, Tools
+from widenet_jax.ops.launch.workers import check_config
+from widenet_jax.ops.plan.topology import parse_topology
+from widenet_jax.run.stopping import say
 
 VERBS = ("status", "logs", "stop", "delete")
-CREATED_BY_GCLOUD = ("tpu-vm", "queued-resource")
-BACKENDS = (*CREATED_BY_GCLOUD, "skypilot", "gke")
+QUEUED = "queued-resource"
 
 
 def main(argv: Argv = None) -> int:
@@ -39,10 +38,9 @@ def main(argv: Argv = None) -> int:
     manages = bool(words) and words[0] in VERBS
     parser = Parser(__doc__, takes_fields=not manages)
     add = parser.add_argument
-    add("--zone", default="", help="europe-west4-a, ...; --backend=skypilot needs none")
+    add("--zone", required=True, help="europe-west4-a, ...")
     add("--project", default="", help="gcloud's default project by default")
-    add("--backend", default="tpu-vm", choices=BACKENDS)
-    add("--cluster", default="", help="of GKE, for --backend=gke")
+    add("--backend", default="tpu-vm", choices=("tpu-vm", QUEUED))
     add("--dry_run", action="store_true", help="print the commands, run none")
     add("--poll_seconds", type=seconds, default=20.0, help="between checks of the TPU")
     if manages:
@@ -66,23 +64,19 @@ def main(argv: Argv = None) -> int:
 
 
 def launch(options: Options) -> int:
-    """Runs a config on a TPU and returns the exit code."""
-    job = job_of(options)
-    backend = backend_of(options, job)
-    plan = partial(show_plan, options, job)
-    return run_on(backend, plan, options) if isinstance(backend, CloudTpu) else backend.launch(plan)
-
-
-def run_on(backend: CloudTpu, plan: Callable[[], None], options: Options) -> int:
-    """Runs the job of a Cloud TPU; whatever ends it, says that the TPU may still exist."""
+    """Runs a config on a TPU; however the launch ends, says that the TPU may still exist."""
+    tpu = CloudTpu(job_of(options), Tools(dry=options.dry_run), options.poll_seconds)
     try:
         with sigterm_as_exit():
-            code = backend.launch(plan)
-            if options.delete_when_done or not options.dry_run:
-                finish(backend, code, delete=options.delete_when_done)
+            code = tpu.launch(partial(show_plan, options))
+            if options.delete_when_done and code == 0:
+                tpu.delete()
+            elif not options.dry_run:
+                costs = f"{tpu.job.name} still costs money: {tpu.job.managing('delete')}"
+                say(f"the run ended with exit code {code}; {costs}")
     except BaseException:  # Ctrl-C and SIGTERM, too
-        if not options.dry_run:
-            backend.tell_cost()
+        if tpu.may_exist and not options.dry_run:
+            say(f"{tpu.job.name} may exist and cost money: {tpu.job.managing('delete')}")
         raise
     return code
 
@@ -101,103 +95,65 @@ def sigterm_as_exit() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def show_plan(options: Options, job: Job) -> None:
+def show_plan(options: Options) -> None:
     """Prints the plan of the run, unless --skip_plan omits it.
 
     Raises:
-      BadInputError: the plan cannot be made, or the run does not fit.
+      BadInputError: there is no plan, or the run does not fit.
     """
-    if options.skip_plan:
-        return
-    plan = plan_of(options.config, job.tpu.name, [*data_flags(options), *options.fields])
-    check_plan(plan, job.tpu.name)
-    print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
+    if not options.skip_plan:
+        plan = plan_of(options.config, options.tpu, [*data_flags(options), *options.fields])
+        check_plan(plan, options.tpu)
+        print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
 
 
 def data_flags(options: Options) -> list[str]:
-    """Returns the given flags that stand for a data set, which only the plan reads."""
+    """Returns the user's flags that stand for a data set, which only the plan reads."""
     sizes = {name: getattr(options, name) for name in DATA_SIZES}
     return [f"--{name}={size}" for name, size in sizes.items() if size]
 
 
-def finish(backend: CloudTpu, code: int, *, delete: bool) -> None:
-    """Deletes the TPU after the run, or says that it still exists."""
-    if delete and code == 0:
-        backend.delete()
-    else:
-        print(
-            f"the run ended with exit code {code}; {backend.job.name} still costs money: "
-            f"{backend.managing('delete')}",
-            file=sys.stderr,
-        )
-
-
 def job_of(options: Options) -> Job:
-    """Returns the job, after every check that can be made before anything is created.
+    """Returns the job, after every check that needs no gcloud.
 
     Raises:
-      BadInputError: a config, field, name or place that cannot be.
+      BadInputError: an impossible config, field, name or place.
     """
     if options.skip_plan and (unread := data_flags(options)):
         raise BadInputError(
             f"{unread[0]} is for the plan, which --skip_plan omits; leave one of the two out"
         )
-    tpu = jobs.parse_tpu(options.tpu)
-    config = jobs.check_config(options.config)
-    jobs.check_places(override(load_config(options.config), options.fields))
+    if ":" in options.tpu:  # a shape, which only `plan.py --topology` accepts
+        raise BadInputError(f"--tpu={options.tpu}: write generation and size, as in v3-256")
+    tpu = parse_topology(options.tpu, field="--tpu")
+    config = check_config(options.config)
+    requests.check_places(override(load_config(options.config), options.fields))
     if not options.workdir.startswith("gs://"):
         raise BadInputError(
             f"--workdir={options.workdir}: give a gs:// directory, which all workers share and "
             "which outlives the TPU"
         )
-    name = jobs.check_name(options.name or jobs.default_name(options.config))
-    places = (f"--config={config}", f"--workdir={options.workdir}")
-    extend = ["--extend"] if options.extend else []
-    arguments = (*places, "--distributed", *extend, *options.fields)
-    image = options.runtime_version or jobs.RUNTIME_VERSIONS[tpu.generation]
-    flags = jobs.split_gcloud_flags(options.gcloud_flags)
-    same = {key: getattr(options, key) for key in ("zone", "project", "spot", "cluster")}
-    return Job(name, tpu, arguments=arguments, runtime_version=image, gcloud_flags=flags, **same)
-
-
-def backend_of(options: Options, job: Job) -> CloudTpu | SkyPilot | Gke:
-    """Returns the means that --backend names, for this job.
-
-    Raises:
-      BadInputError: the backend lacks a flag, or cannot use one.
-    """
-    if job.gcloud_flags and options.backend not in CREATED_BY_GCLOUD:
-        raise BadInputError(
-            f"--gcloud_flags: --backend={options.backend} does not create the TPU with gcloud; "
-            f"choose --backend={' or '.join(CREATED_BY_GCLOUD)}"
-        )
-    if not job.zone and options.backend != "skypilot":
-        raise BadInputError(
-            f"--backend={options.backend} needs --zone, as in --zone=europe-west4-a; "
-            "--backend=skypilot finds one"
-        )
-    tools = Tools(job.tpu.name, job.zone, dry=options.dry_run)
-    if options.backend == "skypilot":
-        if job.project:
-            raise BadInputError(
-                f"--project={job.project}: SkyPilot takes the project of gcloud; leave it out, and "
-                f"run: gcloud config set project {job.project}"
-            )
-        return SkyPilot(job, tools)
-    if options.backend == "gke":
-        return Gke(job, tools)
-    queued = options.backend == "queued-resource"
-    return CloudTpu(job, tools, queued=queued, poll_seconds=options.poll_seconds)
+    places = (f"--config={config}", f"--workdir={options.workdir}", "--distributed")
+    return Job(
+        name=requests.check_name(options.name or requests.default_name(options.config)),
+        tpu=tpu,
+        zone=options.zone,
+        project=options.project,
+        arguments=(*places, *["--extend"] * options.extend, *options.fields),
+        queued=options.backend == QUEUED,
+        spot=options.spot,
+        runtime_version=options.runtime_version or requests.RUNTIME_VERSIONS[tpu.generation],
+        gcloud_flags=requests.split_gcloud_flags(options.gcloud_flags),
+    )
 
 
 def manage(options: Options) -> None:
-    """Runs status, logs, stop (the run saves and ends, a Cloud TPU stays) or delete."""
-    # These verbs ignore the TPU's kind. GKE would refuse one that it does not offer.
-    name, tpu = jobs.check_name(options.name), replace(jobs.parse_tpu("v4-8"), name="this TPU")
-    job = Job(name, tpu, options.zone, (), options.project, cluster=options.cluster)
-    said = getattr(backend_of(options, job), options.verb)()
-    if said:
-        print(said)
+    """Runs status, logs, stop (the run saves and ends, the TPU stays) or delete."""
+    place = {"zone": options.zone, "project": options.project, "queued": options.backend == QUEUED}
+    job = Job(requests.check_name(options.name), None, **place)
+    found = getattr(CloudTpu(job, Tools(dry=options.dry_run)), options.verb)()
+    if found:
+        print(found)
 
 
 if __name__ == "__main__":

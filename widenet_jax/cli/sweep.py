@@ -24,7 +24,7 @@ from widenet_jax.config.parser import (
     show,
 )
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.ops.launch.tools import LAUNCHER
+from widenet_jax.ops.launch.requests import LAUNCHER
 from widenet_jax.ops.sweep import axes
 from widenet_jax.ops.sweep.check import check_finished, check_shared
 from widenet_jax.ops.sweep.directory import Directory
@@ -73,7 +73,7 @@ def main(argv: Argv = None) -> int:
 def add_launch_flags(parser: Parser) -> None:
     """Adds the flags that hand runs to the launcher."""
     text = "hand each run to scripts/launch_tpu.py with these flags, as in --launch='--tpu=v3-8 "
-    text += "--zone=europe-west4-a --backend=skypilot'; once: to hand one over again, delete "
+    text += "--zone=europe-west4-a'; once: to hand one over again, delete the file "
     text += "logs/TRIAL.handed_over in the sweep's directory"
     parser.add_argument("--launch", metavar="FLAGS", help=text)
     text = "with --launch: gs://... for the runs' workdirs"

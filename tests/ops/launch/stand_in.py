@@ -1,4 +1,4 @@
-"""Programs that stand in for gcloud, sky, xpk, kubectl and ssh-add, and for gcloud's workers.
+"""Programs that stand in for gcloud, ssh-add and ssh-keygen, and for the workers of a TPU.
 
 The programs record every call and answer as `Cloud.states` and `Cloud.fails` tell them. `ssh` runs
 its command in a home directory for each of two workers, and `scp` copies into it, so that commands
@@ -132,11 +132,9 @@ class Cloud:
             codes.write_text(json.dumps(exit_codes))
         (directory / "states.json").write_text(json.dumps(states))
         (directory / "fails.json").write_text(json.dumps(fails or {}))
-        for tool in ("gcloud", "sky", "xpk", "kubectl"):
-            program(directory / "bin" / tool, f"#!{sys.executable} -IS\n{GCLOUD}")
-        program(
-            directory / "bin" / "ssh-add", f"#!/bin/sh\necho '{agent}'\ntest '{agent}' || exit 2"
-        )
+        program(directory / "bin" / "gcloud", f"#!{sys.executable} -IS\n{GCLOUD}")
+        listed = f"test \"$1\" = -l && echo '{agent}' && test '{agent}'"
+        program(directory / "bin" / "ssh-add", f"#!/bin/sh\n{listed}\n")
         program(directory / "bin" / "ssh-keygen", "#!/bin/sh\n")  # the key has no passphrase
         program(directory / "machine" / "python3", MACHINE_PYTHON)
         program(directory / "machine" / "training", f"#!{sys.executable} -IS\n{TRAINING}")
@@ -202,5 +200,4 @@ def short(call: list[str]) -> str:
     if verb != "ssh":
         return verb
     values = dict(word.partition("=")[::2] for word in call if word.startswith("--"))
-    first = values["--command"].split(" ")[0]
-    return f"ssh {values['--worker']} {values['--command'] if first == 'bash' else first}"
+    return f"ssh {values['--worker']} {values['--command'].split('worker.sh ')[-1].split()[0]}"

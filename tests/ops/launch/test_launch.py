@@ -15,13 +15,9 @@ from socket import gethostname
 from threading import Thread
 
 import pytest
-import yaml
 from stand_in import ROOT, Cloud
 
-from widenet_jax.errors import RunFailedError
-from widenet_jax.ops.launch import cloud_tpu
-from widenet_jax.ops.launch.job import Job, parse_tpu
-from widenet_jax.ops.launch.tools import Tools
+from widenet_jax.ops.launch import following
 
 ARGUMENTS = (
     "--config=configs/digits.py:vit_tiny", "--tpu=v5e-16", "--zone=us-west4-a",
@@ -30,8 +26,7 @@ ARGUMENTS = (
 DELETE = f"{sys.executable} -m widenet_jax.cli.launch_tpu delete mine --zone=us-west4-a"
 HARD = '/it\'s "5" $HOME `x`; 7 steps'  # a value that every layer of quoting must preserve
 START = [
-    "ssh all mkdir", "scp", "ssh all chmod", "ssh all bash widenet_run/start.sh", "ssh 0 tail",
-    "ssh 0 if",
+    "ssh all mkdir", "scp", "ssh all setup", "ssh all start", "ssh 0 log", "ssh 0 state",
 ]  # fmt: skip
 
 
@@ -84,7 +79,6 @@ def test_secrets_travel_in_a_file_and_in_no_command_line(tmp_path: Path):
     there = cloud.directory / "worker_0" / "widenet_run"
     assert stat.S_IMODE((there / "env").stat().st_mode) == 0o600
     assert stat.S_IMODE(there.stat().st_mode) == 0o700
-    assert "[tpu,gcs,wandb]" in (there / "setup.sh").read_text()
 
 
 @pytest.mark.parametrize("backend", ["tpu-vm", "queued-resource"])
@@ -113,8 +107,7 @@ def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Pat
     states = ("NOT_FOUND", "READY", doing, doing, state)
     cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
     done = cloud.launch(*ARGUMENTS)
-    assert done.returncode == 3
-    assert cloud.steps() == ["describe", "create", "describe", *START, *["describe"] * 4]
+    assert (done.returncode, cloud.steps().count("create")) == (3, 1)
     *_, cost, line = done.stderr.splitlines()
     if state == "NOT_FOUND":
         assert line == "failed: mine was deleted by someone; the same command creates it again"
@@ -123,37 +116,21 @@ def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Pat
     start = "gcloud compute tpus tpu-vm start mine --zone=us-west4-a"
     assert line.startswith(f"failed: mine was stopped by someone; start it (`{start}`)")
     assert cost.startswith("mine may exist and cost money")
+    before = len(cloud.calls())
     again = cloud.launch(*ARGUMENTS)  # the boot disk may hold something
-    assert (again.returncode, cloud.steps()[13:]) == (2, ["describe"])
+    assert (again.returncode, cloud.steps()[before:]) == (2, ["describe"])
     assert f"or delete it with its disk (`{DELETE}`)" in again.stderr
 
 
-def test_a_tpu_deleted_while_another_one_is_created(tmp_path: Path):
-    """A plain preemption is replaced; what a person then deletes is not."""
-    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "NOT_FOUND")
-    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
-    done = cloud.launch(*ARGUMENTS)
-    assert (done.returncode, cloud.steps().count("create")) == (3, 2)
-    assert "mine was deleted by someone" in done.stderr.splitlines()[-1]
-
-
-def test_a_queued_resource_whose_tpu_a_person_deletes(tmp_path: Path):
-    """It stays listed, and is replaced by the next launch only."""
-    deleted = ("SUSPENDING USER", "SUSPENDED USER", "SUSPENDED USER")
-    states = ("NOT_FOUND", "ACTIVE SERVICE", *deleted, "ACTIVE USER")
+def test_a_queued_resource_whose_tpu_a_person_deletes_is_not_replaced(tmp_path: Path):
+    """It stays listed, as after a preemption."""
+    states = ("NOT_FOUND", "ACTIVE SERVICE", "SUSPENDING USER", "SUSPENDED USER")
     cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
     done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
-    assert done.returncode == 3
-    assert cloud.steps() == ["describe", "create", "describe", *START, *["describe"] * 3]
+    assert (done.returncode, cloud.steps().count("create")) == (3, 1)
     line = done.stderr.splitlines()[-1]
-    assert line.startswith("failed: the TPU of mine was deleted by someone; the same command")
-    assert line.endswith(f"`{DELETE} --backend=queued-resource` removes its queued resource")
-    assert "cost money" not in done.stderr
-    (cloud.directory / "states.json").write_text(json.dumps(states[-2:]))
-    (cloud.directory / "exit_codes_worker_0.json").write_text("[0]")
-    before = len(cloud.calls())
-    assert cloud.launch(*ARGUMENTS, "--backend=queued-resource").returncode == 0
-    assert cloud.steps()[before:] == ["describe", "delete", "create", "describe", *START]
+    assert line.startswith("failed: mine was stopped by someone; ")
+    assert f"`{DELETE} --backend=queued-resource`" in line
 
 
 def test_queued_resource(tmp_path: Path):
@@ -198,21 +175,21 @@ def test_a_broken_connection_is_reopened(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", fails=fails)
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
-    assert cloud.steps()[4:] == [*START, "describe", "ssh 0 tail", "ssh 0 if"]
-    tails = [call[-1] for call in cloud.calls() if "tail -n" in call[-1]]
-    assert ["-n 100 " in tails[0], "-n 10 " in tails[1]] == [True, True]
+    assert cloud.steps()[4:] == [*START, "describe", "ssh 0 log", "ssh 0 state"]
+    logs = [call[-1] for call in cloud.calls() if "worker.sh log" in call[-1]]
+    assert [words.split()[-1] for words in logs] == ["100", "10"]
     assert len(cloud.trainings()) == 1
 
 
 def test_a_worker_that_can_no_longer_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As where a person stops the TPU of a queued resource, which then stays ACTIVE."""
-    monkeypatch.setattr(cloud_tpu, "CHECKS_UNREACHED", 2)
+    monkeypatch.setattr(following, "CONNECTION_ATTEMPTS", 2)
     fails = {"ssh": ["", "", "", *["TPU not in state READY"] * 4]}
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "ACTIVE"), fails=fails)
     done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
     assert done.returncode == 3
     *_, cost, line = done.stderr.splitlines()
-    assert line.endswith("`gcloud compute tpus tpu-vm describe mine --zone=us-west4-a` tells")
+    assert "`gcloud compute tpus tpu-vm describe mine --zone=us-west4-a`" in line
     assert cost == f"mine may exist and cost money: {DELETE} --backend=queued-resource"
 
 
@@ -220,7 +197,7 @@ def test_an_outage_does_not_end_a_launch_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """No answer to 2 checks while the TPU is created, and to 2 while the run is followed."""
-    monkeypatch.setattr(cloud_tpu, "CHECKS_WITHOUT_ANSWER", 3)
+    monkeypatch.setattr(following, "CHECKS_WITHOUT_ANSWER", 3)
     outage = ["ERROR: 503", "ERROR: no active account"]
     fails = {"ssh": ["", "", "", "Connection reset", "Connection reset"]}
     fails["describe"] = ["", *outage, "", *outage]
@@ -230,33 +207,30 @@ def test_an_outage_does_not_end_a_launch_that_has_begun(
     assert done.stderr.count("mine: its state is unknown, asking again: ") == 4
     checks = ["describe"] * 3
     begun = ["describe", "create", *checks, *START]
-    assert cloud.steps() == [*begun, *checks, "ssh 0 tail", "ssh 0 if"]
+    assert cloud.steps() == [*begun, *checks, "ssh 0 log", "ssh 0 state"]
     cloud = Cloud(tmp_path / "other", fails={"describe": ["", *["ERROR: 503"] * 4]})
     assert cloud.launch(*ARGUMENTS).returncode == 3
     assert cloud.steps() == ["describe", "create", *checks]
 
 
-def test_a_run_that_left_no_exit_code_is_started_again(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(-9, 0))
+def test_a_run_that_left_no_exit_code_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As after a reboot; unless it was lost soon after its start, which would be so again."""
+    monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 0)
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(-9, 0, -9))
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert "mine: the run left no exit code" in done.stderr
-    follow = ["ssh 0 tail", "ssh 0 if", "describe"]
-    begun = ["describe", "create", "describe", *START, "describe", *follow]
-    assert cloud.steps() == [*begun, "describe", "describe", "ssh all if", *START]
+    begun = ["describe", "create", "describe", *START]
+    assert cloud.steps() == [*begun, "describe", "describe", "describe", *START]
     assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
     logs = [cloud.directory / "worker_0" / "widenet_run" / f"run.log{end}" for end in ("", ".old")]
     assert [log.read_text() for log in logs] == ["worker_0: step 1 of 1\n"] * 2
-
-
-def test_three_runs_in_a_row_that_left_no_exit_code():
-    """A run of more than an hour begins a new row: it was lost for another reason."""
-    job = Job("mine", parse_tpu("v3-8"), "z", ())
-    tpu = cloud_tpu.CloudTpu(job, Tools("v3-8", "z"), queued=False)
-    for seconds in (10, 20, 4000, 3000):
-        tpu.count_lost_run(seconds)
-    with pytest.raises(RunFailedError, match=r"3 times in a row; its log: .* logs mine --zone=z"):
-        tpu.count_lost_run(10)
+    monkeypatch.setattr(following, "SHORT_RUN_SECONDS", 600)
+    done = cloud.launch(*ARGUMENTS)
+    assert done.returncode == 3
+    assert f"its log: `{DELETE.replace('delete', 'logs')}`" in done.stderr.splitlines()[-1]
 
 
 def test_a_repaired_tpu_is_kept_and_the_run_restarted_on_all_workers(tmp_path: Path):
@@ -267,19 +241,8 @@ def test_a_repaired_tpu_is_kept_and_the_run_restarted_on_all_workers(tmp_path: P
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert "mine: REPAIRING" in done.stderr
-    checks = ["describe"] * 4
-    begun = ["describe", "create", "describe", *START]
-    assert cloud.steps() == [*begun, *checks, "ssh all if", *START]
+    assert cloud.steps().count("create") == 1
     assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
-
-
-def test_a_hidden_tpu_is_refused_and_one_whose_repair_failed_replaced(tmp_path: Path):
-    states = ("NOT_FOUND", "READY", "UNKNOWN", "UNKNOWN", "HIDDEN")
-    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
-    done = cloud.launch(*ARGUMENTS)
-    assert (done.returncode, cloud.steps().count("create")) == (3, 2)
-    assert "mine is UNKNOWN; creating it again" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("failed: mine is HIDDEN instead of ready; ")
 
 
 def test_workers_that_never_accept_connections(tmp_path: Path):
@@ -289,12 +252,14 @@ def test_workers_that_never_accept_connections(tmp_path: Path):
     assert done.stderr.splitlines()[-1].endswith("Connection refused")
     done = cloud.launch("status", "mine", "--zone=z")
     assert done.stdout.splitlines() == ["mine: READY", "worker 0 cannot be reached"]
+    absent = Cloud(tmp_path / "absent", states=("NOT_FOUND",))
+    assert "there is no such TPU" in absent.launch("status", "mine", "--zone=z").stdout
 
 
 def test_preemption_during_set_up(tmp_path: Path):
     """Then no capacity for another one, then one that is preempted before it is ready."""
     absent, lost = ["NOT_FOUND"] * 2, ["PREEMPTED"] * 2
-    states = ("NOT_FOUND", "READY", "PREEMPTED", *absent, *lost, "READY")
+    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", *absent, *lost, "READY")
     fails = {"scp": ["ERROR: lost connection"], "create": ["", "ERROR: no more capacity"]}
     cloud = Cloud(tmp_path / "cloud", states=states, fails=fails)
     done = cloud.launch(*ARGUMENTS)
@@ -302,8 +267,8 @@ def test_preemption_during_set_up(tmp_path: Path):
     assert [step for step in cloud.steps() if step in ("create", "delete", "scp")] == [
         *("create", "scp", "delete", "create", "create", "delete", "create", "scp"),
     ]
-    assert "no free v5e-16 in us-west4-a;" in done.stderr
-    assert "mine is PREEMPTED instead of ready;" in done.stderr
+    assert "no free TPU in the zone;" in done.stderr
+    assert "mine is PREEMPTED; for the reason run" in done.stderr
 
 
 def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):
@@ -338,8 +303,8 @@ def still_running() -> Iterator[subprocess.Popen]:
 def test_the_same_launch_again_follows_the_running_job(
     tmp_path: Path, still_running: subprocess.Popen
 ):
-    """And starts it on worker 1 if it missed its start there, but not if it has ended there."""
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0, 0))
+    """SIGTERM ends the launcher, not the run. A run without an exit code is started again."""
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"), exit_codes=(0, 0))
     assert cloud.launch(*ARGUMENTS).returncode == 0
     home = cloud.directory / "worker_0" / "widenet_run"
     (home / "run.pid").write_text(str(still_running.pid))
@@ -351,7 +316,7 @@ def test_the_same_launch_again_follows_the_running_job(
         before = len(cloud.calls())
 
         def wait() -> None:
-            while "ssh 0 tail" not in cloud.steps()[before:]:
+            while "ssh 0 log" not in cloud.steps()[before:]:
                 time.sleep(0.05)
             then()
 
@@ -361,52 +326,24 @@ def test_the_same_launch_again_follows_the_running_job(
     ended = cloud.launch(*ARGUMENTS)
     assert (ended.returncode, still_running.poll()) == (143, None)
     assert ended.stderr.splitlines()[-1] == f"mine may exist and cost money: {DELETE}"
-    assert len(cloud.trainings(1)) == 1
-    # Worker 0 can be followed without the key in an agent, which all workers together need.
-    asked = cloud.directory / "bin" / "ssh-add"
-    empty = asked.read_text()
-    asked.write_text("#!/bin/sh\necho '3072 SHA256:other me@here (RSA)'\n")
-    once_followed(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    ended = cloud.launch(*ARGUMENTS, HOME=str(tmp_path))
-    assert ended.returncode == 143 and "warning: " in ended.stderr
-    asked.write_text(empty)
-    assert len(cloud.trainings(1)) == 1
-    (cloud.directory / "worker_1" / "widenet_run" / "run.exit").unlink()
     before = len(cloud.calls())
     # `wait`, so that its pid disappears
     once_followed(lambda: (still_running.terminate(), still_running.wait()))
     assert cloud.launch(*ARGUMENTS).returncode == 0
-    assert cloud.steps()[before:] == ["describe", "ssh 0 if", "ssh all [", *START[-2:]]
-    assert (len(cloud.trainings(0)), len(cloud.trainings(1))) == (1, 2)
+    assert cloud.steps()[before:] == ["describe", "ssh 0 job", *START[-2:]]
+    assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 1
 
 
-def test_what_is_left_of_a_run_on_another_worker_is_ended(
+def test_the_remains_of_a_run_on_another_worker_are_ended(
     tmp_path: Path, still_running: subprocess.Popen
 ):
-    """Before the run starts on a ready TPU. But the run may live if worker 0 gives no answer."""
-    cloud = Cloud(tmp_path / "cloud", states=("READY",), exit_codes=(0, 0))
+    cloud = Cloud(tmp_path / "cloud", states=("READY",))
     there = cloud.directory / "worker_1" / "widenet_run"
     there.mkdir()
     (there / "run.pid").write_text(str(still_running.pid))
-    (cloud.directory / "fails.json").write_text('{"ssh": ["Connection reset"]}')
     assert cloud.launch(*ARGUMENTS).returncode == 0
-    assert cloud.steps() == ["describe", "ssh 0 if", "describe", *START]
-    assert still_running.poll() is None
-    before = len(cloud.calls())
-    assert cloud.launch(*ARGUMENTS).returncode == 0
-    again = ["describe", "ssh 0 if", "describe", "ssh 0 if", "ssh all if", *START]
-    assert cloud.steps()[before:] == again
+    assert cloud.steps() == ["describe", "ssh 0 job", "describe", *START]
     assert still_running.wait(10) == -signal.SIGKILL
-
-
-def test_a_repair_during_set_up(tmp_path: Path):
-    """The run may have started on some workers; it starts again on all of them."""
-    states = ("NOT_FOUND", "READY", "REPAIRING", "READY")
-    cloud = Cloud(tmp_path / "cloud", states=states, fails={"scp": ["ERROR: lost connection"]})
-    done = cloud.launch(*ARGUMENTS)
-    assert done.returncode == 0, done.stderr
-    begun = ["describe", "create", "describe", *START[:2]]
-    assert cloud.steps() == [*begun, *["describe"] * 2, "ssh all if", *START]
 
 
 def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
@@ -466,19 +403,6 @@ def test_gclouds_key_is_checked_before_anything_is_created(tmp_path: Path):
     assert cloud.launch(*one_worker, HOME=str(tmp_path)).returncode == 0
 
 
-def test_skypilot_alone_finds_a_zone(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud")
-    arguments = [word for word in ARGUMENTS if not word.startswith("--zone")]
-    done = cloud.launch(*arguments, "--backend=skypilot", "--dry_run")
-    task = yaml.safe_load(done.stdout.split("\n$ ")[0])
-    assert task["resources"]["infra"] == "gcp"
-    assert cloud.launch("status", "mine", "--backend=skypilot").returncode == 0
-    for words in (arguments, ("status", "mine")):
-        done = cloud.launch(*words)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "--backend=tpu-vm needs --zone" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("message", "code", "words"),
     [
@@ -486,12 +410,10 @@ def test_skypilot_alone_finds_a_zone(tmp_path: Path):
          "not properly specified.\nFailed to find attribute [project]. The attribute can be set in "
          "the following ways: \n- provide the argument `--project` on the command line\n- set the "
          "property `core/project`", 2, "no project; give --project=ID, or run `gcloud config set "),
-        ("ERROR: (gcloud.compute.tpus.tpu-vm.create) SSH Key is not present in the SSH agent. "
-         'Please run "ssh-add KEY" to add it, and try again.', 2, "run `ssh-add ~/"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) INVALID_ARGUMENT: Location us-west4-a is not "
-         "found or access is unauthorized.", 2, "--zone=us-west4-a does not offer v5e-16"),
+         "found or access is unauthorized.", 2, "--zone does not offer this TPU"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit "
-         "'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0", 3, "quota for v5e-16"),
+         "'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0", 3, "quota for this TPU"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) There is no more capacity in the zone "
          "\"us-west4-a\"; you can try in another zone", 3, "--backend=queued-resource waits"),
         ("ERROR: (gcloud.compute.tpus.tpu-vm.create) You do not currently have an active account "
@@ -507,11 +429,8 @@ def test_errors_of_gcloud_are_reported_in_one_line(
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",), fails={"create": [message]})
     done = cloud.launch(*ARGUMENTS)
     assert done.returncode == code
-    *cost, line = [line for line in done.stderr.splitlines() if not line.startswith("$ ")]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("$ ")]
     assert words in line
-    # Of an unknown error, such as a broken connection, the TPU may be created nevertheless.
-    maybe = [f"mine may exist and cost money: {DELETE}"]
-    assert cost == (maybe if words == "something new" else [])
 
 
 def test_a_login_that_expires_while_the_tpu_is_created(tmp_path: Path):
@@ -525,33 +444,13 @@ def test_a_login_that_expires_while_the_tpu_is_created(tmp_path: Path):
     cost, line = done.stderr.splitlines()[-2:]
     assert cost == f"mine may exist and cost money: {DELETE}"
     assert line.startswith("error: gcloud is not logged in;")
-    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "CREATING", "READY")
+    states = ("NOT_FOUND", "READY", *["PREEMPTED"] * 2, "CREATING", "CREATING", "READY")
     fails = {"create": ["", message]}
     later = Cloud(tmp_path / "later", states=states, exit_codes=(134, 0), fails=fails)
     done = later.launch(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert later.steps().count("create") == 2  # the second one's TPU is used
     assert "error: gcloud" not in done.stderr
-
-
-def test_a_queued_resource_that_failed(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "PROVISIONING", "FAILED"))
-    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
-    assert done.returncode == 3
-    assert "mine is FAILED" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("backend", ["tpu-vm", "skypilot", "gke"])
-def test_a_missing_tool_is_named(tmp_path: Path, backend: str):
-    cloud = Cloud(tmp_path / "cloud")
-    for tool in ("gcloud", "sky", "xpk"):
-        (cloud.directory / "bin" / tool).unlink()
-    here = tmp_path / "git"
-    here.mkdir()
-    (here / "git").symlink_to(subprocess.check_output(["which", "git"], text=True).strip())
-    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", "--cluster=c", path=str(here))
-    assert done.returncode == 2
-    assert "was not found on PATH: " in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -570,27 +469,12 @@ def test_a_missing_tool_is_named(tmp_path: Path, backend: str):
             ["--config.data.source=image_folder", "--config.data.path=gs://b/photos"],
             "config.data.path=gs://b/photos: image folders are read from local disks only",
         ),
-        (["--backend=skypilot", "--project=p"], "gcloud config set project p"),
-        (["--backend=gke"], "--backend=gke needs --cluster"),
-        (["--backend=gke", "--cluster=c", "--tpu=v3-8"], "xpk does not support it"),
-        (["--backend=gke", "--cluster=c", "--spot"], "xpk cluster create --spot"),
         (["--backend=other"], "invalid choice"),
         (["--gcloud_flags=--labels='a"], "No closing quotation"),
-        (["--gcloud_flags=network=a"], "write flags of gcloud, as in --gcloud_flags='--network="),
-        (["--gcloud_flags=--zone=z"], "in place of --zone give --zone"),
-        (["--gcloud_flags=--reserved --accelerator-type v3-8"], "give --tpu"),
-        (["--gcloud_flags=--type=v4 --topology=2x2x1"], "in place of --type give --tpu"),
-        (["--gcloud_flags=--topology=2x2x1"], "in place of --topology give --tpu"),
-        (["--gcloud_flags=--node-prefix=a"], "in place of --node-prefix give --name"),
-        (["--gcloud_flags=--node-count=2"], "leave --node-count out; the launcher creates one TPU"),
-        (["--gcloud_flags=--async"], "leave --async out; the launcher waits for the TPU"),
-        (["--gcloud_flags=--quiet"], "leave --quiet out; the launcher lets gcloud ask nothing"),
+        (["--gcloud_flags=--zone=z"], "--gcloud_flags: leave --zone out"),
+        (["--gcloud_flags=--reserved --accelerator-type v3-8"], "leave --accelerator-type out"),
+        (["--gcloud_flags=--async"], "leave --async out"),
         (["--num_examples=9"], "--num_examples=9 is for the plan, which --skip_plan omits"),
-        (["--vocab_size=9"], "--vocab_size=9 is for the plan, which --skip_plan omits"),
-        (
-            ["--gcloud_flags=--reserved", "--backend=skypilot"],
-            "does not create the TPU with gcloud",
-        ),
     ],
 )
 def test_mistakes_are_found_before_anything_is_created(
@@ -602,48 +486,6 @@ def test_mistakes_are_found_before_anything_is_created(
     (line,) = done.stderr.splitlines()
     assert words in line
     assert cloud.calls() == []
-
-
-def test_skypilot_receives_a_task(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud")
-    flags = ("--backend=skypilot", "--spot", f"--config.data.path={HARD}")
-    done = cloud.launch(*ARGUMENTS, *flags, "--dry_run", WANDB_API_KEY="s3cr3t")
-    text = done.stdout.split("\n$ ")[0]
-    task = yaml.safe_load(text)
-    assert task["resources"] == {
-        "infra": "gcp/us-west4/us-west4-a",
-        "accelerators": "tpu-v5litepod-16",
-        "accelerator_args": {"runtime_version": "v2-alpha-tpuv5-lite", "tpu_vm": True},
-        "use_spot": True,
-    }
-    assert task["secrets"] == {"WANDB_API_KEY": None}
-    assert "s3cr3t" not in done.stdout
-    words = shlex.split(task["run"])
-    assert words[1:3] == ["-m", "widenet_jax.main"]
-    assert words[-1] == f"--config.data.path={HARD}"
-    done = cloud.launch(*ARGUMENTS, *flags, WANDB_API_KEY="s3cr3t")
-    assert done.returncode == 0, done.stderr
-    ((*call, file),) = cloud.calls()
-    secret = ["--secret", "WANDB_API_KEY"]
-    assert call == ["sky", "jobs", "launch", "--yes", "--detach-run", *secret]
-    assert file.endswith("task.yaml")
-
-
-def test_gke_receives_a_workload(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud")
-    flags = ("--backend=gke", "--cluster=c", f"--config.data.path={HARD}")
-    done = cloud.launch(*ARGUMENTS, *flags, WANDB_API_KEY="s3cr3t")
-    assert done.returncode == 0, done.stderr
-    (call,) = cloud.calls()
-    assert "s3cr3t" not in " ".join(call)
-    values = dict(word.partition("=")[::2] for word in call if word.startswith("--"))
-    assert call[:3] == ["xpk", "workload", "create"]
-    assert values["--workload"] == "mine"
-    assert values["--tpu-type"] == "v5litepod-16"
-    assert values["--env-file"].endswith("/env")
-    words = shlex.split(values["--command"])
-    assert words[words.index("exec") :][1:4] == ["python", "-m", "widenet_jax.main"]
-    assert words[-1] == f"--config.data.path={HARD}"
 
 
 @pytest.mark.parametrize("tpu", ["v3-256", "v5e-16"])
@@ -666,7 +508,7 @@ def test_status_logs_stop_delete(tmp_path: Path):
     assert cloud.launch(*ARGUMENTS).returncode == 0
     where = ("mine", "--zone=us-west4-a")
     status = cloud.launch("status", *where)
-    assert status.stdout == "mine: READY\nended, exit code 0\nworker_0: step 1 of 1\n"
+    assert status.stdout == "mine: READY\nexit 0\nworker_0: step 1 of 1\n"
     home = cloud.directory / "worker_0" / "widenet_run"
     with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
         for worker, process in ((0, one), (1, two)):
@@ -688,34 +530,7 @@ def test_status_without_a_run_and_without_its_exit_code(tmp_path: Path):
     there.mkdir()
     (there / "run.log").write_text("step 1\nstep 2\n")
     (there / "run.pid").write_text("999999999\n")  # larger than any
-    said = cloud.launch("status", "mine", "--zone=z").stdout
-    assert said == "mine: READY\nended without an exit code\nstep 2\n"
-
-
-def test_status_of_an_absent_tpu_and_without_permission(tmp_path: Path):
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND",))
-    done = cloud.launch("status", "mine", "--zone=z")
-    assert done.stdout.strip() == "mine: there is no such TPU"
-    cloud = Cloud(tmp_path / "other", fails={"describe": ["ERROR: PERMISSION_DENIED: no"]})
-    done = cloud.launch("status", "mine", "--zone=z")
-    assert (done.returncode, "check --project" in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("backend", "verb", "command"),
-    [
-        ("skypilot", "status", "sky jobs queue"),
-        ("skypilot", "logs", "sky jobs logs --name mine"),
-        ("skypilot", "stop", "sky jobs cancel --yes --name mine"),
-        ("skypilot", "delete", "sky jobs cancel --yes --name mine"),
-        ("gke", "status", "xpk workload list --cluster=c --zone=z --filter-by-job=mine"),
-        ("gke", "logs", "kubectl logs --follow --tail=100 --selector=jobset.sigs.k8s.io/"
-         "jobset-name=mine,batch.kubernetes.io/job-completion-index=0"),
-        ("gke", "delete", "xpk workload delete --cluster=c --zone=z --workload=mine"),
-    ],
-)  # fmt: skip
-def test_commands_of_the_engines(tmp_path: Path, backend: str, verb: str, command: str):
-    cloud = Cloud(tmp_path / "cloud")
-    done = cloud.launch(verb, "mine", "--zone=z", f"--backend={backend}", "--cluster=c")
-    assert done.returncode == 0, done.stderr
-    assert [shlex.join(call) for call in cloud.calls()] == [command]
+    script = ROOT / "widenet_jax" / "ops" / "launch" / "worker.sh"
+    (there / "worker.sh").write_text(script.read_text())
+    text = cloud.launch("status", "mine", "--zone=z").stdout
+    assert text == "mine: READY\nlost\nstep 2\n"

@@ -250,7 +250,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 def test_each_trial_is_handed_to_the_launcher():
     (trial,) = expand("configs/digits.py", [{"seed": 1}])
-    hand_over = handing_over("--tpu=v3-8 --zone=europe-west4-a --backend=skypilot")
+    hand_over = handing_over("--tpu=v3-8 --zone=europe-west4-a --backend=tpu-vm")
     words = hand_over(trial, "gs://bucket/sweep/seed_1")
     launcher, flags = words[:3], words[3:]
     assert launcher == [sys.executable, "-m", "widenet_jax.cli.launch_tpu"]
@@ -258,7 +258,7 @@ def test_each_trial_is_handed_to_the_launcher():
     assert "--spot" in usage.stdout
     assert flags == [
         f"--name=sweep-{trial.name[-8:]}", "--tpu=v3-8", "--zone=europe-west4-a",
-        "--backend=skypilot", DIGITS, "--workdir=gs://bucket/sweep/seed_1", "--config.seed=1",
+        "--backend=tpu-vm", DIGITS, "--workdir=gs://bucket/sweep/seed_1", "--config.seed=1",
     ]  # fmt: skip
 
 

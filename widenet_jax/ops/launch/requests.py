@@ -1,0 +1,278 @@
+"""A job on a Cloud TPU: its checks, and the commands that gcloud receives."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.ops.plan.topology import Topology
+
+REMOTE = "widenet_run"  # directory in the home directory of every worker
+LAUNCHER = "widenet_jax.cli.launch_tpu"  # scripts/launch_tpu.py, which no wheel has
+SSH_KEY = "~/.ssh/google_compute_engine"  # the key that gcloud uses, and creates where it is absent
+SECRETS = ("WANDB_API_KEY",)  # environment variables, copied to a file of mode 0600
+# The TPU VM image of each generation: docs.cloud.google.com/tpu/docs/runtimes, November 2026.
+RUNTIME_VERSIONS = {
+    **dict.fromkeys(("v2", "v3", "v4"), "tpu-ubuntu2204-base"),
+    "v5e": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
+# Flags of `gcloud ... create` that the launcher sets, or that would change what it waits for.
+OWN_FLAGS = {"--zone", "--project", "--spot", "--accelerator-type", "--type", "--topology",
+             "--version", "--runtime-version", "--node-id", "--node-prefix", "--node-count",
+             "--async", "--quiet"}  # fmt: skip
+# Without these ssh would wait for two minutes, ten times over, for a machine that is gone, and for
+# two hours where the machine went while it was connected.
+SSH_OPTIONS = ("ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
+
+# Lines of gcloud about its connections to the workers, around the lines of the workers.
+ABOUT_CONNECTIONS = re.compile(
+    r"#####|SSH:|SCP:|Retrying:|Using (ssh|scp) batch|Failed to execute command on multiple"
+)
+NAMES_ERROR = re.compile(r"ERROR|\berror:|\bfatal:|×")  # gcloud, pip, git and uv
+LAST_LINES = 20  # of a failed command's stderr, which are printed before the one line
+# Pattern in a tool's message -> exception with advice; the first match counts.
+CAUSES = {
+    r"(attribute|property) \[project\]": BadInputError(
+        "no project; give --project=ID, or run `gcloud config set project ID`"
+    ),
+    r"no more capacity|stockout|ZONE_RESOURCE_POOL_EXHAUSTED|enough resources": RunFailedError(
+        "no free TPU in the zone; --backend=queued-resource waits for one"
+    ),
+    r"quota|RESOURCE_EXHAUSTED": RunFailedError(
+        "the quota for this TPU in this zone is used up or was never granted; ask for more at "
+        "https://console.cloud.google.com/iam-admin/quotas, or name another zone or size"
+    ),
+    r"(unknown|invalid|unsupported|bad).{0,20}(zone|location)|(zone|location)\b.{0,80}"
+    r"(not found|invalid|unknown|does not exist|doesn't exist)": BadInputError(
+        "--zone does not offer this TPU; `gcloud compute tpus accelerator-types list "
+        "--zone=ZONE` lists what a zone offers"
+    ),
+    r"active account|UNAUTHENTICATED|reauthenticat|auth login": BadInputError(
+        "gcloud is not logged in; run `gcloud auth login`"
+    ),
+    r"PERMISSION_DENIED|does not have permission": BadInputError(
+        "permission denied; check --project, and that the Cloud TPU API is enabled there"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to launch, and its commands.
+
+    Attributes:
+      name: of the TPU.
+      tpu: the TPU type; None where an existing TPU is managed.
+      zone: Google Cloud zone.
+      arguments: command line of `python -m widenet_jax.main`, including `--distributed`.
+      project: Google Cloud project; "" for gcloud's default.
+      queued: whether to request the TPU as a queued resource, which waits for capacity.
+      spot: whether to use preemptible capacity.
+      runtime_version: TPU VM image.
+      gcloud_flags: further flags of the command by which gcloud creates the TPU.
+    """
+
+    name: str
+    tpu: Topology | None
+    zone: str
+    arguments: tuple[str, ...] = ()
+    project: str = ""
+    queued: bool = False
+    spot: bool = False
+    runtime_version: str = ""
+    gcloud_flags: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> list[str]:
+        """The flags that name the TPU's zone and project."""
+        project = [f"--project={self.project}"] if self.project else []
+        return [f"--zone={self.zone}", *project]
+
+    def secrets(self) -> dict[str, str]:
+        """Returns the secrets that are set in this environment."""
+        return {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
+
+    def request(self, verb: str, *flags: str) -> list[str]:
+        """Returns gcloud's command that creates, describes, starts or deletes the TPU."""
+        kind = "queued-resources" if self.queued else "tpu-vm"
+        return ["gcloud", "compute", "tpus", kind, verb, self.name, *self.place, *flags]
+
+    def create(self) -> list[str]:
+        flags = [f"--accelerator-type={self.tpu.accelerator_type}"]
+        if self.queued:
+            flags = [f"--node-id={self.name}", *flags, f"--runtime-version={self.runtime_version}"]
+        else:
+            flags.append(f"--version={self.runtime_version}")
+        return self.request("create", *flags, *["--spot"] * self.spot, *self.gcloud_flags)
+
+    def describe(self) -> list[str]:
+        queued = "state.state,tpu.nodeSpec[0].node.acceleratorType,state.stateInitiator"
+        fields = queued if self.queued else "state,acceleratorType"
+        return self.request("describe", f"--format=value({fields})")
+
+    def delete(self) -> list[str]:
+        return self.request("delete", *["--force"] * self.queued, "--quiet")
+
+    def ssh(self, command: str, worker: str) -> list[str]:
+        return self._connect("ssh", [self.name], f"--worker={worker}", f"--command={command}")
+
+    def scp(self, files: Sequence[Path]) -> list[str]:
+        return self._connect("scp", [*map(str, files), f"{self.name}:{REMOTE}/"], "--worker=all")
+
+    def _connect(self, tool: str, words: Sequence[str], *flags: str) -> list[str]:
+        options = [f"--{tool}-flag=-o{option}" for option in SSH_OPTIONS]
+        start = ["gcloud", "compute", "tpus", "tpu-vm", tool]
+        return [*start, *words, *self.place, "--quiet", *options, *flags]
+
+    def managing(self, verb: str) -> str:
+        """Returns the launcher's own command for this TPU, such as `stop`, for any directory."""
+        place = [*self.place, *["--backend=queued-resource"] * self.queued]
+        return shlex.join([sys.executable, "-m", LAUNCHER, verb, self.name, *place])
+
+
+class Tools:
+    """Runs external commands; prints each before it runs. With `dry`, only prints them."""
+
+    def __init__(self, *, dry: bool = False):
+        self.dry = dry
+
+    def run(self, command: Sequence[str]) -> str:
+        """Runs a command and returns its output.
+
+        If the command fails, prints the end of its stderr, since each of several hosts may have
+        failed.
+
+        Raises:
+          BadInputError: the program is missing, or refused the user's input.
+          RunFailedError: the command failed.
+        """
+        found = self.attempt(command)
+        if found.returncode:
+            lines = found.stderr.splitlines()
+            if len(lines) > 1:  # a single one is part of the error
+                print(*lines[-LAST_LINES:], sep="\n", file=sys.stderr, flush=True)
+            raise cause(found)
+        return found.stdout.strip()
+
+    def attempt(
+        self, command: Sequence[str], *, dry_answer: str = "", captured: bool = True
+    ) -> subprocess.CompletedProcess:
+        """Runs a command that may fail; its output goes to the terminal unless it is captured.
+
+        Raises:
+          BadInputError: the program is missing.
+        """
+        print(f"$ {shlex.join(command)}", file=sys.stdout if self.dry else sys.stderr, flush=True)
+        if self.dry:
+            return subprocess.CompletedProcess(command, 0, dry_answer, "")
+        pipe = subprocess.PIPE if captured else None
+        options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+        try:
+            process = subprocess.Popen(list(command), text=True, errors="replace", **options)
+        except FileNotFoundError:
+            raise BadInputError(
+                f"{command[0]} was not found on PATH; docs/LAUNCH.md lists what a launch requires"
+            ) from None
+        with process:
+            try:
+                out, err = process.communicate()
+            except BaseException:
+                # Not killed, as by subprocess.run: gcloud passes SIGTERM on to its ssh, which
+                # would otherwise stay and print the log of the run on and on.
+                process.terminate()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def cause(failed: subprocess.CompletedProcess) -> Exception:
+    """Returns an exception with a tool's message in one line, and advice where known."""
+    every = [line.strip() for line in failed.stderr.splitlines() if line.strip()]
+    lines = [line for line in every if not ABOUT_CONNECTIONS.match(line)] or every or ["no message"]
+    start = next((i for i, line in enumerate(lines) if NAMES_ERROR.search(line)), len(lines) - 1)
+    message = " ".join(lines[start:])[:300]
+    for pattern, known in CAUSES.items():
+        if re.search(pattern, failed.stderr, re.IGNORECASE | re.DOTALL):
+            return type(known)(f"{known} ({message})")
+    return RunFailedError(f"{shlex.join(failed.args[:5])} ...: {message}")
+
+
+def check_ssh_key(tools: Tools) -> None:
+    """Raises BadInputError where gcloud would refuse its key, or wait for a passphrase.
+
+    gcloud connects to several workers at once, so that ssh cannot ask for a passphrase. If
+    ssh-agent holds keys, gcloud (528.0.0) refuses a key that is not among them; otherwise it uses a
+    key without a passphrase, and creates one if none exists.
+    """
+    key = Path(SSH_KEY).expanduser()
+    agent_has_keys = tools.attempt(["ssh-add", "-l"]).returncode == 0
+    if tools.dry or not (agent_has_keys or key.exists()):
+        return
+    no_passphrase = ["ssh-keygen", "-y", "-P", "", "-f", str(key)]
+    test = ["ssh-add", "-T", f"{key}.pub"] if agent_has_keys else no_passphrase
+    if tools.attempt(test).returncode:
+        raise BadInputError(
+            "gcloud connects to all workers at once and cannot ask for a passphrase, so ssh-agent "
+            f"must hold the key {SSH_KEY}: run `eval $(ssh-agent)` where no agent runs, "
+            f"`ssh-keygen -t rsa -f {SSH_KEY}` where there is no key, then `ssh-add {SSH_KEY}`"
+        )
+
+
+def split_gcloud_flags(text: str) -> tuple[str, ...]:
+    """Splits the value of --gcloud_flags into words, as a shell would.
+
+    Raises:
+      BadInputError: a quote is not closed, or the launcher sets a flag itself.
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadInputError(f"--gcloud_flags={text}: {error}") from None
+    if own := OWN_FLAGS & {word.partition("=")[0] for word in words}:
+        raise BadInputError(
+            f"--gcloud_flags: leave {min(own)} out; the launcher sets it, by --tpu, --zone, "
+            "--project, --name, --spot or --runtime_version"
+        )
+    return words
+
+
+def check_name(name: str) -> str:
+    """Returns `name`; raises BadInputError unless Google's tools accept it."""
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
+        allowed = "up to 40 lower-case letters, digits and hyphens, starting with a letter"
+        raise BadInputError(f"--name={name}: use {allowed}")
+    return name
+
+
+def default_name(config: str) -> str:
+    """ "configs/imagenet.py:widenet_b" -> "imagenet-widenet-b"."""
+    path, _, argument = config.partition(":")
+    text = re.sub(r"[^a-z0-9]+", "-", f"{Path(path).stem}-{argument}".lower())
+    return text.lstrip("-0123456789")[:34].strip("-") or "widenet"
+
+
+def check_places(config: ConfigDict) -> None:
+    """Raises BadInputError if the config reads from a place that no worker can read."""
+    for field, place in (
+        ("data.path", config.data.path),
+        ("data.tokenizer", config.data.get("tokenizer", "")),
+        ("init_from", config.init_from),
+    ):
+        if place and not place.startswith(("gs://", "/")):
+            raise BadInputError(
+                f"config.{field}={place} is relative, but the TPU's workers receive only the code; "
+                f"give --config.{field}=gs://BUCKET/DIR, or /DIR if it exists on every worker"
+            )
+    if config.data.source == "image_folder" and config.data.path.startswith("gs://"):
+        raise BadInputError(
+            f"config.data.path={config.data.path}: image folders are read from local disks only; "
+            "pack it first (scripts/prepare_data.py image_folder)"
+        )
