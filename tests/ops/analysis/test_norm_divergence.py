@@ -45,12 +45,6 @@ def test_the_sorted_sums_equal_the_loop(decimals: int):
     assert y.element.mean() == pytest.approx(y.block.mean(), rel=1e-12)
 
 
-def test_equal_blocks_still_differ_between_elements():
-    """|1 - 3| = 2 is the only nonzero distance; each of 2 blocks has it twice, and D^2 L = 8."""
-    y = divergence(np.array([[1.0, 3.0], [1.0, 3.0]]))
-    np.testing.assert_allclose(y.block, [4 / 8, 4 / 8])
-
-
 def norm(*values: float) -> dict:
     return {"scale": np.array(values, np.float32), "bias": -2 * np.array(values, np.float32)}
 

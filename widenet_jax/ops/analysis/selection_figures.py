@@ -4,14 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 from etils import epath
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widenet_jax.ops.analysis.active_units import ActiveUnits
 from widenet_jax.ops.analysis.expert_usage import ExpertUsage
-from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.figures import run_colour, save, subplots
 
 PANELS_A_ROW = 4
 LEAST_SHARE = 1e-5  # the lower end of the logarithmic axis
@@ -37,7 +35,7 @@ def plot_shares(axis: Axes, curves: Mapping[str, np.ndarray]) -> None:
         experts = np.arange(1, len(shares) + 1)
         shown = np.maximum(shares, LEAST_SHARE)
         marker = "os^Dv"[index % 5] if len(experts) <= 32 else None
-        colour = colour_of(index, len(curves))
+        colour = run_colour(index, len(curves))
         axis.plot(experts, shown, marker=marker, ms=4, color=colour, label=name)
     for size in {len(shares) for shares in curves.values()}:
         axis.axhline(1 / size, color="black", ls=":", lw=1)
@@ -52,11 +50,6 @@ def plot_shares(axis: Axes, curves: Mapping[str, np.ndarray]) -> None:
 def percent(share: float) -> str:
     """Writes a share in plain decimals: "0.01%"."""
     return f"{100 * share:.10f}".rstrip("0").rstrip(".") + "%"
-
-
-def colour_of(index: int, count: int, colours: Colormap = colormaps["viridis"]) -> object:
-    """Returns a colour that differs from the others: ten named ones, or a continuous range."""
-    return f"C{index}" if count <= 10 else colours(index / count)
 
 
 def draw_co_occurrence(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
@@ -90,7 +83,7 @@ def draw_active(found: Mapping[str, ActiveUnits], out: epath.Path, *, title: str
     """
     figure, axis = subplots(size=(7, 4.2))
     for index, (name, active) in enumerate(found.items()):
-        colour = colour_of(index, len(found))
+        colour = run_colour(index, len(found))
         low, high = (active.quantile(q) for q in BAND)
         axis.plot(active.blocks, active.mean, "os^Dv"[index % 5] + "-", color=colour, label=name)
         axis.fill_between(active.blocks, low, high, color=colour, alpha=0.2, lw=0)
