@@ -22,7 +22,7 @@ from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import page
-from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.figures import block_panels, save
 from widenet_jax.run.markdown import markdown_table
 
 Found = Mapping[str, Any]  # label of a row -> ActiveUnits or ExpertUsage
@@ -64,19 +64,14 @@ def draw(experiment: PaperExperiment, found: Found, out: Path) -> None:
 
 def draw_shares_of(found: Mapping[str, ExpertUsage], out: Path, *, title: str) -> None:
     """Draws the sorted shares of several models, a panel for each block."""
-    L = max(len(usage.blocks) for usage in found.values())
-    columns = min(L, PANELS_A_ROW)
-    rows = -(-L // columns)
-    size = (1 + 4.2 * columns, 1.2 + 3.6 * rows)
-    figure, axes = subplots(rows, columns, size=size, squeeze=False, sharey=True)
+    blocks = max((usage.blocks for usage in found.values()), key=len)
+    size = {"columns": PANELS_A_ROW, "panel": (4.2, 3.6), "edge": (1, 1.2)}
+    figure, axes = block_panels(blocks, **size, sharey=True)
     figure.suptitle(title, fontsize=10)
-    for axis in axes.flat[L:]:
-        axis.axis("off")
-    for block, axis in enumerate(axes.flat[:L]):
-        plot_shares(axis, {name: usage.sorted_shares[block] for name, usage in found.items()})
-        axis.set_title(f"block {block}")
+    for place, axis in enumerate(axes):
+        plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in found.items()})
         axis.label_outer()
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, out)
 
 

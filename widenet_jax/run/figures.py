@@ -175,6 +175,34 @@ def subplots(
     return figure, figure.subplots(rows, columns, **options)
 
 
+def block_panels(
+    blocks: Sequence[int],
+    *,
+    columns: int,
+    panel: tuple[float, float],
+    edge: tuple[float, float],
+    **options: Any,
+) -> tuple[Figure, Sequence[Any]]:
+    """Returns a new figure with a titled panel for each block, and the axes of the panels.
+
+    Args:
+      blocks: their numbers.
+      columns: the most panels in a row.
+      panel: size of a panel in inches.
+      edge: inches around all panels.
+      options: of `Figure.subplots`.
+    """
+    columns = min(len(blocks), columns)
+    rows = -(-len(blocks) // columns)
+    size = (edge[0] + panel[0] * columns, edge[1] + panel[1] * rows)
+    figure, axes = subplots(rows, columns, size=size, squeeze=False, **options)
+    for axis in axes.flat[len(blocks) :]:
+        axis.axis("off")
+    for block, axis in zip(blocks, axes.flat, strict=False):
+        axis.set_title(f"block {block}")
+    return figure, axes.flat[: len(blocks)]
+
+
 def save(figure: Figure, out: epath.PathLike) -> None:
     """Writes a figure as PNG, whole or not at all.
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.ops.analysis.expert_usage import ExpertUsage
 from widenet_jax.ops.analysis.norm_divergence import Divergence
-from widenet_jax.run.figures import MOST_NAMES, save, subplots
+from widenet_jax.run.figures import MOST_NAMES, block_panels, save, subplots
 
 PANELS_A_ROW = 4
 MOST_EXPERTS = 16  # that are named one by one
@@ -79,21 +79,16 @@ def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     A kind's share of all tokens stands beside its name. Numbers in the cells are percent.
     """
     shares = np.concatenate([usage.load[:, None], usage.by_category], axis=1)  # [L, 1 + V, E]
-    L, V, E = shares.shape
-    columns = min(L, PANELS_A_ROW)
-    rows = -(-L // columns)
+    _, V, E = shares.shape
     width = 0.45 * E if E <= MOST_EXPERTS else 5.0  # inches; beyond, numbers would not fit
-    size = (2.5 + columns * (0.8 + width), 1.5 + rows * (0.8 + 0.28 * V))
-    figure, axes = subplots(rows, columns, size=size, squeeze=False, sharex=True, sharey=True)
+    size = {"columns": PANELS_A_ROW, "panel": (0.8 + width, 0.8 + 0.28 * V), "edge": (2.5, 1.5)}
+    figure, axes = block_panels(usage.blocks, **size, sharex=True, sharey=True)
     figure.suptitle(title)
     shown = zip(usage.names, usage.frequency, strict=True)
     labels = ["all tokens", *(f"{name} ({share:.1%})" for name, share in shown)]
-    for axis in axes.flat[L:]:
-        axis.axis("off")
-    for block, axis, values in zip(usage.blocks, axes.flat, shares, strict=False):
+    for axis, values in zip(axes, shares, strict=True):
         image = axis.imshow(values, aspect="auto", cmap="viridis", vmin=0, vmax=shares.max())
         axis.axhline(0.5, color="white", lw=2)
-        axis.set_title(f"block {block}")
         tick_experts(axis, E)
         axis.set_yticks(range(V), labels, fontsize=8)
         for (i, j), value in np.ndenumerate(values) if E <= MOST_EXPERTS else ():
@@ -102,7 +97,7 @@ def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
                 j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=7
             )
     figure.supxlabel("expert")
-    figure.colorbar(image, ax=axes, label="share of the kind's pairs")
+    figure.colorbar(image, ax=figure.axes, label="share of the kind's pairs")
     save(figure, out)
 
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widenet_jax.ops.analysis.active_units import ActiveUnits
 from widenet_jax.ops.analysis.expert_usage import ExpertUsage
-from widenet_jax.run.figures import run_colour, save, subplots
+from widenet_jax.run.figures import block_panels, run_colour, save, subplots
 
 PANELS_A_ROW = 4
 LEAST_SHARE = 1e-5  # the lower end of the logarithmic axis
@@ -55,24 +55,19 @@ def percent(share: float) -> str:
 def draw_co_occurrence(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     """Draws block by block how often tokens of an expert (row) chose each other one (fig. 6)."""
     shares = usage.co_occurrence
-    L, E, _ = shares.shape
-    columns = min(L, PANELS_A_ROW)
-    rows = -(-L // columns)
-    size = (2 + 3.2 * columns, 0.8 + 3.2 * rows)
-    figure, axes = subplots(rows, columns, size=size, squeeze=False, sharex=True, sharey=True)
+    E = shares.shape[1]
+    size = {"columns": PANELS_A_ROW, "panel": (3.2, 3.2), "edge": (2, 0.8)}
+    figure, axes = block_panels(usage.blocks, **size, sharex=True, sharey=True)
     figure.suptitle(title, fontsize=10)
-    for axis in axes.flat[L:]:
-        axis.axis("off")
-    for block, axis, values in zip(usage.blocks, axes.flat, shares, strict=False):
+    for axis, values in zip(axes, shares, strict=True):
         shown = np.where(np.eye(E, dtype=bool), np.nan, values)
         image = axis.imshow(shown, cmap="viridis", vmin=0, vmax=shares.max() or 1.0)
         axis.set_facecolor("lightgrey")  # of the diagonal
-        axis.set_title(f"block {block}")
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_locator(MaxNLocator(nbins=8, integer=True))
     figure.supxlabel("expert chosen as well")
     figure.supylabel("expert")
-    figure.colorbar(image, ax=axes, label="share of the row's tokens")
+    figure.colorbar(image, ax=figure.axes, label="share of the row's tokens")
     save(figure, out)
 
 
