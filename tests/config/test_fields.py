@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from config_page import page
 from ml_collections import ConfigDict
 
 from configs.sizes import ROUTERS
 from widenet_jax.config.fields import described, field_names, override, rows_of
 from widenet_jax.config.files import NO_EXPERIMENTS, load_config
-from widenet_jax.config.page import page
 from widenet_jax.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_every_field_has_a_meaning_and_is_on_the_page(name: str):
 
 
 def test_the_page_is_up_to_date():
-    command = "python -m widenet_jax.config.page > docs/CONFIG.md"
+    command = "PYTHONPATH=. python tests/config_page.py > docs/CONFIG.md"
     assert PAGE.read_text() == page(), f"out of date; run {command}"
 
 

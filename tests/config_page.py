@@ -1,6 +1,6 @@
 """Writes docs/CONFIG.md: every field of every config, from the rows of configs/.
 
-python -m widenet_jax.config.page > docs/CONFIG.md
+PYTHONPATH=. python tests/config_page.py > docs/CONFIG.md
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ may also be a share of the run, `"5%"`. An epoch may end inside a batch: a run e
 nearest step, and so does each interval of `evaluation.every` and `checkpoint.every`. Whole numbers
 are at least 1 and others at least 0, unless the meaning names another value.
 
-To change this page, change a row of `configs/defaults.py` or of a task's `spec.py`; a test names
-the command that then writes the page.
+To change this page, change a row of `configs/defaults.py` or of a task's `spec.py`, and run
+`PYTHONPATH=. python tests/config_page.py > docs/CONFIG.md`.
 """
 TASKS = {
     "classification": "Images",
