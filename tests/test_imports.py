@@ -38,8 +38,6 @@ STILL = {
     ("language/sampling.py", "inference.trained"),
     ("ops/analysis/image_overlay.py", "vision.data"),
     ("ops/analysis/image_overlay.py", "vision.task"),
-    ("ops/benchmark/input_pipeline.py", "vision.data"),
-    ("ops/benchmark/tf_pipeline.py", "vision.data"),
     ("text/predict.py", "inference.trained"),
     ("vision/predict.py", "inference.trained"),
     ("vision/prediction_files.py", "inference.classes"),

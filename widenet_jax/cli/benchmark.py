@@ -8,12 +8,12 @@
                                                      a dense layer and experts of as many parameters
   python scripts/benchmark.py feed_forward --topology=v3-8
                                                      the same priced for a TPU, as by plan.py
-  python scripts/benchmark.py input --path DIR       JPEGs in DIR/train/CLASS/; beside tf.data where
-                                                     TensorFlow is installed
+  python scripts/benchmark.py input --path DIR       images in DIR/train/CLASS/; beside tf.data with
+                                                     --peer=scripts/compare/tf_data.py
   python scripts/benchmark.py text --config configs/text_pretrain.py:albert \\
-      --config.data.path=DIR                         reading and masking a text set; beside
-                                                     transformers where it is installed; or a
-                                                     language model's stream
+      --config.data.path=DIR                         reading and masking a text set, or a language
+                                                     model's stream; beside transformers with
+                                                     --peer=scripts/compare/torch_text.py
   python scripts/benchmark.py checkpoint --config configs/imagenet.py:widenet_b --out DIR
                                                      saving to, and restoring from, a disk
 
@@ -90,15 +90,16 @@ def main(argv: Argv = None) -> int:
     for name, default in FEED_FORWARD_SIZES.items():
         type_ = not_negative if name == "experts" else positive
         add(f"--{name}", type=type_, nargs="+", default=default)
-    images = kind("input", input_pipeline, "images/s of reading JPEGs, beside tf.data")
+    images = kind("input", input_pipeline, "images/s of reading and augmenting a folder")
     images("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
     images("--split", default="train")
     images("--image_size", type=positive, default=224)
-    text = "sequences/s of reading and masking text, beside transformers; tokens/s of a stream"
+    text = "sequences/s of reading and masking text; tokens/s of a stream"
     texts = kind("text", text_pipeline, text, takes_fields=True)
     texts("--config", required=True, metavar="FILE[:VARIANT]")
     for add in (images, texts):
         add("--batch_size", type=positive, default=64)
+        add("--peer", default="", metavar="FILE", help="compare with: scripts/compare/...")
         add("--seconds", type=seconds, default=5.0, help="of each round")
         add("--workers", type=not_negative, nargs="+", default=[0, 2], help="0 for threads")
     return parser.run(run, argv)
@@ -184,20 +185,29 @@ def feed_forward(options: Options) -> Rows:
 
 
 def input_pipeline(options: Options) -> Rows:
-    from widenet_jax.ops.benchmark.input_pipeline import input_rows
-
-    names = ("image_size", "batch_size", "workers", "rounds", "seconds")
-    sizes = {name: getattr(options, name) for name in names}
-    return input_rows(options.path, options.split, **sizes)
+    config = load_config("configs/imagenet.py:vit_b")
+    config.data.update(source="image_folder", path=options.path, train_split=options.split)
+    config.data.image_size = options.image_size
+    rows = []
+    for operations, layers in (("decode, crop, flip", 0), ("and RandAugment", 2)):
+        config.augment.randaugment_layers = layers
+        rows += [{"operations": operations, **row} for row in pipeline(config, options)]
+    return rows
 
 
 def text_pipeline(options: Options) -> Rows:
     config = set_fields(load_config(options.config), options.fields)
-    from widenet_jax.ops.benchmark.text_pipeline import stream_rows, text_rows
-
-    measures = {"masked_lm": text_rows, "language_modeling": stream_rows}
-    if config.task.name not in measures:
+    if config.task.name not in ("masked_lm", "language_modeling"):
         raise BadInputError(f"--config={options.config} does not pretrain on text")
-    names = ("batch_size", "workers", "rounds", "seconds")
-    measure = measures[config.task.name]
-    return measure(config, **{name: getattr(options, name) for name in names})
+    return pipeline(config, options)
+
+
+def pipeline(config: Any, options: Options) -> Rows:
+    from widenet_jax.ops.benchmark.pipelines import pipeline_rows
+
+    names = ("peer", "batch_size", "workers", "rounds", "seconds")
+    return pipeline_rows(config, **{name: getattr(options, name) for name in names})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

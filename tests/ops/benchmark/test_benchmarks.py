@@ -18,10 +18,8 @@ from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.ops.benchmark import (
     dispatch,
-    input_pipeline,
     peaks,
     report,
-    text_pipeline,
     train_step,
     turns,
 )
@@ -145,36 +143,33 @@ def test_processor_time_includes_workers():
         worker.join()
 
 
-def test_the_input_command(photos: Path, capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None)
+def test_the_input_command_beside_a_peer(photos: Path, capsys):
+    peer = photos / "peer.py"
+    peer.write_text("def batches(config, source, *, batch_size, num_workers):\n"
+                    "    while True:\n        yield [source[0]] * batch_size\n")  # fmt: skip
     argv = ["input", f"--path={photos}", "--image_size=16", "--batch_size=2", "--seconds=0.01"]
-    argv += ["--rounds=1", "--workers", "0", f"--picture={photos}/input.png"]
+    argv += ["--rounds=1", "--workers", "0", f"--picture={photos}/input.png", f"--peer={peer}"]
     assert command()([*argv, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["operations"], row["pipeline"]) for row in rows] == [
-        ("decode, crop, flip", "ours, threads"),
-        ("and RandAugment", "ours, threads"),
+        (operations, pipeline)
+        for operations in ("decode, crop, flip", "and RandAugment")
+        for pipeline in ("ours, threads", "peer")
     ]
-    assert all(row["images_per_second"] > 0 and row["of_peer"] is None for row in rows)
+    assert all(row["images_per_second"] > 0 and row["of_peer"] > 0 for row in rows)
     assert cv2.imread(f"{photos}/input.png").shape[1] > 500
 
 
-def test_the_text_command(capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(text_pipeline.importlib.util, "find_spec", lambda name: None)
-    config = f"{ROOT}/configs/text_tiny.py"
-    argv = ["text", f"--config={config}", "--seconds=0.01", "--rounds=1", "--workers", "0"]
-    assert command()([*argv, "--batch_size=2", "--json"]) == 0
+@pytest.mark.parametrize(
+    ("config", "rate"),
+    [("text_tiny.py", "sequences_per_second"), ("language_model.py:tiny", "tokens_per_second")],
+)
+def test_the_text_command(config: str, rate: str, capsys):
+    argv = ["text", f"--config={ROOT}/configs/{config}", "--seconds=0.01", "--rounds=1"]
+    assert command()([*argv, "--workers", "0", "--batch_size=16", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["pipeline"] == "ours, threads" and row["of_peer"] is None
-    assert row["sequences_per_second"] > 0 and row["cpu_ms"] > 0
-
-
-def test_the_text_command_times_streams(capsys):
-    config = f"{ROOT}/configs/language_model.py:tiny"
-    argv = ["text", f"--config={config}", "--seconds=0.01", "--rounds=1", "--workers", "0"]
-    assert command()([*argv, "--batch_size=16", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["pipeline"] == "ours, threads" and row["tokens_per_second"] > 1e5
+    assert row[rate] > (1e5 if rate.startswith("tokens") else 0) and row["cpu_ms"] > 0
 
 
 def test_quotients_are_taken_within_a_round():

@@ -1,13 +1,16 @@
 """The tf.data baseline computes the same as our pipeline; skipped without TensorFlow."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from widenet_jax.config.files import import_file, load_config
 from widenet_jax.vision.data import randaugment
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (optional)")
 
-from widenet_jax.ops.benchmark import tf_pipeline  # noqa: E402
+tf_pipeline = import_file(str(Path(__file__).parents[3] / "scripts" / "compare" / "tf_data.py"))
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +48,13 @@ def test_cutout_covers_the_same_area(photo: np.ndarray):
 
 
 def test_batches_of_jpegs(photo: np.ndarray, tmp_path):
-    files = [str(tmp_path / f"{i}.jpg") for i in range(3)]
-    for file in files:
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    for i in range(3):
+        file = str(tmp_path / "train" / "a" / f"{i}.jpg")
         tf.io.write_file(file, tf.io.encode_jpeg(photo[:200]))
-    batches = tf_pipeline.batches(
-        files, image_size=64, batch_size=2, randaugment_layers=1, randaugment_magnitude=9.0
-    )
+    config = load_config("configs/imagenet.py:vit_b")
+    config.data.path, config.data.image_size = str(tmp_path), 64
+    batches = tf_pipeline.batches(config, None, batch_size=2, num_workers=0)
     first, second = next(batches).numpy(), next(batches).numpy()
     assert first.shape == (2, 64, 64, 3) and first.dtype == np.uint8
     assert (first != second).any()

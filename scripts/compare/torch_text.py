@@ -1,4 +1,8 @@
-"""The baseline of the text benchmark: a torch DataLoader with transformers' masking collator."""
+"""A torch DataLoader with transformers' masking collator, as the peer of `benchmark.py text`.
+
+It masks single tokens, and neither cuts nor swaps segments: it has less to do. Needs torch and
+transformers: `benchmark.py text --peer=scripts/compare/torch_text.py ...`.
+"""
 
 import itertools
 import json
@@ -32,9 +36,7 @@ class Sequences(torch.utils.data.Dataset):
         return {"input_ids": [self.cls_id, *ids, self.sep_id], "special_tokens_mask": special}
 
 
-def batches(
-    source: Source, *, max_length: int, mask_fraction: float, batch_size: int, num_workers: int
-) -> Iterator[Any]:
+def batches(config: Any, source: Source, *, batch_size: int, num_workers: int) -> Iterator[Any]:
     """Yields shuffled, padded and masked batches without end."""
     ours = Tokenizer(source.info["tokenizer"])
     roles = ("cls", "sep", "mask", "pad", "unk")
@@ -43,13 +45,15 @@ def batches(
         **{f"{role}_token": ours.token(getattr(ours, f"{role}_id")) for role in roles},
     )
     loader = torch.utils.data.DataLoader(
-        Sequences(source, ours, max_length),
+        Sequences(source, ours, config.data.max_length),
         batch_size=batch_size,
         shuffle=True,
         drop_last=True,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
-        collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm_probability=mask_fraction),
+        collate_fn=DataCollatorForLanguageModeling(
+            tokenizer, mlm_probability=config.task.mask_fraction
+        ),
     )
     while True:
         yield from loader

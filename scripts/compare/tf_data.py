@@ -1,11 +1,13 @@
-"""The baseline of the input benchmark: the same operations in tf.data. Needs TensorFlow.
+"""tf.data as the peer of `benchmark.py input --peer=scripts/compare/tf_data.py`.
 
-Follows TensorFlow practice: JPEG decoding fused with the crop, all parallelism left to AUTOTUNE.
-RandAugment has the operations and strengths of `data.images.randaugment`, at 224 pixels.
+Needs TensorFlow, and a folder of JPEG files, PATH/SPLIT/CLASS/x.jpg. Follows TensorFlow practice:
+JPEG decoding fused with the crop, all parallelism left to AUTOTUNE. RandAugment has the operations
+and strengths of `vision.data.randaugment`, at 224 pixels.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -17,24 +19,20 @@ from widenet_jax.vision.data.randaugment import FILL, LEVEL_SCALE
 Operation = Callable[[tf.Tensor, float], tf.Tensor]
 
 
-def batches(
-    files: Sequence[str],
-    *,
-    image_size: int,
-    batch_size: int,
-    randaugment_layers: int,
-    randaugment_magnitude: float,
-) -> Iterator[Any]:
+def batches(config: Any, source: Any, *, batch_size: int, num_workers: int) -> Iterator[Any]:
     """Yields shuffled uint8 batches [batch_size, image_size, image_size, 3] without end."""
+    del source, num_workers
+    files = [str(file) for file in Path(config.data.path, config.data.train_split).glob("*/*")]
+    image_size, augment = config.data.image_size, config.augment
 
     def example(path: tf.Tensor) -> tf.Tensor:
         image = decode_and_crop(tf.io.read_file(path), image_size)
         image = tf.image.random_flip_left_right(image)
-        for _ in range(randaugment_layers):
-            image = random_operation(image, randaugment_magnitude)
+        for _ in range(augment.randaugment_layers):
+            image = random_operation(image, augment.randaugment_magnitude)
         return tf.ensure_shape(image, (image_size, image_size, 3))
 
-    dataset = tf.data.Dataset.from_tensor_slices(list(files))
+    dataset = tf.data.Dataset.from_tensor_slices(files)
     dataset = dataset.shuffle(len(files)).repeat()
     dataset = dataset.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)
     dataset = dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
