@@ -5,10 +5,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from batch_streams import assert_same, joined
+from batch_streams import eval_stream as eval_stream_of
+from batch_streams import train_stream as train_stream_of
 from image_sources import EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
-from widenet_jax.data import Source, pipeline, records, sampler
+from widenet_jax.data import Source, records, sampler
 from widenet_jax.data.blocks import MAX_BAD_IN_A_ROW, example_spec
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.folders import ImageFolder
@@ -42,50 +45,13 @@ def folder(tmp_path_factory) -> Source:
     return folder_with(tmp_path_factory.mktemp("folder"), BAD)
 
 
-def train_stream(source, **changes) -> list[dict[str, np.ndarray]]:
-    options = {
-        "transform": TRAIN,
-        "seed": 3,
-        "batch_size": BATCH,
-        "positions": np.arange(BATCH),
-        "start_step": 0,
-        "num_steps": 5,
-        "num_workers": 0,
-        "prefetch": 1,
-        "on_bad_example": "skip",
-        **changes,
-    }
-    with pipeline.train_batches(source, **options) as batches:
-        return list(batches)
+def train_stream(source, **changes):
+    options = {"transform": TRAIN, "batch_size": BATCH, "num_steps": 5, "on_bad_example": "skip"}
+    return train_stream_of(source, **options | changes)
 
 
-def eval_stream(source, **changes) -> list[dict[str, np.ndarray]]:
-    options = {
-        "transform": EVAL,
-        "batch_size": BATCH,
-        "positions": np.arange(BATCH),
-        "num_workers": 0,
-        "prefetch": 1,
-        "on_bad_example": "skip",
-        **changes,
-    }
-    with pipeline.eval_batches(source, **options) as batches:
-        return list(batches)
-
-
-def assert_same(ours: list[dict], theirs: list[dict]) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.keys() == b.keys()
-        for key in a:
-            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
-
-
-def joined(parts: list[list[dict]]) -> list[dict]:
-    return [
-        {key: np.concatenate([part[key] for part in step]) for key in step[0]}
-        for step in zip(*parts, strict=True)
-    ]
+def eval_stream(source, **changes):
+    return eval_stream_of(source, EVAL, BATCH, **{"on_bad_example": "skip", **changes})
 
 
 # --- Training -------------------------------------------------------------------------------------
@@ -137,23 +103,6 @@ def test_two_hosts_skip_as_one(folder):
     assert_same(joined(parts), train_stream(folder))
 
 
-def test_a_record_is_named_with_the_first_batch_that_lacks_it(folder):
-    said: list[str] = []
-    with pipeline.train_batches(
-        folder, transform=TRAIN, seed=3, batch_size=1, positions=np.arange(1), start_step=0,
-        num_steps=NUM_IMAGES, num_workers=0, prefetch=8, on_bad_example="skip",
-        on_message=said.append,
-    ) as batches:  # fmt: skip
-        skipped: list[int] = []
-        for batch in batches:
-            if batch["bad"][0]:
-                record = int(batch["record"][0])
-                passed_over = {7: [7, 8], 89: [89, 0]}.get(record, [record])
-                skipped += [bad for bad in passed_over if bad not in skipped]
-            assert len(said) == len(skipped)
-            assert all(f"(image {bad})" in name for bad, name in zip(skipped, said, strict=True))
-
-
 def test_too_many_bad_ones_in_a_row_end_the_run(tmp_path):
     rows = range(20, 20 + MAX_BAD_IN_A_ROW)
     few = folder_with(tmp_path / "few", dict.fromkeys(rows[:-1], b""))
@@ -166,27 +115,14 @@ def test_too_many_bad_ones_in_a_row_end_the_run(tmp_path):
     assert not isinstance(error.value, BadExampleError) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_error_is_the_default_and_names_the_image(folder, num_workers):
     for stream in (train_stream, eval_stream):
         with pytest.raises(BadExampleError, match=r"\d\d\.png \(image \d+\): ") as error:
             stream(folder, num_workers=num_workers, on_bad_example="error")
         assert "\n" not in str(error.value)
     with pytest.raises(BadExampleError):
-        next(
-            pipeline.eval_batches(
-                folder, transform=EVAL, batch_size=BATCH, positions=np.arange(BATCH),
-                num_workers=0, prefetch=1,
-            )
-        )  # fmt: skip
-
-
-def test_without_bad_images_the_modes_are_the_same(tmp_path):
-    whole = folder_with(tmp_path, {})
-    for stream in (train_stream, eval_stream):
-        strict = stream(whole, on_bad_example="error")
-        assert_same(stream(whole), strict)
-        assert not any(batch["bad"].any() for batch in strict)
+        eval_stream_of(folder, EVAL, BATCH)
 
 
 def test_an_unknown_choice_gets_a_suggestion(folder):

@@ -1,6 +1,5 @@
 """Batches do not depend on workers, hosts or the first step; no worker process is left."""
 
-import math
 import multiprocessing
 import os
 import signal
@@ -9,18 +8,17 @@ import sys
 import time
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
+from batch_streams import assert_same, joined
+from batch_streams import eval_stream as eval_stream_of
+from batch_streams import train_stream as train_stream_of
 from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import Source, pipeline, sampler
 from widenet_jax.data.sources import build_source
-from widenet_jax.errors import BadExampleError, BadInputError
-from widenet_jax.vision.data.folders import ImageFolder
-from widenet_jax.vision.data.packed import ArrayRecord
-from widenet_jax.vision.data.transforms import build_transforms
+from widenet_jax.errors import BadInputError
 
 
 @pytest.fixture(scope="module")
@@ -28,28 +26,14 @@ def digits() -> Source:
     return build_source({"source": "digits"}, "test")
 
 
-def train_stream(source, **changes) -> list[dict[str, np.ndarray]]:
-    options = {
-        "transform": TRAIN,
-        "seed": 3,
-        "batch_size": 100,  # two blocks per batch
-        "positions": np.arange(100),
-        "start_step": 0,
-        "num_steps": 6,
-        "num_workers": 0,
-        "prefetch": 2,
-        **changes,
-    }
-    with pipeline.train_batches(source, **options) as batches:
-        return list(batches)
+def train_stream(source, **changes):
+    """Returns six batches of 100, of two blocks each."""
+    options = {"transform": TRAIN, "batch_size": 100, "num_steps": 6, **changes}
+    return train_stream_of(source, **options)
 
 
-def assert_same(ours: list[dict], theirs: list[dict]) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.keys() == b.keys()
-        for key in a:
-            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+def eval_stream(source, batch_size, **changes):
+    return eval_stream_of(source, EVAL, batch_size, **changes)
 
 
 def test_batches_hold_what_the_sampler_says(digits):
@@ -88,12 +72,7 @@ def test_resuming_equals_the_unbroken_stream(digits):
 def test_hosts_together_make_the_global_batch(digits, hosts):
     whole = train_stream(digits)
     shards = np.split(np.arange(100), hosts)
-    parts = [train_stream(digits, positions=shard) for shard in shards]
-    joined = [
-        {k: np.concatenate([p[k] for p in step]) for k in step[0]}
-        for step in zip(*parts, strict=True)
-    ]
-    assert_same(joined, whole)
+    assert_same(joined([train_stream(digits, positions=shard) for shard in shards]), whole)
     scattered = train_stream(digits, positions=np.array([5, 17, 99]))
     assert_same(scattered, [{k: b[k][[5, 17, 99]] for k in b} for b in whole])
 
@@ -101,21 +80,6 @@ def test_hosts_together_make_the_global_batch(digits, hosts):
 def test_three_workers_change_nothing(digits):
     assert_same(train_stream(digits, num_workers=3, start_step=1), train_stream(digits)[1:])
     assert_no_worker_left()
-
-
-def eval_stream(source, batch_size, positions=None, num_workers=0):
-    positions = np.arange(batch_size) if positions is None else positions
-    with pipeline.eval_batches(
-        source,
-        transform=EVAL,
-        batch_size=batch_size,
-        positions=positions,
-        num_workers=num_workers,
-        prefetch=1,
-    ) as batches:
-        stream = list(batches)
-    assert len(stream) == math.ceil(len(source) / batch_size)
-    return stream
 
 
 def test_evaluation_sees_each_record_once_and_masks_the_rest(digits):
@@ -134,29 +98,7 @@ def test_a_host_with_padding_only_still_gets_its_shape(digits):
     # 360 images in batches of 500: the last 140 positions are padding, a whole host's share.
     (batch,) = eval_stream(digits, 500, positions=np.arange(400, 500))
     assert batch["image"].shape == (100, 8, 8, 1) and not batch["mask"].any()
-    assert_same(eval_stream(digits, 500, np.arange(400, 500), num_workers=1), [batch])
-
-
-def broken_folder(path: Path) -> Source:
-    """Writes nine good photos and a truncated one."""
-    (path / "train" / "cat").mkdir(parents=True)
-    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    photo = cv2.imencode(".jpg", noise)[1].tobytes()
-    for i in range(10):
-        content = photo[: len(photo) // 2] if i == 6 else photo
-        (path / "train" / "cat" / f"{i}.jpg").write_bytes(content)
-    return ImageFolder(str(path), "train")
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_truncated_photo_is_named_through_the_workers(tmp_path, num_workers):
-    source = broken_folder(tmp_path)
-    with pytest.raises(
-        BadExampleError, match=r"^\S+/train/cat/6\.jpg \(image 6\): truncated JPEG"
-    ) as error:
-        train_stream(source, batch_size=10, positions=np.arange(10), num_workers=num_workers)
-    assert "\n" not in str(error.value)
-    assert_no_worker_left()
+    assert_same(eval_stream(digits, 500, positions=np.arange(400, 500), num_workers=1), [batch])
 
 
 def test_workers_outlast_sigterm_and_leave_at_close(digits):
@@ -250,29 +192,3 @@ def test_a_run_that_forgets_to_close_still_ends(tmp_path):
 def test_impossible_settings_are_named(digits, field):
     with pytest.raises(BadInputError, match=rf"^config\.data\.{field}=-1 must be . or more$"):
         train_stream(digits, **{field: -1})
-
-
-@pytest.mark.skipif(
-    "WIDENET_DATA_DIR" not in os.environ, reason="set WIDENET_DATA_DIR to check real photos"
-)
-def test_real_photos(tmp_path):
-    from widenet_jax.data import records
-    from widenet_jax.vision.prepare import archives
-
-    tar = Path(os.environ["WIDENET_DATA_DIR"]) / "imagenet_sample" / "imagenet_sample_1000.tar"
-    found = archives.read_tar({"train": [str(tar)]})
-    records.write_set(tmp_path, found.splits, class_names=found.class_names, provenance={})
-    source = ArrayRecord(str(tmp_path), "train")
-    assert len(source) == 1000 and len(source.class_names) == 1000
-    train, evaluation = build_transforms(
-        {**AUGMENT, "eval_crop": "central", "eval_crop_fraction": 0.875}, 224
-    )
-    options = {"batch_size": 50, "positions": np.arange(50), "prefetch": 1}
-    with pipeline.train_batches(
-        source, transform=train, seed=0, start_step=0, num_steps=2, num_workers=0, **options
-    ) as batches:
-        assert [b["image"].shape for b in batches] == [(50, 224, 224, 3)] * 2
-    with pipeline.eval_batches(source, transform=evaluation, num_workers=0, **options) as batches:
-        means = [float(b["image"].mean()) for b in batches]
-    # ImageNet's mean pixel is (124, 116, 104).
-    assert len(means) == 20 and 95 < np.mean(means) < 130

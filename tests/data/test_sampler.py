@@ -25,16 +25,6 @@ def test_an_epoch_may_end_inside_a_batch():
     assert [epoch for epoch, _ in batch] == [0, 0, 1, 1]
 
 
-def test_hosts_together_make_the_global_batch():
-    batch, step, n = 8, 3, 13
-    whole_epochs, whole = sampler.record_at(step * batch + np.arange(batch), seed=4, num_records=n)
-    for hosts in (1, 2, 4, 8):
-        shards = np.split(np.arange(batch), hosts)
-        parts = [sampler.record_at(step * batch + s, seed=4, num_records=n) for s in shards]
-        np.testing.assert_array_equal(np.concatenate([p[0] for p in parts]), whole_epochs)
-        np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), whole)
-
-
 def test_starting_later_equals_the_unbroken_stream():
     unbroken = stream(0, 200)
     for start in (0, 1, 9, 10, 11, 137):
@@ -47,11 +37,6 @@ def test_the_seed_matters_and_nothing_else():
     sampler.permutation.cache_clear()
     np.random.seed(7)
     assert stream(0, 30, seed=1) == before
-
-
-def test_the_cached_order_cannot_be_written():
-    with pytest.raises(ValueError, match="read-only"):
-        sampler.permutation(0, 0, 5)[0] = 1
 
 
 def test_augmentation_streams_are_distinct():

@@ -142,16 +142,6 @@ def test_a_flipped_byte_is_found_when_read(packed):
     assert source[2]["label"] == 2 and source[4]["label"] == 1
 
 
-def test_a_record_without_a_label_is_a_bad_example(tmp_path):
-    records.write_set(tmp_path, {"train": [(0, png(1))] * 2}, class_names=["a"], provenance={})
-    shard = tmp_path / "train-00000-of-00001.array_record"
-    write_shard(shard, [records.encode_record(0, png(1)), b"ab"])
-    source = open_packed(tmp_path)
-    assert source[0]["image"] == png(1)
-    with pytest.raises(BadExampleError, match=r"record 1 \(image 1\): unreadable"):
-        source[1]
-
-
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
@@ -359,12 +349,3 @@ def test_a_bad_tfds_record_is_a_bad_example(tfds_dir, content):
     with pytest.raises(BadExampleError, match=place) as error:
         source[3]
     assert "\n" not in str(error.value)
-
-
-def test_a_tfds_shard_damaged_since_the_start_is_no_bad_example(tfds_dir):
-    data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
-    source = build_source(data, "train")
-    second_shard(tfds_dir).write_bytes(b"")
-    with pytest.raises(BadInputError, match="shard is empty") as error:
-        source[4]
-    assert type(error.value) is BadInputError

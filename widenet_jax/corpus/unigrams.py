@@ -19,6 +19,6 @@ def unigram_bits(stream: Stream) -> float:
     """Returns the entropy, in bits per byte, of all tokens that a stream's windows predict."""
     counts = np.zeros(stream.info["vocab_size"], np.int64)
     for first in range(0, len(stream), READ):
-        windows = stream.windows(np.arange(first, min(first + READ, len(stream))))
+        windows = stream.read_windows(np.arange(first, min(first + READ, len(stream))))
         counts += np.bincount(windows[:, 1:].ravel(), minlength=len(counts))
     return unigram_entropy(counts) / stream.bytes_per_token / math.log(2)

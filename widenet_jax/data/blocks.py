@@ -191,7 +191,7 @@ class StreamBlocks(Blocks):
             positions, batch_size=self.batch_size, num_windows=len(self.source), whole=self.whole
         )
         mask = windows < len(self.source)
-        tokens = self.source.windows(np.where(mask, windows, 0))
+        tokens = self.source.read_windows(np.where(mask, windows, 0))
         tokens[~mask] = 0
         block = {"tokens": tokens, "fresh": place == 0, "record": np.where(mask, windows, -1)}
         block |= {"bad": np.zeros(len(tokens), bool), COMPLAINTS: []}

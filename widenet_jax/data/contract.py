@@ -52,7 +52,7 @@ class Stream(Source, Protocol):
     text is called.
     """
 
-    def windows(self, indices: np.ndarray) -> np.ndarray:
+    def read_windows(self, indices: np.ndarray) -> np.ndarray:
         """Returns windows, each with the token after it: int32 [n, T + 1]."""
         ...
 

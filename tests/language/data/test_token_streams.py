@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batch_streams import assert_same
+from batch_streams import eval_stream as eval_stream_of
+from batch_streams import train_stream as train_stream_of
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.config.fields import override
@@ -15,7 +18,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.corpus.unigrams import unigram_bits
-from widenet_jax.data import pipeline, sampler
+from widenet_jax.data import sampler
 from widenet_jax.data.sources import build_source, open_data, overview
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.data.token_files import sample_sha256
@@ -35,40 +38,11 @@ def text(tmp_path: Path) -> str:
 
 
 def train_stream(source: TokenStream, **changes) -> list[dict[str, np.ndarray]]:
-    options = {
-        "transform": window_transform,
-        "seed": 0,
-        "batch_size": B,
-        "positions": np.arange(B),
-        "start_step": 0,
-        "num_steps": 70,
-        "num_workers": 0,
-        "prefetch": 2,
-        **changes,
-    }
-    with pipeline.train_batches(source, **options) as batches:
-        return list(batches)
+    return train_stream_of(source, window_transform, B, **{"num_steps": 70, **changes})
 
 
-def eval_stream(source: TokenStream, batch_size: int, positions=None) -> list[dict]:
-    positions = np.arange(batch_size) if positions is None else positions
-    with pipeline.eval_batches(
-        source,
-        batch_size=batch_size,
-        positions=positions,
-        transform=window_transform,
-        num_workers=0,
-        prefetch=2,
-    ) as batches:
-        return list(batches)
-
-
-def assert_same(ours: list[dict], theirs: list[dict]) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.keys() == b.keys()
-        for key in a:
-            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+def eval_stream(source: TokenStream, batch_size: int, **changes) -> list[dict]:
+    return eval_stream_of(source, window_transform, batch_size, **changes)
 
 
 def test_a_hand_worked_epoch(text):
@@ -144,7 +118,7 @@ def test_evaluation_reads_every_window_once_and_in_order(text):
     assert not batches[4]["tokens"][3].any()
     seen = [r for b in batches for r in b["record"].tolist() if r >= 0]
     assert sorted(seen) == list(range(19))
-    halves = [eval_stream(source, 4, np.arange(2) + first) for first in (0, 2)]
+    halves = [eval_stream(source, 4, positions=np.arange(2) + first) for first in (0, 2)]
     for one, two, whole in zip(*halves, batches, strict=True):
         np.testing.assert_array_equal(np.concatenate([one["mask"], two["mask"]]), whole["mask"])
 
@@ -274,7 +248,7 @@ def test_the_embedded_novel_in_word_pieces():
     streams = [build_source(data, split) for split in ("train", "valid", "test")]
     tokenizer = load_tokenizer(str(FOLDER))
     whole = np.concatenate(tokenizer.encode_all(TEXT.read_text().split("\n")))
-    first = [stream.windows(np.arange(len(stream)))[:, 0] for stream in streams]
+    first = [stream.read_windows(np.arange(len(stream)))[:, 0] for stream in streams]
     last = [stream[len(stream) - 1]["tokens"][1:] for stream in streams]
     joined = np.concatenate([part for pair in zip(first, last, strict=True) for part in pair])
     np.testing.assert_array_equal(joined, whole)

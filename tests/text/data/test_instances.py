@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from batch_streams import assert_same, eval_stream, joined, train_stream
 from worker_processes import assert_no_worker_left
 
 from configs import text_tiny
-from widenet_jax.data import pipeline
 from widenet_jax.text.data.instances import InstanceTransform, instance_spec, instance_transforms
 from widenet_jax.text.data.masking import MaskingRules
 from widenet_jax.text.data.tiny_text import TinyText
@@ -43,19 +43,8 @@ def transform() -> InstanceTransform:
 
 
 def stream(packed: bool = False, **changes) -> list[dict[str, np.ndarray]]:
-    options = {
-        "transform": transform(), "seed": 7, "batch_size": 8, "positions": np.arange(8),
-        "start_step": 0, "num_steps": 8, "num_workers": 0, "prefetch": 1,
-    }  # fmt: skip
-    with pipeline.train_batches(Chunks(packed), **options | changes) as batches:
-        return list(batches)
-
-
-def assert_same(ours: list[dict], theirs: list[dict]) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.keys() == b.keys()
-        assert all(np.array_equal(a[key], b[key]) for key in a)
+    options = {"seed": 7, "num_steps": 8, **changes}
+    return train_stream(Chunks(packed), transform(), 8, **options)
 
 
 def test_the_config_sets_the_rules():
@@ -79,11 +68,7 @@ def test_hosts_and_resume_change_no_mask(packed: bool):
     unbroken = stream(packed)
     assert_same(stream(packed, start_step=5), unbroken[5:])
     hosts = [stream(packed, positions=part) for part in (np.arange(3), np.arange(3, 8))]
-    joined = [
-        {key: np.concatenate([one[key], other[key]]) for key in one}
-        for one, other in zip(*hosts, strict=True)
-    ]
-    assert_same(joined, unbroken)
+    assert_same(joined(hosts), unbroken)
 
 
 def test_epochs_and_seeds_differ_and_evaluation_does_not():
@@ -98,10 +83,7 @@ def test_epochs_and_seeds_differ_and_evaluation_does_not():
         assert sum(first[record] != changed[record] for record in first) > 30
 
     def evaluated(batch_size: int) -> dict:
-        options = {"num_workers": 0, "prefetch": 1, "batch_size": batch_size}
-        options |= {"transform": transform(), "positions": np.arange(batch_size)}
-        with pipeline.eval_batches(Chunks(), **options) as batches:
-            return masks(list(batches))
+        return masks(eval_stream(Chunks(), transform(), batch_size))
 
     assert evaluated(8) == evaluated(20)
 

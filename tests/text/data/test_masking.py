@@ -122,16 +122,6 @@ def test_budget_is_spent_and_ngrams_have_their_shares(length: int, most: int, sh
         )
 
 
-def test_visits_have_the_stated_shares():
-    """6/11, 3/11, 2/11, before the budget and other n-grams cut any short."""
-    order, sizes = draw_visits(100_000, rules(), np.random.default_rng(0))
-    assert sorted(order) == list(range(100_000))
-    for n, share in enumerate((6 / 11, 3 / 11, 2 / 11), 1):
-        error = np.sqrt(share * (1 - share) / 100_000)
-        assert abs(np.mean(np.equal(sizes, n)) - share) < 3 * error
-    assert set(draw_visits(100, rules(max_ngram=1), np.random.default_rng(0))[1]) == {1}
-
-
 def test_eighty_ten_ten():
     """A random token is the original with probability 1 of 995, which counts as kept."""
     rng, masked, kept, total = np.random.default_rng(1), 0, 0, 0

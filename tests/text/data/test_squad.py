@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -103,20 +102,6 @@ def test_an_answer_starts_where_its_context_is_longest(tmp_path: Path, tokenizer
     assert allowed[:, 6].tolist() == [False, True, False, False]
 
 
-def test_a_window_is_compared_with_those_that_overlap_it_alone(
-    tmp_path: Path, tokenizer: Tokenizer
-):
-    """Of 20,000 windows; a comparison with all of them would take minutes."""
-    source = squad(tmp_path, tokenizer, asked("a", "who", "Rollo"), stride=1)
-    windows = [(0, first, 9) for first in range(20_000)]
-    source.windows = np.array(windows, np.int32)
-    start = time.process_time()
-    for index in range(100, 300):
-        # The middle token of a window has most context there.
-        assert source._best_here(index).tolist() == [False] * 4 + [True] + [False] * 4
-    assert time.process_time() - start < 5
-
-
 def test_context_seen():
     """Four tokens on the shorter side and a hundredth of ten."""
     assert seen(np.array([3, 7, 12, 13]), 3, 10).tolist() == [0.1, 4.1, 0.1, -1.0]
@@ -200,12 +185,8 @@ def damaged(change: str) -> str:
             question["question"] = "wh\ud83d"
         case "moved answer":
             question["answers"][0]["answer_start"] = 3
-        case "negative answer":
-            question["answers"][0]["answer_start"] = -5
         case "text as start":
             question["answers"][0]["answer_start"] = "0"
-        case "empty answer":
-            question["answers"][0]["text"] = ""
         case "no answers":
             del question["answers"]
     return json.dumps(content)
@@ -218,12 +199,9 @@ def damaged(change: str) -> str:
         (damaged("null question"), "not SQuAD's layout.*question 'a': a text is missing"),
         (damaged("half a character"), "not SQuAD's layout.*question 'a': a text is missing"),
         (damaged("moved answer"), "question a: its context has 'lo, a' at 3, and not the answer"),
-        (damaged("negative answer"), "question a: its context has .* at -5"),
         (damaged("text as start"), "answer_start is no whole number"),
-        (damaged("empty answer"), "and not the answer ''"),
         (damaged("no answers"), "not SQuAD's layout.*'answers'"),
         ('{"data": 3}', "not SQuAD's layout"),
-        ("[1]", "not SQuAD's layout"),
         ("{", "not SQuAD's layout"),
         ('{"data": []}', "has no rows"),
         ("[" * 100_000, "not SQuAD's layout"),

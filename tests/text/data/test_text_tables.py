@@ -204,18 +204,14 @@ def test_padding():
     ("name", "content", "said"),
     [
         ("train.tsv", b"", "train.tsv: empty"),
-        ("train.tsv", b"text\tlabel\n", "has no rows"),
         ("train.tsv", b"text\tlabel\na\t1\nb\n", "line 3: 1 columns, and the header names 2"),
-        ("train.tsv", b"text\tlabel\na\t1\n\nb\t2\n", "line 3: 1 columns"),
         ("train.tsv", b"text\ttext\na\t1\n", "two columns have the same name"),
         ("train.tsv", b"text\tlabel\na\0b\t1\n", "line 2: holds a NUL character"),
         ("train.tsv", "text\tlabel\na\t1\n".encode("utf-16"), "line 1: holds a NUL"),
         ("train.tsv", b"text\tlabel\na\t1\n\xff\t1\n", "line 3: not UTF-8"),
         ("train.tsv", b"text\tlabel\na\t1\nb\t\n", "row 2: column 'label' holds no label"),
-        ("train.tsv", b"text\tlabel\na\t-1\n", "row 1: column 'label' holds no label"),
         ("train.csv", b'text,label\n"a,1\n', "not a CSV file"),
         ("train.json", b'{"text": "a"', "neither a JSON list of objects nor an object a line"),
-        ("train.json", b"[1, 2]", "holds no list of objects"),
         ("train.json", b"[]", "holds no list of objects"),
         ("train.json", b"[" * 100_000, "neither a JSON list"),
         ("train.json", b'[{"text": 7, "label": 1}]', "row 1: column 'text' holds 7, and not a"),
@@ -224,10 +220,8 @@ def test_padding():
             b'[{"text": "a\\ud83d", "label": 1}]',
             r"row 1: .* holds 'a\\ud83d', and not a",
         ),
-        ("train.json", b'[{"text": null, "label": 1}]', "row 1: column 'text' holds None"),
         ("train.json", b'[{"text": "a", "label": 1}, {"text": "b"}]', "row 2: column 'label'"),
         ("train.parquet", b"PAR1 and no more", "damaged, or not a parquet file"),
-        ("train.parquet", b"", "damaged, or not a parquet file"),
         ("train.tsv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "damaged or cut short"),
     ],
 )
@@ -244,11 +238,6 @@ def test_a_single_file_of_another_kind(tmp_path: Path):
         rows(tmp_path / "reviews.txt", "[1:]")
 
 
-def test_a_cell_longer_than_the_usual_limit_of_csv(tmp_path: Path):
-    (tmp_path / "train.csv").write_text(f"text,label\n{'a' * 140_000},1\n")
-    assert rows(tmp_path) == [("a" * 140_000, None, "1")]
-
-
 def latin1_parquet(path: Path, column: str) -> None:
     """Writes a column of strings of which the second is Latin-1: "a", "\xe4"."""
     buffers = [None, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xe4")]
@@ -262,14 +251,6 @@ def test_parquet_of_another_encoding(tmp_path: Path):
         rows(tmp_path)
     with pytest.raises(BadInputError, match=r"train\.parquet record 1: not UTF-8 text"):
         list(texts(Input(str(tmp_path / "train.parquet"), "", "parquet"), "text"))
-
-
-def test_a_cut_parquet_file(tmp_path: Path):
-    write_parquet(tmp_path / "train.parquet", {"text": ["a" * 99] * 500, "label": ["x"] * 500})
-    whole = (tmp_path / "train.parquet").read_bytes()
-    (tmp_path / "train.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BadInputError, match="damaged, or not a parquet file"):
-        rows(tmp_path)
 
 
 def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from preparing import error_line, photo, refused, run, write
 
 from widenet_jax.corpus.novel import FOLDER
@@ -120,19 +119,6 @@ def test_questions(tmp_path: Path, capsys):
     assert len(found) == 29 and found[-1].endswith(
         "(TypeError: 'int' object is not iterable); nothing after it was read"
     )
-
-
-@pytest.mark.parametrize("name", ["my line 1 data", "notes: new"])
-def test_the_name_of_a_folder_is_no_place(tmp_path: Path, capsys, name: str):
-    """Mistakes are counted by file, whatever the folder is called."""
-    folder = tmp_path / name
-    folder.mkdir()
-    for name in ("a.txt", "b.txt"):
-        write(folder / name, b"\xe9\n" * 22)
-    lines = check(capsys, folder)
-    assert [line for line in lines if line.endswith(" more")] == [
-        f"{folder}/a.txt: 2 more", f"{folder}/b.txt: 2 more",
-    ]  # fmt: skip
 
 
 def test_prepared_sets(tmp_path: Path, capsys):

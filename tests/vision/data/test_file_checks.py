@@ -56,33 +56,23 @@ RANDOM = np.random.default_rng(1).bytes(2048)
 BAD_FILES = {
     "empty": (b"", "empty file"),
     "text": (b"404 Not Found\n", "no JPEG, PNG"),
-    "html": (b"<html>", "no JPEG, PNG"),
     "HEIC": (b"\0\0\0\x18ftypheic", "a HEIC file, which is not read: convert it to JPEG"),
     **{f"{kind}, cut": (encoded(kind)[:-30], "damaged") for kind in OTHERS},
     **{f"{kind}, cut in the header": (encoded(kind)[:16], "damaged") for kind in OTHERS},
     "GIF bomb": (GIF_BOMB, "too large GIF"),
-    "zeros": (bytes(5000), "no JPEG, PNG"),
-    "one byte": (JPEG[:1], "no JPEG, PNG"),
     "two bytes": (JPEG[:2], "truncated JPEG"),
     "cut in the first segment": (JPEG[:9], "truncated JPEG"),
-    "cut in a table": (JPEG[:100], "truncated JPEG"),
-    "cut before the scan": (JPEG[:SCAN], "truncated JPEG"),
-    "cut in the scan's header": (JPEG[: SCAN + 5], "truncated JPEG"),
     "without its last byte": (JPEG[:-1], "truncated JPEG"),
-    "no image": (JPEG[:2] + b"\xff\xd9", "truncated JPEG"),
     "progressive, cut": (encoded("JPEG", progressive=True)[:4000], "truncated JPEG"),
     "random in the middle": (overwritten(JPEG, 1500, RANDOM), "damaged JPEG|truncated JPEG"),
     "restarts unannounced": (overwritten(JPEG, 2000, b"\xff\xd0"), "damaged JPEG"),
     "restarts out of order": (RESTARTS.replace(b"\xff\xd2", b"\xff\xd5", 1), "damaged JPEG"),
     "tables lost": (overwritten(JPEG, 20, bytes(300)), "cannot be decoded|damaged|truncated"),
-    "PNG cut in the header": (PNG[:20], "truncated PNG"),
     "PNG without its end": (PNG[:-12], "truncated PNG"),
     "PNG with a flipped byte": (flipped(PNG, len(PNG) // 2), "cannot be decoded"),
-    "PNG with a flipped size": (flipped(PNG, 19), "cannot be decoded"),
     "no rows": (bomb_jpeg(80, 0), "cannot be decoded"),
     "bomb": (bomb_jpeg(60_000, 60_000), "declares 60000 x 60000 pixels, more than 178,956,970"),
     "PNG bomb": (bomb_png(1 << 20, 1 << 20), "declares 1048576 x 1048576 pixels"),
-    "PNG line": (bomb_png(2_000_000, 1), "cannot be decoded"),
 }
 
 
@@ -93,19 +83,6 @@ def test_a_bad_file_is_named_on_one_line(name):
     with pytest.raises(BadExampleError, match=place) as error:
         files.decode(data, "train/cat/7")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_an_image_without_rows_is_a_bad_example_for_every_transform(kind):
-    data = bomb_jpeg(80, 0) if kind == "JPEG" else bomb_png(80, 0)
-    rng = np.random.default_rng(0)
-    for transform in (
-        lambda image: files.inception_crop(image, 8, 0.05, rng),
-        lambda image: files.squash(image, 8, smooth=True),
-        lambda image: files.central_crop(image, 8, 8),
-    ):
-        with pytest.raises(BadExampleError, match="cannot be decoded"):
-            transform(files.EncodedImage(data, "x"))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -26,16 +26,6 @@ def encoded(image: np.ndarray, kind: str, **options) -> bytes:
     return encoded_image(Image.fromarray(image.squeeze()), kind, **options)
 
 
-def test_png_is_exact_and_rgb():
-    np.testing.assert_array_equal(files.decode(encoded(picture(), "PNG"), "x"), picture())
-
-
-def test_grey_becomes_rgb():
-    grey = picture()[..., 0]
-    decoded = files.decode(encoded(grey, "PNG"), "x")
-    np.testing.assert_array_equal(decoded, np.stack([grey] * 3, axis=-1))
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"progressive": True}, {"quality": 50}, {"restart_marker_blocks": 2}]
 )
@@ -43,35 +33,6 @@ def test_jpeg_equals_pillows_within_a_level(options):
     data = encoded(picture(), "JPEG", **options)
     theirs = np.asarray(Image.open(io.BytesIO(data))).astype(int)
     assert np.abs(files.decode(data, "x") - theirs).max() <= 2
-
-
-def test_exif_orientation_is_ignored():
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
-    data = encoded(picture(40, 60), "JPEG", exif=exif.tobytes())
-    assert files.decode(data, "x").shape == (40, 60, 3)
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "1", "L"])
-def test_other_kinds_of_png_become_rgb(mode):
-    image = Image.fromarray(picture()).convert(mode)
-    decoded = files.decode(encoded_image(image, "PNG"), "x")
-    assert decoded.shape == (40, 60, 3) and decoded.dtype == np.uint8
-    if mode == "RGBA":
-        np.testing.assert_array_equal(decoded, picture())
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_other_kinds_of_jpeg_become_rgb(mode):
-    image = Image.fromarray(picture()).convert(mode)
-    theirs = np.asarray(image.convert("RGB")).astype(int)
-    assert np.abs(files.decode(encoded_image(image, "JPEG"), "x") - theirs).mean() < 3
-
-
-def test_sixteen_bits_keep_the_upper_eight():
-    wide = (np.arange(2400, dtype=np.uint16) * 27).reshape(40, 60)
-    decoded = files.decode(encoded(wide, "PNG"), "x")
-    np.testing.assert_array_equal(decoded, np.stack([wide >> 8] * 3, axis=-1))
 
 
 GREY, CMYK = {"mode": "L"}, {"mode": "CMYK"}

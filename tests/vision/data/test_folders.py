@@ -107,15 +107,6 @@ def test_a_class_folder_that_went_away_is_no_bad_example(folder):
     assert type(error.value) is BadInputError
 
 
-def test_a_folder_that_may_not_be_listed_is_named(folder, monkeypatch):
-    def refuse(path: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    message = refused({"source": "image_folder", "path": str(folder)}, "val")
-    assert message == f"{folder}: cannot be listed (Permission denied)"
-
-
 # --- Both splits ----------------------------------------------------------------------------------
 
 

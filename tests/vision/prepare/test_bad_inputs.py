@@ -59,34 +59,22 @@ def replace_member(path: Path, key: str, data: bytes | None) -> None:
 
 
 NPZ_ARRAYS = {
-    "labels of text": ({"labels": np.array(["a", "b"])}, "labels must be integers"),
     "labels of floats": ({"labels": np.array([0.0, 1.0])}, "labels must be integers"),
-    "labels of NaN": ({"labels": np.array([0, np.nan])}, "labels must be integers"),
-    "labels of booleans": ({"labels": np.array([True, False])}, "labels must be integers"),
     "labels of two dimensions": ({"labels": np.zeros((2, 1), int)}, r"not int64 of shape \(2, 1\)"),
-    "labels of no dimension": ({"labels": np.array(1)}, r"not int64 of shape \(\)"),
     "a negative label": ({"labels": np.array([0, -1])}, "record 1: label -1 has no class name"),
     "a label too high": ({"labels": np.array([7, 0])}, "record 0: label 7 has no class name"),
-    "a label of 4e9": ({"labels": np.array([0, 4_000_000_000])}, "record 1: label 4000000000 has"),
     "offsets of floats": ({"offsets": np.array([0.0, 1.0, 2.0])}, "offsets must be integers"),
-    "offsets of text": ({"offsets": np.array(["0", "1", "2"])}, "offsets must be integers"),
-    "offsets too few": ({"offsets": np.array([0, 5])}, "offsets do not fit"),
-    "no offsets": ({"offsets": np.array([], int)}, "offsets do not fit"),
     "offsets that fall": ({"offsets": np.array([0, 9999, 3])}, "offsets do not fit"),
-    "offsets below zero": ({"offsets": np.array([-5, 0, 5])}, "offsets do not fit"),
     "offsets past the end": ({"offsets": np.array([0, 5, 1 << 40])}, "offsets do not fit"),
-    "names of no dimension": ({"class_names": np.array("cat")}, "class_names must be text"),
     "names of floats": ({"class_names": np.array([0.5, 1.5])}, "class_names must be text"),
     "names of objects": (
         {"class_names": np.array([Owned()], object)},
         "cannot be loaded when allow_pickle=False",
     ),
-    "images of integers": ({"jpeg": np.arange(9)}, "jpeg must be uint8"),
     "images of two dimensions": ({"jpeg": np.zeros((2, 9), np.uint8)}, "jpeg must be uint8"),
 }
 NPZ_BYTES = {
     "no labels": ("labels", None, "no item named .labels.npy"),
-    "no header": ("labels", b"", "damaged, or not"),
     "a header that is no text": ("labels", array_bytes("((("), "damaged, or not"),
     "labels of terabytes": ("labels", array_bytes("(1099511627776,)"), "Unable to allocate|EOF"),
     "images of terabytes": (
@@ -94,7 +82,6 @@ NPZ_BYTES = {
         array_bytes("(1099511627776,)", "|u1"),
         "must be uint8 .0., not",
     ),
-    "a negative shape": ("labels", array_bytes("(-1, -1)", content=bytes(8)), "unknown dimension"),
 }
 
 
@@ -139,17 +126,11 @@ NAMED = ["cat", "dog"]
 PARQUET = {
     "null labels": ([0, None], None, IMAGES, "record 1: column 'label' is null"),
     "text labels": (["a", "b"], None, IMAGES, "column 'label' holds string; needs integers"),
-    "float labels": ([0.0, 1.0], None, IMAGES, "column 'label' holds double; needs integers"),
-    "lists for labels": ([[0], [1]], None, IMAGES, "holds list.*needs integers"),
-    "booleans for labels": ([True, False], None, IMAGES, "holds bool; needs integers"),
     "a negative label": ([0, -1], None, IMAGES, "record 1: label -1 has no class name"),
-    "a label of 4e9": ([4_000_000_000, 0], None, IMAGES, "record 0: label 4000000000 has no class"),
     "a label beyond the names": ([0, 2], NAMED, IMAGES, "record 1: label 2 has no class name"),
-    "null labels, with names": ([0, None], NAMED, IMAGES, "record 1: column 'label' is null"),
     "no rows": (pa.array([], pa.int64()), None, pa.array([], pa.binary()), "no images found"),
     "text for images": ([0, 1], None, ["a", "b"], "column 'image' holds string"),
     "paths for images": ([0], None, [{"path": "a.jpg"}], "column 'image' holds struct"),
-    "no bytes in a row": ([0], None, [{"bytes": None, "path": "x"}], "column 'image' holds null"),
     "a null image": ([0, 1], None, [IMAGES[0], None], "record 1: the image is not stored"),
 }
 
@@ -189,7 +170,6 @@ def test_parquet_with_a_description_that_names_no_classes(tmp_path, capsys, name
 
 CIFAR = {
     "a cut file": ({"data_batch_1.bin": cifar_record(1)[:-7]}, "data_batch_1.bin: .*cut short"),
-    "an empty file": ({"test_batch.bin": b""}, "test_batch.bin: 0 bytes"),
     "a label too high": (
         {"test_batch.bin": cifar_record(0) + cifar_record(10)},
         "test_batch.bin record 1: label 10 has no class name",
@@ -245,7 +225,6 @@ def xz_with(tmp_path: Path, change: Callable[[bytearray], object]) -> bytes:
 TARS: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "empty": (lambda _: b"", "damaged at byte 0 "),
     "text": (lambda _: b"not an archive\n" * 100, "damaged at byte 0 .*, or no tar archive"),
-    "shorter than a block": (lambda _: b"not an archive\n", "damaged at byte 0 "),
     "xz with a flipped byte": (
         lambda tmp: xz_with(tmp, lambda data: data.__setitem__(60, data[60] ^ 1)),
         "damaged at byte .*(C|c)orrupt",

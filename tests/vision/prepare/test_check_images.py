@@ -68,11 +68,6 @@ def test_skip_bad_packs_the_rest(messy, tmp_path, capsys):
         assert source.class_names == ("messy", "plain", "日本 の猫")
 
 
-def test_packing_a_flat_folder_without_a_fraction_gets_advice(messy, tmp_path, capsys):
-    assert run("image_folder", "--input", messy, "--out", tmp_path / "set") == 2
-    assert "CLASS/ with --eval_fraction=0.1" in error_line(capsys.readouterr().err)
-
-
 def test_preview_skips_what_cannot_be_read(messy, tmp_path, capsys):
     fields = {"source": "image_folder", "path": messy, "eval_fraction": 0.3, "image_size": 16}
     flags = [f"--config.data.{name}={value}" for name, value in fields.items()]

@@ -85,9 +85,9 @@ class TokenStream:
         return max(0, self.num_tokens - 1) // self.max_length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"tokens": self.windows(np.array([index]))[0], "fresh": np.bool_(index == 0)}
+        return {"tokens": self.read_windows(np.array([index]))[0], "fresh": np.bool_(index == 0)}
 
-    def windows(self, indices: np.ndarray) -> np.ndarray:
+    def read_windows(self, indices: np.ndarray) -> np.ndarray:
         """Returns some windows, each with the token after it: int32 [n, T + 1]."""
         return self._tokens.read(indices * self.max_length, self.max_length + 1)
 
