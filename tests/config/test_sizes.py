@@ -3,9 +3,8 @@
 import jax
 import pytest
 
-from configs.sizes import IMAGE_FAMILIES, IMAGE_SIZES, ROUTERS, dense_parameters
-from configs.variants import IMAGES, model_section, parse
-from widenet_jax.errors import BadInputError
+from configs.sizes import ROUTERS, dense_parameters
+from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, parameter_shapes
 from widenet_jax.nn.moe.layer import MoeLayer
@@ -82,56 +81,6 @@ def test_widenet_b_by_hand():
     representation, head = D * D + D, D * 1000 + 1000
     total = patches + positions + attention + moe + norms + representation + head
     assert total == PRETRAINING["widenet_b"]
-
-
-@pytest.mark.parametrize("family", IMAGE_FAMILIES)
-@pytest.mark.parametrize("size", IMAGE_SIZES)
-def test_every_name_builds(family: str, size: str):
-    model = build_model(model_section(f"{family}_{size}"), num_classes=10)
-    model = model.clone(depth=min(model.depth, 6))  # the counts above are of the full depth
-    side = 4 * model.patch_size
-    logits, aux = jax.eval_shape(
-        lambda inputs: model.init_with_output(jax.random.key(0), inputs, train=False)[0],
-        image_spec((side, side, 3)),
-    )
-    assert logits.shape == (1, 10)
-    assert ("loss" in aux) == (family != "vit")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("widenet_x", "there are vit_tiny"),
-        ("resnet_b", "there are vit_tiny"),
-        ("widenet_b,exprets=8", "no option 'exprets'; did you mean experts? there are"),
-        ("widenet_b,experts=many", "needs a whole number"),
-        ("widenet_b,share_norms=1", "needs true or false"),
-        ("widenet_b,preset=mine", "choose one of paper, authors_code"),
-        ("vit_b,experts=8", "option experts has no effect on vit_b with ffn=dense; remove it"),
-        ("widenet_b,experts=0", "option experts=0 must be 1 or more"),
-        (
-            "vit_b,ffn_blocks=last_1",
-            "option ffn_blocks has no effect on vit_b",
-        ),
-        ("widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
-        ("widenet_b,router=sigmod", "router='sigmod' is unknown; choose one of top_k, softmax"),
-        ("widenet_b,router=sigmod", "; did you mean router=sigmoid?"),
-        (
-            "widenet_b,ffn=topk",
-            "choose one of dense, moe, top_k, product_key; did you mean ffn=top_",
-        ),
-        ("vit_b,num_active=8", "on vit_b with ffn=dense; remove it, or add ffn=top_k"),
-        (
-            "widenet_b,ffn=product_key,selected=2",
-            "option selected has no effect",
-        ),
-        ("widenet_b,moe=false,examples_per_group=8", "option examples_per_group has no effect"),
-    ],
-)
-def test_names_that_do_not_exist(text: str, message: str):
-    with pytest.raises(BadInputError) as caught:
-        parse(text, IMAGES)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("router", ROUTERS)

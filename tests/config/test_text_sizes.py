@@ -3,8 +3,7 @@
 import pytest
 
 from configs import glue, squad
-from configs.variants import TEXTS, finetuned_model, model_section, parse
-from widenet_jax.errors import BadInputError
+from configs.variants import finetuned_model, model_section
 from widenet_jax.ops.plan import printed as paper
 from widenet_jax.ops.plan.counts import count_text
 
@@ -34,31 +33,6 @@ def test_every_printed_figure_is_ours_rounded_but_berts_which_is_truncated():
     for row in paper.TEXT:
         millions = COUNTS[row.variant][2] / 1e6
         assert row.millions == (int(millions) if row.variant == "bert" else round(millions))
-
-
-def test_names_and_options():
-    assert parse("albert", TEXTS)[:3] == ("albert", "", {})
-    assert parse("widenet_4", TEXTS)[:3] == ("widenet_4", "", {})
-    parsed = parse("widenet_16_s,capacity_factor=2,norm_position=pre", TEXTS)
-    assert parsed[:3] == ("widenet_16", "s", {"capacity_factor": 2.0, "norm_position": "pre"})
-    model = parsed.section
-    assert (model["moe"]["num_experts"], model["moe"]["capacity_factor"]) == (16, 2.0)
-    assert (model["norm_position"], model["embed_dim"]) == ("pre", 128)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("roberta", "named 'roberta'; did you mean bert. there are albert, bert, widenet_4"),
-        ("albert_xl", "albert_s"),
-        ("albert,heads=4", "albert has no option 'heads'"),
-        ("bert,selected=1", "option selected has no effect on bert with ffn=dense"),
-        ("albert,depth=x", "option depth='x' needs a whole number"),
-    ],
-)
-def test_mistakes(text: str, words: str):
-    with pytest.raises(BadInputError, match=words):
-        parse(text, TEXTS)
 
 
 def test_the_paper_s_settings():

@@ -13,7 +13,6 @@ import re
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from widenet_jax.data.cores import usable_cores
 from widenet_jax.files import user_cache
 
 # Where one of these is set, the user has decided.
@@ -34,6 +33,8 @@ def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU
     """
     if any(name in environment for name in CHOSEN) or not cpu_info.exists():
         return
+    from widenet_jax.data.cores import usable_cores  # imports NumPy
+
     directory = user_cache("programs") / machine(cpu_info.read_text(), usable_cores())
     try:
         # The programs are run as code, so no other user may write there.
