@@ -87,7 +87,6 @@ def table(sections: Mapping[str, Mapping[str, tuple]]) -> str:
     columns = {
         "field": lambda field: f"`{field.name}`",
         "default": lambda field: f"`{field.text}`",
-        "type": lambda field: field.type,
         "meaning": lambda field: field.comment,
     }
     fields = [field_of(name, row) for name, row in sorted(named(sections).items())]
