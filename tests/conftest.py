@@ -5,6 +5,7 @@ import hashlib
 import os
 import platform
 import signal
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,24 +54,49 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trains a small WideNet on the digits, `small_config()` on one device.
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable], Path]:
+    """Returns a function that makes a workdir in one of the test processes, for all of them.
 
-    All workers use the same run, so tests must not change its workdir.
+    Tests must not change such a workdir.
     """
-    import jax
-    from small_runs import small_config
-
-    from widenet_jax import train
-
     base = tmp_path_factory.getbasetemp()
-    workdir = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits" / "run"
-    workdir.parent.mkdir(exist_ok=True)
-    with (workdir.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (workdir / "result.json").exists():
-            train.run(small_config(), str(workdir), devices=jax.devices()[:1])
-    return workdir
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        workdir = base / name / "run"
+        workdir.parent.mkdir(exist_ok=True)
+        with (workdir.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (workdir / "result.json").exists():
+                make(workdir)
+        return workdir
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def digits_run(once: Callable) -> Path:
+    """Trains a small WideNet on the digits, `small_config()` on one device."""
+    from small_runs import run_here
+
+    return once("digits", run_here)
+
+
+@pytest.fixture(scope="session")
+def reviews_run(once: Callable) -> Path:
+    """Trains a classifier of texts that are positive where they hold "good".
+
+    The table and the tokenizer are beside the workdir.
+    """
+    from small_runs import train_here
+    from text_sets import reviews_config, write_table, write_tokenizer
+
+    def make(workdir: Path) -> None:
+        write_table(workdir.parent)
+        write_tokenizer(workdir.parent)
+        train_here(reviews_config(workdir.parent), workdir)
+
+    return once("reviews", make)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
-"""Small runs on the embedded digits, in this process or in separate processes."""
+"""Small runs of every kind, in this process or in separate processes."""
 
+import dataclasses
 import json
 import os
 import re
@@ -8,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -18,14 +21,21 @@ import orbax.checkpoint as ocp
 import text_sets
 from ml_collections import ConfigDict
 
+from widenet_jax import train
 from widenet_jax.config.files import load_config
+from widenet_jax.data.contract import DataInfo
+from widenet_jax.experiment import Experiment, build_experiment, lengths
+from widenet_jax.run.stopping import Stop
+from widenet_jax.run.workdir import flatten, plain
 
 ROOT = Path(__file__).parents[1]
 # 20 steps of 64 digits. The capacity is so small that tokens are dropped, in evaluation too. 16
-# token groups of 4 images are two groups for each of 8 devices.
+# token groups of 4 images are two groups for each of 8 devices. The rate is constant, so that
+# longer runs are the same program.
 OVERRIDES = {
     "duration": "20 steps",
     "log_every_steps": 1,
+    "optimizer.schedule": "constant",
     "optimizer.warmup": "2 steps",
     "model.depth": 2,
     "model.embed_dim": 32,
@@ -83,6 +93,11 @@ RUNS = {
     "text_tiny": ("configs/text_tiny.py:widenet_4_tiny", TEXT_OVERRIDES),
 }
 PATIENCE_SECONDS = 240
+# Fields that no compiled program depends on.
+NOT_COMPILED = ("checkpoint.", "tracking.", "watchdog.", "evaluation.every", "evaluation.patience")
+NOT_COMPILED += ("log_every_steps", "data.path", "data.num_workers", "data.prefetch", "data.on_bad")
+NOT_COMPILED += ("data.max_bad", "data.tokenizer")
+EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def run_of(kind: str) -> tuple[str, dict[str, object]]:
@@ -100,6 +115,46 @@ def small_config(*, run: str = "digits", **changes: object) -> ConfigDict:
     config = load_config(f"{ROOT}/{file}")
     config.update_from_flattened_dict(overrides | changes)
     return config
+
+
+def run_here(
+    workdir: Path,
+    *,
+    run: str = "digits",
+    devices: int = 1,
+    mode: str = "train",
+    stop: Stop | None = None,
+    **changes: Any,
+) -> dict:
+    """Does what `command` does, in this process; returns the result."""
+    config = small_config(run=run, **changes)
+    return train_here(config, workdir, devices=devices, mode=mode, stop=stop)
+
+
+def train_here(config: ConfigDict, workdir: Path, *, devices: int = 1, **how: Any) -> dict:
+    """Calls `train.run`; runs whose programs are the same share one `Experiment`.
+
+    Tracing and compiling take most of a small run's time.
+    """
+    with mock.patch.object(train, "build_experiment", shared_experiment):
+        return train.run(config, str(workdir), devices=jax.devices()[:devices], **how)
+
+
+def shared_experiment(
+    config: ConfigDict, data_info: DataInfo, devices: Sequence[jax.Device]
+) -> Experiment:
+    """Returns what `build_experiment` returns; an earlier one's programs if they are the same."""
+    fields = {k: v for k, v in flatten(plain(config)).items() if not k.startswith(NOT_COMPILED)}
+    if fields["optimizer.schedule"] == "constant" and "%" not in fields["optimizer.warmup"]:
+        del fields["duration"]
+    key = repr((sorted(fields.items()), data_info, devices))
+    if key not in EXPERIMENTS:
+        EXPERIMENTS[key] = build_experiment(config, data_info, devices)
+    first, (total_steps, eval_every, save_every) = EXPERIMENTS[key], lengths(config, data_info)
+    lasting = {"total_steps": total_steps, "eval_every": eval_every, "save_every": save_every}
+    shared = dataclasses.replace(first, config=config, **lasting)
+    vars(shared)["parameter_counts"] = first.parameter_counts  # a cached property
+    return shared
 
 
 def command(workdir: Path, *extra: str, run: str = "digits", **changes: object) -> list[str]:

@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from small_runs import small_config
 
@@ -71,6 +72,27 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
         }
         for name, _, lengths in found:
             assert name == "bf16" or (lengths & {E, V} and F not in lengths), lengths
+
+
+def test_accumulation_changes_no_gradient():
+    """Two parts of 8 images instead of one of 16, without mixup and noise: the same gradients."""
+    changes = {"augment.mixup_alpha": 0.0, "model.moe.router.noise_std": 0.0, "model.depth": 1}
+    changes |= {"model.embed_dim": 16, "batch_size": 16, "optimizer.accumulation_steps": 1}
+    rng = np.random.default_rng(0)
+    batch = {"image": rng.integers(0, 255, (16, 8, 8, 1), np.uint8), "label": np.arange(16) % 10}
+    found, params = [], None
+    for parts in (1, 2):
+        config = small_config(**changes | {"optimizer.accumulation_steps": parts})
+        experiment = build_experiment(config, DATA_INFO, jax.devices()[:1])
+        if params is None:
+            draw = lambda x: rng.normal(scale=0.2, size=x.shape).astype(np.float32)  # noqa: E731
+            params = jax.tree.map(draw, experiment.state.params)
+        with jax.set_mesh(experiment.mesh):
+            found.append(jax.jit(experiment.gradients)(params, batch, 0))
+    (one, its_metrics), (two, metrics) = found
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), two, one)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), metrics, its_metrics)
+    assert metrics.layer_sums["load"].shape == (1, 4)
 
 
 def test_the_seed_reaches_parameters_noise_and_order():

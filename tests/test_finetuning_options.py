@@ -4,12 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from small_runs import assert_same_end, final_state, small_config
+from small_runs import assert_same_end, at_step, final_state, run_here, train_here
 
-from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.config.files import stored_config
 from widenet_jax.inference.trained import open_trained
@@ -29,22 +27,16 @@ OPTIONS = {
 
 def run(workdir: Path, pretrained: Path, **changes: object) -> None:
     short = {"duration": "4 steps", "evaluation.every": "2 steps", "checkpoint.every": "2 steps"}
-    config = small_config(init_from=str(pretrained), **short, **changes)
-    train.run(config, str(workdir), devices=jax.devices()[:1])
+    run_here(workdir, init_from=str(pretrained), **short, **changes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_resumed_run_ends_with_the_same_bytes(digits_run: Path, tmp_path: Path, name: str):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
     run(whole, digits_run, **OPTIONS[name])
-    shutil.copytree(whole, broken)
-    shutil.rmtree(broken / "checkpoints" / "4")
+    broken = at_step(tmp_path / "broken", whole, 2)
     shutil.rmtree(broken / "best" / "4", ignore_errors=True)
-    (broken / "result.json").unlink()
-    lines = (broken / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["step"] <= 2]
-    (broken / "metrics.jsonl").write_text("".join(kept))
     run(broken, digits_run, **OPTIONS[name])
     assert_same_end(broken, whole)
     if name == "all":
@@ -76,9 +68,7 @@ def assert_only_the_head_learned(probe: Path, pretrained: Path) -> None:
 def assert_the_average_is_evaluated_and_opened(workdir: Path) -> None:
     result = json.loads((workdir / "result.json").read_text())
     assert params_sha256(open_trained(str(workdir)).params) == result["params_sha256"]
-    evaluated = train.run(
-        stored_config(str(workdir)), str(workdir), mode="eval", devices=jax.devices()[:1]
-    )
+    evaluated = train_here(stored_config(str(workdir)), workdir, mode="eval")
     assert evaluated["test_cross_entropy"] == result["test_cross_entropy"]
     state = final_state(workdir)
     name = "params['head']['kernel']"

@@ -10,9 +10,8 @@ import orbax.checkpoint as ocp
 import pytest
 from compiled import apply
 from extensions.life_of_a_run import StopAfterOneStep
-from small_runs import assert_same_end, at_step, finish, metrics_of, small_config, start_two
+from small_runs import assert_same_end, at_step, finish, metrics_of, run_here, start_two
 
-from widenet_jax import train
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
@@ -41,17 +40,8 @@ def changes_of(text: Path, **changes: object) -> dict[str, object]:
     return fields | changes
 
 
-def run(
-    workdir: Path,
-    text: Path,
-    *,
-    kind: str = "sigma_moe",
-    stop: Stop | None = None,
-    mode: str = "train",
-    **changes,
-):
-    config = small_config(run=kind, **changes_of(text, **changes))
-    return train.run(config, str(workdir), stop=stop, mode=mode, devices=jax.devices()[:1])
+def run(workdir: Path, text: Path, *, kind: str = "sigma_moe", **changes) -> dict:
+    return run_here(workdir, run=kind, **changes_of(text, **changes))
 
 
 def carry_in(directory: Path) -> dict[str, np.ndarray]:
@@ -197,13 +187,11 @@ def test_other_devices_and_hosts(text: Path, tmp_path: Path, kind: str):
     fields = {"duration": "12 steps", "evaluation.every": "12 steps"}
     fields |= {"evaluation.batch_size": ROWS, "checkpoint.every": "4 steps"}
     run(tmp_path / "one", text, kind=kind, **fields)
-    config = small_config(run=kind, **changes_of(text, **fields))
+    fields, place = changes_of(text, **fields), tmp_path / "moved"
     for devices in (8, 1):
         with pytest.raises(StoppedError):
-            place = str(tmp_path / "moved")
-            train.run(config, place, devices=jax.devices()[:devices], stop=StopAfter(4))
-    train.run(config, place, devices=jax.devices()[:4])
-    fields = changes_of(text, **fields)
+            run_here(place, run=kind, devices=devices, stop=StopAfter(4), **fields)
+    run_here(place, run=kind, devices=4, **fields)
     for process in start_two(tmp_path / "two", run=kind, **fields):
         finish(process)
     losses = {p.name: [r["loss"] for r in metrics_of(p)] for p in tmp_path.iterdir()}

@@ -10,16 +10,9 @@ from widenet_jax.losses import smooth_labels, softmax_cross_entropy
 def test_smoothing_by_hand():
     smoothed = smooth_labels(jnp.array([[0.0, 1.0, 0.0, 0.0]]), 0.1)
     np.testing.assert_allclose(smoothed, [[0.025, 0.925, 0.025, 0.025]], atol=1e-7)
-
-
-def test_no_smoothing_returns_the_target():
-    target = jnp.eye(3)
-    np.testing.assert_array_equal(smooth_labels(target, 0.0), target)
-
-
-def test_smoothing_keeps_soft_rows_distributions():
-    target = jax.nn.softmax(jax.random.normal(jax.random.key(0), (5, 7)))
-    np.testing.assert_allclose(smooth_labels(target, 0.3).sum(-1), np.ones(5), atol=1e-6)
+    np.testing.assert_array_equal(smooth_labels(jnp.eye(3), 0.0), jnp.eye(3))
+    soft = np.random.default_rng(0).dirichlet(np.ones(7), size=5)
+    np.testing.assert_allclose(smooth_labels(soft, 0.3).sum(-1), np.ones(5), atol=1e-6)
 
 
 def test_cross_entropy_against_numpy():
@@ -30,11 +23,6 @@ def test_cross_entropy_against_numpy():
     loss = softmax_cross_entropy(jnp.array(logits, jnp.float32), jnp.array(target, jnp.float32))
     assert loss.shape == (4,)
     np.testing.assert_allclose(loss, -(target * log_probs).sum(-1), rtol=1e-6)
-
-
-def test_uniform_logits_give_log_v():
-    loss = softmax_cross_entropy(jnp.zeros((2, 10)), jax.nn.one_hot(jnp.array([3, 4]), 10))
-    np.testing.assert_allclose(loss, np.full(2, np.log(10)), rtol=1e-6)
 
 
 def test_large_logits_stay_finite_and_bfloat16_is_widened():

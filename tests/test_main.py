@@ -53,10 +53,8 @@ def refused(capsys: pytest.CaptureFixture, *arguments: str) -> str:
 EARLY = [
     ((), "--config is missing, as in python -m widenet_jax.main --config=configs/digits.py"),
     ((DIGITS,), "--workdir is missing, as in"),
-    ((DIGITS, "--workdir="), "--workdir is missing, as in"),
     ((DIGITS, "--workdir"), "argument --workdir: expected one argument"),
     ((DIGITS, "--workdir=W", "--bogus=1"), "there is no flag --bogus; --help lists the flags"),
-    ((DIGITS, "--wrkdir=W", "--workdir=W"), "no flag --wrkdir; did you mean --workdir?"),
     ((DIGITS, "--wrkdir=W"), "no flag --wrkdir; did you mean --workdir?"),
     ((DIGITS, "--workdir=W", "runs/x"), "not a flag: 'runs/x'; flags are written --name=value"),
     ((DIGITS, "--workdir=W", "--mode=test"), "argument --mode: invalid choice: 'test'"),
@@ -68,18 +66,11 @@ EARLY = [
         "--max_seconds: 'nan' must be a number of seconds",
     ),
     (
-        (DIGITS, "--workdir=W", "--max_seconds=inf"),
-        "--max_seconds: 'inf' must be a number of seconds",
-    ),
-    ((DIGITS, "--workdir=W", "--max_seconds=-1"), "--max_seconds: '-1' must be a number of"),
-    (
         (DIGITS, "--workdir=W", "--process_id=1"),
         "--process_id also needs --coordinator, --num_processes; on a TPU pod give none of them",
     ),
     # The file.
     (("--config=configs/nope.py", "--workdir=W"), "no Python file 'configs/nope.py'; there are"),
-    (("--config=configs/nope.py", "--workdir=W"), "configs/digits.py"),
-    (("--config=configs", "--workdir=W"), "no Python file 'configs'"),
     (("--config=pyproject.toml", "--workdir=W"), "no Python file 'pyproject.toml'"),
     # The variant and its options.
     (
@@ -98,10 +89,8 @@ EARLY = [
         ("--config", "configs/language_model.py", "--key-heads", "3"),
         "after the colon: --config=configs/language_model.py:VARIANT,key_heads=...",
     ),
-    (("--config=configs/digits.py", "--key_heads=3"), "no flag --key_heads; --help lists the"),
     (("--config=configs/glue.py", "--ffn=top_k"), "did you mean --config.model.ffn?"),
     (("--config=configs/finetune.py:pretrained", "--ffn=a"), "did you mean --config.model.ffn?"),
-    (("--config=nope.py", "--ffn=top_k"), "did you mean --config.model.ffn?"),
     # The fields: the message names the nearest one.
     (
         (DIGITS, "--workdir=W", "--config.lerning_rate=1"),
@@ -126,10 +115,6 @@ EARLY = [
         "--config.batch_size=abc: this field needs a whole number, such as 64",
     ),
     (
-        (DIGITS, "--workdir=W", "--config.batch_size", "64.5"),
-        "--config.batch_size=64.5: this field needs a whole number, such as 64",
-    ),
-    (
         (DIGITS, "--workdir=W", "--config.optimizer.learning_rate=fast"),
         "--config.optimizer.learning_rate=fast: this field needs a number, such as 0.003",
     ),
@@ -149,20 +134,11 @@ EARLY = [
         (DIGITS, "--workdir=W", "--config.optimizer.learning_rate=nan"),
         "--config.optimizer.learning_rate=nan must be a finite number",
     ),
-    ((DIGITS, "--workdir=W", "--config.optimizer.eps=inf"), "eps=inf must be a finite number"),
     (
         (DIGITS, "--workdir=W", "--config.model.moe.router.noise_std=-1"),
         "noise_std=-1.0 must be a finite",
     ),
     ((DIGITS, "--workdir=W", "--config.seed=-1"), "--config.seed=-1 is too small; give at least 0"),
-    (
-        (DIGITS, "--workdir=W", "--config.batch_size=0"),
-        "--config.batch_size=0 is too small; give at least 1",
-    ),
-    (
-        (DIGITS, "--workdir=W", "--config.data.num_workers=-1"),
-        "--config.data.num_workers=-1 is too small; give at least 0",
-    ),
     (
         (DIGITS, "--workdir=W", "--config.sharding.fsdp=-2"),
         "--config.sharding.fsdp=-2 is too small; give at least -1",
@@ -264,9 +240,8 @@ def test_one_call_leaves_nothing_to_the_next():
     assert parse_flags(["main", DIGITS, "--workdir=W"])[1].seed == 0
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help(capsys: pytest.CaptureFixture, flag: str):
-    assert exit_code_of(lambda: main(["main", flag])) == 0
+def test_help(capsys: pytest.CaptureFixture):
+    assert exit_code_of(lambda: main(["main", "--help"])) == 0
     out, err = capsys.readouterr()
     assert err == ""
     for name in ("--config", "--workdir", "--mode", "--json", "--coordinator"):
@@ -324,29 +299,17 @@ def test_the_table_for_people():
     ]
 
 
-def test_the_table_names_the_split():
+def test_the_table_of_other_runs():
+    """Of another split; of perplexity, which is no percentage; of training, with its files."""
     lines = report(RESULT | {"split": "dev_matched"}, "W").splitlines()
     assert lines[:2] == [
         "dev_matched accuracy       97.22% of 360 images",
         "dev_matched cross entropy  0.1235",
     ]
-
-
-def test_the_table_of_another_task():
-    """The primary metric is not a percentage: perplexity, where lower is better."""
-    result = {
-        "mode": "eval",
-        "primary_metric": {"name": "perplexity", "higher_is_better": False},
-        "unit": "tokens",
-        "test_tokens": 217646,
-        "test_perplexity": 24.0,
-        "params": 1,
-        "params_unrolled": 1,
-    }
-    assert report(result, "W").splitlines()[0] == "test perplexity       24.0000 of 217,646 tokens"
-
-
-def test_the_table_of_a_training_run_without_experts_says_where_things_are():
+    perplexity = RESULT | {"unit": "tokens", "test_tokens": 217646, "test_perplexity": 24.0}
+    perplexity["primary_metric"] = {"name": "perplexity", "higher_is_better": False}
+    first = report(perplexity, "W").splitlines()[0]
+    assert first == "test perplexity       24.0000 of 217,646 tokens"
     assert report(RESULT | {"mode": "train"}, "runs/x").splitlines()[4:] == [
         "metrics               runs/x/metrics.jsonl",
         "learning curve        runs/x/learning_curve.png",

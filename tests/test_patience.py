@@ -8,13 +8,10 @@ import time
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import jax
 import pytest
-from small_runs import assert_same_end, last_step, metrics_of, small_config
+from small_runs import assert_same_end, last_step, metrics_of, run_here, small_config
 
-from widenet_jax import train
 from widenet_jax.config.durations import Interval
 from widenet_jax.errors import StoppedError
 from widenet_jax.run.session import Session
@@ -31,9 +28,8 @@ STILL = {
 }
 
 
-def run(workdir: Path, patience: int, **how: Any) -> dict:
-    config = small_config(**STILL, **{"evaluation.patience": patience})
-    return train.run(config, str(workdir), devices=jax.devices()[:1], **how)
+def run(workdir: Path, patience: int) -> dict:
+    return run_here(workdir, **STILL, **{"evaluation.patience": patience})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,7 @@ def test_ctrl_c_in_the_evaluation_that_ends_a_run(
     The accuracies are replaced by equal ones, so that the program is that of other tests.
     """
     record, stop = Session.record_evaluation, Stop()
-    config = small_config(**{"evaluation.patience": 1, "evaluation.every": "1 steps"})
+    changes = {"evaluation.patience": 1, "evaluation.every": "1 steps"}
 
     def interrupted(session: Session, state: TrainState, step: int, metrics: dict) -> None:
         record(session, state, step, metrics | {"accuracy": 0.5})
@@ -80,7 +76,7 @@ def test_ctrl_c_in_the_evaluation_that_ends_a_run(
     stop.listen()
     try:
         with pytest.raises(StoppedError, match="Ctrl-C; saved after step 2"):
-            train.run(config, str(tmp_path), devices=jax.devices()[:1], stop=stop)
+            run_here(tmp_path, stop=stop, **changes)
     finally:
         stop.close()
     assert "Ctrl-C: saving after this step, then stopping" in capsys.readouterr().err

@@ -1,15 +1,13 @@
 """Finetuning on texts from one command: tiny runs of each task, and mistakes in one line."""
 
 import json
-from functools import partial
+import shutil
 from pathlib import Path
 
-import jax
 import pytest
-from small_runs import metrics_of
-from text_sets import write_squad, write_table, write_tokenizer
+from small_runs import metrics_of, train_here
+from text_sets import reviews_config, write_squad, write_table, write_tokenizer
 
-from widenet_jax import train
 from widenet_jax.cli.evaluate import main as evaluate
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.over_source import open_source
@@ -17,7 +15,7 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.main import main, parse_flags
 
 COMMON = {
-    "batch_size": 16, "evaluation.batch_size": 16, "model.depth": 2, "log_every_steps": 1,
+    "batch_size": 16, "evaluation.batch_size": 16, "model.depth": 1, "log_every_steps": 1,
     "checkpoint.every": "1000 steps", "tracking.tensorboard": "false",
     "optimizer.learning_rate": 3e-3, "data.max_length": 16,
 }  # fmt: skip
@@ -32,13 +30,12 @@ def flags(config: str, data: Path, **changes: object) -> list[str]:
 def run(config: str, workdir: Path, data: Path, **changes: object) -> dict:
     """Trains on one device; returns the result."""
     _, fields = parse_flags(["main", f"--workdir={workdir}", *flags(config, data, **changes)])
-    train.run(fields, str(workdir), devices=jax.devices()[:1])
-    return json.loads((workdir / "result.json").read_text())
+    return train_here(fields, workdir)
 
 
-def evaluated(workdir: Path, out: Path) -> dict:
+def evaluated(workdir: Path, out: Path, *flags: str) -> dict:
     """Evaluates a run by scripts/evaluate.py; returns evaluation.json."""
-    assert evaluate([f"--workdir={workdir}", f"--out={out}"]) == 0
+    assert evaluate([f"--workdir={workdir}", f"--out={out}", *flags]) == 0
     return json.loads((out / "evaluation.json").read_text())
 
 
@@ -58,35 +55,32 @@ def squad(tmp_path: Path) -> Path:
     return tmp_path / "squad"
 
 
-def test_classification(tmp_path: Path, table: Path):
-    lengths = {
-        "duration": "40 steps",
-        "optimizer.warmup": "4 steps",
-        "evaluation.every": "20 steps",
-    }
-    result = run("glue.py:own,model=widenet_4_tiny", tmp_path / "run", table, **lengths)
+def test_classification(reviews_run: Path):
+    result = json.loads((reviews_run / "result.json").read_text())
     assert result["test_accuracy"] > 0.9 and result["test_examples"] == 40
-    evaluations = metrics_of(tmp_path / "run", "eval")
+    evaluations = metrics_of(reviews_run, "eval")
     accuracies = {record["step"]: record["accuracy"] for record in evaluations}
     assert result["best_checkpoint_accuracy"] == max(accuracies.values())
     assert accuracies[result["best_checkpoint_step"]] == max(accuracies.values())
-    assert json.loads((tmp_path / "run" / "class_names.json").read_text()) == [
-        "negative", "positive",
-    ]  # fmt: skip
-    assert json.loads((tmp_path / "run" / "tokenizer.json").read_text())["model"]
+    assert json.loads((reviews_run / "class_names.json").read_text()) == ["negative", "positive"]
+    assert json.loads((reviews_run / "tokenizer.json").read_text())["model"]
 
-    # Resumed where the tokenizer's file is gone, by the copy in the workdir; not by another one.
-    again = partial(run, "glue.py:own,model=widenet_4_tiny", tmp_path / "run", table, **lengths)
+
+def test_a_run_keeps_its_tokenizer(reviews_run: Path, table: Path, tmp_path: Path):
+    """It resumes without the tokenizer's file, not with another one, and evaluates without both."""
+    workdir, config = tmp_path / "run", reviews_config(table)
+    shutil.copytree(reviews_run, workdir)
+    result = json.loads((workdir / "result.json").read_text())
     words = (table / "vocab.txt").read_text().split("\n")
-    (tmp_path / "other.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]))
+    (table / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]))
     with pytest.raises(BadInputError, match="was trained on data with another tokenizer"):
-        again(**{"data.tokenizer": tmp_path / "other.txt"})
+        train_here(config, workdir)
     (table / "vocab.txt").unlink()
-    assert again(**{"data.tokenizer": ""})["params_sha256"] == result["params_sha256"]
+    config.data.tokenizer = ""
+    assert train_here(config, workdir)["params_sha256"] == result["params_sha256"]
 
-    # The same by scripts/evaluate.py, without the tokenizer's file and the training split.
     (table / "train.tsv").unlink()
-    found = evaluated(tmp_path / "run", tmp_path / "out")
+    found = evaluated(workdir, tmp_path / "out", f"--config.data.path={table}")
     assert found["top_1"] == result["test_accuracy"] and found["examples"] == 40
     rows = (tmp_path / "out" / "confusion.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["negative", "positive"]

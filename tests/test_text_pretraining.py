@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from small_runs import assert_same_end, at_step, metrics_of, small_config
+from small_runs import assert_same_end, at_step, metrics_of, run_here
 
-from widenet_jax import train
 from widenet_jax.cli import evaluate
 
 SHORT = {
@@ -30,8 +28,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pretrain(workdir: Path, devices: int = 1, **changes: object) -> dict:
-    config = small_config(run="text_tiny", batch_size=64, **SHORT | changes)
-    return train.run(config, str(workdir), devices=jax.devices()[:devices])
+    return run_here(workdir, run="text_tiny", devices=devices, batch_size=64, **SHORT | changes)
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(single: Path, tmp_path: Path, capsys):

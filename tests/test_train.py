@@ -2,23 +2,32 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from small_runs import finish, metrics_of, small_config, start_two
+from small_runs import (
+    finish,
+    last_step,
+    metrics_of,
+    run_here,
+    small_config,
+    start_two,
+    wait_until,
+)
 
 from widenet_jax import train
 from widenet_jax.data import ArraySpec, DataInfo
-from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.run.summary import describe
 
 
 def assert_same_training(workdir: Path, reference: Path) -> None:
     """Checks the first loss to 1e-5, others to 1e-4, and that the same tokens (above 0) drop."""
-    ours, theirs = metrics_of(workdir), metrics_of(reference)
+    ours, theirs = metrics_of(workdir)[:20], metrics_of(reference)
     assert len(ours) == len(theirs) == 20
     np.testing.assert_allclose(ours[0]["loss"], theirs[0]["loss"], rtol=1e-5)
     assert ours[0]["drop_rate"] == theirs[0]["drop_rate"]
@@ -38,14 +47,23 @@ def assert_same_training(workdir: Path, reference: Path) -> None:
 )
 def test_eight_devices_train_as_one(digits_run: Path, tmp_path: Path, fsdp: int, expert: int):
     """Meshes 2x2x2, 8x1x1 and 1x4x2 (data, fsdp, expert)."""
-    config = small_config(**{"sharding.fsdp": fsdp, "sharding.expert": expert})
-    train.run(config, str(tmp_path / "run"))
+    shards = {"sharding.fsdp": fsdp, "sharding.expert": expert}
+    run_here(tmp_path / "run", devices=8, **shards)
     assert_same_training(tmp_path / "run", digits_run)
 
 
 def test_two_processes_train_as_one(digits_run: Path, tmp_path: Path):
-    for process in start_two(tmp_path / "run"):
-        finish(process)
+    """SIGTERM to the second stops both at the same step; people follow the first."""
+    changes = {"duration": "400 steps", "evaluation.every": "400 steps"}
+    runs = start_two(tmp_path / "run", **changes, **{"checkpoint.every": "400 steps"})
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 20, runs[0])
+    runs[1].send_signal(signal.SIGTERM)
+    told = [finish(run, 143) for run in runs]
+    step = last_step(tmp_path / "run")
+    assert 20 <= step < 400 and not any("Traceback" in text for text in told)
+    assert all(f"saved after step {step}." in text.splitlines()[-1] for text in told)
+    assert ["starting: 400 steps" in text for text in told] == [True, False]
     assert_same_training(tmp_path / "run", digits_run)
 
 
@@ -56,22 +74,9 @@ def test_two_processes_finetune_as_one(digits_run: Path, tmp_path: Path):
     for process in start_two(tmp_path / "two", **changes):
         finish(process)
     del changes["sharding.fsdp"]
-    train.run(small_config(**changes), str(tmp_path / "one"), devices=jax.devices()[:1])
+    run_here(tmp_path / "one", **changes)
     ours, theirs = (metrics_of(tmp_path / run) for run in ("two", "one"))
     np.testing.assert_allclose([r["loss"] for r in ours], [r["loss"] for r in theirs], rtol=1e-5)
-
-
-def test_accumulation_makes_the_same_update(tmp_path: Path):
-    """Two parts of 32 images instead of one of 64, without mixup and noise: the same losses."""
-    off = {"augment.mixup_alpha": 0.0, "model.moe.router.noise_std": 0.0, "duration": "3 steps"}
-    losses = []
-    for parts in (1, 2):
-        config = small_config(**off, **{"optimizer.accumulation_steps": parts})
-        train.run(config, str(tmp_path / str(parts)), devices=jax.devices()[:1])
-        losses.append([r["loss"] for r in metrics_of(tmp_path / str(parts))])
-        loads = [r["load"] for r in metrics_of(tmp_path / str(parts))]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-    assert np.shape(loads) == (3, 2, 4)
 
 
 def test_finetuning_starts_from_the_backbone(
@@ -85,12 +90,12 @@ def test_finetuning_starts_from_the_backbone(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "first").symlink_to(digits_run)
     monkeypatch.chdir(tmp_path)
-    changes, device = {"data.image_size": 16, "duration": "2 steps"}, jax.devices()[:1]
+    changes, workdir = {"data.image_size": 16, "duration": "2 steps"}, Path("runs/second")
     with pytest.raises(BadInputError, match=r"config\.init_from=/nowhere"):
-        train.run(small_config(**changes, init_from="/nowhere"), "runs/second", devices=device)
-    config = small_config(**changes, init_from="runs/first")
-    result = train.run(config, "runs/second", devices=device)
-    evaluated = train.run(config, "runs/second", mode="eval", devices=device)
+        run_here(workdir, **changes, init_from="/nowhere")
+    changes["init_from"] = "runs/first"
+    result = run_here(workdir, **changes)
+    evaluated = run_here(workdir, mode="eval", **changes)
     assert (tmp_path / "runs" / "second" / "checkpoints" / "2").is_dir()
     assert evaluated["test_accuracy"] == result["test_accuracy"]
     assert result["test_images"] == 360  # of 384 positions: padding is ignored
@@ -101,7 +106,7 @@ def test_finetuning_starts_from_the_backbone(
 def test_a_finished_run_only_reports(digits_run: Path, tmp_path: Path):
     workdir = Path(shutil.copytree(digits_run, tmp_path / "run"))
     before = (workdir / "metrics.jsonl").read_bytes()
-    result = train.run(small_config(), str(workdir), devices=jax.devices()[:1])
+    result = run_here(workdir)
     assert result == json.loads((workdir / "result.json").read_text())
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
@@ -109,16 +114,6 @@ def test_a_finished_run_only_reports(digits_run: Path, tmp_path: Path):
 def test_a_workdir_of_another_config_is_refused(digits_run: Path):
     with pytest.raises(BadInputError, match=r"model\.depth: 2 there, 3 here"):
         train.run(small_config(**{"model.depth": 3}), str(digits_run))
-
-
-def test_numbers_that_are_not_finite_after_the_last_update_end_the_run(tmp_path: Path):
-    """Only the evaluation sees them; no such state is saved."""
-    changes = {"optimizer.learning_rate": 1e30, "optimizer.name": "sgd", "duration": "1 step"}
-    config = small_config(**changes, **{"optimizer.warmup": "0 steps"})
-    with pytest.raises(RunFailedError, match=r"evaluation cross entropy is .* after step 1"):
-        train.run(config, str(tmp_path / "run"), devices=jax.devices()[:1])
-    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
-    assert not (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +148,8 @@ def test_the_opening_lines_say_where_a_run_starts():
     example = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
     data_info = DataInfo(1437, example, {"class_names": ["0", "1"]})
     told = []
-    for config in (small_config(**changes), small_config()):
+    small = {"model.depth": 1, "model.embed_dim": 16}
+    for config in (small_config(**small, **changes), small_config(**small)):
         experiment = build_experiment(config, data_info, jax.devices()[:1])
         shapes = experiment.state.params
         told += [describe(experiment, shapes, step) for step in (0, 5)]

@@ -7,6 +7,11 @@ import random
 import tempfile
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
+from widenet_jax.config.files import load_config
+
+ROOT = Path(__file__).parents[1]
 NAMES = ["anna", "bob", "carl", "dora", "emil", "fay"]
 PLACES = ["oslo", "rome", "cairo", "lima", "delhi", "paris"]
 FILLERS = ["the", "day", "was", "long", "and", "quiet"]
@@ -63,3 +68,16 @@ def write_squad(directory: Path, train: int = 64, dev: int = 24) -> None:
             paragraphs.append({"context": context, "qas": [question]})
         content = {"version": "v2.0", "data": [{"title": split, "paragraphs": paragraphs}]}
         (directory / f"{split}-v2.0.json").write_text(json.dumps(content))
+
+
+def reviews_config(directory: Path) -> ConfigDict:
+    """Returns the config of a run on the table and the tokenizer in a directory."""
+    config = load_config(f"{ROOT}/configs/glue.py:own,model=widenet_4_tiny,depth=1")
+    config.update_from_flattened_dict({
+        "batch_size": 16, "evaluation.batch_size": 16, "log_every_steps": 1,
+        "duration": "40 steps", "optimizer.warmup": "4 steps", "optimizer.learning_rate": 3e-3,
+        "evaluation.every": "20 steps", "checkpoint.every": "40 steps",
+        "tracking.tensorboard": False, "data.max_length": 16,
+        "data.path": str(directory), "data.tokenizer": str(directory / "vocab.txt"),
+    })  # fmt: skip
+    return config

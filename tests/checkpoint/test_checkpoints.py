@@ -63,18 +63,16 @@ ONE, EIGHT, MIXED = (1, 1, 1), (1, 1, 8), (2, 2, 8)
 
 @pytest.mark.parametrize(
     ("saved_on", "restored_on"),
-    [(ONE, EIGHT), (EIGHT, MIXED), (MIXED, ONE), ((4, 2, 8), (1, 4, 4))],
+    [(ONE, EIGHT), (MIXED, ONE), ((4, 2, 8), (1, 4, 4))],
 )
 def test_a_state_comes_back_on_another_mesh(tmp_path: Path, saved_on: tuple, restored_on: tuple):
     state, target = state_of(7), target_on(mesh_of(*restored_on))
-    first = checkpoints_in(tmp_path)
-    first.save(place(state, mesh_of(*saved_on)), step=7)
-    first.wait()
-    first.close()
-
-    again = checkpoints_in(tmp_path)
-    restored, meta = again.restore(target)
-    again.close()
+    with closing(checkpoints_in(tmp_path)) as first:
+        assert first.restore(target) is None  # a new workdir
+        first.save(place(state, mesh_of(*saved_on)), step=7)
+        first.wait()
+    with closing(checkpoints_in(tmp_path)) as again:
+        restored, meta = again.restore(target)
     assert meta["step"] == 7 and int(restored.step) == 7
     assert (int(restored.skipped_updates), int(restored.bad_examples)) == (1, 2)
     assert {name: meta[name] for name in META} == META
@@ -84,25 +82,18 @@ def test_a_state_comes_back_on_another_mesh(tmp_path: Path, saved_on: tuple, res
         assert ours.sharding == wanted.sharding
 
 
-def test_a_new_workdir_has_nothing_to_restore(tmp_path: Path):
-    checkpoints = checkpoints_in(tmp_path)
-    assert checkpoints.restore(target_on(mesh_of(*ONE))) is None
-    checkpoints.close()
-
-
 @pytest.fixture
 def on_one() -> Mesh:
     return mesh_of(*ONE)
 
 
 def test_the_newest_are_kept_and_asking_twice_is_harmless(tmp_path: Path, on_one: Mesh):
-    checkpoints = checkpoints_in(tmp_path, keep=2)
-    for step in (1, 2, 3, 3):
-        checkpoints.save(place(state_of(step), on_one), step=step)
-    checkpoints.wait()
-    assert checkpoints.last.steps() == [2, 3]
-    restored, _ = checkpoints.restore(target_on(on_one))
-    checkpoints.close()
+    with closing(checkpoints_in(tmp_path, keep=2)) as checkpoints:
+        for step in (1, 2, 3, 3):
+            checkpoints.save(place(state_of(step), on_one), step=step)
+        checkpoints.wait()
+        assert checkpoints.last.steps() == [2, 3]
+        restored, _ = checkpoints.restore(target_on(on_one))
     assert params_sha256(restored.params) == params_sha256(state_of(3).params)
 
 
@@ -115,6 +106,7 @@ def best_of(directory: Path) -> tuple[list[int], float]:
 
 def test_the_best_is_kept_across_a_restart(tmp_path: Path, on_one: Mesh):
     starts = (
+        [(1, 0.0)],
         [(1, 0.5), (2, 0.8), (3, 0.7)],
         [(4, 0.6), (5, 0.8)],  # worse, and no better
         [(1, 0.9)],  # better, at an earlier step: another mesh rounds differently
@@ -129,15 +121,7 @@ def test_the_best_is_kept_across_a_restart(tmp_path: Path, on_one: Mesh):
                 checkpoints.save_best(state, step=step, value=accuracy)
             checkpoints.wait()
         kept.append(best_of(tmp_path))
-    assert kept == [([2], 0.8), ([2], 0.8), ([1], 0.9), ([1], 0.9)]
-
-
-def test_an_accuracy_of_zero_is_a_best(tmp_path: Path, on_one: Mesh):
-    checkpoints = checkpoints_in(tmp_path)
-    checkpoints.save_best(place(state_of(1), on_one), step=1, value=0.0)
-    checkpoints.wait()
-    checkpoints.close()
-    assert best_of(tmp_path) == ([1], 0.0)
+    assert kept == [([1], 0.0), ([2], 0.8), ([2], 0.8), ([1], 0.9), ([1], 0.9)]
 
 
 def test_a_best_by_another_metric_is_replaced(tmp_path: Path, on_one: Mesh):
@@ -157,10 +141,9 @@ def test_a_best_by_another_metric_is_replaced(tmp_path: Path, on_one: Mesh):
 @pytest.fixture
 def saved(tmp_path: Path, on_one: Mesh) -> Path:
     """Makes a workdir with a checkpoint of step 5."""
-    checkpoints = checkpoints_in(tmp_path)
-    checkpoints.save(place(state_of(5), on_one), step=5)
-    checkpoints.wait()
-    checkpoints.close()
+    with closing(checkpoints_in(tmp_path)) as checkpoints:
+        checkpoints.save(place(state_of(5), on_one), step=5)
+        checkpoints.wait()
     return tmp_path
 
 

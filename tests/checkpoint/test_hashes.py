@@ -16,9 +16,7 @@ def params() -> dict:
     return {"head": {"bias": np.arange(10.0)}, "moe": {"experts": {"wi": {"kernel": kernel}}}}
 
 
-@pytest.mark.parametrize(
-    ("fsdp", "expert", "devices"), [(1, 1, 1), (1, 1, 8), (2, 2, 8), (4, 2, 8)]
-)
+@pytest.mark.parametrize(("fsdp", "expert", "devices"), [(1, 1, 8), (2, 2, 8)])
 def test_the_hash_is_the_same_on_every_mesh(params: dict, fsdp: int, expert: int, devices: int):
     mesh = build_mesh({"fsdp": fsdp, "expert": expert}, jax.devices()[:devices])
     params = jax.tree.map(np.float32, params)

@@ -25,26 +25,23 @@ def flip_a_bit(path: epath.Path, bit: int = 3) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_whole(directory: epath.Path):
+def test_each_kind_of_damage_is_named(directory: epath.Path):
     assert damage(directory) is None
-
-
-def test_a_flipped_bit(directory: epath.Path):
-    flip_a_bit(directory / "params/d/a")
-    assert damage(directory) == "params/d/a has changed bytes"
-
-
-def test_a_shorter_file(directory: epath.Path):
-    (directory / "params/d/a").write_bytes(b"seven")
-    assert damage(directory) == "params/d/a has 5 bytes instead of 7"
-
-
-def test_a_missing_file(directory: epath.Path):
+    (directory / "commit_success.txt").write_text("later")  # Orbax adds these at the commit
+    (directory / "_CHECKPOINT_METADATA").write_text("later")
+    assert damage(directory) is None
     (directory / "params/_METADATA").unlink()
     assert damage(directory) == "params/_METADATA is missing"
+    flip_a_bit(directory / "params/d/a")
+    (directory / "params/_METADATA").write_bytes(FILES["params/_METADATA"])
+    assert damage(directory) == "params/d/a has changed bytes"
+    (directory / "params/d/a").write_bytes(b"seven")
+    assert damage(directory) == "params/d/a has 5 bytes instead of 7"
+    (directory / "manifest.json").unlink()
+    assert damage(directory).startswith("manifest.json is missing")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 3}', '{"files": {"a": 1}}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", '{"files": {"a": 1}}', "\x00"])
 def test_a_garbage_manifest(directory: epath.Path, text: str):
     (directory / "manifest.json").write_text(text)
     assert damage(directory) == "manifest.json is damaged"
@@ -60,17 +57,6 @@ def test_every_bit_of_the_manifest_that_says_something(directory: epath.Path):
         if damage(directory) is None:
             unnoticed.append(text[at : at + 1])
     assert set(unnoticed) <= {b" ", b"\n"}  # layout between the values
-
-
-def test_no_manifest(directory: epath.Path):
-    (directory / "manifest.json").unlink()
-    assert damage(directory).startswith("manifest.json is missing")
-
-
-def test_what_orbax_adds_at_the_commit_does_not_matter(directory: epath.Path):
-    (directory / "commit_success.txt").write_text("later")
-    (directory / "_CHECKPOINT_METADATA").write_text("later")
-    assert damage(directory) is None
 
 
 def test_a_file_that_the_disk_does_not_give_is_no_damage(directory: epath.Path):

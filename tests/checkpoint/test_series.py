@@ -76,11 +76,7 @@ def everything_in(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in files_of(directory)}
 
 
-def test_the_newest(directory: Path):
-    assert assert_read(directory, 10) == {}
-
-
-@pytest.mark.parametrize("bit", [0, 5])
+@pytest.mark.parametrize("bit", [5, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_flipped_bit_in_each_file_in_turn(made: Path, tmp_path: Path, bit: int):
     """Every file is verified, except those that Orbax adds at the commit and does not need."""
     counted = set()
@@ -105,11 +101,9 @@ def test_a_flipped_bit_in_each_file_in_turn(made: Path, tmp_path: Path, bit: int
 DAMAGES = {
     "a file is cut": lambda step: (step / "params" / "_METADATA").write_bytes(b"{"),
     "a file is gone": lambda step: (step / "opt_state" / "manifest.ocdbt").unlink(),
-    "an item is gone": lambda step: shutil.rmtree(step / "opt_state"),
     "everything is gone": lambda step: [
         shutil.rmtree(p) if p.is_dir() else p.unlink() for p in step.iterdir()
     ],
-    "garbage JSON": lambda step: (step / "meta" / "metadata").write_bytes(b'{"step": '),
     "garbage manifest": lambda step: (step / "manifest.json").write_bytes(b"\x00\xff"),
 }
 
@@ -122,15 +116,16 @@ def test_other_damage(directory: Path, capfd: pytest.CaptureFixture, damage: str
     assert warning in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("item", ["params", "opt_state"])
+@pytest.mark.parametrize(("item", "value"), [("params", np.nan), ("opt_state", np.inf)])
 def test_numbers_that_are_not_finite(tmp_path: Path, item: str, value: float):
+    """They count as damage, but not for a replay."""
     with closing(Series(epath.Path(tmp_path), keep=2)) as series:
         series.save(5, arrays(5), META | {"step": 5})
         bad = arrays(10)
         bad[item] = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(value), bad[item])
         series.save(10, bad, META | {"step": 10})
         series.wait()
+        assert series.newest(TARGET, finite=False)[0].meta["step"] == 10
     assert assert_read(tmp_path, 5) == {10: "holds non-finite numbers"}
 
 
@@ -225,24 +220,8 @@ def test_keep_counts_the_newest_written(tmp_path: Path):
         assert series.steps() == [20, 30]
 
 
-def test_fewer_than_keep_all_stay(tmp_path: Path):
-    with closing(Series(epath.Path(tmp_path), keep=5)) as series:
-        for step in (10, 20, 30, 40):
-            series.save(step, arrays(step), META | {"step": step})
-        series.wait()
-        assert series.steps() == [10, 20, 30, 40]
-
-
 def test_only_the_one_last_read_is_left(directory: Path):
     with closing(Series(epath.Path(directory), keep=1)) as series:
         series.newest(TARGET)
         series.remove_others(keep=0)
         assert series.steps() == [10]
-
-
-def test_for_a_replay_numbers_need_not_be_finite(tmp_path: Path):
-    with closing(Series(epath.Path(tmp_path), keep=2)) as series:
-        bad = jax.tree.map(lambda x: x * np.inf, arrays(5))
-        series.save(5, bad, META | {"step": 5})
-        series.wait()
-        assert series.newest(TARGET, finite=False)[0].meta["step"] == 5

@@ -7,12 +7,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import pytest
 from ml_collections import ConfigDict
-from small_runs import ROOT, assert_same_end, last_step, metrics_of
+from small_runs import ROOT, assert_same_end, last_step, metrics_of, train_here
 
-from widenet_jax import train
 from widenet_jax.cli.sweep import main as sweep
 from widenet_jax.errors import StoppedError
 from widenet_jax.run.stopping import Stop
@@ -40,13 +38,12 @@ def check_life(
       directory: an empty directory.
       monkeypatch: gives the sweep's processes the tests' modules and one device.
     """
-    unbroken, resumed, one = directory / "unbroken", directory / "resumed", jax.devices()[:1]
-    result = train.run(get_config(), str(unbroken), devices=one)
-    stop = StopAfterOneStep()
+    unbroken, resumed = directory / "unbroken", directory / "resumed"
+    result = train_here(get_config(), unbroken)
     with pytest.raises(StoppedError, match="saved after step 1"):
-        train.run(get_config(), str(resumed), devices=one, stop=stop)
+        train_here(get_config(), resumed, stop=StopAfterOneStep())
     assert last_step(resumed) == 1
-    train.run(get_config(), str(resumed), devices=one)
+    train_here(get_config(), resumed)
     assert_same_end(resumed, unbroken)
 
     name = result["primary_metric"]["name"]

@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 from widenet_jax.optim.average import AverageState, averaged, restarted, swap, with_average
 
@@ -40,15 +39,3 @@ def test_a_run_from_a_stored_model_averages_from_there():
     state = with_average(optax.sgd(1.0), 0.9).init({"w": jnp.zeros(2)})
     assert restarted(state, PARAMS).average["w"].tolist() == [1, 2]
     assert restarted((), PARAMS) == ()
-
-
-def test_a_decay_above_1_is_refused():
-    from widenet_jax.errors import BadInputError
-    from widenet_jax.optim.build import build_optimizer
-
-    section = {"name": "sgd", "schedule": "constant", "learning_rate": 1.0, "warmup": "0 steps",
-               "momentum": 0.0, "weight_decay": 0.0, "grad_clip_norm": 0.0, "decay_exclude": "",
-               "exclude_norm_and_bias": False, "ema_decay": 1.5}  # fmt: skip
-    with pytest.raises(BadInputError, match=r"config\.optimizer\.ema_decay=1\.5 must be"):
-        build_optimizer(section, params_or_shapes=PARAMS, depth=1, total_steps=1, batch_size=1,
-                        num_examples=1)  # fmt: skip

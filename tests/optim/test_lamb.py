@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from widenet_jax.optim.lamb import lamb, scale_by_trust_ratio, trust_ratio
-from widenet_jax.param_names import is_norm_or_bias, map_with_path, matches
+from widenet_jax.param_names import is_norm_or_bias, map_with_path
 
 L, E, D, F = 2, 3, 4, 6
 LR, DECAY, EPS = 0.01, 0.1, 1e-6
@@ -89,22 +89,9 @@ def test_stacked_experts_do_not_change_the_update(trained_apart: dict):
     assert_close(train(lamb(LR, weight_decay=DECAY), stack_experts), stack_experts(trained_apart))
 
 
-def test_one_ratio_a_leaf_would_change_it(trained_apart: dict):
-    """optax's LAMB agrees on separate kernels but not on stacked ones: the test above can fail."""
-    theirs = train(optax.lamb(LR, weight_decay=DECAY), stack_experts)
-    with pytest.raises(AssertionError):
-        assert_close(theirs, stack_experts(trained_apart), 1e-2)
-
-
 def test_apart_it_is_optax_lamb(trained_apart: dict):
     theirs = optax.lamb(LR, weight_decay=DECAY)
     assert_close(trained_apart, train(theirs, lambda tree: tree))
-
-
-def test_without_trust_ratio_it_is_adamw():
-    ours = lamb(LR, weight_decay=DECAY, exclude_trust_ratio=matches(".*"))
-    theirs = optax.adamw(LR, eps=EPS, weight_decay=DECAY)
-    assert_close(train(ours, stack_experts), train(theirs, stack_experts), 1e-6)
 
 
 def test_exclusions_take_ratio_and_decay_from_norms_and_biases_alone():
@@ -130,17 +117,13 @@ def test_ratio_per_unit_by_hand():
     np.testing.assert_allclose(trust_ratio(param[:2], update[:2], ()), [[np.sqrt(26 / 5)]], 1e-6)
 
 
-def test_a_zero_parameter_moves_by_the_plain_rate():
-    params = {"bias": jnp.zeros(3)}
+def test_zeros():
+    """A zero parameter moves by the plain rate; a zero gradient moves nothing."""
+    params = {"bias": jnp.zeros(3), "kernel": jnp.ones((2, 2))}
+    gradient = {"bias": jnp.array([2.0, -3.0, 4.0]), "kernel": jnp.zeros((2, 2))}
     tx = lamb(LR)
-    updates, _ = tx.update({"bias": jnp.array([2.0, -3.0, 4.0])}, tx.init(params), params)
+    updates, _ = tx.update(gradient, tx.init(params), params)
     np.testing.assert_allclose(updates["bias"], [-LR, LR, -LR], rtol=1e-5)
-
-
-def test_a_zero_gradient_leaves_the_parameter_and_stays_finite():
-    params = {"kernel": jnp.ones((2, 2))}
-    tx = lamb(LR)
-    updates, _ = tx.update({"kernel": jnp.zeros((2, 2))}, tx.init(params), params)
     np.testing.assert_array_equal(updates["kernel"], np.zeros((2, 2)))
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.optim.schedules import build_schedule, choose
+from widenet_jax.optim.schedules import build_schedule
 
 
 def rates(name: str, steps: list[int], *, warmup: int = 4, total: int = 12) -> list[float]:
@@ -32,11 +32,8 @@ def test_decay(name: str, expected: list[float]):
     np.testing.assert_allclose(rates(name, [4, 6, 8, 12, 99]), expected, rtol=1e-6)
 
 
-def test_without_warm_up_the_first_step_has_the_peak():
+def test_without_warm_up_and_with_nothing_else():
     np.testing.assert_allclose(rates("linear", [0, 6, 12], warmup=0), [0.8, 0.5, 0.2], rtol=1e-6)
-
-
-def test_a_run_that_only_warms_up():
     np.testing.assert_allclose(rates("cosine", [0, 6, 12], warmup=12), [0, 0.4, 0.8], rtol=1e-6)
 
 
@@ -62,9 +59,3 @@ def test_under_jit_and_on_an_array_of_steps():
 def test_unknown_name_proposes_the_nearest():
     with pytest.raises(BadInputError, match=r"--config\.optimizer\.schedule=cosine"):
         rates("cosin", [0])
-
-
-def test_choose():
-    assert choose({"a": 1}, "a", field="f") == 1
-    with pytest.raises(BadInputError, match=r"f='z'.*one of a, b"):
-        choose({"a": 1, "b": 2}, "z", field="f")

@@ -66,7 +66,7 @@ def test_every_byte_of_the_code_counts(tmp_path: Path, monkeypatch: pytest.Monke
     before = code_sha256()
     monkeypatch.setattr(agreement, "__file__", str(copy / "run" / "agreement.py"))
     assert code_sha256() == before
-    with (copy / "moe" / "slots.py").open("a") as file:
+    with (copy / "nn" / "moe" / "slots.py").open("a") as file:
         file.write("#")
     assert code_sha256() != before
 

@@ -7,9 +7,8 @@ import jax
 import pytest
 from checkpoint.test_series import everything_in
 from etils import epath
-from small_runs import assert_same_end, metrics_of, small_config
+from small_runs import assert_same_end, metrics_of, run_here, small_config, train_here
 
-from widenet_jax import train
 from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment
@@ -18,6 +17,7 @@ from widenet_jax.run.workdir import write_run
 
 ONE = jax.devices()[:1]
 EXAMPLE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}
+COSINE = {"optimizer.schedule": "cosine"}
 DATA_INFO = DataInfo(1437, EXAMPLE, {"class_names": ["0", "1"]})
 
 
@@ -37,9 +37,9 @@ def length(workdir: epath.Path, duration: str, *, extend: bool = False, **change
 @pytest.mark.parametrize(
     ("made", "duration", "changes"),
     [
-        (20, "40 steps", {"optimizer.schedule": "constant"}),
-        (20, "1280 examples", {}),  # as many steps
-        (2, "40 steps", {}),  # all in the warm-up of 2 steps
+        (20, "40 steps", {}),
+        (20, "1280 examples", COSINE),  # as many steps
+        (2, "40 steps", COSINE),  # all in the warm-up of 2 steps
         (20, "40 steps", {"optimizer.schedule": "linear", "optimizer.end_learning_rate": 3e-3}),
     ],
 )
@@ -57,17 +57,16 @@ def test_cosine_says_what_becomes_of_the_rate(tmp_path: Path):
         f"the learning rate of step 20 was {was:.3g}, that of the next one is {next_one:.3g}, and "
         f"the last one's, of step 40, is {last:.3g}."
     )
-    workdir = run_of(tmp_path, 20)
-    assert length(workdir, "40 steps", extend=True).startswith(
+    workdir = run_of(tmp_path, 20, **COSINE)
+    assert length(workdir, "40 steps", extend=True, **COSINE).startswith(
         f"extended from 20 to 40 steps: {change}"
     )
     with pytest.raises(BadInputError) as caught:
-        length(workdir, "40 steps")
+        length(workdir, "40 steps", **COSINE)
     text = str(caught.value)
     assert f"cosine schedule: {change}" in text and text.endswith("add --extend")
-    constant = {"optimizer.schedule": "constant", "optimizer.warmup": "10%"}  # 2 steps, then 4
     with pytest.raises(BadInputError, match="another constant schedule: the learning rate of"):
-        length(workdir, "40 steps", **constant)
+        length(workdir, "40 steps", **{"optimizer.warmup": "10%"})  # 2 steps, then 4
 
 
 def test_what_cannot_be_extended(tmp_path: Path):
@@ -83,11 +82,9 @@ def test_what_cannot_be_extended(tmp_path: Path):
 def test_a_longer_run_has_the_bytes_of_one_that_was_so_long(tmp_path: Path):
     """From 4 to 8 and to 12 steps."""
     often = {"evaluation.every": "4 steps", "checkpoint.every": "4 steps"}
-    constant = often | {"optimizer.schedule": "constant"}
 
     def run(name: str, steps: int) -> None:
-        config = small_config(duration=f"{steps} steps", **constant)
-        train.run(config, str(tmp_path / name), devices=ONE)
+        run_here(tmp_path / name, duration=f"{steps} steps", **often)
 
     run("whole", 12)
     run("extended", 4)
@@ -102,17 +99,16 @@ def test_a_longer_run_has_the_bytes_of_one_that_was_so_long(tmp_path: Path):
 def test_a_cosine_run_is_extended(digits_run: Path, tmp_path: Path, capsys):
     """Without --extend nothing changes; with it the logged rates are those that were announced."""
     workdir = tmp_path / "run"
-    first = small_config(duration="8 steps")
-    train.run(first, str(workdir), devices=ONE)
+    run_here(workdir, duration="8 steps", **COSINE)
     before = everything_in(workdir)
-    longer = small_config(duration="16 steps")
+    longer = small_config(duration="16 steps", **COSINE)
     with pytest.raises(BadInputError, match="add --extend"):
-        train.run(longer, str(workdir), devices=ONE)
+        train_here(longer, workdir)
     assert everything_in(workdir) == before
     capsys.readouterr()
-    train.run(longer, str(workdir), extend=True, devices=ONE)
+    train_here(longer, workdir, extend=True)
     told = capsys.readouterr().err
     rates = {r["step"]: r["learning_rate"] for r in metrics_of(workdir)}
     assert f"step 8 was {rates[8]:.3g}, that of the next one is {rates[9]:.3g}, " in told
     assert f"of step 16, is {rates[16]:.3g}." in told and sorted(rates) == list(range(1, 17))
-    train.run(longer, str(workdir), devices=ONE)  # it is a run of 16 steps now
+    train_here(longer, workdir)  # it is a run of 16 steps now

@@ -10,14 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from etils import epath
-from small_runs import ROOT, finish, small_config, start_two
+from small_runs import ROOT, finish, run_here, small_config, start_two
 
-from widenet_jax import train
 from widenet_jax.errors import BadInputError
 from widenet_jax.run.metrics import JsonLines, MetricsWriter, rounded, scalars
 from widenet_jax.run.workdir import check_workdir
@@ -63,7 +61,10 @@ def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path, in_parts: bool):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_two_parts_of_one_step_are_both_kept(tmp_path: Path):
+def test_only_gs_paths_write_parts(tmp_path: Path):
+    """Two parts of one step are both kept."""
+    assert JsonLines(tmp_path / "metrics.jsonl").parts is None
+    assert str(JsonLines("gs://b/run/metrics.jsonl").parts) == "gs://b/run/metrics.jsonl.parts"
     lines = json_lines(tmp_path, in_parts=True)
     for split in ("train", "eval"):
         lines.write({"step": 4, "split": split})
@@ -71,14 +72,7 @@ def test_two_parts_of_one_step_are_both_kept(tmp_path: Path):
     assert [r["split"] for r in lines.read()] == ["train", "eval"]
 
 
-def test_only_gs_paths_write_parts(tmp_path: Path):
-    assert JsonLines(tmp_path / "metrics.jsonl").parts is None
-    assert JsonLines("gs://bucket/run/metrics.jsonl").parts == epath.Path(
-        "gs://bucket/run/metrics.jsonl.parts"
-    )
-
-
-@pytest.mark.parametrize("rest", ['{"step": 3, "lo', '{"step": 3}', "\x00\x00", "[3]\n", "{}\n"])
+@pytest.mark.parametrize("rest", ['{"step": 3, "lo', '{"step": 3}', "[3]\n"])
 def test_half_a_line_and_what_is_no_record_go(tmp_path: Path, rest: str):
     """A killed run may leave incomplete lines; a last line without its newline is incomplete."""
     lines = json_lines(tmp_path, in_parts=False)
@@ -87,12 +81,6 @@ def test_half_a_line_and_what_is_no_record_go(tmp_path: Path, rest: str):
     lines.path.write_text(before + rest)
     lines.resume(3)
     assert lines.path.read_text() == before
-
-
-def test_a_file_is_readable_while_a_line_is_being_written(tmp_path: Path):
-    lines = json_lines(tmp_path, in_parts=False)
-    lines.path.write_text('{"step": 1}\n{"st')
-    assert lines.read() == [{"step": 1}]
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
@@ -111,23 +99,14 @@ def test_parts_wait_for_flush_and_a_file_does_not(tmp_path: Path, in_parts: bool
     [
         (np.float32(0.1), "0.1"),  # 0.10000000149 as a double
         (1 / 3, "0.3333333"),
-        (12345678.9, "12345680.0"),
         (np.float32(1.2345678e-9), "1.234568e-09"),
         (np.int32(123456789), "123456789"),  # a count is exact
-        (7, "7"),
         (np.array([[1 / 3, 2.0]]), "[[0.3333333, 2.0]]"),
-        (np.array([3, 4]), "[3, 4]"),
         (ml_dtypes.bfloat16(0.5), "0.5"),
     ],
 )
 def test_numbers_keep_seven_digits(value: object, text: str):
     assert json.dumps(rounded(value)) == text
-
-
-def test_rounding_is_half_of_the_seventh_digit_and_done_once():
-    for value in np.random.default_rng(0).uniform(1, 2, 200).astype(np.float32):
-        assert abs(rounded(value) - float(value)) <= 0.5000001e-6
-        assert rounded(rounded(value)) == rounded(value)
 
 
 def test_scalars_are_flat():
@@ -247,22 +226,19 @@ def run_wandb(workdir: Path, project: str = "widenet", **env: str) -> subprocess
 
 
 @needs_wandb
-def test_wandb_without_login_is_one_line(tmp_path: Path):
-    done = run_wandb(tmp_path)
+@pytest.mark.parametrize(
+    ("project", "mode", "reason"),
+    [("widenet", {}, ""), ("wide/net", {"WANDB_MODE": "offline"}, "Invalid project na")],
+)
+def test_a_run_without_login_or_with_a_bad_name_is_one_line(
+    tmp_path: Path, project: str, mode: dict, reason: str
+):
+    """The line quotes W&B."""
+    done = run_wandb(tmp_path, project, **mode)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: config.tracking.wandb_project=widenet: W&B refuses the run: ")
-    assert "`wandb login`" in line and "WANDB_MODE=offline" in line
-
-
-@needs_wandb
-def test_a_name_that_wandb_refuses_is_one_line(tmp_path: Path):
-    """The line quotes W&B and does not claim that the login failed."""
-    done = run_wandb(tmp_path, "wide/net", WANDB_MODE="offline")
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    start = "error: config.tracking.wandb_project=wide/net: W&B refuses the run: Invalid project na"
-    assert line.startswith(start)
+    start = f"error: config.tracking.wandb_project={project}: W&B refuses the run: {reason}"
+    assert line.startswith(start) and "`wandb login`" in line and "WANDB_MODE=offline" in line
 
 
 # A module in the place of wandb, which lets no run begin.
@@ -284,7 +260,7 @@ def test_a_run_that_wandb_refuses_may_be_corrected(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "wandb", module)
     changes = {"tracking.wandb_project": "widenet", "tracking.tensorboard": True}
     with pytest.raises(BadInputError, match=r"W&B refuses the run: no run \("):
-        train.run(small_config(**changes), str(tmp_path / "run"), devices=jax.devices()[:1])
+        run_here(tmp_path / "run", **changes)
     check_workdir(epath.Path(tmp_path / "run"), small_config(seed=1), mode="train")
 
 

@@ -3,8 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from small_runs import small_config
+from small_runs import small_config, train_here
 
 from widenet_jax import train
 from widenet_jax.errors import BadInputError
@@ -98,24 +97,6 @@ def test_processes_of_one_host_write_their_own_files(
             assert sum(name.endswith(f"_{number}{end}") for name in files) == 1
 
 
-def test_starting_and_writing_do_not_count_as_steps(tmp_path: Path):
-    """The files appear in the second of two pauses."""
-    written = []
-
-    @contextmanager
-    def pause() -> Iterator[None]:
-        yield
-        written.append((tmp_path / "profile").exists())
-
-    profile = Profile(
-        train_step, steps=1, start_step=0, workdir=epath.Path(tmp_path), note=print, pause=pause
-    )
-    for _ in range(5):
-        profile(jnp.zeros((4, 4)), jnp.ones((4, 4)))
-    profile.close()
-    assert written == [False, True]
-
-
 def test_a_run_too_short_to_trace_says_so(tmp_path: Path):
     notes = profile_calls(tmp_path, steps=2, calls=3)
     assert notes == ["--profile: this start ended before step 14, no step was traced"]
@@ -123,7 +104,7 @@ def test_a_run_too_short_to_trace_says_so(tmp_path: Path):
 
 
 def test_a_run_with_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture):
-    train.run(small_config(), str(tmp_path), devices=jax.devices()[:1], profile=2)
+    train_here(small_config(), tmp_path, profile=2)
     folder = tmp_path / "profile" / "plugins" / "profile" / "step_00000004"
     assert f"profile of steps 4 to 5: {folder}" in capsys.readouterr().err
     assert steps_in_xplane(folder) == steps_in_perfetto(folder) == [4, 5]

@@ -3,18 +3,15 @@
 import json
 from pathlib import Path
 
-import jax
 import pytest
 from etils import epath
-from small_runs import metrics_of, small_config
+from small_runs import metrics_of, run_here, small_config
 
-from widenet_jax import train
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.main import main, report_replay
 from widenet_jax.run.workdir import write_run
 
 WILD = {
-    "seed": 3,
     "optimizer.learning_rate": 1e30,
     "optimizer.name": "sgd",
     "optimizer.warmup": "0 steps",
@@ -24,8 +21,7 @@ WILD = {
 
 
 def run(workdir: Path, mode: str = "train", **changes: object) -> dict:
-    config = small_config(**WILD, **changes)
-    return train.run(config, str(workdir), mode=mode, devices=jax.devices()[:1])
+    return run_here(workdir, mode=mode, **WILD, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +96,12 @@ def test_skipped_up_to_the_cap(tmp_path: Path, capsys: pytest.CaptureFixture):
         "the loss is nan at step 3: update skipped, 2 of at most 2",
     ]
     assert [r["skipped_updates"] for r in metrics_of(tmp_path / "run")] == [0, 1, 2]
+
+
+def test_numbers_that_are_not_finite_after_the_last_update(tmp_path: Path):
+    """Only the evaluation sees them; no such state is saved."""
+    wild = WILD | {"duration": "1 step"}
+    with pytest.raises(RunFailedError, match=r"evaluation cross entropy is .* after step 1"):
+        run_here(tmp_path, **wild)
+    assert not list((tmp_path / "checkpoints").glob("*"))
+    assert not (tmp_path / "result.json").exists()

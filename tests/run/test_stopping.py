@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
 from small_runs import (
     ROOT,
@@ -18,17 +17,15 @@ from small_runs import (
     free_port,
     last_step,
     metrics_of,
-    small_config,
+    run_here,
     start,
-    start_two,
     wait_until,
 )
 
 from widenet_jax import train
 from widenet_jax.errors import StoppedError
-from widenet_jax.run.stopping import AGAIN, Stop
+from widenet_jax.run.stopping import AGAIN, SIGNALS, Stop
 
-ONE = jax.devices()[:1]
 SLOW_DATA = "tests/with_slow_data.py"
 
 
@@ -49,25 +46,37 @@ def lines_in(workdir: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def test_while_training(digits_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
-    """Saves at the step of the signal; resumed after Ctrl-C and SIGTERM, ends as if unbroken."""
-    workdir, resumed = tmp_path / "run", 0
-    never = {"checkpoint.every": "1000 steps"}
-    for number, code, name in ((signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")):
-        run = start(command(workdir, **never))
-        wait_until(lambda least=resumed + 3: lines_in(workdir) >= least, run)
-        run.send_signal(number)
-        line = stopped(run, code)
-        step = last_step(workdir)
-        assert resumed + 3 <= step < 20
-        again = "Run the same command again to resume"
-        assert line == f"stopped: {name}; saved after step {step}. {again}"
-        assert not list(workdir.glob("*/*tmp*"))
-        resumed = step
-    train.run(small_config(), str(workdir), devices=ONE)
-    told = capsys.readouterr().err
-    assert f"resuming after step {resumed}:" in told and told.count("compiling the training") == 1
-    assert_same_end(workdir, digits_run)
+class SignalAfterThreeSteps(Stop):
+    """Sends a signal to this process after its third step."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.number, self.checks = number, 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.checks == 3:
+            os.kill(os.getpid(), self.number)
+        super().check()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "Ctrl-C"])
+def test_while_training(digits_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str):
+    """Saves at the step of the signal; the resumed run ends as if unbroken."""
+    stop = SignalAfterThreeSteps({text: number for number, text in SIGNALS.items()}[name])
+    stop.listen()
+    try:
+        with pytest.raises(StoppedError) as caught:
+            run_here(tmp_path, stop=stop, **{"checkpoint.every": "1000 steps"})
+    finally:
+        stop.close()
+    step = last_step(tmp_path)
+    assert 3 <= step < 20
+    assert str(caught.value) == f"{name}; saved after step {step}. {AGAIN} to resume"
+    assert not list(tmp_path.glob("*/*tmp*"))
+    run_here(tmp_path)
+    assert f"resuming after step {step}:" in capsys.readouterr().err
+    assert_same_end(tmp_path, digits_run)
 
 
 def test_ctrl_c_while_compiling(tmp_path: Path):
@@ -94,7 +103,7 @@ def test_ctrl_c_after_the_last_step(
     monkeypatch.setattr(train, "write_result", interrupted)
     stop.listen()
     try:
-        train.run(small_config(), str(tmp_path), devices=ONE, stop=stop)
+        run_here(tmp_path, stop=stop)
     finally:
         stop.close()
     assert (tmp_path / "result.json").exists()
@@ -192,18 +201,6 @@ def test_while_waiting_for_data(number: int, code: int, tmp_path: Path):
     assert last_step(tmp_path / "run") == trained
 
 
-def test_one_of_two_processes_is_told(tmp_path: Path):
-    """Both save at the same step and exit with 143."""
-    changes = {"duration": "400 steps", "evaluation.every": "400 steps", "model.depth": 1}
-    runs = start_two(tmp_path / "run", **changes)
-    wait_until(lambda: lines_in(tmp_path / "run") >= 3, runs[0])
-    runs[1].send_signal(signal.SIGTERM)
-    lines = [stopped(run) for run in runs]
-    step = last_step(tmp_path / "run")
-    assert 3 <= step < 400
-    assert all(f"saved after step {step}." in line for line in lines)
-
-
 @pytest.mark.slow
 def test_a_single_process_with_distributed(tmp_path: Path):
     """As on a TPU with one host: JAX's own handler must not swallow the signal."""
@@ -235,7 +232,7 @@ def test_an_evaluation_alone_has_nothing_to_save(digits_run: Path):
     stop = Stop()
     stop.reason = "SIGTERM"
     with pytest.raises(StoppedError, match=f"SIGTERM; nothing new to save. {AGAIN}$"):
-        train.run(small_config(), str(digits_run), mode="eval", stop=stop, devices=ONE)
+        run_here(digits_run, mode="eval", stop=stop)
 
 
 @pytest.mark.slow

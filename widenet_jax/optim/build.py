@@ -2,11 +2,7 @@
 
 import math
 import numbers
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import optax
@@ -23,7 +19,6 @@ from widenet_jax.typing import PyTree
 
 Transformation = optax.GradientTransformation
 WHERE = "config.optimizer"
-MATCH_SECONDS = 2.0  # of computing, for decay_exclude; a harmless one takes under a millisecond
 
 
 def build_optimizer(
@@ -175,46 +170,13 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     except BadInputError as error:
         raise BadInputError(f"{WHERE}.decay_exclude: {error}") from error
     paths = param_names.path_names(params)
-    with time_limit(
-        f"{WHERE}.decay_exclude={regex!r} takes too long to match; remove any repetition inside "
-        "a repetition, such as '(a+)+'"
-    ):
-        excluded = frozenset(filter(chosen, paths))
+    excluded = frozenset(filter(chosen, paths))
     if regex and not excluded:
         raise BadInputError(
             f"{WHERE}.decay_exclude={regex!r} matches no parameter path in full; "
             f"the nearest is {nearest(regex, paths)}"
         )
     return Exclusions(lambda path: small(path) or path in excluded, small)
-
-
-@contextmanager
-def time_limit(message: str) -> Iterator[None]:
-    """Raises BadInputError with `message` if the body computes for longer than MATCH_SECONDS.
-
-    The processor time of the body is counted, so that a busy machine refuses nothing. Only a signal
-    can interrupt Python's regex matcher, and only the main thread receives signals. In other
-    threads there is no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    begun = time.thread_time()
-
-    def interrupt(*_: object) -> None:
-        left = MATCH_SECONDS - (time.thread_time() - begun)
-        if left <= 0:
-            raise BadInputError(message)
-        signal.setitimer(signal.ITIMER_VIRTUAL, left)  # it counts all threads; others computed
-
-    before = signal.signal(signal.SIGVTALRM, interrupt)
-    signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def _adam_numbers(section: Mapping) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax._src import distributed  # nothing public says as which process this one has joined
+from orbax.checkpoint import multihost
 
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
 from widenet_jax.checkpoint.series import all_finite
@@ -228,10 +228,15 @@ class Session:
 def is_followed() -> bool:
     """Returns whether this process joined as process 0, whose output people follow.
 
-    On a TPU this is worker 0, whose log launchers show. The first host, which writes the files, may
-    be another worker: libtpu numbers `jax.process_index()` by the place in the slice.
+    On a TPU that is worker 0, whose log launchers show. The first host, which writes the files, may
+    be another worker: libtpu numbers `jax.process_index()` by the place in the slice. All hosts
+    call this at the same place.
     """
-    return distributed.global_state.process_id == 0
+    if not jax.distributed.is_initialized():
+        return True
+    if not multihost.is_runtime_to_distributed_ids_initialized():
+        multihost.initialize_runtime_to_distributed_ids()
+    return multihost.runtime_to_distributed_ids()[jax.process_index()] == 0
 
 
 @contextmanager
