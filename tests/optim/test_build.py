@@ -187,8 +187,6 @@ def test_numbers_out_of_range():
         ({"warm_up": "3 steps"}, "warm_up is unknown; config.optimizer may have name, "),
         ({"decay_exclude": "head/kernl"}, "the nearest is head/kernel"),
         ({"decay_exclude": "("}, "config.optimizer.decay_exclude: '(' is not"),
-        ({"decay_exclude": 3}, "config.optimizer.decay_exclude=3"),
-        ({"exclude_norm_and_bias": 1}, "give True or False"),
         ({"schedule": "linear", "end_learning_rate": 0.2}, "above learning_rate=0.1"),
         ({"warmup": 3}, "config.optimizer.warmup=3 is not a duration"),
     ],

@@ -95,35 +95,19 @@ def test_a_loss_that_no_drawn_split_records_is_left_out(tmp_path: Path, drawn):
     assert [len(figure.axes) for figure in drawn] == [1, 2]
 
 
-def config_of(**sections: dict) -> str:
-    """Returns a config.json with these fields."""
-    data = {"train_split": "train[10%:]", "eval_split": "val"}
-    return json.dumps({"data": data} | sections)
-
-
-def test_the_title_says_which_splits_and_what_smoothing(tmp_path: Path, drawn):
-    run = write_run(tmp_path / "run", [0.5, 0.6])
-    smoothed = {"task": {"label_smoothing": 0.1}, "augment": {"mixup_alpha": 0.25}}
-    (run / "config.json").write_text(config_of(**smoothed))
+def test_the_title_names_the_splits(tmp_path: Path, drawn):
+    run, other = (write_run(tmp_path / name, [0.5, 0.6]) for name in ("run", "other"))
+    for workdir, split in ((run, "val"), (other, "test")):
+        data = {"train_split": "train[10%:]", "eval_split": split}
+        (workdir / "config.json").write_text(json.dumps({"data": data}))
     draw([run], tmp_path / "a.png")
-    training = "training: split train[10%:], each point one batch, "
-    evaluation = "evaluation: split val"
-    assert drawn[0].get_suptitle() == (
-        f"{training}label smoothing 0.1, mixup 0.25\n{evaluation}"
-    )  # fmt: skip
+    training = "training, each point one batch: split train[10%:]"
+    assert drawn[0].get_suptitle() == f"{training}\nevaluation: split val"
     (legend,) = (axis.get_legend() for axis in drawn[0].axes if axis.get_legend())
     assert [text.get_text() for text in legend.get_texts()] == ["train[10%:]", "val"]
     assert drawn[0].axes[0].get_ylabel() == "cross-entropy"
-
-    other = write_run(tmp_path / "other", [0.5, 0.6])
-    (other / "config.json").write_text(config_of(task={"label_smoothing": 0.0}))
-    draw([run, other], tmp_path / "b.png", names=["a", "b"])
-    assert "label smoothing 0.1, mixup 0.25 or targets not smoothed\n" in drawn[1].get_suptitle()
-    draw([run, other], tmp_path / "c.png", names=["a", "b"], splits=("eval",))
-    assert drawn[2].get_suptitle() == evaluation
-    (other / "config.json").write_text(config_of(task={}))  # of a task without labels
-    draw([other], tmp_path / "d.png")
-    assert drawn[3].get_suptitle() == f"{training[:-2]}\n{evaluation}"
+    draw([run, other], tmp_path / "b.png", names=["a", "b"], splits=("eval",))
+    assert drawn[1].get_suptitle() == "evaluation: split val or test"
 
 
 def labels(axis: Axes, side: str) -> set[str]:
@@ -142,7 +126,7 @@ def test_numbers_on_axes_are_plain(tmp_path: Path, drawn):
     assert {"1000000", "3000000"} <= labels(steps, "x")
     assert len(labels(steps, "y")) > 2
     assert all(re.fullmatch(r"100000\.00\d+", label) for label in labels(steps, "y"))
-    assert {"0.0002", "0.0005", "0.001", "0.02"} <= labels(rates, "x")
+    assert {"0.001", "0.01"} <= labels(rates, "x")
     assert all(re.fullmatch(r"0\.0000\d+", label) for label in labels(rates, "y"))
     for axis in (steps, rates):
         assert not axis.xaxis.get_offset_text().get_text()
@@ -150,7 +134,7 @@ def test_numbers_on_axes_are_plain(tmp_path: Path, drawn):
 
 
 def test_logarithmic_axes_have_decimals():
-    """Within a decade every tick has a label, beyond only 1, 2 and 5."""
+    """Within a decade every tick has a label, beyond only powers of ten."""
     labels = {}
     for high in (0.08, 50.0):
         figure, axis = subplots(size=(6, 4))
@@ -161,5 +145,4 @@ def test_logarithmic_axes_have_decimals():
         ticks = axis.yaxis.get_ticklabels(which="both")
         labels[high] = {tick.get_text() for tick in ticks} - {""}
     assert {"0.01", "0.02", "0.03", "0.07"} <= labels[0.08]
-    assert {"0.01", "0.02", "0.05", "0.1", "10", "20"} <= labels[50.0]
-    assert not labels[50.0] & {"0.03", "30"}
+    assert labels[50.0] >= {"0.01", "1"} and "0.02" not in labels[50.0]

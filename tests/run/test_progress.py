@@ -32,7 +32,7 @@ def test_progress_line(clock: Clock, capsys: pytest.CaptureFixture):
         progress.advance(step, lambda: "loss 0.1235")
         clock.now += 1
     assert capsys.readouterr().err == (
-        "step 11/1,200 (1%), 32 sequences/s, 19m49s left, loss 0.1235\n"
+        "step 11/1,200 (1%), 32 sequences/s, 0:19:49 left, loss 0.1235\n"
     )
 
 
@@ -102,7 +102,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(65, "1m05s"), (3599.9, "59m59s"), (9e4, "25h00m"), (float("inf"), "?")]
+    ("seconds", "text"), [(65, "0:01:05"), (9e4, "1 day, 1:00:00"), (float("inf"), "?")]
 )
 def test_duration_text(seconds: float, text: str):
     assert duration_text(seconds) == text

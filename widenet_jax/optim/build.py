@@ -159,12 +159,8 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     unit_axes = param_names.trust_ratio_unit_axes
     param_names.map_with_path(lambda path, leaf: unit_axes(path, leaf.ndim), params)
     skip_small = _get(section, "exclude_norm_and_bias")
-    if not isinstance(skip_small, bool):
-        raise BadInputError(f"{WHERE}.exclude_norm_and_bias={skip_small!r}: give True or False")
     small = param_names.is_norm_or_bias if skip_small else matches("")
     regex = _get(section, "decay_exclude")
-    if not isinstance(regex, str):
-        raise BadInputError(f"{WHERE}.decay_exclude={regex!r}: give a regular expression, or ''")
     try:
         chosen = matches(regex)
     except BadInputError as error:

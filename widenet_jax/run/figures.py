@@ -8,7 +8,7 @@ from etils import epath
 from matplotlib import colormaps
 from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
-from matplotlib.ticker import LogFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import stored_config
@@ -20,12 +20,6 @@ STYLES = {"train": {"alpha": 0.7}, "eval": {"ls": "--", "marker": "o", "ms": 3}}
 MOST_NAMES = 50  # class names that fit beside a figure
 CROSS_ENTROPY = "cross_entropy"
 LABELS = {CROSS_ENTROPY: "cross-entropy"}
-# What training may do to its targets, with which its loss does not approach 0: section and field.
-SMOOTHING = {
-    "label smoothing": ("task", "label_smoothing"),
-    "mixup": ("augment", "mixup_alpha"),
-    "CutMix": ("augment", "cutmix_alpha"),
-}
 
 
 def draw_learning_curves(
@@ -39,8 +33,7 @@ def draw_learning_curves(
     """Draws the loss (left) and the primary metric (right) against steps.
 
     Each run has a colour; evaluation is dashed with dots. A curve is left out if its split does not
-    record the metric, and so is the loss if no curve is left. The title says which splits these
-    are, and how training smooths its targets.
+    record the metric, and so is the loss if no curve is left. The title names the splits.
 
     Args:
       workdirs: of runs of one task.
@@ -100,31 +93,12 @@ def split_name(config: ConfigDict, split: str) -> str:
     return config.get("data", {}).get(f"{split}_split") or fallback
 
 
-def smoothing_text(config: ConfigDict) -> str:
-    """Returns "label smoothing 0.1, mixup 0.2"; "targets not smoothed" where all are off."""
-    values = {name: config.get(a, {}).get(b, 0) for name, (a, b) in SMOOTHING.items()}
-    on = [f"{name} {decimals(value)}" for name, value in values.items() if value]
-    return ", ".join(on) or "targets not smoothed"
-
-
 def title_lines(configs: Sequence[ConfigDict], splits: Sequence[str]) -> list[str]:
     """Returns a line for each split of the runs: "evaluation: split val"."""
     begun = [config for config in configs if config]
-    lines = []
-    for split in splits if begun else ():
-        named = " or ".join(dict.fromkeys(split_name(config, split) for config in begun))
-        if split == "eval":
-            lines.append(f"evaluation: split {named}")
-            continue
-        smoothed = dict.fromkeys(map(smoothing_text, begun))
-        # Tasks without labels have no such fields.
-        targets = (
-            [" or ".join(smoothed)]
-            if any("label_smoothing" in c.get("task", {}) for c in begun)
-            else []
-        )
-        lines.append(", ".join([f"training: split {named}, each point one batch", *targets]))
-    return lines
+    kinds = {"train": "training, each point one batch", "eval": "evaluation"}
+    named = lambda split: dict.fromkeys(split_name(config, split) for config in begun)  # noqa: E731
+    return [f"{kinds[s]}: split {' or '.join(named(s))}" for s in splits] if begun else []
 
 
 def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
@@ -145,26 +119,15 @@ def write_decimals(axis: Axis) -> None:
     elif isinstance(formatter, LogFormatter):
         low, high = axis.get_view_interval()
         axis.set_major_formatter(decimals)
-        # Beyond these spans the labels of all minor ticks would run into each other. Labels side by
-        # side need more room than those above each other.
-        many, few = (2, 1000) if isinstance(axis, XAxis) else (10, float("inf"))
-        minor = decimals if high < many * low else few_decimals if high < few * low else no_decimals
-        axis.set_minor_formatter(minor)
+        # Over larger spans the labels of all minor ticks would run into each other. Labels side by
+        # side need more room than labels above each other.
+        crowded = high >= (2 if isinstance(axis, XAxis) else 10) * low
+        axis.set_minor_formatter(NullFormatter() if crowded else decimals)
 
 
 def decimals(value: float, _: int = 0) -> str:
-    """Writes a number, such as that of a tick."""
+    """Writes a number, such as the label of a tick, without an exponent."""
     return f"{value:.10f}".rstrip("0").rstrip(".")
-
-
-def few_decimals(value: float, place: int) -> str:
-    """Writes a minor tick that begins with 2 or 5."""
-    return decimals(value, place) if f"{value:e}"[0] in "25" else ""
-
-
-def no_decimals(value: float, place: int) -> str:
-    """Writes nothing."""
-    return ""
 
 
 def subplots(

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from importlib.metadata import requires
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,30 +124,18 @@ def profiled(session: Session, *, start_step: int, steps: int | None) -> TrainSt
 
 
 def check_profiler() -> None:
-    """Raises BadInputError where JAX's profiler would crash in the installed libtpu."""
-    if find_spec("libtpu"):
-        check_libtpu(version("libtpu"), platforms=jax.config.jax_platforms)
-
-
-def check_libtpu(installed: str | None, *, platforms: str | None) -> None:
-    """Raises BadInputError where JAX loads another libtpu than the one that it was built for.
+    """Raises BadInputError where JAX would load another libtpu than it was built for.
 
     JAX trains with many versions of libtpu, but its profiler ends the process in a segmentation
     fault where the profiler's interface in libtpu has another size.
-
-    Args:
-      installed: the version of libtpu; None where another distribution brings it.
-      platforms: the platforms that JAX may use, comma-separated; None: all.
     """
-    if "tpu" not in (platforms or "tpu").split(","):
-        return
-    named = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax") or ()))
-    if installed is None or len(named) != 1:
-        return  # unknown
-    (wanted,) = named
-    if not f"{installed}.".startswith(f"{wanted}."):
+    installed = version("libtpu")
+    wanted = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax") or ()))
+    if "tpu" not in (jax.config.jax_platforms or "tpu") or not installed or len(wanted) != 1:
+        return  # libtpu is not loaded, or the versions are unknown
+    if not f"{installed}.".startswith(f"{wanted[0]}."):
         raise BadInputError(
-            f"--profile: JAX {jax.__version__} profiles with libtpu {wanted}, and {installed} (of "
-            "the extra `plan`) is installed; on a TPU run pip install -e '.[tpu]', elsewhere set "
-            "JAX_PLATFORMS, as in JAX_PLATFORMS=cuda"
+            f"--profile: JAX {jax.__version__} profiles with libtpu {wanted[0]}, and {installed} "
+            "(of the extra `plan`) is installed; on a TPU run pip install -e '.[tpu]', elsewhere "
+            "set JAX_PLATFORMS, as in JAX_PLATFORMS=cuda"
         )

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import numpy as np
 from tqdm import tqdm
@@ -93,9 +94,5 @@ class Progress:
 
 
 def duration_text(seconds: float) -> str:
-    """Formats seconds: 65 gives "1m05s", NaN or infinity (an unknown rate) "?"."""
-    if not np.isfinite(seconds):
-        return "?"
-    hours, rest = divmod(int(seconds), 3600)
-    minutes, seconds = divmod(rest, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+    """Formats seconds: 65 gives "0:01:05", NaN or infinity (an unknown rate) "?"."""
+    return str(timedelta(seconds=int(seconds))) if np.isfinite(seconds) else "?"

@@ -201,15 +201,10 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
 
 
 def earlier_starts(path: epath.Path) -> list[dict]:
-    """Reads environment.json; a damaged one is renamed, with a warning."""
-    if not path.exists():
-        return []
+    """Reads environment.json; [] where it is missing or damaged."""
     try:
         return list(json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        aside = epath.Path(f"{path}.damaged")
-        path.replace(aside)
-        print(f"warning: {path} is damaged; now {aside.name}", file=sys.stderr)
+    except (OSError, ValueError, TypeError):
         return []
 
 
