@@ -34,7 +34,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers inherit the main pr
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
         Path(__file__).parents[1] / ".pytest_cache" / "compiled" / key
     )
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+# Also small ones: reading a program takes half as long as compiling it.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # In a shell's background job SIGINT is ignored; the runs that tests interrupt would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -46,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Whole runs first: at the end, one of the long files would keep one worker busy alone.
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent not in (here, here / "extensions"))
     if not config.getoption("--slow"):
         skip = pytest.mark.skip(reason="takes minutes; run with --slow")
         for item in items:
