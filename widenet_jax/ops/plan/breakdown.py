@@ -8,7 +8,6 @@ fused into a matrix product counts as the product.
 import re
 from collections.abc import Iterable
 
-from widenet_jax.nn.build import MODELS
 from widenet_jax.ops.plan.pricing import Price
 
 # (part, pattern of a whole path component); the first match counts. Operations inside a layer, such
@@ -22,7 +21,7 @@ PARTS = (
     ("feed-forward", r"(block_\d+_)?(mlp|top_k_mlp|product_key)"),
     ("embedding", r"embed(dings)?|position"),
     ("head", r"head|representation|pooler|mlm|order|classifier|span|output"),
-    ("rest of the model", "|".join(["encoder", *(model.__name__ for model in MODELS.values())])),
+    ("rest of the model", r"encoder|[A-Z]\w*"),  # the class of a model, such as VisionTransformer
 )
 LOSS, OPTIMIZER, UNNAMED = "loss and mixup", "optimizer", "no scope"
 

@@ -49,43 +49,41 @@ def count_rows() -> list[dict[str, Any]]:
     rows = []
     for printed in (*PRETRAINING, *FINETUNING):
         finetuning = printed in FINETUNING
-        params, unrolled = count_variant(
+        counts = count_variant(
             printed.variant, num_classes=10 if finetuning else 1000, representation=not finetuning
         )
-        row = {
-            "tables": printed.tables,
-            "model": printed.model,
-            "variant": printed.variant,
-            "params": params,
-            "params_unrolled": unrolled,
-            "printed": printed.millions,
-            "agrees": None if printed.millions is None else params // 10**6 == printed.millions,
-        }
+        millions = printed.millions
+        agrees = None if millions is None else counts[0] // 10**6 == millions
+        row = row_of(printed, printed.tables, *counts, printed=millions, agrees=agrees)
         if printed.slip:
-            row["note"] = (
-                "a slip of the table: the setting that reproduces its other rows gives "
-                f"{params / 1e6:.1f}M"
-            )
+            setting = "the setting that reproduces its other rows gives"
+            row["note"] = f"a slip of the table: {setting} {counts[0] / 1e6:.1f}M"
         rows.append(row)
     language = [language_row(printed) for printed in (*LANGUAGE_COUNTS, *KEYS)]
     return rows + [text_row(printed) for printed in TEXT] + language
 
 
+def row_of(
+    model: Any, tables: str, params: int, unrolled: int, *, printed: float | None, agrees: Any
+) -> dict[str, Any]:
+    """Returns the fields that all rows have."""
+    return {
+        **{"tables": tables, "model": model.model, "variant": model.variant},
+        **{"params": params, "params_unrolled": unrolled, "printed": printed, "agrees": agrees},
+    }
+
+
 def text_row(printed: PrintedText) -> dict[str, Any]:
     """Returns the row of a model of Table 2; its `params` are those of backbone and pooler."""
     counts = count_text(printed.variant)
-    return {
-        "tables": "2",
-        "model": printed.model,
-        "variant": printed.variant,
-        **counts,
-        "params_unrolled": count_unrolled(build_text(printed.variant), TEXT_INPUTS),
-        "printed": printed.millions,
-        "agrees": round(counts["params"] / 1e6) == printed.millions,
-        "note": f"encoder {counts['encoder']:,}, with embeddings and projection "
-        f"{counts['with_embeddings']:,}, with pooler {counts['params']:,}, with the heads of "
-        f"pretraining {counts['with_heads']:,}",
-    }
+    unrolled = count_unrolled(build_text(printed.variant), TEXT_INPUTS)
+    agrees = round(counts["params"] / 1e6) == printed.millions
+    row = row_of(printed, "2", counts["params"], unrolled, printed=printed.millions, agrees=agrees)
+    note = (
+        "encoder {encoder:,}, with embeddings and projection {with_embeddings:,}, with pooler "
+        "{params:,}, with the heads of pretraining {with_heads:,}"
+    )
+    return row | counts | {"note": note.format(**counts)}
 
 
 # Product keys in the same models; their counts are not printed.
@@ -108,16 +106,11 @@ def language_row(printed: PrintedCount) -> dict[str, Any]:
     params = count_parameters(parameter_shapes(model, inputs))
     theirs = params + 2 * fields["depth"]
     rounding = 0 if printed.exact else 5000
-    return {
-        "tables": "sigma-MoE",
-        "model": printed.model,
-        "variant": printed.variant,
-        "params": params,
-        "params_unrolled": params,
-        "printed": printed.params / 1e6 or None,
-        "agrees": abs(theirs - printed.params) <= rounding if printed.params else None,
-        "note": sizes_text(fields) + f"; the paper has 2 scalars a block more: {theirs:,}",
-    }
+    agrees = abs(theirs - printed.params) <= rounding if printed.params else None
+    millions = printed.params / 1e6 or None
+    row = row_of(printed, "sigma-MoE", params, params, printed=millions, agrees=agrees)
+    note = f"{sizes_text(fields)}; the paper has 2 scalars a block more: {theirs:,}"
+    return row | {"note": note}
 
 
 def sizes_text(model: Mapping) -> str:

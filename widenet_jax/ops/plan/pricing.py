@@ -23,19 +23,8 @@ RAGGED_DOT_SHARE_OF_PEAK = 0.8
 MEMORY_SHARE_OF_BANDWIDTH = 0.5
 
 # No cost at run time, or priced through the instructions that they call.
-FREE = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "after-all",
-    "opt-barrier",
-    "partition-id",
-    "replica-id",
-    "add-dependency",
-    "domain",
-}
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
+        "opt-barrier", "partition-id", "replica-id", "add-dependency", "domain"}  # fmt: skip
 FREE_TARGETS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "Sharding"}
 # Asynchronous transfers. The scheduler overlaps them with other instructions.
 ASYNC = re.compile(r"(copy|slice|async|send|recv)-(start|update|done)")
@@ -47,11 +36,10 @@ RAGGED_DOT = re.compile(r"ragged-dot(?!-metadata)|ragged_dot|gmm")
 SENT = {
     "all-reduce": lambda size, n: 2 * size * (n - 1) / n,
     "reduce-scatter": lambda size, n: size * (n - 1),
-    "all-gather": lambda size, n: size * (n - 1) / n,
-    "all-to-all": lambda size, n: size * (n - 1) / n,
-    "ragged-all-to-all": lambda size, n: size * (n - 1) / n,
-    "collective-broadcast": lambda size, n: size,
-    "collective-permute": lambda size, n: size,
+    **dict.fromkeys(
+        ("all-gather", "all-to-all", "ragged-all-to-all"), lambda size, n: size * (n - 1) / n
+    ),
+    **dict.fromkeys(("collective-broadcast", "collective-permute"), lambda size, n: size),
 }
 
 
