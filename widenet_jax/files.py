@@ -23,6 +23,7 @@ LOCK = ".lock"  # in a workdir, held while a process trains there
 # All that a start leaves in its workdir, beside JSON files, until it saves anything.
 BEGUN = (LOCK, "tensorboard", "wandb")
 STARTS = "environment.json"  # in a workdir, a record of every start
+TOKENIZER = "tokenizer.json"  # in a workdir or a prepared set
 # What flock answers on a file system without locks: Lustre without -o flock, NFS without lockd.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 

@@ -33,7 +33,7 @@ def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU
     """
     if any(name in environment for name in CHOSEN) or not cpu_info.exists():
         return
-    from widenet_jax.data.cores import usable_cores  # imports NumPy
+    from widenet_jax.config.cores import usable_cores  # imports NumPy
 
     directory = user_cache("programs") / machine(cpu_info.read_text(), usable_cores())
     try:

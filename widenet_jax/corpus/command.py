@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import tqdm
 
+from widenet_jax.config.cores import usable_cores
 from widenet_jax.config.parser import Options, positive
 from widenet_jax.corpus.readers import FORMATS
-from widenet_jax.data.cores import usable_cores
 
 if TYPE_CHECKING:
     from widenet_jax.corpus.preparation import Preparation

@@ -18,12 +18,12 @@ import tokenizers
 
 from widenet_jax.corpus import tokenizer_files
 from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.files import TOKENIZER as FILE
 from widenet_jax.files import readable
 
 # The library's own threads do not survive a fork, and our workers are processes.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-FILE = "tokenizer.json"
 # A directory's tokenizer is the first of these that it holds.
 FILES = (FILE, "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 # Weights beside which the tokenizer lies.

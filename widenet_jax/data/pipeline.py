@@ -16,6 +16,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from widenet_jax.config.cores import usable_cores
 from widenet_jax.data import workers
 from widenet_jax.data.blocks import (
     COMPLAINTS,
@@ -27,7 +28,6 @@ from widenet_jax.data.blocks import (
     skips,
 )
 from widenet_jax.data.contract import Batch, Source, Stream, Transform
-from widenet_jax.data.cores import usable_cores
 from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.tokenizer import FILE
-from widenet_jax.corpus.unigrams import unigram_bits
 from widenet_jax.data.blocks import example_spec
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.labelled import (
@@ -22,8 +20,9 @@ from widenet_jax.data.labelled import (
     names_text,
 )
 from widenet_jax.data.splits import parse_slice
+from widenet_jax.data.unigrams import unigram_bits
 from widenet_jax.errors import BadExampleError, BadInputError
-from widenet_jax.files import may_replace, split_checkpoint
+from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import resolve, source_spec, task_spec
 
 FRACTION_FIELD = "config.data.eval_fraction"
@@ -120,8 +119,10 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     data = dict(config.data)
     begun = workdir is not None and workdir.exists() and not may_replace(workdir)
     if data.get("tokenizer") == "":  # finetuning: that of the model to start from
-        copied = begun and (workdir / FILE).exists()
-        data["tokenizer"] = str(workdir / FILE) if copied else split_checkpoint(config.init_from)[0]
+        copied = begun and (workdir / TOKENIZER).exists()
+        data["tokenizer"] = (
+            str(workdir / TOKENIZER) if copied else split_checkpoint(config.init_from)[0]
+        )
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
     if not begun:  # earlier versions took such slices

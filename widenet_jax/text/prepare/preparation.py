@@ -17,8 +17,8 @@ from widenet_jax.corpus.inputs import documents
 from widenet_jax.corpus.preparation import have_size, inputs_sha256, units_sha256
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.corpus.unigrams import unigram_entropy
 from widenet_jax.data import records
+from widenet_jax.data.unigrams import unigram_entropy
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data import text_records
 from widenet_jax.text.prepare.shards import Layout, ShardCounts, ShardWriter
