@@ -9,8 +9,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -20,12 +18,9 @@ import pytest
 # of other tests could not import if the garbage collector finalised them at that time.
 import tensorflow_datasets  # noqa: F401
 from array_record.python import array_record_module
-from etils.epath.stat_utils import StatResult
-from etils.epath.testing import mock_epath
 from image_sources import refused
 
 from widenet_jax.data import Source, records
-from widenet_jax.data.shards import Shards
 from widenet_jax.data.sources import build_source, check_slice
 from widenet_jax.errors import BadExampleError, BadInputError
 
@@ -157,36 +152,6 @@ def test_a_shard_damaged_since_the_start_is_no_bad_example(packed, damage, found
         source[3]
     assert type(error.value) is BadInputError
     assert source[2]["label"] == 2
-
-
-def test_a_shard_in_a_bucket(monkeypatch: pytest.MonkeyPatch):
-    """Of a sound shard one record alone is bad. The ways of etils and ArrayRecord are replaced."""
-    shards = Shards(paths=["gs://b/s"], sizes=[3], skips=[0], takes=[3], remedy="copy it again")
-    reader = SimpleNamespace(num_records=lambda: 3, close=lambda: None)
-    monkeypatch.setattr(array_record_module, "ArrayRecordReader", lambda _: reader)
-
-    def problem(size: int = 60, error: Exception | None = None) -> str:
-        def stat(*_: object) -> StatResult:
-            if error:
-                raise error
-            return StatResult(is_directory=False, length=size, mtime=0)
-
-        with mock_epath(stat=stat), pytest.raises(BadInputError) as raised:
-            raise shards.unreadable(1, RuntimeError("503"))
-        return f"{type(raised.value).__name__} {raised.value}"
-
-    assert (
-        problem() == "BadExampleError gs://b/s record 1 (image 1): unreadable (503); copy it again"
-    )
-    bad = "BadInputError gs://b/s: shard is "
-    assert problem(size=0) == f"{bad}empty (0 bytes); copy it again"
-    assert problem(error=FileNotFoundError("gs://b/s")) == f"{bad}missing; copy it again"
-    forbidden = OSError("Forbidden: b/s\nsee ...")
-    assert problem(error=forbidden) == f"{bad}unreadable (Forbidden: b/s); copy it again"
-    reader.num_records = lambda: 2
-    assert problem().startswith(f"{bad}cut short or damaged (2 of 3 records found)")
-    reader.num_records = Mock(side_effect=RuntimeError("no connection"))
-    assert problem() == f"{bad}unreadable (no connection); copy it again"
 
 
 @pytest.mark.parametrize(

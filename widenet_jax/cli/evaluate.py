@@ -96,7 +96,7 @@ def evaluate_task(
 
     opened = None
     if options.file:
-        from widenet_jax.language.data.text_files import open_file
+        from widenet_jax.language.data.token_streams import open_file
 
         if not any(field.startswith(ROWS) for field in options.fields):
             trained.config.evaluation.batch_size = trained.model.examples_per_group

@@ -91,7 +91,7 @@ LANGUAGE_MODELING = TaskSpec(
         ),
         inputs="Texts are read in windows of {max_length} tokens, with a memory of earlier ones.",
     ),
-    open_file="widenet_jax.language.data.text_files:open_file",
+    open_file="widenet_jax.language.data.token_streams:open_file",
     preview="widenet_jax.language.prepare.preview:print_windows",
 )
 

@@ -167,18 +167,6 @@ def test_five_kills_change_no_byte(tmp_path: Path):
     }
 
 
-def test_the_same_command_again_changes_nothing(tmp_path: Path, capsys):
-    text, out = write(tmp_path / "a.txt", "One. Two. " * 10), tmp_path / "set"
-    assert prepare(text, out) == 0
-    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert prepare(text, out) == 0
-    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
-    assert "--overwrite" in refused(capsys, "stream", text, "--out", out, "--separator=x")
-    write(text, "One. Six. " * 10)
-    assert "other inputs" in refused(capsys, "stream", text, "--out", out)
-    assert prepare(text, out, "--overwrite") == 0
-
-
 def test_mistakes_are_one_line(tmp_path: Path, capsys):
     text = write(tmp_path / "a.txt", b"One.\nTw\xff.\nThree.")
     out = ("--out", tmp_path / "set")

@@ -47,19 +47,6 @@ def test_the_set_holds_what_the_embedded_text_does(novel: Path):
             assert all(np.array_equal(a, b) for a, b in pair)
 
 
-def test_the_manifest(novel: Path):
-    manifest = json.loads((novel / "dataset.json").read_text())
-    assert manifest["kind"] == "text" and 5 < manifest["unigram_entropy"] < 7
-    assert manifest["tokenizer_sha256"] == load_tokenizer(str(novel)).sha256
-    assert sum(entry["documents"] for entry in manifest["splits"].values()) == 24
-    assert {path.name for path in novel.iterdir()} == {
-        "dataset.json",
-        "tokenizer.json",
-        "train-00000-of-00001.array_record",
-        "valid-00000-of-00001.array_record",
-    }
-
-
 def test_a_packed_set_holds_the_same_chunks(tmp_path: Path, novel: Path):
     out = tmp_path / "packed"
     assert prepare(TEXT, out, "--max_length=128", "--valid_per_mille=50", "--pack") == 0

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from widenet_jax.errors import BadExampleError
 from widenet_jax.vision.data import files
 
 
@@ -67,44 +66,12 @@ def test_a_slice_of_a_file_is_that_of_its_pixels(options, capfd):
     assert capfd.readouterr() == ("", "")  # libjpeg warns on stderr
 
 
-def test_rows_below_the_slice_are_not_decoded(monkeypatch):
-    decoded_rows = []
-
-    def decode(data):
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-        decoded_rows.append(len(pixels))
-        return pixels
-
-    monkeypatch.setattr(files, "_decode", decode)
-    image = files.EncodedImage(jpeg(), "x")
-    for bottom in (20, 67):  # the latter in the last row of blocks
-        image[10:bottom, 10:20]
-    for data in (encoded(picture(), "PNG"), *(jpeg(**options) for options in WHOLE.values())):
-        files.EncodedImage(data, "x")[10:20, 10:20]
-    assert decoded_rows == [22, 69, 40, 70, 70]
-
-
 def test_where_data_are_missing_a_slice_is_still_that_of_the_whole():
     data = jpeg()
     data = data[: len(data) // 2] + data[-2:]  # libjpeg fills the rest with grey
     whole, image = files.decode(data, "x"), files.EncodedImage(data, "x")
     for bottom in range(1, 71, 7):
         np.testing.assert_array_equal(image[:bottom, :], whole[:bottom])
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"), [(cv2.Error.StsAssert, BadExampleError), (cv2.Error.StsNoMem, cv2.error)]
-)
-def test_what_opencv_refuses_is_a_bad_example_unless_memory_ran_out(monkeypatch, code, kind):
-    error = cv2.error("refused")
-    error.code = code
-
-    def refuse(*arguments):
-        raise error
-
-    monkeypatch.setattr(cv2, "imdecode", refuse)
-    with pytest.raises(kind):
-        files.decode(encoded(picture(), "PNG"), "x")
 
 
 def test_windows_keep_to_area_and_aspect():

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -210,11 +209,7 @@ def test_a_flat_folder_is_divided_by_the_names_alone(flat):
     assert train_now | held_out_now == {p.split("flat/")[1] for p in train | held_out} | added
 
 
-def test_where_a_small_class_has_no_image_in_a_part_advice_is_told(tmp_path):
-    """The fraction that is told works, and is the least of whole hundredths that does.
-
-    Where it would be above 0.3, or one image has to be in both parts, none is told.
-    """
+def test_where_a_small_class_has_no_image_in_a_part_advice_is_given(tmp_path):
     for name, count in (("bee", 4), ("cat", 40)):
         (tmp_path / name).mkdir()
         for i in range(count):
@@ -222,22 +217,10 @@ def test_where_a_small_class_has_no_image_in_a_part_advice_is_told(tmp_path):
     config = config_of(tmp_path, eval_fraction=0.1)
     data = open_data(config)
     line = overview((("train", data.train), ("val", data.eval)), "images")
-    found = re.search(
-        r"none of bee; --config.data.eval_fraction=(0\.\d+) has images of every", line
-    )
-    assert line.endswith(f"yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS")
-    for less, missing in ((0.0, ()), (0.01, ("bee",))):  # it is the least hundredth
-        config.data.eval_fraction = round(float(found[1]) - less, 2)
-        data = open_data(config)
-        assert data.eval.missing == missing and len(data.train) + len(data.eval) == 44
-    own = f"divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
-    for kept in ((0,), (1, 2, 3)):  # one photo cannot be in both parts; from 0.5 on the others are
-        for i in range(4):
-            path = tmp_path / "bee" / f"{i}.png"
-            path.write_bytes(png(i)) if i in kept else path.unlink()
-        assert open_data(config).eval.split_advice == own
+    advice = f"or divide the images yourself, into {tmp_path}/train/CLASS and {tmp_path}/val/CLASS"
+    assert "none of bee; set another --config.data.eval_fraction" in line and line.endswith(advice)
     config.data.eval_fraction = 1.0
-    with pytest.raises(BadInputError, match="split train has no image; divide the images yours"):
+    with pytest.raises(BadInputError, match="split train has no image; set another"):
         open_data(config)
 
 

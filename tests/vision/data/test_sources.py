@@ -1,8 +1,6 @@
 """Every source returns the stored examples, and names missing files."""
 
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,10 +8,8 @@ from image_sources import refused
 
 from configs import digits
 from widenet_jax.corpus.novel import FOLDER
-from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data.sources import build_source, open_data
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import readable
 
 
 def test_unknown_source_gets_a_suggestion():
@@ -31,21 +27,6 @@ def test_a_bucket_needs_gcsfs(source: str, monkeypatch: pytest.MonkeyPatch):
     data |= {"text_column": "", "pair_column": "", "label_column": "", "train_split": "train"}
     told = "gs://bucket/set needs the gcsfs package: pip install -e '.[gcs]'"
     assert refused(data | {"label_names": ""}, "train") == told
-
-
-def test_tensorflow_reads_a_bucket_without_gcsfs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    tensorflow = ModuleType("tensorflow")
-    tensorflow.__spec__ = ModuleSpec("tensorflow", None)
-    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
-    assert str(readable("gs://bucket/set")) == "gs://bucket/set"
-
-
-def test_a_tokenizer_in_a_bucket_needs_gcsfs(monkeypatch: pytest.MonkeyPatch):
-    for package in ("gcsfs", "tensorflow"):
-        monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(BadInputError, match=r"gs://b/vocab\.txt needs the gcsfs package"):
-        load_tokenizer("gs://b/vocab.txt")
 
 
 @pytest.mark.parametrize("name", ["image_folder", "array_record"])

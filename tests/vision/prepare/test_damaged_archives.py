@@ -56,7 +56,7 @@ def test_a_cut_at_a_block(tmp_path, capsys, tar, blocks):
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-@pytest.mark.parametrize("cut", [1, 5, 9, 100, 40_000])
+@pytest.mark.parametrize("cut", [1, 9, 40_000])
 def test_a_cut_compressed_archive(tmp_path, capsys, tar, kind, cut):
     assert "damaged at byte " in refused_tar(tmp_path, capsys, COMPRESS[kind](tar)[:-cut])
 
@@ -72,7 +72,9 @@ def test_the_end_must_be_two_blocks_of_zeros_and_padding(tmp_path, capsys, tar):
     assert "no images found" in refused_tar(tmp_path, capsys, bytes(10_240))
 
 
-@pytest.mark.parametrize("kind", ["tar", *COMPRESS])
+@pytest.mark.parametrize(
+    "kind", ["tar", "gz", *(pytest.param(k, marks=pytest.mark.slow) for k in ("bz2", "xz"))]
+)
 def test_no_flipped_byte_changes_what_is_read(tmp_path, kind):
     """After any flipped byte, the archive is refused or reads the same.
 
@@ -124,15 +126,6 @@ def test_an_archive_in_an_inner_archive_is_refused(tmp_path, capsys):
 # --- Members that tar may hold --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-def test_long_and_foreign_names(tmp_path, format):
-    name = "a" * 90 + "/" + "b" * 90 + ".jpg"
-    if format != tarfile.USTAR_FORMAT:
-        name = "ü" * 60 + "/" + name
-    path = make_tar(tmp_path / "a.tar", {name: photo(1), "c/2.jpg": photo(2)}, format=format)
-    assert content_of(path) == [(name, photo(1)), ("c/2.jpg", photo(2))]
-
-
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
@@ -150,15 +143,6 @@ def test_links_devices_and_sparse_files_are_refused(tmp_path, kind, named):
         archive.addfile(info)
     with pytest.raises(BadInputError, match=rf"cat/x\.jpg: a {named}"):
         archives.read_tar({"train": [str(tmp_path / "a.tar")]})
-
-
-def test_a_sparse_file_in_a_pax_archive_is_refused(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        info = tarfile.TarInfo("cat/x.jpg")
-        info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "1"}
-        archive.addfile(info)
-    with pytest.raises(BadInputError, match=r"cat/x\.jpg: a sparse file"):
-        content_of(tmp_path / "a.tar")
 
 
 def test_directories_and_hidden_files_are_left_out(tmp_path):

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus.inputs import Reading, passages, plan
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
-from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
+from widenet_jax.corpus.tokenizer import FILE, Tokenizer, load_tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
@@ -39,6 +40,7 @@ from widenet_jax.language.data.token_files import (
     file_size,
     sample_sha256,
 )
+from widenet_jax.language.prepare.texts import Encoder, WordCount
 
 KIND = "stream"
 WHOLE = "all"  # a plain file's further split: everything
@@ -210,6 +212,31 @@ def _pieces() -> dict[str, Opened]:
         opened[split] = Opened(HeldTokens(tokens), counts, info, NOVEL, split)
         first = end
     return opened
+
+
+def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[TokenStream, Transform]:
+    """Opens a whole file in a model's tokens, and the transform of its windows.
+
+    Args:
+      path: of a text, JSON lines or parquet, perhaps compressed; read into memory.
+      max_length: T.
+      info: of the stream that the model was trained on.
+
+    Raises:
+      BadInputError: it cannot be read, or is shorter than a window.
+    """
+    tokenizer = Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
+    encoder, words, size, tokens = Encoder(tokenizer), WordCount(), 0, []
+    for unit in plan([path], Reading()):
+        for source in unit:
+            for passage in passages(source, Reading().column):
+                tokens.append(encoder.tokens(passage))
+                words.add(np.frombuffer(passage.text, np.uint8))
+                size += len(passage.text)
+    found = HeldTokens(np.concatenate(tokens) if tokens else np.zeros(0, np.uint8))
+    counts = {"bytes": size, "words": words.words}
+    opened = Opened(found, counts, info, path)
+    return TokenStream(opened, max_length), window_transform
 
 
 def splits_sha256(splits: Mapping[str, Mapping[str, Any]]) -> str:

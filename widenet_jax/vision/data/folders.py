@@ -6,7 +6,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from widenet_jax.errors import BadExampleError, BadInputError, check_range
 from widenet_jax.files import is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-MOST_ADVISED = 0.3  # a larger held-out part leaves too little to train on
 # Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
 # skipping the file would not be reproducible.
 FILE_ERRORS = {
@@ -56,24 +55,14 @@ class Holdout:
         """
         return _number(name) < self.fraction * 2**64
 
-    def split_advice(self, root: str, classes: Iterable[Sequence[str]]) -> str:
+    def split_advice(self, root: str) -> str:
         """Says how both parts get images of each class.
 
-        No class is given one that its hash does not: that image would change its part when a file
-        with a smaller hash is added.
-
-        Args:
-          root: of the folder.
-          classes: the names of the images of each class.
+        No class is given an image that its hash does not hold out: that image would change its part
+        when a file with a smaller hash is added.
         """
-        numbers = [sorted(map(_number, names)) for names in classes]
-        least, most = max(n[0] for n in numbers), min(n[-1] for n in numbers)
-        fraction = (100 * least // 2**64 + 1) / 100  # the least hundredth above
         parts = " and ".join(f"{root}/{part}/CLASS" for part in (self.train_split, self.eval_split))
-        if fraction > MOST_ADVISED or fraction * 2**64 > most:
-            return f"divide the images yourself, into {parts}"
-        every = f"--{self.field}={fraction:g} has images of every class in both parts"
-        return f"{every}; or divide them yourself, into {parts}"
+        return f"set another --{self.field}, or divide the images yourself, into {parts}"
 
 
 def _number(name: str) -> int:
@@ -129,7 +118,7 @@ class ImageFolder(LabelledImages):
         self._files = [file for files in chosen for file in files]
         counts = [len(files) for files in chosen]
         if divided and not all(counts):
-            self.split_advice = holdout.split_advice(root, [f.images for f in found.values()])
+            self.split_advice = holdout.split_advice(root)
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         others = {k: v for files in found.values() for k, v in files.others.items()}
         beside = _Files(folder, "").others.items()
