@@ -42,7 +42,7 @@ def get_config(variant: str = "widenet_b") -> ConfigDict:
     authors_code = options.get("preset") == "authors_code"
     source = options.get("source", "array_record")
     config = defaults.get_config(model.section)
-    config.model.representation = False
+    config.model.pre_logits = False
     config.data.update(
         source=source,
         name="cifar10" if source == "tfds" else "",

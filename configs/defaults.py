@@ -126,13 +126,13 @@ IMAGE_MODEL = {
     "patch_size": (16, "pixels a side of a token"),
     "cls_token": ("learned", "learned, none, or zero: a constant token with a learned position"),
     "pool": ("token", "mean of all tokens, or token: the CLS token"),
-    "representation": (True, "a tanh layer before the classifier"),
+    "pre_logits": (True, "a tanh layer before the classifier"),
 }
 TEXT_MODEL = {
     "embedding_dim": (128, "width of the embeddings", 1, 2**16),
     "projection": (True, "from embedding_dim to embed_dim"),
     "num_positions": (512, "the longest sequence", 1, 2**20),
-    "num_segments": (2, "texts of a sequence", 2, 2**10),
+    "num_token_types": (2, "texts of a sequence", 2, 2**10),
     "ffn_dropout": (False, "whether dropout also acts within the feed-forward"),
 }
 LANGUAGE_MODEL = {

@@ -23,7 +23,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.update(
         batch_size=64,
         duration="100 epochs",
-        model={"representation": False, "dropout": 0.0, "dtype": "float32"},
+        model={"pre_logits": False, "dropout": 0.0, "dtype": "float32"},
         task={"label_smoothing": 0.1},
         data={
             "source": model.options.get("source", "digits"),

@@ -33,12 +33,12 @@ PRETRAINED = "pretrained"
 def get_config(variant: str = "widenet_s") -> ConfigDict:
     small, options = True, {}
     if variant == PRETRAINED:
-        model = {"name": PRETRAINED, "representation": False}
+        model = {"name": PRETRAINED, "pre_logits": False}
         model |= {"image_size": 64, "learning_rate": 1e-3}  # until that model is looked up
     else:
         parsed = parse(variant, IMAGES)
         options, small = parsed.options, parsed.size in SMALL_SIZES
-        model = parsed.section | {"representation": False}
+        model = parsed.section | {"pre_logits": False}
         if parsed.size == "tiny" and "patch_size" not in options:
             # Its own patches, for digits, would cut a photo into 1,024 tokens.
             model["patch_size"] = IMAGE_SIZES["s"]["patch_size"]

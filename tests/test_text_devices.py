@@ -19,7 +19,7 @@ def batch() -> dict[str, np.ndarray]:
     real = np.arange(T) < length[:, None]
     arrays = {
         "tokens": np.where(real, rng.integers(5, V, (B, T)), 0),
-        "segments": np.where(real, np.arange(T) > 5, 0),
+        "token_types": np.where(real, np.arange(T) > 5, 0),
         "length": length,
         "mlm_positions": np.tile([1, 4, 6], (B, 1)),
         "mlm_labels": rng.integers(5, V, (B, P)),

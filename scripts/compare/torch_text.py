@@ -1,6 +1,6 @@
 """A torch DataLoader with transformers' masking collator, as the peer of `benchmark.py text`.
 
-It masks single tokens, and neither cuts nor swaps segments: it has less to do. Needs torch and
+It masks single tokens, and neither cuts nor swaps parts: it has less to do. Needs torch and
 transformers: `benchmark.py text --peer=scripts/compare/torch_text.py ...`.
 """
 

@@ -90,7 +90,7 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     assert text == "good" and answer.endswith("%  positive")
 
 
-def test_a_pair_is_a_second_segment(folder: Path, capsys):
+def test_the_second_text_of_a_pair_has_its_own_token_type(folder: Path, capsys):
     """As [CLS] text [SEP] pair [SEP] by hand."""
     place = pairs(folder)
     row = predicted(capsys, place, "--text=the day", "--pair=was good")["texts"][0]
@@ -102,7 +102,7 @@ def test_a_pair_is_a_second_segment(folder: Path, capsys):
     cls, sep = trained.tokenizer.cls_id, trained.tokenizer.sep_id
     inputs = {
         "tokens": np.array([[cls, *tokens[:2], sep, *tokens[2:], sep]]),
-        "segments": np.array([[0, 0, 0, 0, 1, 1, 1]]),
+        "token_types": np.array([[0, 0, 0, 0, 1, 1, 1]]),
         "mask": np.ones((1, 7), bool),
     }
     logits = outputs_of(trained, inputs)
@@ -145,7 +145,7 @@ def test_words_for_masks(filler: Path, capsys):
     tokens = np.array([[*tokens, tokenizer.sep_id]])
     inputs = {
         "tokens": tokens,
-        "segments": np.zeros_like(tokens),
+        "token_types": np.zeros_like(tokens),
         "mask": np.ones(tokens.shape, bool),
         "mlm_positions": np.array([[1, 4]]),
     }

@@ -62,10 +62,10 @@ def test_the_page_is_up_to_date():
 
 
 def test_tasks_have_their_own_meanings():
-    of_windows, of_segments = (rows_of(task) for task in ("span", "language_modeling"))
-    assert of_windows["data.max_length"][1] == "T, tokens of a window"
-    assert of_segments["data.max_length"][1] == "T, tokens of a window"
-    assert "task.memory_length" not in of_windows
+    of_span, of_stream = (rows_of(task) for task in ("span", "language_modeling"))
+    assert of_span["data.max_length"][1] == "T, tokens of a window"
+    assert of_stream["data.max_length"][1] == "T, tokens of a window"
+    assert "task.memory_length" not in of_span
     assert {"task.memory_length", "data.stride"} <= field_names()
 
 

@@ -42,8 +42,8 @@ FINETUNING = {
 }
 
 
-def count(variant: str, *, num_classes: int = 1000, representation: bool = True) -> int:
-    fields = model_section(variant) | {"representation": representation}
+def count(variant: str, *, num_classes: int = 1000, pre_logits: bool = True) -> int:
+    fields = model_section(variant) | {"pre_logits": pre_logits}
     fields["unroll"] = False  # the same parameters, but only one block is traced
     model = build_model(fields, num_classes=num_classes)
     return count_parameters(parameter_shapes(model, image_spec((224, 224, 3))))
@@ -56,7 +56,7 @@ def test_parameters_at_pretraining(variant: str):
 
 @pytest.mark.parametrize("variant", FINETUNING)
 def test_parameters_at_finetuning(variant: str):
-    assert count(variant, num_classes=10, representation=False) == FINETUNING[variant]
+    assert count(variant, num_classes=10, pre_logits=False) == FINETUNING[variant]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_widenet_b_by_hand():
     attention = 4 * (D * D + D)
     moe = D * E + E * (D * F + F + F * D + D)
     norms = 12 * 2 * 2 * D + 2 * D
-    representation, head = D * D + D, D * 1000 + 1000
-    total = patches + positions + attention + moe + norms + representation + head
+    pre_logits, head = D * D + D, D * 1000 + 1000
+    total = patches + positions + attention + moe + norms + pre_logits + head
     assert total == PRETRAINING["widenet_b"]
 
 
@@ -105,7 +105,7 @@ def test_other_feed_forwards(variant: str, ffn: str):
     assert (fields["ffn"], fields["moe"]) == (name, None)
     of_task = {"vocab_size": 50, "head": "pretraining"} if bert else {"num_classes": 10}
     model = build_model(fields, **of_task)
-    tokens = dict.fromkeys(("tokens", "segments"), jax.ShapeDtypeStruct((1, 8), "int32"))
+    tokens = dict.fromkeys(("tokens", "token_types"), jax.ShapeDtypeStruct((1, 8), "int32"))
     text = {**tokens, "mask": jax.ShapeDtypeStruct((1, 8), "bool"),
             "mlm_positions": jax.ShapeDtypeStruct((1, 2), "int32")}  # fmt: skip
     inputs = text if bert else image_spec((8, 8, 3))

@@ -25,7 +25,7 @@ def our_outputs(
     head: str,
     *,
     tokens: np.ndarray = reference.TOKENS,
-    segments: np.ndarray = reference.SEGMENTS,
+    token_types: np.ndarray = reference.SEGMENTS,
     lengths: tuple[int, ...] = reference.LENGTHS,
 ) -> dict[str, np.ndarray]:
     """Returns the outputs of a head, and the hidden states, of padded texts.
@@ -40,7 +40,7 @@ def our_outputs(
     T = tokens.shape[1]
     inputs = {
         "tokens": tokens,
-        "segments": segments,
+        "token_types": token_types,
         "mask": np.arange(T) < np.asarray(lengths)[:, None],
         "mlm_positions": np.broadcast_to(np.arange(T, dtype=np.int32), tokens.shape),
     }

@@ -148,7 +148,7 @@ def test_public_weights_into_a_new_model_at_another_size(tmp_path):
     vit = reference.random_vit(pre_logits=True)
     np.savez(tmp_path / "vit.npz", **reference.google_names(vit))
     pretrained = load(tmp_path / "vit.npz")
-    model = our_vit(pretrained, representation=False)
+    model = our_vit(pretrained, pre_logits=False)
     side = 4 * reference.P
     inputs = {"image": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
     shapes = parameter_shapes(model, inputs)

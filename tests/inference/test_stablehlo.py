@@ -134,7 +134,7 @@ def test_texts(texts: Path, tmp_path: Path):
     length = len(first) + len(second)
     rows[:, 0, :length] = [*first, *second], [0] * len(first) + [1] * len(second)
     classify = export.deserialize(bytearray((out / "classifier.stablehlo").read_bytes()))
-    batch = {"tokens": rows[0], "segments": rows[1], "length": np.int32([length])}
+    batch = {"tokens": rows[0], "token_types": rows[1], "length": np.int32([length])}
     expected = probabilities(wj.load(texts / "classes"), ["She was"], ["persuaded"])
     np.testing.assert_allclose(classify.call(batch), expected, atol=1e-6)
 

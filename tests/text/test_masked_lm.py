@@ -21,16 +21,18 @@ def task() -> MaskedLm:
 
 def random_batch(packed: bool = False) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    batch = {name: rng.integers(0, V, (B, T)).astype(np.int32) for name in ("tokens", "segments")}
+    batch = {
+        name: rng.integers(0, V, (B, T)).astype(np.int32) for name in ("tokens", "token_types")
+    }
     batch["mlm_positions"] = rng.integers(0, T, (B, P)).astype(np.int32)
     batch["mlm_labels"] = rng.integers(0, V, (B, P)).astype(np.int32)
     batch["mlm_count"] = rng.integers(0, P + 1, B).astype(np.int32)
     if packed:
         batch["num_instances"] = rng.integers(1, INSTANCES + 1, B).astype(np.int32)
-        batch["instances"] = np.sort(rng.integers(0, INSTANCES + 1, (B, T)), 1)[:, ::-1].astype(
+        batch["segment_ids"] = np.sort(rng.integers(0, INSTANCES + 1, (B, T)), 1)[:, ::-1].astype(
             "i4"
         )
-        batch["positions"] = batch["segments"]
+        batch["positions"] = batch["token_types"]
         batch["order"] = rng.integers(0, 2, (B, INSTANCES)).astype(np.int32)
     else:
         batch["length"] = rng.integers(1, T + 1, B).astype(np.int32)
@@ -147,10 +149,10 @@ def test_the_model_sees_which_tokens_are_padding():
         inputs["mask"].sum(1).tolist() == lengths.tolist()
         and not inputs["mask"][:, 1:][lengths == 1].any()
     )
-    assert inputs.keys() == {"tokens", "segments", "mlm_positions", "mask"}
+    assert inputs.keys() == {"tokens", "token_types", "mlm_positions", "mask"}
     packed = task().inputs(random_batch(packed=True))
-    assert packed.keys() == {*inputs, "positions", "instances"}
-    assert np.array_equal(packed["mask"], packed["instances"] > 0)
+    assert packed.keys() == {*inputs, "positions", "segment_ids"}
+    assert np.array_equal(packed["mask"], packed["segment_ids"] > 0)
 
 
 def test_label_cross_entropy_and_its_gradient():

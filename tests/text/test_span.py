@@ -15,7 +15,7 @@ from widenet_jax.text.span import NO_SPAN, NUM_SPANS, Span
 
 B, T = 3, 14
 EXAMPLE = {
-    "tokens": ArraySpec((T,), "int32"), "segments": ArraySpec((T,), "int32"),
+    "tokens": ArraySpec((T,), "int32"), "token_types": ArraySpec((T,), "int32"),
     "length": ArraySpec((), "int32"), "start": ArraySpec((), "int32"),
     "end": ArraySpec((), "int32"), "may_start": ArraySpec((T,), "bool"),
 }  # fmt: skip
@@ -32,7 +32,7 @@ def batch(rng: np.random.Generator) -> dict[str, jnp.ndarray]:
     real = place < length[:, None]
     return {
         "tokens": jnp.asarray(np.where(real, rng.integers(5, 30, (B, T)), 0), jnp.int32),
-        "segments": jnp.asarray(real & (place >= 4), jnp.int32),
+        "token_types": jnp.asarray(real & (place >= 4), jnp.int32),
         "length": jnp.asarray(length, jnp.int32),
         "start": jnp.asarray([5, 0, 7], jnp.int32),
         "end": jnp.asarray([8, 0, 7], jnp.int32),

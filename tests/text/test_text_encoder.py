@@ -34,7 +34,7 @@ def texts(lengths: list[int], size: int = T) -> dict[str, jax.Array]:
     B, mask = len(lengths), np.arange(size) < np.array(lengths)[:, None]
     return {
         "tokens": jnp.asarray(np.where(mask, rng.integers(5, V, (B, size)), 0), jnp.int32),
-        "segments": jnp.asarray(mask & (np.arange(size) > 4), jnp.int32),
+        "token_types": jnp.asarray(mask & (np.arange(size) > 4), jnp.int32),
         "mask": jnp.asarray(mask),
         "mlm_positions": jnp.tile(jnp.arange(P, dtype=jnp.int32), (B, 1)),
     }
@@ -100,12 +100,12 @@ def feed_forward(x: np.ndarray, of: dict) -> np.ndarray:
     return y
 
 
-def restated(model, params: dict, tokens: list[int], segments: list[int]) -> list[np.ndarray]:
+def restated(model, params: dict, tokens: list[int], token_types: list[int]) -> list[np.ndarray]:
     """Returns the tokens of one text after the last block."""
     of, blocks = params["embeddings"], params["encoder"]
     xs = [
         norm(of["token"][token] + of["segment"][segment] + of["position"][t], of["norm"])
-        for t, (token, segment) in enumerate(zip(tokens, segments, strict=True))
+        for t, (token, segment) in enumerate(zip(tokens, token_types, strict=True))
     ]
     xs = [affine(x, params["projection"]) for x in xs]
     for i in range(model.depth):
@@ -151,7 +151,7 @@ def test_equals_the_restatement(family: str, position: str):
     outputs = evaluate(model, params, inputs)
     exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     for i, length in enumerate((T, 7)):
-        ids = (inputs[name][i, :length].tolist() for name in ("tokens", "segments"))
+        ids = (inputs[name][i, :length].tolist() for name in ("tokens", "token_types"))
         logits, order = restated_heads(exact, restated(model, exact, *ids))
         np.testing.assert_allclose(outputs["mlm_logits"][i], logits, atol=2e-4)
         np.testing.assert_allclose(outputs["order_logits"][i], order, atol=2e-4)
@@ -184,11 +184,11 @@ def test_padding_changes_nothing(family: str):
     model = small(family, moe={"examples_per_group": 3, "capacity_factor_eval": 1.0})
     short = texts([T, 7, 9])
     longer = {**texts([T, 7, 9], size=T), "mlm_positions": short["mlm_positions"]}
-    for name in ("tokens", "segments", "mask"):
+    for name in ("tokens", "token_types", "mask"):
         longer[name] = jnp.pad(short[name], ((0, 0), (0, 5)))
     other = short | {
         "tokens": jnp.where(short["mask"], short["tokens"], 33),
-        "segments": jnp.where(short["mask"], short["segments"], 1),
+        "token_types": jnp.where(short["mask"], short["token_types"], 1),
     }
     params = parameters(model, short)
 
@@ -218,9 +218,9 @@ def test_packed_rows_are_their_instances(family: str):
     apart = texts([T, 7])
     params = parameters(model, apart)
     packed = {name: jnp.concatenate([apart[name][0], apart[name][1, :7]])[None]
-              for name in ("tokens", "segments", "mask")}  # fmt: skip
+              for name in ("tokens", "token_types", "mask")}  # fmt: skip
     packed = {name: jnp.pad(x, ((0, 0), (0, 3))) for name, x in packed.items()}
-    packed["instances"] = jnp.array([[1] * T + [2] * 7 + [0] * 3], jnp.int32)
+    packed["segment_ids"] = jnp.array([[1] * T + [2] * 7 + [0] * 3], jnp.int32)
     packed["positions"] = jnp.array([[*range(T), *range(7), 0, 0, 0]], jnp.int32)
     packed["mlm_positions"] = jnp.array([[0, 1, 2, T, T + 1, T + 2]], jnp.int32)
 
@@ -260,7 +260,7 @@ def test_dropout_spares_the_inside_of_the_feed_forward():
 
 
 def test_a_loop_over_blocks_computes_the_same_for_packed_rows():
-    inputs = texts([T, 7]) | {"instances": jnp.array([[1] * 6 + [2] * 6] * 2, jnp.int32),
+    inputs = texts([T, 7]) | {"segment_ids": jnp.array([[1] * 6 + [2] * 6] * 2, jnp.int32),
                               "positions": jnp.array([[*range(6)] * 2] * 2, jnp.int32)}  # fmt: skip
     one, loop = (small("albert", unroll=unroll) for unroll in (True, False))
     params = parameters(one, inputs)

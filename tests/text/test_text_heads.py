@@ -89,7 +89,7 @@ def outputs_of(head: str, **inputs: jax.Array):
     )
     mask = jnp.arange(T) < jnp.array([[T], [7]])
     tokens = jnp.where(mask, jnp.arange(T) + 5, 0)
-    texts = {"tokens": tokens, "segments": jnp.zeros_like(tokens), "mask": mask, **inputs}
+    texts = {"tokens": tokens, "token_types": jnp.zeros_like(tokens), "mask": mask, **inputs}
     return apply(model, init(model, texts), texts, train=False)[0]
 
 

@@ -15,7 +15,7 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 
 SPECIALS = 3  # [CLS] A [SEP] B [SEP]
 FULL_SHARE = 0.9  # of documents whose chunks aim at the full length
-LEAST_TOKENS = 2  # of a chunk: it is cut into two segments
+LEAST_TOKENS = 2  # of a chunk: it is cut into two parts
 MOST_TOKENS = 65_535  # of a sequence: a record holds lengths in 16 bits
 _HASH_RANGE = 2.0**64
 

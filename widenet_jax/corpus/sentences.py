@@ -1,6 +1,6 @@
 """Paragraphs to sentences, by a rule of this project.
 
-Chunks and segments consist of many sentences, so a wrong boundary now and then does little harm;
+Chunks and parts consist of many sentences, so a wrong boundary now and then does little harm;
 the rule needs no model and no download.
 """
 

@@ -25,10 +25,10 @@ def batch_spec(example: Mapping[str, ArraySpec], batch_size: int) -> Shapes:
 
 
 def encoder_inputs(batch: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the text encoder's inputs: tokens, segments and mask [B, T], False at padding."""
+    """Returns the text encoder's inputs: tokens, token_types and mask [B, T], False at padding."""
     tokens = batch["tokens"]
     mask = jnp.arange(tokens.shape[1]) < batch["length"][:, None]
-    return {"tokens": tokens, "segments": batch["segments"], "mask": mask}
+    return {"tokens": tokens, "token_types": batch["token_types"], "mask": mask}
 
 
 def unigram_baseline(metric: str, entropy: float | None) -> Baseline | None:

@@ -44,7 +44,7 @@ WITHOUT_EFFECT = {
     "expert_dropout",
     "noise_std",
     "capacity_factor",
-    "representation",
+    "pre_logits",
     "num_positions",
 }
 # In a directory of Hugging Face's, of which large models have several.

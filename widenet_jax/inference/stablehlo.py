@@ -74,7 +74,7 @@ does, up to one level of 255 by rounding{but}:
         print(names[row.argmax()], row.max())
 """
 TEXTS = """`tokens` are ids of `tokenizer.json`, [CLS] and [SEP] among them, padded with zeros.
-`segments` are 1 at the tokens of a second text. `length` is the number of tokens.
+`token_types` are 1 at the tokens of a second text. `length` is the number of tokens.
 """
 
 
@@ -140,4 +140,4 @@ def example_spec(trained: Trained) -> Shapes:
     if trained.config.task.name == "classification":
         return {"image": jax.ShapeDtypeStruct(trained.task.image_shape, jnp.uint8)}
     ids = jax.ShapeDtypeStruct((trained.config.data.max_length,), jnp.int32)
-    return {"tokens": ids, "segments": ids, "length": jax.ShapeDtypeStruct((), jnp.int32)}
+    return {"tokens": ids, "token_types": ids, "length": jax.ShapeDtypeStruct((), jnp.int32)}

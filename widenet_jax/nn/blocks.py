@@ -39,7 +39,7 @@ class Blocks(BlockSettings):
         x: Array,  # [B, T, D]
         *,
         mask: Array | None = None,  # [B, T] True for real tokens
-        instances: Array | None = None,  # [B, T] int32: tokens attend to their own number only
+        segment_ids: Array | None = None,  # [B, T] int32: tokens attend to their own number only
         memory: Array | None = None,  # [B, L, M, D] inputs of each block
         memory_length: Array | None = None,  # [B] int32: rows of the memory, the latest, to see
         train: bool,
@@ -52,7 +52,7 @@ class Blocks(BlockSettings):
         """
         self.check()
         if memory is None:
-            seen = {"mask": mask, "instances": instances}
+            seen = {"mask": mask, "segment_ids": segment_ids}
         else:
             seen = {"memory_length": memory_length}
         # Parameters are initialised block by block, however the blocks run later.
@@ -69,7 +69,7 @@ class Blocks(BlockSettings):
         """Runs one block after the other.
 
         Args:
-          seen: what attention is told about other tokens: mask and instances, or memory_length.
+          seen: what attention is told about other tokens: mask and segment_ids, or memory_length.
         """
         ffn_names, blocks_per_routing = self.ffn_names(), self.blocks_per_routing()
         pre = self.norm_position == "pre"

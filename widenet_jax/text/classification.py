@@ -19,7 +19,7 @@ from widenet_jax.typing import Array, Shapes
 class TextClassification(Task):
     """Mean cross-entropy plus the feed-forwards' own losses.
 
-    A batch has tokens, segments [B, T], length [B] and label [B], all int32.
+    A batch has tokens, token_types [B, T], length [B] and label [B], all int32.
 
     Attributes:
       vocab_size: of the tokenizer.

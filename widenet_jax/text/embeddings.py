@@ -1,4 +1,4 @@
-"""Embeddings of tokens: the sum of token, segment and position embeddings, normalised."""
+"""Embeddings of tokens: the sum of token, token type and position embeddings, normalised."""
 
 import flax.linen as nn
 import jax
@@ -17,7 +17,7 @@ class TokenEmbed(nn.Module):
 
     Attributes:
       vocab_size: V.
-      num_segments, num_positions: rows of the other two tables.
+      num_token_types, num_positions: rows of the other two tables.
       embedding_dim: E.
       norm_epsilon: of the LayerNorm. Its input has a variance of 1e-3, so that an epsilon of 1e-6
         would change the result by 5e-4.
@@ -25,7 +25,7 @@ class TokenEmbed(nn.Module):
     """
 
     vocab_size: int
-    num_segments: int
+    num_token_types: int
     num_positions: int
     embedding_dim: int
     norm_epsilon: float
@@ -35,7 +35,7 @@ class TokenEmbed(nn.Module):
     def __call__(
         self,
         tokens: Array,  # [B, T] int32
-        segments: Array,  # [B, T] int32
+        token_types: Array,  # [B, T] int32
         positions: Array | None = None,  # [B, T] int32; None: 0 .. T-1
     ) -> tuple[Array, Array]:
         """Returns the embeddings [B, T, E], and the tokens' table [V, E] for a tied output layer.
@@ -51,9 +51,9 @@ class TokenEmbed(nn.Module):
             )
         init = KernelInit("truncated_normal").kernel()
         token = self.param("token", init, (self.vocab_size, self.embedding_dim))
-        segment = self.param("segment", init, (self.num_segments, self.embedding_dim))
+        segment = self.param("segment", init, (self.num_token_types, self.embedding_dim))
         position = self.param("position", init, (self.num_positions, self.embedding_dim))
-        x = jnp.take(token, tokens, axis=0) + rows_at(segment, segments)
+        x = jnp.take(token, tokens, axis=0) + rows_at(segment, token_types)
         x = x + (position[:T] if positions is None else rows_at(position, positions))
         norm = layer_norm(epsilon=self.norm_epsilon, dtype=self.dtype, name="norm")
         return norm(x), token

@@ -29,7 +29,7 @@ class TextEncoder(BlockSettings, kw_only=True):
       embedding_dim: E, of the embeddings.
       projection: whether a linear map leads from E to D; without it E must be D.
       num_positions: rows of the position embeddings; an example may be shorter.
-      num_segments: rows of the segment embeddings.
+      num_token_types: rows of the token type embeddings.
       dropout: rate after the norm of the embeddings, too.
       The rest: see `block_settings.BlockSettings`.
     """
@@ -41,7 +41,7 @@ class TextEncoder(BlockSettings, kw_only=True):
     embedding_dim: int
     projection: bool
     num_positions: int
-    num_segments: int = 2
+    num_token_types: int = 2
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[PyTree, Aux]:
@@ -50,10 +50,10 @@ class TextEncoder(BlockSettings, kw_only=True):
         Padding is neither attended to nor routed nor counted.
 
         Args:
-          inputs: tokens, segments [B, T] int32; mask [B, T] bool, True for real tokens; optionally
-            positions [B, T] int32, instead of 0 .. T-1; where rows are packed also instances
-            [B, T] int32, the number of each token's instance in the row, from 1 on, 0 for padding:
-            tokens attend within their instance. And what the head needs.
+          inputs: tokens, token_types [B, T] int32; mask [B, T] bool, True for real tokens;
+            optionally positions [B, T] int32, instead of 0 .. T-1; where rows are packed also
+            segment_ids [B, T] int32, the number of each token's instance in the row, from 1 on, 0
+            for padding: tokens attend within their instance. And the inputs of the head.
           train: with dropout and routing noise.
 
         Returns:
@@ -62,19 +62,19 @@ class TextEncoder(BlockSettings, kw_only=True):
         dtype, mask = DTYPES[self.dtype], inputs["mask"]
         embed = TokenEmbed(
             vocab_size=self.vocab_size,
-            num_segments=self.num_segments,
+            num_token_types=self.num_token_types,
             num_positions=self.num_positions,
             embedding_dim=self.embedding_dim,
             norm_epsilon=self.norm_epsilon,
             dtype=dtype,
             name="embeddings",
         )
-        x, table = embed(inputs["tokens"], inputs["segments"], inputs.get("positions"))
+        x, table = embed(inputs["tokens"], inputs["token_types"], inputs.get("positions"))
         x = Dropout(self.dropout)(x, train=train)
         if self.projection:
             x = Dense(self.embed_dim, dtype, self.outer_init.kernel(), name="projection")(x)
         blocks = Blocks(**self.settings(), name=ENCODER)
-        x, aux, _ = blocks(x, mask=mask, instances=inputs.get("instances"), train=train)
+        x, aux, _ = blocks(x, mask=mask, segment_ids=inputs.get("segment_ids"), train=train)
         head = resolve(head_spec(self.head).apply)
         return head(self, x, table, inputs, train=train), aux
 

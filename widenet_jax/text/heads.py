@@ -40,10 +40,10 @@ IMPOSSIBLE = -1e9
 
 
 def pretraining(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: bool) -> dict:
-    """Predicts masked tokens and the order of two segments.
+    """Predicts masked tokens and the order of two parts.
 
     Args:
-      inputs: mlm_positions [B, P] int32; and `instances` and `positions` where rows are packed.
+      inputs: mlm_positions [B, P] int32; and `segment_ids` and `positions` where rows are packed.
 
     Returns:
       mlm_logits [B, P, V] at the positions; order_logits [B, 2], or for packed rows
@@ -124,9 +124,9 @@ def pooled(model: nn.Module, x: Array, inputs: Inputs) -> Array:
     [CLS] is the first token of an example or instance.
     """
     first = x[:, 0]
-    if "instances" in inputs:
+    if "segment_ids" in inputs:
         numbers = jnp.arange(1, MAX_INSTANCES + 1)[:, None]
-        own = inputs["instances"][:, None] == numbers  # [B, I, T]
+        own = inputs["segment_ids"][:, None] == numbers  # [B, I, T]
         is_first = own & (inputs["positions"] == 0)[:, None]
         first = jnp.einsum("bit,btd->bid", is_first.astype(x.dtype), x)
     return jnp.tanh(dense(model.outer_init, x.shape[-1], "pooler")(first.astype(jnp.float32)))

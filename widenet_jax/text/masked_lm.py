@@ -31,9 +31,9 @@ PREDICTION_WEIGHT, ORDER_WEIGHT = "prediction_weight", "order_weight"
 class MaskedLm(Task):
     """Mean NLL of the batch's predictions + mean order loss + the feed-forwards' own losses.
 
-    A batch has tokens, segments [B, T], mlm_positions, mlm_labels [B, P], mlm_count [B], and length
-    and order [B]. A packed one has positions, instances [B, T] instead of length, and for up to I
-    instances a row order [B, I] and num_instances [B].
+    A batch has tokens, token_types [B, T], mlm_positions, mlm_labels [B, P], mlm_count [B], and
+    length and order [B]. A packed one has positions, segment_ids [B, T] instead of length, and for
+    up to I instances a row order [B, I] and num_instances [B].
 
     Attributes:
       vocab_size: V.
@@ -66,10 +66,10 @@ class MaskedLm(Task):
         return texts.batch_spec(self.example, batch_size)
 
     def inputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        names = ("tokens", "segments", "mlm_positions", "positions", "instances")
+        names = ("tokens", "token_types", "mlm_positions", "positions", "segment_ids")
         found = {name: batch[name] for name in names if name in batch}
-        if "instances" in batch:
-            return {**found, "mask": batch["instances"] > 0}
+        if "segment_ids" in batch:
+            return {**found, "mask": batch["segment_ids"] > 0}
         return {**found, "mask": _first(batch["length"], batch["tokens"].shape[1])}
 
     def of_whole_batch(self, batch: Mapping[str, Array]) -> dict[str, Array]:

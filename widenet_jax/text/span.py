@@ -41,7 +41,7 @@ class Span(Task):
     With ALBERT's head and questions that may have no answer, half the sigmoid loss of the null
     logit is added. A window that lacks the answer has it at token 0, [CLS].
 
-    A batch has tokens, segments, may_start [B, T], and length, start, end [B].
+    A batch has tokens, token_types, may_start [B, T], and length, start, end [B].
 
     Attributes:
       vocab_size: of the tokenizer.
@@ -172,9 +172,9 @@ def check_questions(config: ConfigDict, info: Mapping[str, Any]) -> None:
 
 
 def in_context(batch: Mapping[str, Array]) -> Array:
-    """Returns bool [B, T], True at the tokens of the context: segment 1 without its [SEP]."""
+    """Returns bool [B, T], True at the tokens of the context: token type 1 without its [SEP]."""
     place = jnp.arange(batch["tokens"].shape[1])
-    return (batch["segments"] == 1) & (place < batch["length"][:, None] - 1)
+    return (batch["token_types"] == 1) & (place < batch["length"][:, None] - 1)
 
 
 def null_score(outputs: Mapping[str, Array]) -> Array:

@@ -33,7 +33,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
       embed_dim: D.
       cls_token: "learned", "zero" or "none", see `layers.embeddings.PositionEmbed`.
       pool: "token" (the CLS token) or "mean".
-      representation: a tanh layer D -> D before the classifier (pretraining).
+      pre_logits: a tanh layer D -> D before the classifier (pretraining).
       dropout: rate after the embedding, too.
       dtype: logits are float32 in any case. With "float32" no product runs in fewer bits
         (`step.precision_of`).
@@ -45,7 +45,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
     embed_dim: int
     cls_token: str
     pool: str
-    representation: bool
+    pre_logits: bool
 
     @nn.compact
     def __call__(self, inputs: Mapping[str, Array], *, train: bool) -> tuple[Array, Aux]:
@@ -71,7 +71,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
         def dense(features: int, name: str) -> nn.Module:
             return nn.Dense(features, kernel_init=self.outer_init.kernel(), name=name)
 
-        if self.representation:
+        if self.pre_logits:
             x = jnp.tanh(dense(self.embed_dim, "representation")(x))
         return dense(self.num_classes, "head")(x), aux
 
@@ -89,8 +89,8 @@ class VisionTransformer(BlockSettings, kw_only=True):
     def outside_flops(self, input_spec: Shapes) -> int:
         """Returns the FLOPs of an example's patch embedding and classifier."""
         D, pixels = self.embed_dim, math.prod(input_spec["image"].shape[1:])
-        representation = 2 * D * D if self.representation else 0
-        return 2 * pixels * D + representation + 2 * D * self.num_classes
+        pre_logits = 2 * D * D if self.pre_logits else 0
+        return 2 * pixels * D + pre_logits + 2 * D * self.num_classes
 
     def num_tokens(self, input_spec: Shapes) -> int:
         """Returns T of an example: its patches, and a CLS token where there is one."""

@@ -52,13 +52,13 @@ def test_dropout_acts_on_the_output_alone():
     np.testing.assert_allclose(kept.mean(), 0.5, atol=0.06)
 
 
-def plain_attend(query, key, value, mask=None, segments=None) -> jax.Array:
+def plain_attend(query, key, value, mask=None, segment_ids=None) -> jax.Array:
     """Computes attention by its formula, which JAX differentiates."""
     scores = jnp.einsum("bqnh,bknh->bnqk", query, key)
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
-    if segments is not None:
-        same = segments[0][:, None, :, None] == segments[1][:, None, None]
+    if segment_ids is not None:
+        same = segment_ids[0][:, None, :, None] == segment_ids[1][:, None, None]
         scores = jnp.where(same, scores, -jnp.inf)
     return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), value)
 
@@ -69,7 +69,7 @@ OF_QUERIES = jnp.array([[0, 1, 1, 2, 2], [0, 0, 0, 0, 1]])
 OPTIONS = {
     "nothing": {},
     "mask": {"mask": MASK},
-    "segments": {"segments": (OF_QUERIES, OF_KEYS)},
+    "segment_ids": {"segment_ids": (OF_QUERIES, OF_KEYS)},
 }
 
 
@@ -120,20 +120,20 @@ def test_bfloat16_scores_have_a_float32_softmax(relative: bool):
     )
 
 
-def test_segments_are_as_good_as_separate_sequences():
+def test_segment_ids_are_as_good_as_separate_sequences():
     """Two sequences packed into one row have the same outputs as each sequence alone."""
     x = jax.random.normal(jax.random.key(0), (1, 7, N, 4))
-    segments = jnp.array([[0, 0, 0, 1, 1, 1, 1]])
-    packed = attend(x, x, x, segments=(segments, segments))
+    segment_ids = jnp.array([[0, 0, 0, 1, 1, 1, 1]])
+    packed = attend(x, x, x, segment_ids=(segment_ids, segment_ids))
     for part in (slice(0, 3), slice(3, 7)):
         alone = attend(x[:, part], x[:, part], x[:, part])
         np.testing.assert_allclose(packed[:, part], alone, rtol=1e-6, atol=1e-6)
 
 
-def test_mask_or_segments():
-    x, segments = jnp.ones((1, 2, 1, 4)), jnp.zeros((1, 2), jnp.int32)
-    with pytest.raises(ValueError, match="mask or segments"):
-        attend(x, x, x, mask=segments == 0, segments=(segments, segments))
+def test_mask_or_segment_ids():
+    x, segment_ids = jnp.ones((1, 2, 1, 4)), jnp.zeros((1, 2), jnp.int32)
+    with pytest.raises(ValueError, match="mask or segment_ids"):
+        attend(x, x, x, mask=segment_ids == 0, segment_ids=(segment_ids, segment_ids))
 
 
 def test_a_component_common_to_all_keys_leaves_the_bfloat16_gradient_accurate():

@@ -11,8 +11,8 @@ from widenet_jax.ops.plan.printed import LANGUAGE_COUNTS, TEXT
 
 
 def test_counts_a_variant_shared_and_unrolled():
-    shared, unrolled = count_variant("vit_b,share=true", num_classes=10, representation=False)
-    plain, same = count_variant("vit_b", num_classes=10, representation=False)
+    shared, unrolled = count_variant("vit_b,share=true", num_classes=10, pre_logits=False)
+    plain, same = count_variant("vit_b", num_classes=10, pre_logits=False)
     assert plain == same == unrolled == 85_806_346  # Table 5
     assert shared < plain / 8
 

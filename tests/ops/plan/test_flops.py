@@ -113,7 +113,7 @@ def test_tokens():
 
 
 def language_flops(variant: str) -> int:
-    """FLOPs of a segment of 256 tokens after 256 others, V = 8000."""
+    """FLOPs of a window of 256 tokens after 256 others, V = 8000."""
     tokens = jax.ShapeDtypeStruct((1, 256), jnp.int32)
     memory = jax.ShapeDtypeStruct((1, 16, 256, 412), jnp.float32)
     inputs = {"tokens": tokens, "memory": memory}

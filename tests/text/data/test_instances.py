@@ -105,8 +105,8 @@ def test_an_instance_holds_its_chunk(record: int):
     second = tokens.index(SEP) + 1
     a, b = tokens[1 : second - 1], tokens[second : n - 1]
     assert tokens[0] == CLS and tokens[n - 1] == SEP and set(tokens[n:]) <= {PAD}
-    expected_segments = [0] * second + [1] * (n - second) + [0] * (T - n)
-    assert row["segments"].tolist() == expected_segments
+    expected_token_types = [0] * second + [1] * (n - second) + [0] * (T - n)
+    assert row["token_types"].tolist() == expected_token_types
     if len(chunk) <= T - 3:
         assert (b + a if row["order"] else a + b) == chunk
     else:
@@ -131,9 +131,9 @@ def test_a_packed_row_holds_the_instances_of_its_chunks(record: int):
         n, k = int(one["length"]), int(one["mlm_count"])
         place = slice(first, first + n)
         assert row["tokens"][place].tolist() == one["tokens"][:n].tolist()
-        assert row["segments"][place].tolist() == one["segments"][:n].tolist()
+        assert row["token_types"][place].tolist() == one["token_types"][:n].tolist()
         assert row["positions"][place].tolist() == list(range(n))
-        assert (row["instances"][place] == number + 1).all()
+        assert (row["segment_ids"][place] == number + 1).all()
         predicted = slice(taken, taken + k)
         assert (row["mlm_positions"][predicted] - first).tolist() == one["mlm_positions"][
             :k
@@ -141,7 +141,7 @@ def test_a_packed_row_holds_the_instances_of_its_chunks(record: int):
         assert row["mlm_labels"][predicted].tolist() == one["mlm_labels"][:k].tolist()
         assert row["order"][number] == one["order"]
         first, taken = first + n, taken + k
-    assert not row["instances"][first:].any() and not row["tokens"][first:].any()
+    assert not row["segment_ids"][first:].any() and not row["tokens"][first:].any()
     assert row["num_instances"] == len(example["chunks"]) and row["mlm_count"] == taken
 
 

@@ -56,7 +56,7 @@ class Scripted:
 def test_the_worked_example():
     """Budget 3 of 20 tokens. W7 is taken; W4 has 3 pieces; of W6 and W7 only W6 fits: 10, 12, 13.
 
-    W6 is a word of the first segment and W7 of the second: n-grams may cross [SEP].
+    W6 is a word of the first part and W7 of the second: n-grams may cross [SEP].
     """
     assert rules().budget(20) == 3
     assert choose_words(example_tokens(), rules(), Scripted()).tolist() == [10, 12, 13]
@@ -192,7 +192,7 @@ def test_truncation_drops_from_the_longer(limit: int):
         short = truncate(a, b, limit, rng)
         assert tuple(map(len, short)) == slow_truncate(a, b, limit)
         for x in short:
-            assert (np.diff(x) == 1).all()  # a piece of the segment
+            assert (np.diff(x) == 1).all()  # a piece of the part
 
 
 def test_truncation_takes_both_ends_alike():

@@ -125,7 +125,7 @@ def test_the_transform(tmp_path: Path, tokenizer: Tokenizer):
     source = squad(tmp_path, tokenizer, asked("a", "who", "Rollo"))
     row = Window(16)({**source[1], "where": ""}, None)
     assert {name: (x.shape, str(x.dtype)) for name, x in row.items()} == {
-        "tokens": ((16,), "int32"), "segments": ((16,), "int32"), "length": ((), "int32"),
+        "tokens": ((16,), "int32"), "token_types": ((16,), "int32"), "length": ((), "int32"),
         "start": ((), "int32"), "end": ((), "int32"), "may_start": ((16,), "bool"),
     }  # fmt: skip
 

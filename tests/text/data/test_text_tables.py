@@ -196,7 +196,7 @@ def test_pairs_are_cut_longest_first(
 def test_padding():
     row = padded(Joined(np.array([2, 7, 3, 8, 3], np.int32), 3), 7)
     assert row["tokens"].tolist() == [2, 7, 3, 8, 3, 0, 0]
-    assert row["segments"].tolist() == [0, 0, 0, 1, 1, 0, 0]
+    assert row["token_types"].tolist() == [0, 0, 0, 1, 1, 0, 0]
     assert row["length"] == 5 and row["tokens"].dtype == np.int32
 
 

@@ -4,11 +4,11 @@ Such a layer is a Linen module. Its fields are those of the section `config.mode
 `name`, and any of `feed_forwards.COMMON`, which have the model's values where the section sets
 none. `kernel_init` is a `KernelInit`. It is called as
 
-    attention(x, train=train, mask=mask, instances=instances) -> (y, aux)
+    attention(x, train=train, mask=mask, segment_ids=segment_ids) -> (y, aux)
       x          [B, T, D] tokens
       train      True in training
       mask       [B, T] bool, True for real tokens; None: all are real
-      instances  [B, T] int32: tokens see those of their own number only; None: all of the example
+      segment_ids  [B, T] int32: tokens see those of their own number only; None: all of the example
 
 or, where the class attribute `needs_memory` is True, as
 

@@ -11,7 +11,7 @@ from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array, Aux
 
 SECTION = "config.model.attention"
-Segments = tuple[Array, Array]
+SegmentIds = tuple[Array, Array]
 
 
 def attend(
@@ -20,7 +20,7 @@ def attend(
     value: Array,  # [B, Tk, N, H]
     *,
     mask: Array | None = None,
-    segments: Segments | None = None,
+    segment_ids: SegmentIds | None = None,
 ) -> Array:
     """Computes softmax(query key^T) value for each head.
 
@@ -36,17 +36,17 @@ def attend(
     Args:
       query: queries; key, value: keys and values.
       mask: [B, Tk] bool, True for keys that may be attended to; None: all.
-      segments: ([B, Tq], [B, Tk]) int32: a query attends to the keys with its own number only.
+      segment_ids: ([B, Tq], [B, Tk]) int32: a query attends to the keys with its own number only.
 
     Returns:
       [B, Tq, N, H]. A query without any key to attend to gets a finite vector without meaning.
 
     Raises:
-      ValueError: both mask and segments.
+      ValueError: both mask and segment_ids.
     """
-    if mask is not None and segments is not None:
-        raise ValueError("give mask or segments; a masked key is one with a segment of its own")
-    return _attend(query, key, value, mask, segments)
+    if mask is not None and segment_ids is not None:
+        raise ValueError("give mask or segment_ids; a masked key is one with a segment of its own")
+    return _attend(query, key, value, mask, segment_ids)
 
 
 @jax.custom_vjp
@@ -55,9 +55,9 @@ def _attend(
     key: Array,
     value: Array,
     mask: Array | None,
-    segments: Segments | None,
+    segment_ids: SegmentIds | None,
 ) -> Array:
-    return _attend_forward(query, key, value, mask, segments)[0]
+    return _attend_forward(query, key, value, mask, segment_ids)[0]
 
 
 def _attend_forward(
@@ -65,7 +65,7 @@ def _attend_forward(
     key: Array,
     value: Array,
     mask: Array | None,
-    segments: Segments | None,
+    segment_ids: SegmentIds | None,
 ) -> tuple[Array, tuple]:
     # Scores lie as [B, N, Tk, Tq]: summing over the last but one axis is cheap on a TPU.
     scores = jnp.einsum("bknh,bqnh->bnkq", key, query)
@@ -73,8 +73,8 @@ def _attend_forward(
     lowest = jnp.finfo(scores.dtype).min
     if mask is not None:
         scores = jnp.where(mask[:, None, :, None], scores, lowest)
-    if segments is not None:
-        of_query, of_key = segments
+    if segment_ids is not None:
+        of_query, of_key = segment_ids
         same = of_key[:, None, :, None] == of_query[:, None, None, :]
         scores = jnp.where(same, scores, lowest)
     largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
@@ -155,10 +155,10 @@ class MultiHeadAttention(nn.Module):
         x: Array,  # [B, T, D]
         *,
         mask: Array | None = None,  # [B, T] True for real tokens
-        instances: Array | None = None,  # [B, T] int32; replaces the mask
+        segment_ids: Array | None = None,  # [B, T] int32; replaces the mask
         train: bool,
     ) -> tuple[Array, Aux]:  # [B, T, D]
-        """Attends within each example; with `instances`, to the tokens of the same number only."""
+        """Attends within each example; with `segment_ids`, within equal numbers."""
         B, T, D = x.shape
         N, H = self.num_heads, self.head_size(D)
 
@@ -169,13 +169,13 @@ class MultiHeadAttention(nn.Module):
             return dense(N * H, name)(x).reshape(B, T, N, H)
 
         # Masked tokens are excluded as keys. Their own outputs are computed but never read.
-        segments = None if instances is None else (instances, instances)
+        pair = None if segment_ids is None else (segment_ids, segment_ids)
         y = attend(
             heads("query") * H**-0.5,
             heads("key"),
             heads("value"),
-            mask=mask if segments is None else None,
-            segments=segments,
+            mask=mask if pair is None else None,
+            segment_ids=pair,
         )
         y = dense(D, "out")(y.reshape(B, T, N * H))
         return Dropout(self.dropout)(y, train=train), {}

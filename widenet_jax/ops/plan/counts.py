@@ -23,15 +23,15 @@ model_section = configs_module("variants").model_section
 INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 VOCABULARY = 30_000  # V of the paper's text models
 TEXT_INPUTS = {
-    **dict.fromkeys(("tokens", "segments"), jax.ShapeDtypeStruct((1, 512), jnp.int32)),
+    **dict.fromkeys(("tokens", "token_types"), jax.ShapeDtypeStruct((1, 512), jnp.int32)),
     "mask": jax.ShapeDtypeStruct((1, 512), jnp.bool_),
     "mlm_positions": jax.ShapeDtypeStruct((1, 20), jnp.int32),
 }
 
 
-def count_variant(variant: str, *, num_classes: int, representation: bool) -> tuple[int, int]:
+def count_variant(variant: str, *, num_classes: int, pre_logits: bool) -> tuple[int, int]:
     """Returns the (unique, unrolled) parameters of a variant, e.g. "widenet_b,share_norms=true"."""
-    fields = model_section(variant) | {"representation": representation}
+    fields = model_section(variant) | {"pre_logits": pre_logits}
     model = build_model(fields, num_classes=num_classes)
     return count_parameters(parameter_shapes(model, INPUTS)), count_unrolled(model, INPUTS)
 
@@ -50,7 +50,7 @@ def count_rows() -> list[dict[str, Any]]:
     for printed in (*PRETRAINING, *FINETUNING):
         finetuning = printed in FINETUNING
         counts = count_variant(
-            printed.variant, num_classes=10 if finetuning else 1000, representation=not finetuning
+            printed.variant, num_classes=10 if finetuning else 1000, pre_logits=not finetuning
         )
         millions = printed.millions
         agrees = None if millions is None else counts[0] // 10**6 == millions

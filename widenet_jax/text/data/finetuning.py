@@ -58,7 +58,7 @@ class Joined(NamedTuple):
 
     Attributes:
       tokens: int32 [n].
-      second: where segment 1 begins; n if there is one segment.
+      second: where token type 1 begins; n if there is none.
     """
 
     tokens: np.ndarray
@@ -82,15 +82,15 @@ def join(tokenizer: Tokenizer, text: np.ndarray, pair: np.ndarray | None, length
 
 
 def padded(sequence: Joined, length: int) -> dict[str, np.ndarray]:
-    """Pads with zeros: {"tokens", "segments": int32 [length], "length": int32}."""
+    """Pads with zeros: {"tokens", "token_types": int32 [length], "length": int32}."""
     n = len(sequence.tokens)
-    tokens, segments = np.zeros((2, length), np.int32)
+    tokens, token_types = np.zeros((2, length), np.int32)
     tokens[:n] = sequence.tokens
-    segments[sequence.second : n] = 1
-    return {"tokens": tokens, "segments": segments, "length": np.int32(n)}
+    token_types[sequence.second : n] = 1
+    return {"tokens": tokens, "token_types": token_types, "length": np.int32(n)}
 
 
 def sequence_spec(max_length: int) -> dict[str, ArraySpec]:
     """Returns the arrays of one sequence, as `padded` makes them."""
     row = ArraySpec((max_length,), "int32")
-    return {"tokens": row, "segments": row, "length": ArraySpec((), "int32")}
+    return {"tokens": row, "token_types": row, "length": ArraySpec((), "int32")}

@@ -20,18 +20,18 @@ MOST_CHUNKS = 8  # in a packed row
 
 
 class Instance(NamedTuple):
-    """One masked pair of segments.
+    """One masked pair of token_types.
 
     Attributes:
       tokens: int32 [n], [CLS] A [SEP] B [SEP].
-      segments: int32 [n], 0 up to the first [SEP], then 1.
+      token_types: int32 [n], 0 up to the first [SEP], then 1.
       positions: int64 [k], of the tokens to predict.
       labels: int32 [k].
-      order: 1 if the segments are swapped, else 0.
+      order: 1 if the token_types are swapped, else 0.
     """
 
     tokens: np.ndarray
-    segments: np.ndarray
+    token_types: np.ndarray
     positions: np.ndarray
     labels: np.ndarray
     order: int
@@ -63,7 +63,7 @@ class InstanceTransform:
         """Returns the arrays of one instance."""
         return {
             "tokens": self._padded(one.tokens, self.pad_id),
-            "segments": self._padded(one.segments),
+            "token_types": self._padded(one.token_types),
             "length": np.int32(len(one.tokens)),
             **self._predictions(one.positions, one.labels, self.rules.max_predictions),
             "order": np.int32(one.order),
@@ -80,10 +80,10 @@ class InstanceTransform:
         second = len(a) + 2
         tokens[0], tokens[second - 1], tokens[-1] = self.cls_id, self.sep_id, self.sep_id
         tokens[1 : second - 1], tokens[second:-1] = a, b
-        segments = np.zeros(len(tokens), np.int32)
-        segments[second:] = 1
+        token_types = np.zeros(len(tokens), np.int32)
+        token_types[second:] = 1
         masked = mask(tokens, self.rules, rng)
-        return Instance(masked.tokens, segments, masked.positions, masked.labels, order)
+        return Instance(masked.tokens, token_types, masked.positions, masked.labels, order)
 
     def row(self, instances: Sequence[Instance]) -> dict[str, np.ndarray]:
         """Returns the arrays of a packed row of instances."""
@@ -93,16 +93,16 @@ class InstanceTransform:
         row_size = row_predictions(self.rules.mask_fraction, self.max_length)
         order = np.zeros(MOST_CHUNKS, np.int32)
         order[: len(instances)] = [one.order for one in instances]
-        tokens, segments, labels = (
+        tokens, token_types, labels = (
             np.concatenate([getattr(one, name) for one in instances])
-            for name in ("tokens", "segments", "labels")
+            for name in ("tokens", "token_types", "labels")
         )
         places = [first + one.positions for first, one in zip(firsts, instances, strict=True)]
         return {
             "tokens": self._padded(tokens, self.pad_id),
-            "segments": self._padded(segments),
+            "token_types": self._padded(token_types),
             "positions": self._padded(np.concatenate([np.arange(n) for n in lengths])),
-            "instances": self._padded(numbers),
+            "segment_ids": self._padded(numbers),
             **self._predictions(np.concatenate(places), labels, row_size),
             "order": order,
             "num_instances": np.int32(len(instances)),
@@ -180,14 +180,19 @@ def instance_spec(config: Any, *, packed: bool = False) -> dict[str, ArraySpec]:
     scalar = ArraySpec((), "int32")
     if packed:
         P = row_predictions(config.task.mask_fraction, T)
-        extra = {"positions": row, "instances": row, "num_instances": scalar}
+        extra = {"positions": row, "segment_ids": row, "num_instances": scalar}
         order = ArraySpec((MOST_CHUNKS,), "int32")
     else:
         extra, order = {"length": scalar}, scalar
     predictions = dict.fromkeys(("mlm_positions", "mlm_labels"), ArraySpec((P,), "int32"))
     return {
-        "tokens": row, "segments": row, **extra, **predictions, "mlm_count": scalar, "order": order,
-    }  # fmt: skip
+        "tokens": row,
+        "token_types": row,
+        **extra,
+        **predictions,
+        "mlm_count": scalar,
+        "order": order,
+    }
 
 
 def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:

@@ -3,8 +3,8 @@
 The rules are those of ALBERT (Lan et al. 2020, arXiv:1909.11942, sections 3.1 and 4.1; the authors'
 `create_pretraining_data.py`), drawn again in every epoch instead of stored.
 
-Differs from the authors' code: both segments always come from the same document, where the code
-takes the second segment of a single-sentence chunk from another one.
+Differs from the authors' code: both parts always come from the same document, where the code
+takes the second part of a single-sentence chunk from another one.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class Masked(NamedTuple):
 def cut(
     sentences: Sequence[np.ndarray], starts_word: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts a chunk into two consecutive segments.
+    """Cuts a chunk into two consecutive parts.
 
     The cut is after a random sentence but the last. A single sentence is cut before a random word
     but the first; a single word anywhere inside, and a single token is followed by nothing.
@@ -91,9 +91,9 @@ def cut(
 def truncate(
     a: np.ndarray, b: np.ndarray, limit: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Drops single tokens of the longer segment until both together have at most `limit`.
+    """Drops single tokens of the longer part until both together have at most `limit`.
 
-    Of segments of equal length, `b` loses the token. Each token is dropped at the front or the
+    Of parts of equal length, `b` loses the token. Each token is dropped at the front or the
     back with probability 1/2, so that the number dropped at the front is binomial.
     """
     excess = len(a) + len(b) - limit

@@ -73,7 +73,7 @@ class Row(NamedTuple):
 class Table:
     """One split of a table, tokenised when opened; `source[i]` is a sequence and its label.
 
-    `source[i]` is {"tokens": int32 [n], "second": where segment 1 begins, "label": int}.
+    `source[i]` is {"tokens": int32 [n], "second": where token type 1 begins, "label": int}.
 
     Attributes:
       class_names: label k is class_names[k].

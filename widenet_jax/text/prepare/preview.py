@@ -50,11 +50,11 @@ def instances(config: Any, *, num_records: int, num_draws: int, seed: int) -> It
 
 def _parts(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[range, int]]:
     """Yields the positions and the order label of each instance of a row."""
-    if "instances" not in batch:
+    if "segment_ids" not in batch:
         yield range(int(batch["length"])), int(batch["order"])
         return
     for number in range(int(batch["num_instances"])):
-        found = np.flatnonzero(batch["instances"] == number + 1)
+        found = np.flatnonzero(batch["segment_ids"] == number + 1)
         yield range(int(found[0]), int(found[-1]) + 1), int(batch["order"][number])
 
 

@@ -42,7 +42,7 @@ SAME = {
     "num_hidden_layers": "depth",
     "intermediate_size": "mlp_dim",
     "max_position_embeddings": "num_positions",
-    "type_vocab_size": "num_segments",
+    "type_vocab_size": "num_token_types",
     "layer_norm_eps": "norm_epsilon",
     "hidden_dropout_prob": "dropout",
 }
