@@ -1,6 +1,6 @@
 """Plans as text."""
 
-from widenet_jax.ops.plan.report import breakdown_table, comparison, plan_rows
+from widenet_jax.ops.plan.report import comparison, plan_rows
 
 FITS = {
     "config": "configs/imagenet.py:vit_l", "topology": "v3-256", "cores": 256, "devices": 256,
@@ -62,13 +62,3 @@ def test_table_of_several_plans():
     assert lines[-1].startswith("configs/imagenet.py:widenet_l: add --config.optimizer.accum")
     plain = comparison([FITS | {"cost": 12.0}], paper=False)
     assert "paper" not in plain and "cost" in plain.splitlines()[0]
-
-
-def test_parts_of_a_step():
-    parts = {
-        "experts": {"ms": 3.0, "roofline_ms": 1.0, "collective_ms": 0.5},
-        "optimizer": {"ms": 1.0, "roofline_ms": 0.0, "collective_ms": 0.0},
-    }
-    rows = [line.split() for line in breakdown_table(parts).splitlines()]
-    assert rows[1] == ["experts", "3.00", "75.0%", "1.00", "0.50"]
-    assert rows[2][2] == "25.0%"
