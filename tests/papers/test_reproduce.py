@@ -187,14 +187,6 @@ def test_a_report_finds_launched_runs(monkeypatch, tmp_path: Path, capsys):
     assert f"holds runs with --trial_workdir={trials}" in capsys.readouterr().err
 
 
-def test_what_is_wrong_for_all_runs_is_said_before_the_first(tmp_path: Path, capsys):
-    workdir = tmp_path / "w"
-    flags = (*SMOKE, f"--workdir={workdir}", "--config.optimizer.name=nothing")
-    assert call("table5", "fig3", *flags) == 2
-    assert capsys.readouterr().err.startswith("error: config.optimizer.name='nothing' is unknown")
-    assert not workdir.exists()
-
-
 def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):
     arguments = ["fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=14"]  # the last one is seed 13
     assert call(*arguments, "--workers=4") == 3

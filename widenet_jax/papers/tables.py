@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy import stats
 
 from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING, TEXT
 from widenet_jax.ops.sweep.trials import Status
-from widenet_jax.papers.experiments import EXPERIMENTS, Metric, PaperExperiment, PaperRow
+from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
 from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.run.markdown import markdown_table, table_of
@@ -19,13 +20,8 @@ Row = Mapping[str, Any]
 SIGNIFICANT = 0.05  # of Welch's t-test, two-sided
 AS, OTHER = "as in the paper", "the other way round"
 CLOSE, LOST = "too close to tell", "with a seed that diverged"
-# Columns of Table 2 -> name, and the metrics beside the column's own one.
-TEXT_COLUMNS = {
-    "squad1": ("SQuAD1.1, F1/EM", (Metric("exact", "EM %"),)),
-    "squad2": ("SQuAD2.0, F1/EM", (Metric("best_exact", "EM %"),)),
-    "mnli": ("MNLI", ()),
-    "sst2": ("SST-2", ()),
-}
+# Columns of Table 2 -> the share of exact matches, beside F1; "" where the set has none.
+TEXT_COLUMNS = {"squad1": "exact", "squad2": "best_exact", "mnli": "", "sst2": ""}
 
 
 def page(title: str, about: str, table: str, lines: Sequence[str]) -> str:
@@ -107,14 +103,17 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
 def table_2(scale: Scale, measured: Measurements) -> str:
     """Writes Table 2 whole: every text model with its four columns and their mean."""
     cells = [["", "paper, parameters"]]
-    for name in (*(name for name, _ in TEXT_COLUMNS.values()), "mean"):
+    experiments = {name: EXPERIMENTS[f"table2_{name}"] for name in TEXT_COLUMNS}
+    names = [one.title.removeprefix("Table 2: ") for one in experiments.values()]
+    for name in (*names, "mean"):
         cells[0] += [f"paper, {name}", f"ours, {name}"]
     for printed in TEXT:
         cells.append([printed.model, f"{printed.millions}M"])
         means = []
-        for column, (_, further) in TEXT_COLUMNS.items():
-            experiment = EXPERIMENTS[f"table2_{column}"]
-            metrics = experiment.metric, *further
+        for column, experiment in experiments.items():
+            metrics = [experiment.metric]
+            if exact := TEXT_COLUMNS[column]:
+                metrics.append(replace(experiment.metric, name=exact))
             of = Measured(())
             if column in scale.text:
                 run = run_of(scale, experiment, PaperRow(printed.model, printed.variant))
@@ -125,7 +124,7 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             cells[-1] += [joined(in_paper if isinstance(in_paper, tuple) else [in_paper])]
             cells[-1] += [joined(values)]
         cells[-1] += [joined([printed.mean]), joined([None if None in means else mean_of(means)])]
-    lines = ["Ours is the mean over the seeds that are done; EM is the share of exact matches."]
+    lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
     return page("Table 2: text models", scale.about_text, markdown_table(cells), lines)
 
 

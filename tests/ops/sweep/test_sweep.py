@@ -89,7 +89,7 @@ def test_a_real_search_with_pruning(tmp_path: Path):
 
 
 def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
-    """The run is real: only it notices that there is no such optimizer."""
+    """The run is real: only it knows the number of its devices."""
     flags = ("--sweep=sharding.fsdp=7", f"--workdir={tmp_path}")
     assert call(DIGITS, *flags) == 3
     out = capsys.readouterr().out
