@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute, is_remote
+from widenet_jax.files import absolute
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
@@ -29,11 +29,8 @@ def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
     """Raises BadInputError where a finished trial ran with another config than it would now.
 
     As after a change in the config file: its result would stand beside results of the new config.
-    A trial that is not finished refuses to resume. Trials on an object store are not looked at, as
-    each would be a request.
+    A trial that is not finished refuses to resume.
     """
-    if is_remote(directory.trials):
-        return
     for trial in trials:
         workdir = directory.workdir(trial)
         stored = absolute(workdir) / "config.json"
