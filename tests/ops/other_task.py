@@ -8,13 +8,16 @@ from widenet_jax.specs import TASKS
 
 CONFIG = """
 from configs import digits
-from widenet_jax.specs import TaskSpec, register
+from dataclasses import replace
+
+from widenet_jax.specs import register
 from widenet_jax.task import PrimaryMetric, Task
+from widenet_jax.vision.spec import CLASSIFICATION
 
 class Guess(Task):
     primary_metric = PrimaryMetric("perplexity", higher_is_better=False)
 
-register(TaskSpec("guess", Guess, transforms=None, example=None))
+register(replace(CLASSIFICATION, name="guess", task=Guess))
 
 def get_config():
     config = digits.get_config()
