@@ -68,10 +68,12 @@ def task_of(config: Mapping) -> str:
 
 
 def rows_of(task: str) -> dict[str, tuple]:
-    """Returns the rows of all fields by their full names; an unknown task adds none."""
+    """Returns the rows of all fields by their full names; of all tasks for an unknown one."""
     defaults = configs_module("defaults")
-    of_task = task_spec(task).sections if task in TASKS else {}
-    return named(defaults.RUN) | named(defaults.MODELS) | named(of_task)
+    rows = named(defaults.RUN) | named(defaults.MODELS)
+    for name in [task] if task in TASKS else TASKS:
+        rows |= named(task_spec(name).sections)
+    return rows
 
 
 def named(sections: Mapping[str, Mapping[str, tuple]]) -> dict[str, tuple]:
@@ -85,7 +87,7 @@ def named(sections: Mapping[str, Mapping[str, tuple]]) -> dict[str, tuple]:
 
 def field_names() -> set[str]:
     """Returns the names of all fields, whatever the task and the model."""
-    return set().union(*map(rows_of, TASKS))
+    return set(rows_of(""))
 
 
 def limits(row: tuple, value: Any) -> tuple[float, float]:
