@@ -77,6 +77,7 @@ class ModelSpec:
     Attributes:
       name: a value of `config.model.name`.
       module: its class.
+      usual: the fields that a task decides, as `widenet_jax.build_model` sets them.
       parts: its parameters outside the backbone.
       fit: (path, pretrained array, shape here, config.model) -> the array to start from.
       families: what a model card calls it: plain, with a shared MLP, with experts, with both.
@@ -90,6 +91,7 @@ class ModelSpec:
 
     name: str
     module: Named
+    usual: Mapping[str, int | str] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
     fit: Named | None = None
     families: tuple[str, str, str, str] = ("Model",) * 4
@@ -108,11 +110,13 @@ class CardSpec:
       purpose: as in "trained for PURPOSE".
       commands: lines that use the model in `DIR`.
       inputs: what the model reads; fields of `config.data` in braces.
+      arrays: what the arrays of a batch hold, for an exported classifier.
     """
 
     purpose: str
     commands: tuple[str, ...] = ()
     inputs: str = ""
+    arrays: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,8 @@ class TaskSpec:
       sets: the `sizes` of known sets, by name, to plan without data.
       usual: numbers of a set where nobody gives them.
       stream: whether the source is a `Stream`.
-      classifies: whether the metrics are a classifier's: accuracy by class, confusions.
+      last_layer: of a classifier, the layer that turns features into logits; "" of other tasks. A
+        classifier is measured by its accuracy, by class, and its confusions.
       heads: of the text encoder, by name.
       predict: None: no command predicts with it.
       methods: what a model offers in Python (`inference.api`), by the name of the method.
@@ -171,7 +176,7 @@ class TaskSpec:
     sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     usual: Mapping[str, int] = field(default_factory=dict)
     stream: bool = False
-    classifies: bool = False
+    last_layer: str = ""
     heads: Mapping[str, HeadSpec] = field(default_factory=dict)
     predict: PredictSpec | None = None
     methods: Mapping[str, Named] = field(default_factory=dict)

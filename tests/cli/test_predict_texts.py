@@ -14,8 +14,9 @@ from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, predict
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.inference.trained import Trained, open_trained
+from widenet_jax.inference.trained import open_trained
 from widenet_jax.text.predict import masked_ids, word
+from widenet_jax.trained import Trained
 
 
 @pytest.fixture(scope="module")
@@ -194,15 +195,17 @@ def test_a_model_of_another_task(reviews_run: Path, filler: Path, capsys):
         assert 'of the task masked_lm, which takes --fill="A [MASK] word"; ' in said
 
 
-def test_flags_that_do_not_go_together(filler: Path, capsys):
-    """They are refused before the model is read."""
+def test_flags_that_do_not_go_together(classifier: Path, filler: Path, folder: Path, capsys):
+    """Flags of different tasks are refused before the model is read."""
     there = "--workdir=gone"
     assert "and one of these only" in refused(capsys, there)
     assert "and one of these only" in refused(capsys, there, "--text=a", "--fill=[MASK]")
     assert "--pair goes with --text=TEXT" in refused(capsys, there, "--fill=[MASK]", "--pair=b")
-    assert "2 --text and 1 --pair" in refused(capsys, there, "--text=a", "--text=b", "--pair=c")
-    assert "--question needs --context" in refused(capsys, there, "--question=who?")
     assert "--overlay goes with image files" in refused(capsys, there, "--text=a", "--overlay=o")
+    there = f"--workdir={answerer(folder, 'span')}"
+    assert "--question needs --context" in refused(capsys, there, "--question=who?")
+    there = f"--workdir={classifier}"
+    assert "2 --text and 1 --pair" in refused(capsys, there, "--text=a", "--text=b", "--pair=c")
     there = f"--workdir={filler}"
     assert "has no [MASK] for the model to fill" in refused(capsys, there, "--fill=the day")
     long = f"--fill={'the day ' * 10}[MASK]"

@@ -159,10 +159,10 @@ MISTAKES = [
     ("images", lambda m: m.features(DIGITS[0][..., None]), r"one image: give a list, as in \[ima"),
     ("images", lambda m: m.predict(Image.fromarray(DIGITS[0])), r"\(8x8\) is one image: give a li"),
     ("images", lambda m: m.predict(DIGITS, ["a"]), "export classifies images: leave pairs out"),
-    ("images", lambda m: m.fill(["a [MASK]"]), r"no fill\(\); use predict\(images\) or features"),
+    ("images", lambda m: m.fill(["a [MASK]"]), r"no fill\(\); use predict\(\) or features\(\)"),
     ("texts", lambda m: m.continue_text("a"), r"task text_classification, which has no continue_t"),
     ("texts", lambda m: m.predict([""]), "text='' is empty: give a text to classify"),
-    ("masks", lambda m: m.features([TEXT]), r"which has no features\(\); use fill\(texts\)$"),
+    ("masks", lambda m: m.features([TEXT]), r"which has no features\(\); use fill\(\)$"),
     ("masks", lambda m: m.fill(TEXT), "is one input: give a list"),
     ("more", lambda m: m.continue_text(""), "^text='' is empty: give at least one word"),
     ("more", lambda m: m.continue_text("a", top_p=2), "^top_p=2 must be above 0 and at most 1"),
@@ -171,7 +171,7 @@ MISTAKES = [
     ("more", lambda m: m.continue_text("a", length=2.0), "^length=2.0 must be a whole number of a"),
     ("more", lambda m: m.continue_text("a", seed=-1), "^seed=-1 must be a whole number of at lea"),
     ("answers", lambda m: m.answer("", TEXT), "^question='' is empty: give one that the context"),
-    ("more", lambda m: m.answer("Who?", TEXT), r"has no answer\(\); use continue_text\(text\)$"),
+    ("more", lambda m: m.answer("Who?", TEXT), r"has no answer\(\); use continue_text\(\)$"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import read_exported, write_exported
 from widenet_jax.inference.model_card import describe_model, listed
-from widenet_jax.inference.trained import Trained, open_trained, read_model
+from widenet_jax.inference.trained import open_trained, read_model
+from widenet_jax.trained import Trained
 
 
 @pytest.fixture(params=["safetensors", "npz"])

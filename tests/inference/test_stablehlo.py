@@ -1,6 +1,5 @@
 """Export to StableHLO: a process that has JAX only gets the model's predictions."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -10,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jax import export
-from messy_photos import EXIF_ORIENTATION, picture, wide
-from PIL import Image
 from sklearn.datasets import load_digits
 from untrained import export_untrained
 
@@ -20,12 +17,10 @@ from configs import glue, text_tiny
 from widenet_jax.cli import export as export_command
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.inference.stablehlo import preparation
-from widenet_jax.inference.trained import open_trained
-from widenet_jax.vision.predict import picture_of
 
 ONLY_JAX = """
 import sys
+import numpy as np
 images = np.load("images.npy")
 found = [classify.call({"image": batch}) for batch in (images, images[:1])]
 np.savez("found.npz", *found)
@@ -54,7 +49,6 @@ def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, cap
     readme = (out / "README.md").read_text()
     images = load_digits().images[:3, ..., None].astype(np.uint8) * 15
     np.save(out / "images.npy", images)
-    Image.fromarray(np.kron(images[0, ..., 0], np.ones((5, 3), np.uint8))).save(out / "photo.jpg")
     done = subprocess.run(
         [sys.executable, "-c", code_in(readme) + ONLY_JAX],
         cwd=out,
@@ -62,48 +56,16 @@ def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, cap
         text=True,
         check=True,
     )
-    predicted, others = done.stdout.splitlines()
-    assert others == "[]"
+    assert done.stdout == "[]\n"
     with np.load(out / "found.npz") as found:
         all_three, first = found["arr_0"], found["arr_1"]
     model = wj.load(digits_run)
     np.testing.assert_allclose(all_three, probabilities(model, images), atol=1e-6)
     np.testing.assert_allclose(first, all_three[:1], atol=1e-6)
-    [[best]] = model.predict([str(out / "photo.jpg")], top=1)
-    name, probability = predicted.split()
-    assert name == best["class"] and abs(float(probability) - best["probability"]) < 0.01
     assert json.loads((out / "class_names.json").read_text()) == list(model.class_names)
     assert '"image": uint8 [n, 8, 8, 1]' in readme
     assert export_command.main(flags) == 2
     assert "is not empty; name a new directory" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("crop", "turn", "channels"), [("central", True, 3), ("squash", False, 3), ("squash", True, 1)]
-)
-def test_the_readme_prepares_photos_as_evaluation_does(
-    digits_run: Path, tmp_path: Path, crop: str, turn: bool, channels: int
-):
-    """Larger and smaller ones, upright and turned, and grey of 16 bits, to one level of 255."""
-    fields = {"eval_crop": crop, "exif_orientation": turn, "eval_crop_fraction": 0.875}
-    fields = [f"--config.augment.{name}={value}" for name, value in fields.items()]
-    trained = open_trained(str(digits_run), fields)
-    trained.config.data.image_size = 20
-    task = dataclasses.replace(trained.task, image_shape=(20, 20, channels))
-    trained = dataclasses.replace(trained, task=task)
-    names: dict = {}
-    exec(code_in(preparation(trained)).split("with open")[0], names)
-    exif = Image.Exif()
-    exif[EXIF_ORIENTATION] = 6
-    for k, size in enumerate([(97, 61), (40, 211), (60, 40), (20, 20), (17, 13)]):
-        photo = picture(k).resize(size, Image.Resampling.BICUBIC)
-        photo.save(tmp_path / f"{k}.png", exif=exif)
-    wide().save(tmp_path / "5.png")
-    for k in range(6):
-        ours = picture_of(str(tmp_path / f"{k}.png"), trained).astype(int)
-        theirs = names["prepare"](tmp_path / f"{k}.png")
-        assert theirs.shape == ours.shape and theirs.dtype == np.uint8
-        assert np.abs(theirs - ours).max() <= 1
 
 
 @pytest.fixture(scope="module")
@@ -142,5 +104,5 @@ def test_texts(texts: Path, tmp_path: Path):
 def test_another_task_is_refused(texts: Path, tmp_path: Path, capsys):
     flags = [f"--workdir={texts}/masks", f"--out={tmp_path}/program", "--format=stablehlo"]
     assert export_command.main(flags) == 2
-    assert "here it must be classification or text_classification\n" in capsys.readouterr().err
+    assert "writes classifiers of images and texts\n" in capsys.readouterr().err
     assert not (tmp_path / "program").exists()

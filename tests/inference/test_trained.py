@@ -31,13 +31,6 @@ def test_changes_that_do_not_fit(digits_run, change: str, message: str):
         open_trained(str(digits_run), [change])
 
 
-def test_a_model_of_another_task_is_refused(digits_run):
-    found = open_trained(str(digits_run))
-    found.require_task("span", "classification")
-    with pytest.raises(BadInputError, match=r"task classification; here it must be span$"):
-        found.require_task("span")
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_no_model_there(tmp_path, exists: bool):
     place = tmp_path if exists else tmp_path / "gone"

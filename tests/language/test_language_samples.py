@@ -8,8 +8,9 @@ from untrained import export_untrained
 from configs import language_model
 from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.trained import Trained, open_trained
+from widenet_jax.inference.trained import open_trained
 from widenet_jax.language.sampling import Reader, Sampling, sample
+from widenet_jax.trained import Trained
 
 # Probabilities 0.5, 0.25, 0.125, 0.125 of tokens 2, 0, 1, 3.
 LOGITS = np.log([0.25, 0.125, 0.5, 0.125]) + 7.0

@@ -23,7 +23,6 @@ from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, po
 from widenet_jax.run.markdown import markdown_table
 
 MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
-TASKS = ("classification", "masked_lm", "text_classification", "span", "language_modeling")
 
 
 def main(argv: Argv = None) -> int:
@@ -45,7 +44,6 @@ def analyze(options: Options) -> None:
     from widenet_jax.ops.analysis.report import analyze_model
 
     trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
-    trained.require_task(*TASKS)
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)

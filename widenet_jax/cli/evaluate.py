@@ -25,11 +25,12 @@ from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, sh
 from widenet_jax.errors import BadInputError
 from widenet_jax.run.markdown import text_table
 from widenet_jax.run.metric_rows import beside, number, routing_rows
+from widenet_jax.specs import resolve, task_spec, task_specs
 
 if TYPE_CHECKING:
     from etils import epath
 
-    from widenet_jax.inference.trained import Trained
+    from widenet_jax.trained import Trained
 
 WORST, CONFUSED = 5, 5  # rows of the report
 ROWS = "--config.evaluation.batch_size="
@@ -55,14 +56,19 @@ def evaluate(options: Options) -> None:
     trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
     out = absolute(options.out) if options.out else None
     facts = {"workdir": options.workdir, "step": trained.step}
-    classifies = trained.config.task.name in ("classification", "text_classification")
+    spec = task_spec(trained.config.task.name)
     if options.file:
-        trained.require_task("language_modeling")
+        if spec.open_file is None:
+            own = [other.name for other in task_specs() if other.open_file]
+            raise BadInputError(
+                f"{options.workdir} holds a model of the task {spec.name}; --file measures one of "
+                f"{' or '.join(own)}"
+            )
         if odd := [field for field in options.fields if field.startswith(SETS)]:
             raise BadInputError(f"{odd[0]} and --file both say what to read; remove one of them")
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
-    (evaluate_classifier if classifies else evaluate_task)(options, trained, facts, out)
+    (evaluate_classifier if spec.last_layer else evaluate_task)(options, trained, facts, out)
 
 
 def evaluate_classifier(
@@ -89,29 +95,23 @@ def evaluate_task(
 ) -> None:
     """Prints and writes the task's metrics, with its baseline, and the routing.
 
-    Of question answering it also writes the answers.
+    A task with `answers` in its spec also writes them.
     """
     from widenet_jax.files import write_json
     from widenet_jax.inference.over_source import metrics_over_source
 
-    opened = None
+    spec, opened = task_spec(trained.config.task.name), None
     if options.file:
-        from widenet_jax.language.data.token_streams import open_file
-
         if not any(field.startswith(ROWS) for field in options.fields):
             trained.config.evaluation.batch_size = trained.model.examples_per_group
-        opened = open_file(options.file, trained.config.data.max_length, trained.info)
+        opened = resolve(spec.open_file)(options.file, trained.config.data.max_length, trained.info)
     metrics, others, rows, source = metrics_over_source(trained, opened)
     facts |= metrics | others
     if out:
         write_json(out / "evaluation.json", facts)
-    if out and trained.config.task.name == "span":
-        answers = trained.task.predictions(rows, source)
-        named = {q.id: answer for q, answer in zip(source.questions, answers, strict=True)}
-        texts = {name: trained.task.answer(found) for name, found in named.items()}
-        write_json(out / "predictions.json", texts)
-        write_json(out / "best_answers.json", {k: found.text for k, found in named.items()})
-        write_json(out / "null_scores.json", {k: found.null_score for k, found in named.items()})
+    if out and spec.answers:
+        for name, content in resolve(spec.answers)(trained.task, rows, source).items():
+            write_json(out / name, content)
     show(options, facts, task_report(metrics, facts))
 
 

@@ -11,181 +11,121 @@
   python scripts/predict.py --workdir=runs/bytes --continue="It was" --temperature=0.8 --length=500
 
 Each example is routed alone, so that its answer does not depend on the others. The overlay shows
-which expert each patch of an image went to. Of images that cannot be read the others are predicted,
-and the exit code is 2.
+which expert each patch of an image went to. Unreadable images are skipped and listed, and the exit
+code is 2. A task's flags stand in its spec (widenet_jax/specs.py).
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-from typing import TYPE_CHECKING
+import sys
 
+from widenet_jax.config.imports import import_files
 from widenet_jax.config.parser import (
     Argv,
     Options,
     Parser,
     add_model_flags,
+    exit_code_of,
     not_negative,
     positive,
     show,
 )
 from widenet_jax.errors import BadArgumentError, BadInputError
-from widenet_jax.vision.prediction_files import predict_images, shares
+from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
 
-if TYPE_CHECKING:
-    from widenet_jax.inference.trained import Trained
-
-# What a user gives -> the task whose models take it.
-TASKS = {
-    "images": "classification",
-    "text": "text_classification",
-    "question": "span",
-    "fill": "masked_lm",
-    "continue": "language_modeling",
-}
-FORMS = {
-    "images": "image files",
-    "text": "--text=TEXT",
-    "question": "--question=TEXT --context=TEXT",
-    "fill": '--fill="A [MASK] word"',
-    "continue": '--continue="A beginning"',
-}
-# Flags that go with one kind only.
-OF_KIND = {
-    "pair": "text",
-    "context": "question",
-    **dict.fromkeys(("overlay", "out"), "images"),
-    **dict.fromkeys(("temperature", "top_k", "top_p", "length", "seed"), "continue"),
-}
-LENGTH = 200  # tokens
-# A row for --json, lines for people.
-Shown = tuple[dict, list[str]]
+TYPES = {"positive": positive, "not_negative": not_negative, "float": float}
+IMPORT = "--import="
 
 
 def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
+    return exit_code_of(lambda: predict(parser_of(argv).read(argv)))
+
+
+def parser_of(argv: Argv) -> Parser:
+    """Returns the parser, with the flags of all tasks, also of the files that --import names."""
+    words = sys.argv[1:] if argv is None else argv
+    import_files(word.removeprefix(IMPORT) for word in words if word.startswith(IMPORT))
     parser = Parser(__doc__, takes_fields=False)
-    add = parser.add_argument
-    add("images", nargs="*", metavar="IMAGE", help="image files, folders, '*.jpg'")
-    add("--text", action="append", metavar="TEXT", help="to classify; may be repeated")
-    add("--pair", action="append", metavar="TEXT", help="the second text of a --text")
-    add("--question", metavar="TEXT", help="to answer from --context")
-    add("--context", metavar="TEXT", help="holds the answer, maybe")
-    add("--fill", action="append", metavar="TEXT", help="a text with one or more [MASK]")
     text = "of a run, or an exported model; for --fill also a BERT or ALBERT of Hugging Face"
     add_model_flags(parser, text)
+    add = parser.add_argument
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
-    add("--overlay", metavar="PNG", help="draw expert choices over the images")
-    text = "write the predictions of images to a .csv or .jsonl (JSON lines) file"
-    add("--out", metavar="FILE", help=text)
-    add("--continue", metavar="TEXT", help="a text for a language model to go on with")
-    text = "of --continue: divides the logits; 0 takes the likeliest token (default 1)"
-    add("--temperature", type=float, metavar="X", help=text)
-    text = "of --continue: draw among so many of the likeliest tokens (default all)"
-    add("--top_k", type=positive, metavar="K", help=text)
-    text = "of --continue: draw among the likeliest tokens of this share (default 1)"
-    add("--top_p", type=float, metavar="P", help=text)
-    text = f"of --continue: tokens to draw (default {LENGTH})"
-    add("--length", type=positive, metavar="N", help=text)
-    add("--seed", type=not_negative, metavar="N", help="of the draws of --continue (default 0)")
     add("--json", action="store_true", help="print one JSON object")
-    return parser.run(predict, argv)
+    flags = {name: options for spec in specs() for name, options in spec.predict.flags.items()}
+    for name, options in flags.items():
+        kind = {"type": TYPES[options["type"]]} if "type" in options else {}
+        add(name, **{**options, **kind})
+    return parser
+
+
+def specs() -> list[TaskSpec]:
+    """Returns the specs of the tasks whose models predict."""
+    return [spec for spec in task_specs() if spec.predict]
 
 
 def predict(options: Options) -> None:
-    kind = kind_of(options)
+    flag = main_flag(options)
     from widenet_jax.inference.public import open_model
 
     trained = open_model(options.workdir, checkpoint=options.checkpoint)
-    if trained.config.task.name != TASKS[kind]:
-        takes = {task: form for form, task in TASKS.items()}.get(trained.config.task.name)
+    spec = task_spec(trained.config.task.name)
+    if spec.predict is None or spec.predict.main_flag != flag:
+        others = [other for other in specs() if other.predict.main_flag == flag]
         raise BadInputError(
-            f"{options.workdir} holds a model of the task {trained.config.task.name}"
-            + (f", which takes {FORMS[takes]}" if takes else "")
-            + f"; for {FORMS[kind]} give the --workdir of a model of the task {TASKS[kind]}"
+            f"{options.workdir} holds a model of the task {spec.name}"
+            + (f", which takes {spec.predict.form}" if spec.predict else "")
+            + f"; for {others[0].predict.form} give the --workdir of a model of the task "
+            + " or ".join(other.name for other in others)
         )
-    if kind == "images":
-        return predict_images(options, trained)
+    route = None
+    if options.overlay:
+        from widenet_jax.files import absolute
+        from widenet_jax.ops.analysis.image_overlay import draw_overlay, image_router
+
+        absolute(options.overlay).parent.mkdir(parents=True, exist_ok=True)
+        route = image_router(trained)
     try:
-        key, found = PREDICT[kind](options, trained)
+        found = resolve(spec.predict.run)(options, trained)
     except BadArgumentError as error:
-        flag = "continue" if (kind, error.name) == ("continue", "text") else error.name
-        raise error.of_flag(flag) from None
-    facts = {"workdir": options.workdir, "step": trained.step, key: [row for row, _ in found]}
-    show(options, facts, "\n".join(line for _, lines in found for line in lines))
+        own = f"--{error.name}" in spec.predict.flags
+        raise error.of_flag(error.name if own else flag.lstrip("-")) from None
+    if route and found.pictures:
+        drawn = [(title, picture, route(picture)) for title, picture in found.pictures]
+        draw_overlay(trained, drawn, options.overlay)
+    if found.rows:
+        rows = [row for row, _ in found.rows]
+        facts = {"workdir": options.workdir, "step": trained.step, found.key: rows, **found.more}
+        lines = [line for _, lines in found.rows for line in lines]
+        show(options, facts, found.text or "\n".join(lines))
+    if len(found.unreadable) > 1:
+        for line in found.unreadable:
+            print(line, file=sys.stderr)
+        count = f"{len(found.unreadable):,} of {len(found.unreadable) + len(found.rows):,}"
+        raise BadInputError(f"{count} {found.key} cannot be read; they are named above")
+    if found.unreadable:
+        raise BadInputError(found.unreadable[0])
 
 
-def kind_of(options: Options) -> str:
-    """Returns which of `TASKS` the user gave.
+def main_flag(options: Options) -> str:
+    """Returns the flag that says what to predict, such as "--text".
 
     Raises:
       BadInputError: none or several, or a flag that does not go with it.
     """
-    given = [kind for kind in TASKS if getattr(options, kind) not in (None, [])]
+    forms: dict[str, str] = {}
+    for spec in specs():
+        forms.setdefault(spec.predict.main_flag, spec.predict.form)
+    given = [flag for flag in forms if is_given(options, flag)]
     if len(given) != 1:
-        raise BadInputError(f"give {', or '.join(FORMS.values())}, and one of these only")
-    for flag, kind in OF_KIND.items():
-        if getattr(options, flag) not in (None, []) and given != [kind]:
-            raise BadInputError(f"--{flag} goes with {FORMS[kind]}")
-    if options.pair and len(options.pair) != len(options.text):
-        numbers = f"{len(options.text)} --text and {len(options.pair)} --pair"
-        raise BadInputError(f"{numbers}: give a --pair for each --text")
-    if options.question is not None and options.context is None:
-        raise BadInputError("--question needs --context=TEXT, the text that holds the answer")
+        raise BadInputError(f"give {', '.join(forms.values())}, and one of these only")
+    for spec in specs():
+        for flag in spec.predict.flags:
+            homes = [other.predict for other in specs() if flag in other.predict.flags]
+            if is_given(options, flag) and given[0] not in [home.main_flag for home in homes]:
+                raise BadInputError(f"{flag} goes with {homes[0].form}")
     return given[0]
 
 
-def predict_texts(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.inference.classes import best, classifier
-    from widenet_jax.text.predict import text_rows
-
-    row_of, classify, found = text_rows(trained), classifier(trained), []
-    for text, pair in zip(options.text, options.pair or [None] * len(options.text), strict=True):
-        top = best(classify([row_of(text, pair)])[0], trained, options.top)
-        row = {"text": text, **({} if pair is None else {"pair": pair}), "top": top}
-        said = [text] if pair is None else [text, pair]
-        found.append((row, [*said, *shares(top, "class")]))
-    return "texts", found
-
-
-def predict_answer(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.text.predict import answer_question
-
-    found = answer_question(trained, options.question, options.context, options.top)
-    row = {"question": options.question, **found._asdict()}
-    lines = [options.question, *shares(found.top, "text")]
-    if found.null_score is not None:
-        told = "an answer" if found.answer else "no answer"
-        least = trained.config.task.null_threshold
-        lines.append(f"  {told}: null score {found.null_score:.2f}, none above {least:g}")
-    return "answers", [(row, lines)]
-
-
-def predict_words(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.text.predict import fill_masks
-
-    found = []
-    for text in options.fill:
-        masks = fill_masks(trained, text, options.top)
-        lines = [text]
-        for number, top in enumerate(masks):
-            lines += [f" [MASK] {number + 1}"] if len(masks) > 1 else []
-            lines += shares(top, "word")
-        found.append(({"text": text, "masks": masks}, lines))
-    return "fills", found
-
-
-def predict_more(options: Options, trained: "Trained") -> tuple[str, list[Shown]]:
-    from widenet_jax.language.sampling import Sampling, continue_text
-
-    given = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
-    sampling = Sampling(**{name: value for name, value in given.items() if value is not None})
-    length, beginning = options.length or LENGTH, getattr(options, "continue")
-    text = continue_text(trained, beginning, sampling, length=length, seed=options.seed or 0)
-    return "texts", [({"beginning": beginning, "text": text}, [text])]
-
-
-PREDICT = {
-    "text": predict_texts,
-    "question": predict_answer,
-    "fill": predict_words,
-    "continue": predict_more,
-}
+def is_given(options: Options, flag: str) -> bool:
+    """Returns whether the user gave a flag."""
+    return getattr(options, flag.lstrip("-")) not in (None, [])

@@ -20,36 +20,18 @@ import flax.linen as nn
 import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
-from PIL import Image
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.imports import import_files
 from widenet_jax.errors import BadInputError, check_fields, check_whole
-from widenet_jax.inference.classes import Rows, best, classifier, feature_reader
 from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.public import open_model
-from widenet_jax.inference.trained import Trained
-from widenet_jax.language.sampling import Sampling, continue_text
 from widenet_jax.nn import build
-from widenet_jax.text.predict import Found, answer_question, fill_masks, text_rows
+from widenet_jax.specs import model_spec, resolve, task_spec
+from widenet_jax.trained import Rows, Trained, best, classifier, feature_reader
 from widenet_jax.typing import PyTree
-from widenet_jax.vision.predict import Picture, picture_of
 
 BATCH = 32  # examples at a time: few enough for any machine's memory
-# What models of each task offer.
-METHODS = {
-    "classification": ("predict(images)", "features(images)"),
-    "text_classification": ("predict(texts)", "features(texts)"),
-    "masked_lm": ("fill(texts)",),
-    "span": ("answer(question, context)",),
-    "language_modeling": ("continue_text(text)",),
-}
-# What the data decides, by `config.model.name`.
-DECIDED = {
-    "vision_transformer": {"num_classes": 1000},
-    "text_encoder": {"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},
-    "language_model": {"vocab_size": 8_000},
-}
 
 
 def load(
@@ -96,7 +78,7 @@ def build_model(variant: str, **decided: int | str) -> nn.Module:
       BadInputError: an unknown name, option or field, or a value out of range.
     """
     section = configs_module("variants").model_section(variant)
-    usual = DECIDED[section["name"]]
+    usual = model_spec(section["name"]).usual
     check_fields(usual, decided, section=variant.partition(",")[0].strip())
     return build.build_model(section, **(usual | decided))
 
@@ -130,7 +112,7 @@ class Model:
 
     def predict(
         self,
-        inputs: Sequence[Picture | str],
+        inputs: Sequence[Any],
         pairs: Sequence[str] | None = None,
         *,
         top: int = 5,
@@ -149,14 +131,13 @@ class Model:
         Raises:
           BadInputError: an input cannot be read, or the model does not classify.
         """
-        self._require("predict", top)
-        batches = in_batches(self._rows(inputs, pairs))
+        rows_of = self._method("predict", top)
+        check_list(inputs)
+        batches = in_batches(rows_of(self._trained, inputs, pairs))
         probs = itertools.chain.from_iterable(map(self._classify, batches))
         return [best(of_one, self._trained, top) for of_one in probs]
 
-    def features(
-        self, inputs: Sequence[Picture | str], pairs: Sequence[str] | None = None
-    ) -> np.ndarray:
+    def features(self, inputs: Sequence[Any], pairs: Sequence[str] | None = None) -> np.ndarray:
         """Returns what the last layer of a classifier reads, such as pooled tokens.
 
         Args:
@@ -168,8 +149,10 @@ class Model:
         Raises:
           BadInputError: as `predict`.
         """
-        self._require("features")
-        found = [self._read_features(rows) for rows in in_batches(self._rows(inputs, pairs))]
+        rows_of = self._method("features")
+        check_list(inputs)
+        batches = in_batches(rows_of(self._trained, inputs, pairs))
+        found = list(map(self._read_features, batches))
         return np.concatenate([np.zeros((0, self.config.model.embed_dim), np.float32), *found])
 
     def fill(self, texts: Sequence[str], *, top: int = 5) -> list[list[list[dict[str, Any]]]]:
@@ -180,11 +163,11 @@ class Model:
         Raises:
           BadInputError: a text has no [MASK], or the model was not trained to fill masks.
         """
-        self._require("fill", top)
+        fill = self._method("fill", top)
         check_list(texts)
-        return [fill_masks(self._trained, text, top) for text in texts]
+        return [fill(self._trained, text, top) for text in texts]
 
-    def answer(self, question: str, context: str, *, top: int = 5) -> Found:
+    def answer(self, question: str, context: str, *, top: int = 5) -> Any:
         """Finds the answer to a question in a context of any length.
 
         Returns:
@@ -193,8 +176,7 @@ class Model:
         Raises:
           BadInputError: a text is empty, or the model was not trained to answer questions.
         """
-        self._require("answer", top)
-        return answer_question(self._trained, question, context, top)
+        return self._method("answer", top)(self._trained, question, context, top)
 
     def continue_text(
         self,
@@ -219,9 +201,9 @@ class Model:
         Raises:
           BadInputError: an empty text, a number out of range, or not a language model.
         """
-        self._require("continue_text")
-        sampling = Sampling(temperature, top_k, top_p)
-        return continue_text(self._trained, text, sampling, length=length, seed=seed)
+        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        write = self._method("continue_text")
+        return write(self._trained, text, length=length, seed=seed, **how)
 
     @cached_property
     def _classify(self) -> Callable[[Rows], np.ndarray]:
@@ -231,41 +213,27 @@ class Model:
     def _read_features(self) -> Callable[[Rows], np.ndarray]:
         return feature_reader(self._trained)
 
-    def _require(self, method: str, top: int = 1) -> None:
-        """Raises BadInputError unless models of this task have the method, and top is 1, 2, ..."""
-        check_whole("top", top, least=1)
-        offered = METHODS[self.task]
-        if method not in [name.partition("(")[0] for name in offered]:
-            raise BadInputError(
-                f"{self.place} holds a model of the task {self.task}, which has no {method}(); "
-                f"use {' or '.join(offered)}"
-            )
+    def _method(self, name: str, top: int = 1) -> Callable[..., Any]:
+        """Returns the function of the task's spec that does the work of a method.
 
-    def _rows(
-        self, inputs: Sequence[Picture | str], pairs: Sequence[str] | None
-    ) -> Iterator[Mapping[str, np.ndarray]]:
-        """Returns the arrays of each input, as in a batch."""
-        check_list(inputs)
-        if self.task == "classification":
-            if pairs is not None:
-                raise BadInputError(f"{self.place} classifies images: leave pairs out")
-            return ({"image": picture_of(image, self._trained)} for image in inputs)
-        pairs = [None] * len(inputs) if pairs is None else pairs
-        check_list(pairs)
-        if len(pairs) != len(inputs):
-            numbers = f"{len(inputs)} texts and {len(pairs)} pairs"
-            raise BadInputError(f"{numbers}: give a pair for each text")
-        return map(text_rows(self._trained), inputs, pairs)
+        Raises:
+          BadInputError: models of this task have no such method, or top is not 1, 2, ...
+        """
+        check_whole("top", top, least=1)
+        methods = task_spec(self.task).methods
+        if name not in methods:
+            offered = " or ".join(f"{other}()" for other in methods)
+            raise BadInputError(
+                f"{self.place} holds a model of the task {self.task}, which has no {name}()"
+                + (f"; use {offered}" if offered else "")
+            )
+        return resolve(methods[name])
 
 
 def check_list(inputs: object) -> None:
     """Raises BadInputError where one input stands for a list of them."""
     if isinstance(inputs, str | os.PathLike):
         raise BadInputError(f"{inputs!r} is one input: give a list, as in [{inputs!r}]")
-    shape = getattr(inputs, "shape", ())
-    if isinstance(inputs, Image.Image) or (len(shape) == 3 and shape[2] in (1, 3)):
-        size = "x".join(map(str, shape or inputs.size))
-        raise BadInputError(f"what was given ({size}) is one image: give a list, as in [image]")
 
 
 def in_batches(

@@ -13,10 +13,10 @@ from etils import epath
 from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.inference.over_source import sums_over_source
-from widenet_jax.inference.trained import Trained
 from widenet_jax.losses import softmax_cross_entropy
 from widenet_jax.run.figures import save, subplots
 from widenet_jax.step import forward
+from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
 TOP = 5

@@ -23,12 +23,12 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.evaluation import first_carry, placed_batches, total
 from widenet_jax.experiment import build_task
 from widenet_jax.inference.pretrained import check_same_tokens
-from widenet_jax.inference.trained import Trained
 from widenet_jax.run.stopping import Stop, say
 from widenet_jax.run.summary import routing_means, unbeaten
 from widenet_jax.sharding import BATCH, build_mesh
 from widenet_jax.step import forward
 from widenet_jax.task import Evaluation
+from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
 QUIET_SECONDS = 10.0  # before the progress bar appears: most evaluations are over by then

@@ -9,10 +9,11 @@ from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import absolute, is_remote
 from widenet_jax.inference.finetune import finetune_params
 from widenet_jax.inference.pretrained import read_public, weight_files
-from widenet_jax.inference.trained import Trained, open_trained
+from widenet_jax.inference.trained import open_trained
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.specs import model_spec, resolve, task_spec
+from widenet_jax.trained import Trained
 
 # Packages, which may be absent, whose errors tell of credentials and networks.
 REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}

@@ -1,7 +1,6 @@
 """Trained models: a run's workdir or an exported directory, read and opened for use."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +11,6 @@ from ml_collections import ConfigDict
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.config.fields import override
 from widenet_jax.config.imports import import_remembered
-from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
@@ -24,54 +22,13 @@ from widenet_jax.param_names import named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
 from widenet_jax.specs import resolve, task_spec
-from widenet_jax.task import Task
+from widenet_jax.trained import Trained
 from widenet_jax.typing import PyTree, Shapes
 
 # Entries of a checkpoint's meta that are no facts of the data.
 OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
 # Entries of result.json that are the same after every step.
 OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "primary_metric", "unit", "baseline"}
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model ready for evaluation, prediction and analysis.
-
-    Attributes:
-      place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
-      config: the config of its run, with the caller's changes.
-      info: facts of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
-      task: of its run.
-      model: the Linen module.
-      params: host arrays.
-      step: the checkpoint's step.
-    """
-
-    place: str
-    config: ConfigDict
-    info: Mapping[str, Any]
-    task: Task
-    model: nn.Module
-    params: PyTree
-    step: int
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Label k is class_names[k]; empty for a task without classes."""
-        return tuple(self.info.get("class_names", ()))
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of a text model; None for a model of bytes."""
-        return Tokenizer(self.info["tokenizer"]) if "tokenizer" in self.info else None
-
-    def require_task(self, *names: str) -> None:
-        """Raises BadInputError unless the model was trained for one of these tasks."""
-        if self.config.task.name not in names:
-            raise BadInputError(
-                f"{self.place} holds a model of the task {self.config.task.name}; here it must be "
-                f"{' or '.join(names)}"
-            )
 
 
 def open_trained(

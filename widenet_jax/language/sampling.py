@@ -1,6 +1,7 @@
 """Text that a language model writes: sampling token by token, with the model's memory."""
 
 import os
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,9 +11,11 @@ import numpy as np
 
 from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadArgumentError, check_whole
-from widenet_jax.inference.trained import Trained
 from widenet_jax.step import forward
+from widenet_jax.trained import Predictions, Trained
 from widenet_jax.typing import Array, PyTree
+
+LENGTH = 200  # tokens
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,16 @@ def sample(
 
 
 def continue_text(
-    trained: Trained, text: str, sampling: Sampling, *, length: int, seed: int
+    trained: Trained, text: str, *, length: int = LENGTH, seed: int = 0, **how: float
 ) -> str:
     """Returns a text with its continuation by `length` tokens, safe to print.
+
+    `how` are the fields of `Sampling`.
 
     Raises:
       BadArgumentError: the text is empty, or a number is out of range.
     """
+    sampling = Sampling(**how)
     sampling.check()
     check_whole("length", length, least=1)
     check_whole("seed", seed, least=0)
@@ -137,3 +143,15 @@ def continue_text(
         raise BadArgumentError("text", text, "is empty: give at least one word")
     found = sample(trained, prompt, sampling, length=length, seed=seed)
     return printable([*prompt.tolist(), *found], tokenizer)
+
+
+def predict_more(options: Namespace, trained: Trained) -> Predictions:
+    """Continues the text of --continue; see `specs.PredictSpec`."""
+    names, beginning = (
+        ("temperature", "top_k", "top_p", "length", "seed"),
+        options.__dict__["continue"],
+    )
+    given = {name: getattr(options, name) for name in names}
+    how = {name: value for name, value in given.items() if value is not None}
+    text = continue_text(trained, beginning, **how)
+    return Predictions("texts", [({"beginning": beginning, "text": text}, [text])])

@@ -98,6 +98,7 @@ LANGUAGE_MODELING = TaskSpec(
 LANGUAGE_MODEL = ModelSpec(
     name="language_model",
     module="widenet_jax.language.model:LanguageModel",
+    usual={"vocab_size": 8_000},
     parts={
         "embedding": Part(WHERE_IT_FITS, head=False, above=False),
         "output": Part(WHERE_IT_FITS),

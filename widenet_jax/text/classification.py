@@ -7,10 +7,9 @@ from typing import ClassVar
 import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax import labels
 from widenet_jax.corpus import texts
 from widenet_jax.data.contract import ArraySpec, DataInfo, Source
-from widenet_jax.losses import label_cross_entropy
+from widenet_jax.losses import batch_loss, batch_sums, label_cross_entropy, split_metrics
 from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
 from widenet_jax.typing import Array, Shapes
 
@@ -57,15 +56,15 @@ class TextClassification(Task):
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
         logits, aux = apply(self.inputs(batch), rngs)
         cross_entropy = label_cross_entropy(logits, batch["label"]).mean()
-        return labels.batch_loss(cross_entropy, logits.argmax(-1) == batch["label"], aux)
+        return batch_loss(cross_entropy, logits.argmax(-1) == batch["label"], aux)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         logits, aux = apply(self.inputs(batch), None)
         cross_entropy = label_cross_entropy(logits, batch["label"])
-        return labels.batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
+        return batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
         del rows, source
-        return labels.split_metrics(sums, unit=self.unit)
+        return split_metrics(sums, unit=self.unit)

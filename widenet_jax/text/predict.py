@@ -4,8 +4,8 @@ Each sequence is its own token group, so that no other text changes its predicti
 """
 
 import itertools
-from collections.abc import Callable, Mapping
-from functools import partial
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,14 +14,11 @@ import numpy as np
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data.sources import build_transforms
 from widenet_jax.errors import BadArgumentError, BadInputError
-from widenet_jax.inference.trained import Trained
-from widenet_jax.step import forward
-from widenet_jax.task import Apply
 from widenet_jax.text.data.finetuning import join, padded
 from widenet_jax.text.data.squad import Squad
 from widenet_jax.text.data.squad_files import Question
 from widenet_jax.text.span import NO_SPAN
-from widenet_jax.typing import Array, PyTree
+from widenet_jax.trained import Predictions, Trained, best, classifier, of_one, shares
 
 MASK = "[MASK]"  # in a text, whatever the tokenizer calls its token
 NO_RNG = np.random.default_rng(0)  # the transforms of finetuning draw nothing
@@ -162,22 +159,62 @@ def word(tokenizer: Tokenizer, index: int) -> str:
     return piece if piece.startswith("##") else f"##{piece}"
 
 
-def of_one(
-    trained: Trained, function: Callable[[Apply, Mapping[str, Array]], PyTree]
-) -> Callable[[Mapping[str, np.ndarray]], PyTree]:
-    """Returns `function`, of the model and a batch, as a compiled function of one example."""
-
-    @jax.jit
-    def run(params: PyTree, batch: Mapping[str, Array]) -> PyTree:
-        return function(partial(forward, trained.model, params), batch)
-
-    def of_example(row: Mapping[str, np.ndarray]) -> PyTree:
-        batch = {name: np.asarray(array)[None] for name, array in (row | {"mask": True}).items()}
-        return jax.device_get(run(trained.params, batch))
-
-    return of_example
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Returns probabilities over the last axis; [] for no logits."""
     return np.asarray(jax.nn.softmax(logits)) if logits.size else logits
+
+
+def rows_of(
+    trained: Trained, texts: Sequence[str], pairs: Sequence[str] | None
+) -> Iterator[dict[str, np.ndarray]]:
+    """Returns the arrays of each text and its pair, as in a batch; see `text_rows`."""
+    if isinstance(pairs, str):
+        raise BadInputError(f"{pairs!r} is one input: give a list, as in [{pairs!r}]")
+    pairs = [None] * len(texts) if pairs is None else pairs
+    if len(pairs) != len(texts):
+        numbers = f"{len(texts)} texts and {len(pairs)} pairs"
+        raise BadInputError(f"{numbers}: give a pair for each text")
+    return map(text_rows(trained), texts, pairs)
+
+
+# --- For scripts/predict.py: (options, trained) -> Predictions
+
+
+def predict_classes(options: Namespace, trained: Trained) -> Predictions:
+    """Classifies each --text, with its --pair."""
+    if options.pair and len(options.pair) != len(options.text):
+        numbers = f"{len(options.text)} --text and {len(options.pair)} --pair"
+        raise BadInputError(f"{numbers}: give a --pair for each --text")
+    row_of, classify, found = text_rows(trained), classifier(trained), []
+    for text, pair in zip(options.text, options.pair or [None] * len(options.text), strict=True):
+        top = best(classify([row_of(text, pair)])[0], trained, options.top)
+        row = {"text": text, **({} if pair is None else {"pair": pair}), "top": top}
+        lines = [text] if pair is None else [text, pair]
+        found.append((row, [*lines, *shares(top, "class")]))
+    return Predictions("texts", found)
+
+
+def predict_answer(options: Namespace, trained: Trained) -> Predictions:
+    """Answers --question from --context."""
+    if options.context is None:
+        raise BadInputError("--question needs --context=TEXT, the text that holds the answer")
+    found = answer_question(trained, options.question, options.context, options.top)
+    lines = [options.question, *shares(found.top, "text")]
+    if found.null_score is not None:
+        verdict = "an answer" if found.answer else "no answer"
+        least = trained.config.task.null_threshold
+        lines.append(f"  {verdict}: null score {found.null_score:.2f}, none above {least:g}")
+    return Predictions("answers", [({"question": options.question, **found._asdict()}, lines)])
+
+
+def predict_words(options: Namespace, trained: Trained) -> Predictions:
+    """Fills the masks of each --fill."""
+    found = []
+    for text in options.fill:
+        masks = fill_masks(trained, text, options.top)
+        lines = [text]
+        for number, top in enumerate(masks):
+            lines += [f" [MASK] {number + 1}"] if len(masks) > 1 else []
+            lines += shares(top, "word")
+        found.append(({"text": text, "masks": masks}, lines))
+    return Predictions("fills", found)

@@ -162,6 +162,19 @@ class Span(Task):
         return Prediction("", null)
 
 
+def answer_files(
+    task: Span, rows: Mapping[str, np.ndarray], source: Any
+) -> dict[str, dict[str, Any]]:
+    """Returns the files that the official scripts of SQuAD read; see `specs.TaskSpec`."""
+    answers = task.predictions(rows, source)
+    found = {q.id: answer for q, answer in zip(source.questions, answers, strict=True)}
+    return {
+        "predictions.json": {name: task.answer(answer) for name, answer in found.items()},
+        "best_answers.json": {name: answer.text for name, answer in found.items()},
+        "null_scores.json": {name: answer.null_score for name, answer in found.items()},
+    }
+
+
 def check_questions(config: ConfigDict, info: Mapping[str, Any]) -> None:
     """Raises BadInputError where a split has questions without an answer that are not expected."""
     if info.get("unanswerable") and not config.task.unanswerable:

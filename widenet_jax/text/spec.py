@@ -106,7 +106,7 @@ TEXT_CLASSIFICATION = TaskSpec(
     sizes=("num_examples", "num_classes"),
     sets={"SST-2": (67_349, 2), "MNLI": (392_702, 3)},
     usual=ALBERT,
-    classifies=True,
+    last_layer="classifier",
     heads={
         "classification": HeadSpec(
             f"{HEADS}:classification",
@@ -138,6 +138,8 @@ TEXT_CLASSIFICATION = TaskSpec(
             "python scripts/evaluate.py --workdir=DIR --config.data.path=TABLES",
         ),
         inputs=TEXTS,
+        arrays="`tokens` are ids of `tokenizer.json`, [CLS] and [SEP] among them, padded with "
+        "zeros. `token_types` are 1 at the tokens of a second text. `length` counts the tokens.",
     ),
 )
 
@@ -196,6 +198,7 @@ SPAN = TaskSpec(
 TEXT_ENCODER = ModelSpec(
     name="text_encoder",
     module="widenet_jax.text.encoder:TextEncoder",
+    usual={"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},
     fit="widenet_jax.text.weights.fit:fit",
     families=("BERT", "ALBERT", "BERT-MoE", "WideNet"),
     detail="embeddings of width {embedding_dim}",

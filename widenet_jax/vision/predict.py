@@ -1,18 +1,32 @@
 """Images for a trained classifier: files and arrays, cropped as in evaluation."""
 
+import csv
+import glob
+import io
+import json
 import os
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
 from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
-from widenet_jax.inference.trained import Trained
+from widenet_jax.files import absolute, write_bytes
+from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data import pillow_files
 from widenet_jax.vision.data.files import decode
+from widenet_jax.vision.data.folders import kind_left_out
 from widenet_jax.vision.data.transforms import build_transforms
+from widenet_jax.vision.prepare.check import walk
 
+FORMATS = (".csv", ".jsonl")  # of --out
 # A file, an image of Pillow, or uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W].
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 
@@ -69,3 +83,98 @@ def rgb(image: np.ndarray) -> np.ndarray:
             "Pillow, or uint8 [height, width, 3] or [height, width]"
         )
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def rows_of(
+    trained: Trained, images: Sequence[Picture], pairs: object
+) -> Iterator[dict[str, np.ndarray]]:
+    """Returns the arrays of each image, as in a batch.
+
+    Raises:
+      BadInputError: one image stands for a list of them, or there are pairs.
+    """
+    shape = getattr(images, "shape", ())
+    if isinstance(images, Image.Image) or (len(shape) == 3 and shape[2] in (1, 3)):
+        size = "x".join(map(str, shape or images.size))
+        raise BadInputError(f"the input ({size}) is one image: give a list, as in [image]")
+    if pairs is not None:
+        raise BadInputError(f"{trained.place} classifies images: leave pairs out")
+    return ({"image": picture_of(image, trained)} for image in images)
+
+
+# --- Files for scripts/predict.py
+
+
+def predict_images(options: Namespace, trained: Trained) -> Predictions:
+    """Classifies every image that can be read; see `specs.PredictSpec`.
+
+    Raises:
+      BadInputError: no image is found, or --out has another ending.
+    """
+    if options.out and not options.out.endswith(FORMATS):
+        raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
+    if options.out:  # a mistake here would lose the work
+        absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
+    classify = classifier(trained)
+    rows, pictures, unreadable = [], [], []
+    for path in image_paths(options.images):
+        try:
+            picture = picture_of(path, trained)
+        except BadExampleError as error:
+            unreadable.append(str(error))
+            continue
+        top = best(classify([{"image": picture}])[0], trained, options.top)
+        rows.append(({"image": path, "top": top}, [path, *shares(top, "class")]))
+        if options.overlay:
+            name = os.fsencode(Path(path).name).decode(errors="replace")
+            pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
+    text = ""
+    if options.out:
+        form = csv_text if options.out.endswith(".csv") else json_lines
+        content = form([row for row, _ in rows])
+        write_bytes(options.out, content.encode(errors="surrogateescape"))
+        text = f"{options.out}: {len(rows):,} images"
+    return Predictions("images", rows, {"unreadable": unreadable}, text, pictures, unreadable)
+
+
+def image_paths(given: Sequence[str]) -> Iterator[str]:
+    """Yields files: as given, matching a pattern such as '*.jpg', or anywhere under a folder.
+
+    Prints on stderr what is left out of a folder.
+
+    Raises:
+      BadInputError: a folder or a pattern has no image.
+    """
+    for path in given:
+        if os.path.isdir(path):
+            inside = [file for file in walk(path) if not os.path.isdir(file)]
+            kinds = {file: kind_left_out(os.path.basename(file)) for file in inside}
+            found = [file for file in inside if kinds[file] is None]
+            if left_out := Counter(kind for kind in kinds.values() if kind is not None):
+                print(f"{path}: {left_out_text(left_out)}", file=sys.stderr)
+        elif glob.has_magic(path) and not os.path.exists(path):
+            matching = sorted(glob.glob(path, recursive=True))
+            found = [file for file in matching if not os.path.isdir(file)]
+        else:
+            found = [path]
+        if not found:
+            raise BadInputError(f"{path}: no image found")
+        yield from found
+
+
+def csv_text(rows: Sequence[dict]) -> str:
+    """Returns a table: image, class_1, probability_1, class_2, ..."""
+    most = max((len(row["top"]) for row in rows), default=0)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    names = [f"{name}_{k}" for k in range(1, most + 1) for name in ("class", "probability")]
+    writer.writerow(["image", *names])
+    for row in rows:
+        cells = [cell for one in row["top"] for cell in (one["class"], one["probability"])]
+        writer.writerow([row["image"], *cells])
+    return table.getvalue()
+
+
+def json_lines(rows: Sequence[dict]) -> str:
+    """Returns a line of JSON for each image."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -65,7 +65,7 @@ CLASSIFICATION = TaskSpec(
         "cifar10": (50_000, 10),
         "digits": (1_437, 10),
     },
-    classifies=True,
+    last_layer="head",
     predict=PredictSpec(
         form="image files",
         flags={
@@ -91,6 +91,8 @@ CLASSIFICATION = TaskSpec(
         ),
         inputs="Images are {image_size} x {image_size} pixels, scaled to [-1, 1] as "
         "value / 127.5 - 1.",
+        arrays="`image` holds pixels from 0 to 255, cropped and resized as in evaluation "
+        "(`config.augment` of the run: eval_crop, eval_crop_fraction); the program scales them.",
     ),
     preview="widenet_jax.vision.prepare.preview:draw_augmentations",
 )
@@ -98,6 +100,7 @@ CLASSIFICATION = TaskSpec(
 VISION_TRANSFORMER = ModelSpec(
     name="vision_transformer",
     module="widenet_jax.vision.model:VisionTransformer",
+    usual={"num_classes": 1000},
     parts=dict.fromkeys(("head", "representation"), Part(SAME_CLASSES)),
     fit="widenet_jax.vision.weights.positions:fit",
     families=("ViT", "Shared ViT", "ViT-MoE", "WideNet"),

@@ -9,10 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax import labels
 from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.errors import BadInputError, choose
-from widenet_jax.losses import smooth_labels, softmax_cross_entropy
+from widenet_jax.losses import (
+    batch_loss,
+    batch_sums,
+    smooth_labels,
+    softmax_cross_entropy,
+    split_metrics,
+)
 from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
 from widenet_jax.typing import Array, Shapes
 from widenet_jax.vision.mixup import mixup_or_cutmix
@@ -117,19 +122,19 @@ class Classification(Task):
         if self.class_weights:
             cross_entropy *= targets @ jnp.asarray(self.class_weights, jnp.float32)
         cross_entropy = cross_entropy.mean()
-        return labels.batch_loss(cross_entropy, logits.argmax(-1) == targets.argmax(-1), aux)
+        return batch_loss(cross_entropy, logits.argmax(-1) == targets.argmax(-1), aux)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         logits, aux = apply(self.inputs(batch), None)
         target = jax.nn.one_hot(batch["label"], self.num_classes)
         cross_entropy = softmax_cross_entropy(logits, target)
-        return labels.batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
+        return batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
         del rows, source
-        return labels.split_metrics(sums, unit=self.unit)
+        return split_metrics(sums, unit=self.unit)
 
 
 def weigh(counts: Sequence[int]) -> tuple[float, ...]:

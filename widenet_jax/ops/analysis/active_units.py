@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.inference.over_source import real_token_mask, sums_over_source
-from widenet_jax.inference.trained import Trained
 from widenet_jax.param_names import ENCODER, split_block_part
+from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
 MLP = "mlp"  # the dense feed-forward, by its name

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.inference.over_source import real_token_mask, sums_over_source
-from widenet_jax.inference.trained import Trained
 from widenet_jax.nn.moe.choices import choice_mask
 from widenet_jax.nn.moe.statistics import summarize
 from widenet_jax.ops.analysis.routing import routed_blocks, token_routing
 from widenet_jax.ops.analysis.token_kinds import byte_kinds, token_kinds
+from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.inference.trained import Trained
 from widenet_jax.ops.analysis import expert_usage
 from widenet_jax.ops.analysis.active_units import dense_blocks, measure_active
 from widenet_jax.ops.analysis.image_overlay import draw_overlay_of_source
@@ -17,6 +16,7 @@ from widenet_jax.ops.analysis.selection_figures import (
     draw_co_occurrence,
     draw_shares,
 )
+from widenet_jax.trained import Trained
 
 
 def analyze_model(

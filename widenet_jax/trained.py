@@ -1,26 +1,80 @@
-"""Class probabilities and features of examples, images and texts alike.
+"""A trained model, and what it finds for single examples: probabilities, features, outputs.
 
 Each example is its own token group, so that no other example changes what is found for it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
-from widenet_jax.inference.trained import Trained
+from widenet_jax.corpus.tokenizer import Tokenizer
+from widenet_jax.specs import task_spec
 from widenet_jax.step import forward
 from widenet_jax.task import Apply, Task
 from widenet_jax.typing import Array, PyTree
 
-# The layer of each task's models that turns features into logits.
-LAST_LAYER = {"classification": "head", "text_classification": "classifier"}
-
 Rows = Sequence[Mapping[str, np.ndarray]]  # arrays of each example, as in a batch of the task
 # Of a task, its model and a batch [B, ...]: an array [B, ...].
 Finder = Callable[[Task, Apply, Mapping[str, Array]], Array]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model ready for evaluation, prediction and analysis.
+
+    Attributes:
+      place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
+      config: the config of its run, with the caller's changes.
+      info: of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
+      task: of its run.
+      model: the Linen module.
+      params: host arrays.
+      step: the checkpoint's step.
+    """
+
+    place: str
+    config: ConfigDict
+    info: Mapping[str, Any]
+    task: Task
+    model: nn.Module
+    params: PyTree
+    step: int
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Label k is class_names[k]; empty for a task without classes."""
+        return tuple(self.info.get("class_names", ()))
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of a text model; None for a model of bytes."""
+        return Tokenizer(self.info["tokenizer"]) if "tokenizer" in self.info else None
+
+
+class Predictions(NamedTuple):
+    """What `scripts/predict.py` shows.
+
+    Attributes:
+      key: of the rows in --json.
+      rows: each with its lines for people.
+      more: further entries of --json.
+      text: for people, instead of the rows' lines.
+      pictures: title and uint8 [h, w, C] of the images to draw.
+      unreadable: a line for each input that could not be read.
+    """
+
+    key: str
+    rows: list[tuple[dict[str, Any], list[str]]]
+    more: Mapping[str, Any] = {}
+    text: str = ""
+    pictures: Sequence[tuple[str, np.ndarray]] = ()
+    unreadable: Sequence[str] = ()
 
 
 def probabilities(task: Task, apply: Apply, batch: Mapping[str, Array]) -> Array:
@@ -83,10 +137,31 @@ def feature_reader(trained: Trained) -> Callable[[Rows], np.ndarray]:
     Features are what the layer of the logits reads: behind the pooling and, where the model has
     it, the representation layer or the pooler.
     """
-    return over_rows(trained, partial(features, LAST_LAYER[trained.config.task.name]))
+    return over_rows(trained, partial(features, task_spec(trained.config.task.name).last_layer))
 
 
 def best(probs: np.ndarray, trained: Trained, count: int) -> list[dict]:
     """Lists the most probable classes: [{"class": ..., "probability": ...}, ...], best first."""
     order = np.argsort(-probs, kind="stable")[:count]
     return [{"class": trained.class_names[k], "probability": float(probs[k])} for k in order]
+
+
+def of_one(
+    trained: Trained, function: Callable[[Apply, Mapping[str, Array]], PyTree]
+) -> Callable[[Mapping[str, np.ndarray]], PyTree]:
+    """Returns `function`, of the model and a batch, as a compiled function of one example."""
+
+    @jax.jit
+    def run(params: PyTree, batch: Mapping[str, Array]) -> PyTree:
+        return function(partial(forward, trained.model, params), batch)
+
+    def of_example(row: Mapping[str, np.ndarray]) -> PyTree:
+        batch = {name: np.asarray(array)[None] for name, array in (row | {"mask": True}).items()}
+        return jax.device_get(run(trained.params, batch))
+
+    return of_example
+
+
+def shares(top: list[dict], key: str) -> list[str]:
+    """Formats probabilities, a line for each."""
+    return [f"  {one['probability']:7.2%}  {one[key]}" for one in top]
