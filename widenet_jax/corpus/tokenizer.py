@@ -215,6 +215,17 @@ def load_tokenizer(path: str) -> Tokenizer:
     return Tokenizer(tokenizer_files.read(place), str(place))
 
 
+def load_written_tokenizer(directory: str, sha256: str) -> Tokenizer:
+    """Loads the tokenizer of a prepared set; raises BadInputError unless it has this hash."""
+    tokenizer = load_tokenizer(os.path.join(directory, FILE))
+    if tokenizer.sha256 != sha256:
+        raise BadInputError(
+            f"{directory}/{FILE}: not the tokenizer that the set was prepared with; put that one "
+            "back, or prepare the set again"
+        )
+    return tokenizer
+
+
 def printable(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer | None) -> str:
     """Returns the text of a stream's tokens, safe to print.
 

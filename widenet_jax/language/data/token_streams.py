@@ -13,7 +13,6 @@ that a model can keep a memory for each row. `sampler.stream_at` has the rule.
 
 import hashlib
 import itertools
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from etils import epath
 
 from widenet_jax.corpus.inputs import Reading, passages, plan
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
-from widenet_jax.corpus.tokenizer import FILE, Tokenizer, load_tokenizer
+from widenet_jax.corpus.tokenizer import FILE, Tokenizer, load_tokenizer, load_written_tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
@@ -153,12 +152,7 @@ def _open_set(directory: str, split: str) -> Opened:
         )
     info = {"vocab_size": vocab_size, "text_sha256": splits_sha256(manifest["splits"])}
     if "tokenizer_sha256" in manifest:
-        tokenizer = load_tokenizer(os.path.join(directory, FILE))
-        if tokenizer.sha256 != manifest["tokenizer_sha256"]:
-            raise BadInputError(
-                f"{directory}/{FILE}: not the tokenizer that the set was prepared with; put that "
-                "one back, or prepare the set again"
-            )
+        tokenizer = load_written_tokenizer(directory, manifest["tokenizer_sha256"])
         info["tokenizer"] = tokenizer.json
     tokens = TokenFile(path, vocab_size, 0, entry["tokens"])
     return Opened(tokens, entry, info, directory, split)

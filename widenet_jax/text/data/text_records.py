@@ -9,7 +9,6 @@ A set is a directory of ArrayRecord shards and `tokenizer.json`, with a `dataset
 of the training split's ids in nats, and `rule` says how the chunks were made.
 """
 
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.corpus.chunking import Chunk
-from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
+from widenet_jax.corpus.tokenizer import load_written_tokenizer
 from widenet_jax.data.shards import PackedSet
 from widenet_jax.data.sources import path_of
 from widenet_jax.errors import BadInputError
@@ -107,12 +106,7 @@ class TextRecords(PackedSet):
             set have one length only.
         """
         super().__init__(directory, split, kind=KIND, unit="sequence")
-        tokenizer = load_tokenizer(os.path.join(directory, FILE))
-        if tokenizer.sha256 != self.manifest["tokenizer_sha256"]:
-            raise BadInputError(
-                f"{directory}/{FILE}: not the tokenizer that the set was prepared with; put that "
-                "one back, or prepare the set again"
-            )
+        tokenizer = load_written_tokenizer(directory, self.manifest["tokenizer_sha256"])
         self.info: Mapping[str, Any] = {
             "tokenizer": tokenizer.json,
             "vocab_size": tokenizer.vocab_size,

@@ -1,5 +1,6 @@
 """Training of tokenizers: sentencepiece Unigram (as ALBERT's) and BPE; WordPiece as BERT's."""
 
+import contextlib
 import io
 import itertools
 import re
@@ -83,18 +84,13 @@ def train_sentencepiece(
     source = Guarded(sentences if cased else map(lowered, sentences))
     sentencepiece.set_random_generator_seed(SEED)
     model = io.BytesIO()
-    try:
+    with source.training(vocab_size):
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=source, model_writer=model, vocab_size=vocab_size,
             input_sentence_size=max_sentences, shuffle_input_sentence=True, num_threads=THREADS,
             max_sentence_length=LONGEST_SENTENCE, normalization_rule_name=normalization,
-            character_coverage=character_coverage,
-            minloglevel=2, **layout,
+            character_coverage=character_coverage, minloglevel=2, **layout,
         )  # fmt: skip
-    except (RuntimeError, OSError, ValueError) as error:
-        source.check()
-        raise BadInputError(_too_little_text(vocab_size, first_line(error))) from None
-    source.check()
     return tokenizer_files.from_sentencepiece(model.getvalue(), "the trained tokenizer")
 
 
@@ -113,12 +109,8 @@ def train_word_piece(
     )
     made = tokenizer_files.bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase=not cased)
     source = Guarded(text for text, _ in zip(sentences, range(max_sentences), strict=False))
-    try:
+    with source.training(vocab_size):
         made.train_from_iterator(source, trainer)
-    except Exception as error:  # the library raises plain Exception
-        source.check()
-        raise BadInputError(_too_little_text(vocab_size, first_line(error))) from None
-    source.check()
     if made.get_vocab_size() < vocab_size:
         found = f"only {made.get_vocab_size():,} pieces found"
         raise BadInputError(_too_little_text(vocab_size, found))
@@ -148,10 +140,16 @@ class Guarded:
             self._error = error
             raise StopIteration from None
 
-    def check(self) -> None:
-        """Raises the error that ended the iteration, if one did."""
-        if self._error:
-            raise self._error
+    @contextlib.contextmanager
+    def training(self, vocab_size: int) -> Iterator[None]:
+        """Raises the error that ended the iteration, if one did, or the library's as one line."""
+        problem = None
+        try:
+            yield
+        except Exception as error:  # `tokenizers` raises plain Exception
+            problem = BadInputError(_too_little_text(vocab_size, first_line(error)))
+        if found := self._error or problem:
+            raise found from None
 
 
 def _too_little_text(vocab_size: int, reason: str) -> str:
