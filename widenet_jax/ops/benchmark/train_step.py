@@ -1,6 +1,6 @@
 """Benchmark of the training step on this machine's devices: rate, MFU, memory, compile time.
 
-The batch is random and stays on the devices; `input_pipeline` measures reading real data.
+The batch is random and stays on the devices; `pipelines` measures reading real data.
 """
 
 import time
