@@ -189,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _work(
     preparation: Preparation, directory: Path, workers: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (unit, its counts) as units are finished, those of an earlier run first."""
+    """Yields (unit, its counts) as units are finished; first the units of an earlier run."""
     left = []
     for unit in range(len(preparation.units)):
         part = _finished(preparation, directory, unit)
@@ -201,7 +201,7 @@ def _work(
         for unit in left:
             yield unit, prepare_unit(preparation, directory, unit)
         return
-    # The parent's threads, such as those of ArrayRecord, would not survive a fork.
+    # The parent's threads, such as ArrayRecord's, would not survive a fork.
     pool = futures.ProcessPoolExecutor(
         min(workers, len(left)), get_context("spawn"), start_worker, (0, workers)
     )

@@ -36,7 +36,7 @@ ROLES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
 }
-WORD_MARKS = ("▁", "Ġ")  # sentencepiece's, and that of byte-level BPE
+WORD_MARKS = ("▁", "Ġ")  # of sentencepiece and of byte-level BPE
 _SHOWN_CONTROLS = "\n\t"
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 _PUNCTUATION = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~€£')  # ALBERT's list: without "'"

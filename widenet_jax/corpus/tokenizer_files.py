@@ -67,11 +67,11 @@ def from_vocabulary(text: str, where: str) -> dict[str, Any]:
 
 def bert_tokenizer(model: models.WordPiece, *, lowercase: bool) -> tokenizers.Tokenizer:
     """Returns BERT's tokenizer around a WordPiece model, without special tokens."""
-    made = tokenizers.Tokenizer(model)
-    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    return made
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
 
 
 def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
@@ -99,19 +99,19 @@ def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
     ordinary = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
     lower = [] if kind == kinds.BPE or _has_capitals(ordinary) else _LOWER
     charsmap = spec.precompiled_charsmap
-    made = tokenizers.Tokenizer(_bpe(model) if kind == kinds.BPE else _unigram(model))
-    made.normalizer = normalizers.Sequence([
+    tokenizer = tokenizers.Tokenizer(_bpe(model) if kind == kinds.BPE else _unigram(model))
+    tokenizer.normalizer = normalizers.Sequence([
         *lower,
         *([normalizers.Precompiled(charsmap)] if charsmap else []),
         normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "),
         normalizers.Strip(),
     ])  # fmt: skip
-    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
-    made.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
     known = {piece.piece for piece in model.pieces}
     control = [p.piece for p in model.pieces if p.type not in (_NORMAL, _USER_DEFINED)]
     missing = [name for name in SPECIAL if not {name, _SENTENCEPIECE.get(name, name)} & known]
-    return with_special(made, control + missing)
+    return with_special(tokenizer, control + missing)
 
 
 def _unigram(model: Any) -> models.Unigram:
@@ -156,7 +156,7 @@ def _has_capitals(pieces: Iterable[str]) -> bool:
     return any("A" <= character <= "Z" for piece in ordinary for character in piece)
 
 
-def with_special(made: tokenizers.Tokenizer, names: Iterable[str]) -> dict[str, Any]:
+def with_special(tokenizer: tokenizers.Tokenizer, names: Iterable[str]) -> dict[str, Any]:
     """Returns the content of a tokenizer.json, `names` being special tokens, added if missing."""
-    made.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
-    return json.loads(made.to_str())
+    tokenizer.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in names])
+    return json.loads(tokenizer.to_str())

@@ -99,8 +99,8 @@ class DataInfo(NamedTuple):
     """What a model, a task and a schedule must know of the data, so that the data can be absent.
 
     Attributes:
-      num_examples: examples of an epoch: the size of the training split, of a stream that of its
-        whole batches.
+      num_examples: examples of an epoch: the size of the training split; of a stream, the windows
+        in its whole batches.
       example: what the transforms make of one example.
       info: the training source's `info`, with what `sources.OF_EITHER_SPLIT` adds to it.
       stream: of a `Stream`; None where the training split is none.

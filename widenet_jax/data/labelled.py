@@ -38,7 +38,7 @@ class LabelledImages:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The classes of which the split has no image, where `record_labels` tells."""
+        """The classes without an image in the split, where `record_labels` tells."""
         if self.record_labels is None:
             return ()
         present = set(self.record_labels.tolist())

@@ -156,7 +156,7 @@ def write_set(
     """
     directory = Path(directory)
     stale = _shards_to_replace(directory, overwrite)
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(directory)
     written: dict[str, list[dict[str, int]]] = {}
@@ -166,7 +166,7 @@ def write_set(
             written[split] = _write_split(directory, split, checked, shard_bytes)
     except BaseException:
         _remove_unfinished(directory)
-        for path in made:
+        for path in missing:
             with contextlib.suppress(OSError):  # another process may have put files there
                 path.rmdir()
         raise

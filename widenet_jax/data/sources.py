@@ -153,7 +153,7 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
 def with_classes_of(
     train: LabelledImages, evaluation: LabelledImages, data: Mapping[str, Any]
 ) -> LabelledImages:
-    """Returns the evaluation split with the training split's labels, of which some may be missing.
+    """Returns the evaluation split with the training split's labels; some may be missing.
 
     Raises:
       BadInputError: a split has no image, or the training split has none of a class.
@@ -177,7 +177,7 @@ def with_classes_of(
 
 
 def stream_info(train: Source, evaluation: Source) -> StreamInfo | None:
-    """Returns the facts about both splits of a stream; None of other sources."""
+    """Returns the statistics of both splits of a stream; None of other sources."""
     if not isinstance(train, Stream):
         return None
     return StreamInfo(train.bytes_per_token, unigram_bits(evaluation))

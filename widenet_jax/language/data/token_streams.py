@@ -144,7 +144,7 @@ def _open_set(directory: str, split: str) -> Opened:
             f"{path}: {size:,} bytes, {written:,} were written; copy it again or prepare the set "
             "again"
         )
-    # Runs compare the hashes in the manifest, which must be those of the file.
+    # Runs compare the manifest's hashes, which must be true of the file.
     if sample_sha256(path) != entry["sample_sha256"]:
         raise BadInputError(
             f"{path}: not what was written, by its sample_sha256 in {records.MANIFEST}; copy it "

@@ -15,7 +15,7 @@ give it as --config.data.path.
 
 INPUT is a file, or a directory of files (gzip, bzip2 and xz are recognised): text, which is taken
 as it is; JSON lines or Hugging Face parquet files, whose text is in a field (--text_column); or the
-directory of a TFDS set that is stored as array_record. Word pieces are those of each line.
+directory of a TFDS set that is stored as array_record. Each line is cut into word pieces by itself.
 
   prepare_data.py stream enwik8 --splits train=90M,valid=5M,test=5M --out enwik8_set
   prepare_data.py stream wiki.train.tokens --valid wiki.valid.tokens --test wiki.test.tokens \\

@@ -1,6 +1,6 @@
 """Pretraining instances from sentences: cut, swap, truncate, mask. Pure functions of a generator.
 
-The rules are those of ALBERT (Lan et al. 2020, arXiv:1909.11942, sections 3.1 and 4.1; the authors'
+The rules are ALBERT's (Lan et al. 2020, arXiv:1909.11942, sections 3.1 and 4.1; the authors'
 `create_pretraining_data.py`), drawn again in every epoch instead of stored.
 
 Differs from the authors' code: both parts always come from the same document, where the code

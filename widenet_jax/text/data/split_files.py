@@ -17,7 +17,7 @@ from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import absolute
 
-# The evaluation split of Hugging Face's and TFDS's sets has another name than that of GLUE's files.
+# Hugging Face and TFDS call the evaluation split validation, GLUE's files dev.
 _OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
 _VERSION = re.compile(r"-v\d\.\d$")  # of SQuAD's files, which Hugging Face's lack
 
@@ -28,13 +28,13 @@ def read_split(
     """Returns the rows of a split, in the order of its files.
 
     Args:
-      path: `config.data.path`: a directory of splits, or a file of which splits are parts.
+      path: `config.data.path`: a directory of splits, or a file whose parts are splits.
       split: see the module's docstring.
       read: returns the rows of one file.
       suffixes: of the files that `read` can read; ".gz" may follow.
 
     Raises:
-      BadInputError: no such split, or one of which a part has no rows.
+      BadInputError: no such split, or a part of the split has no rows.
     """
     rows: list[Any] = []
     for part in parts_of(split):

@@ -56,8 +56,8 @@ class Squad:
         Args:
           data: `config.data`.
           split: see `split_files`.
-          tokenizer: by default that of `config.data.tokenizer`.
-          questions: to ask instead of those of the split, whose files are then not read.
+          tokenizer: by default `config.data.tokenizer`.
+          questions: to ask instead of the split's, whose files are then not read.
 
         Raises:
           BadInputError: a file is missing or damaged, or windows would have no room.

@@ -92,8 +92,8 @@ class Table:
         Args:
           data: `config.data`.
           split: see `split_files`.
-          class_names: those of the model; by default those of the training split.
-          tokenizer: by default that of `config.data.tokenizer`.
+          class_names: the model's; by default the training split's.
+          tokenizer: by default `config.data.tokenizer`.
 
         Raises:
           BadInputError: a file, column or label is missing or damaged, or a text has no tokens and
@@ -132,8 +132,8 @@ class Table:
 
     @property
     def info(self) -> dict[str, Any]:
-        facts = {"class_names": list(self.class_names), "pairs": self._has_pairs}
-        return {**tokenizer_info(self._tokenizer), **facts}
+        own = {"class_names": list(self.class_names), "pairs": self._has_pairs}
+        return {**tokenizer_info(self._tokenizer), **own}
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -274,7 +274,7 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
     if odd := next((row for row in rows if row.label not in index), None):
         raise BadInputError(
             f"{odd.where}: label {odd.label!r} is none of the {len(class_names)} classes "
-            f"({shown(class_names)}), which are those of the training split or of the model"
+            f"({shown(class_names)}), as in the training split or the model"
         )
     return np.array([index[row.label] for row in rows], np.int32)
 

@@ -38,7 +38,7 @@ text as the command stream reads them."""
 
 
 def add_commands(commands: Any) -> None:
-    """Adds the subcommands to those of prepare_data.py."""
+    """Adds the subcommands to prepare_data.py."""
     add_tokenizer_command(commands)
     what = "text for pretraining"
     text = commands.add_parser("text", help=what, description=TEXT, takes_fields=False)
@@ -89,7 +89,7 @@ def make_tokenizer(options: Options) -> None:
     if bool(options.convert) == bool(options.inputs):
         raise BadInputError("give either text to train on, or --convert=FILE")
     if options.convert:
-        made = load_tokenizer(options.convert)
+        tokenizer = load_tokenizer(options.convert)
     else:
         bpe = options.kind == "bpe"
         units = units_of(options.inputs, options)
@@ -109,11 +109,11 @@ def make_tokenizer(options: Options) -> None:
                 normalization=options.normalization,
                 character_coverage=options.character_coverage,
             )
-        made = Tokenizer(content, "the trained tokenizer")
+        tokenizer = Tokenizer(content, "the trained tokenizer")
     absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, json.dumps(made.json, ensure_ascii=False, indent=0) + "\n")
-    facts = {"path": options.out, "vocab_size": made.vocab_size, "kind": made.kind}
-    show(options, facts, f"{options.out}: {made.vocab_size:,} tokens, {made.kind}")
+    write_text(options.out, json.dumps(tokenizer.json, ensure_ascii=False, indent=0) + "\n")
+    info = {"path": options.out, "vocab_size": tokenizer.vocab_size, "kind": tokenizer.kind}
+    show(options, info, f"{options.out}: {tokenizer.vocab_size:,} tokens, {tokenizer.kind}")
 
 
 def prepare_text(options: Options) -> None:

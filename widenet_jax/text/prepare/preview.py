@@ -28,7 +28,7 @@ def instances(config: Any, *, num_records: int, num_draws: int, seed: int) -> It
       config: of pretraining; reads `task` and `data`.
       num_records: records shown, spread evenly over the training split.
       num_draws: number of epochs drawn.
-      seed: the run's seed; the draws are those of the run.
+      seed: the run's seed, so that the draws are the same as in the run.
     """
     source = build_source(config.data, config.data.train_split)
     transform, _ = build_transforms(config, source.info)

@@ -107,14 +107,16 @@ def train_word_piece(
         continuing_subword_prefix="##",
         show_progress=False,
     )
-    made = tokenizer_files.bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase=not cased)
+    tokenizer = tokenizer_files.bert_tokenizer(
+        models.WordPiece(unk_token="[UNK]"), lowercase=not cased
+    )
     source = Guarded(text for text, _ in zip(sentences, range(max_sentences), strict=False))
     with source.training(vocab_size):
-        made.train_from_iterator(source, trainer)
-    if made.get_vocab_size() < vocab_size:
-        found = f"only {made.get_vocab_size():,} pieces found"
+        tokenizer.train_from_iterator(source, trainer)
+    if tokenizer.get_vocab_size() < vocab_size:
+        found = f"only {tokenizer.get_vocab_size():,} pieces found"
         raise BadInputError(_too_little_text(vocab_size, found))
-    return tokenizer_files.with_special(made, tokenizer_files.SPECIAL)
+    return tokenizer_files.with_special(tokenizer, tokenizer_files.SPECIAL)
 
 
 def lowered(text: str) -> str:

@@ -30,7 +30,7 @@ _ROWS_BELOW = 2
 _READ_AHEAD = bytes(16)
 
 
-class FileFacts(NamedTuple):
+class FileInfo(NamedTuple):
     """The result of `examine`.
 
     Attributes:
@@ -50,7 +50,7 @@ class FileFacts(NamedTuple):
     pillow: str | None = None
 
 
-def examine(data: bytes) -> FileFacts:
+def examine(data: bytes) -> FileInfo:
     """Finds the size and the visible damage of an encoded image without decoding it.
 
     It always finds an empty file, a file of no kind that is read, a JPEG or PNG that is cut short
@@ -62,23 +62,23 @@ def examine(data: bytes) -> FileFacts:
     (PNG has checksums, which libpng verifies. Damage of the other kinds shows when it is decoded.)
     """
     if not data:
-        return FileFacts("empty file")
+        return FileInfo("empty file")
     if data.startswith(JPEG_START):
-        facts = _walk_jpeg(data)
+        info = _walk_jpeg(data)
     elif data.startswith(PNG_START):
         problem = None if b"IEND" in data else "truncated PNG (no end chunk)"
-        facts = FileFacts(problem, height=_number(data, 20, 4), width=_number(data, 16, 4))
+        info = FileInfo(problem, height=_number(data, 20, 4), width=_number(data, 16, 4))
     elif kind := pillow_files.kind_of(data):
-        facts = FileFacts(*pillow_files.header_of(data, kind), pillow=kind)
+        info = FileInfo(*pillow_files.header_of(data, kind), pillow=kind)
     else:
-        return FileFacts(_unknown(data))
-    if facts.height * facts.width > MAX_PIXELS:
-        size = f"{facts.width} x {facts.height} pixels"
-        return facts._replace(problem=f"declares {size}, more than {MAX_PIXELS:,}")
-    return facts
+        return FileInfo(_unknown(data))
+    if info.height * info.width > MAX_PIXELS:
+        size = f"{info.width} x {info.height} pixels"
+        return info._replace(problem=f"declares {size}, more than {MAX_PIXELS:,}")
+    return info
 
 
-def first_rows(data: bytes, facts: FileFacts, rows: int) -> bytes:
+def first_rows(data: bytes, info: FileInfo, rows: int) -> bytes:
     """Returns a file with the same first `rows` rows, which decodes faster.
 
     In a JPEG of one scan the rows follow one another, so a decoder stops early if the header
@@ -87,9 +87,9 @@ def first_rows(data: bytes, facts: FileFacts, rows: int) -> bytes:
     does not need. Other files (progressive, with restart markers, PNG) are returned unchanged.
     """
     height = rows + _ROWS_BELOW
-    if not facts.height_at or height >= facts.height:
+    if not info.height_at or height >= info.height:
         return data
-    before, after = data[: facts.height_at], data[facts.height_at + 2 : facts.data_end]
+    before, after = data[: info.height_at], data[info.height_at + 2 : info.data_end]
     return b"".join((before, height.to_bytes(2, "big"), after, _READ_AHEAD))
 
 
@@ -104,7 +104,7 @@ def _number(data: bytes, first: int, size: int) -> int:
     return int.from_bytes(data[first : first + size], "big")
 
 
-def _walk_jpeg(data: bytes) -> FileFacts:
+def _walk_jpeg(data: bytes) -> FileInfo:
     """Walks from marker to marker until the end-of-image marker.
 
     Segments are skipped by their length, so that the end of an embedded thumbnail does not count as
@@ -119,22 +119,22 @@ def _walk_jpeg(data: bytes) -> FileFacts:
         if code in _RESTARTS:
             if in_scan and not (has_restarts and code == _RESTARTS[next_restart]):
                 problem = f"damaged JPEG (restart marker out of order at byte {at})"
-                return FileFacts(problem, height, width)
+                return FileInfo(problem, height, width)
             next_restart = (next_restart + 1) % len(_RESTARTS)
             continue
         if in_scan:
             data_end = at - 2
             if code not in _AFTER_SCAN:
                 problem = f"damaged JPEG (marker {code:#x} in the data at byte {at})"
-                return FileFacts(problem, height, width)
+                return FileInfo(problem, height, width)
         if code == _END:
             if not scans:
-                return FileFacts("truncated JPEG (no image data)", height, width)
+                return FileInfo("truncated JPEG (no image data)", height, width)
             if components == CMYK:
-                return FileFacts(None, height, width, pillow="JPEG")
+                return FileInfo(None, height, width, pillow="JPEG")
             if scans > 1 or has_restarts:
-                return FileFacts(None, height, width)
-            return FileFacts(None, height, width, height_at, data_end)
+                return FileInfo(None, height, width)
+            return FileInfo(None, height, width, height_at, data_end)
         if code in _FRAMES:
             height_at = at + 3
             height, width = _number(data, height_at, 2), _number(data, height_at + 2, 2)
@@ -145,4 +145,4 @@ def _walk_jpeg(data: bytes) -> FileFacts:
         scans += in_scan
         next_restart = 0
         at += _number(data, at, 2)
-    return FileFacts("truncated JPEG (no end-of-image marker)", height, width)
+    return FileInfo("truncated JPEG (no end-of-image marker)", height, width)

@@ -1,6 +1,6 @@
 """Decoding of image files, and crops: uint8 [H, W, C] in and out, C = 1 or 3 (RGB).
 
-Most crops also take an `EncodedImage`, of which they decode only the rows that they need.
+Most crops also take an `EncodedImage`, and decode only the rows that they need.
 
 Imports NumPy and OpenCV, and Pillow only where a file needs it, so that worker processes stay
 light. OpenCV drops a trailing axis of one channel; `_channels_back` restores it.
@@ -29,7 +29,7 @@ CROP_ATTEMPTS = 100
 class EncodedImage:
     """An image file, decoded to uint8 RGB when it is sliced, a JPEG down to the last row needed.
 
-    The pixels do not depend on the slice, and are those of Pillow: grey becomes RGB, CMYK is
+    The pixels do not depend on the slice, and equal Pillow's: grey becomes RGB, CMYK is
     converted, transparency is dropped, of 16 bits the upper 8 remain, and of several frames the
     first.
 
@@ -49,11 +49,11 @@ class EncodedImage:
           BadExampleError: the file is cut short, too large, or of no kind that is read. `examine`
             says which damage inside a JPEG is found.
         """
-        self._data, self._where, self._facts = data, where, examine(data)
-        if self._facts.problem:
-            raise self._bad(self._facts.problem)
+        self._data, self._where, self._info = data, where, examine(data)
+        if self._info.problem:
+            raise self._bad(self._info.problem)
         self._turn = pillow_files.orientation_of(data) if exif_orientation else pillow_files.UPRIGHT
-        height, width = self._facts.height, self._facts.width
+        height, width = self._info.height, self._info.width
         sideways = self._turn > 4
         self.shape = (width, height, 3) if sideways else (height, width, 3)
 
@@ -63,8 +63,8 @@ class EncodedImage:
         Raises:
           BadExampleError: the file cannot be decoded.
         """
-        if self._facts.pillow:
-            image = pillow_files.decode(self._data, self._facts.pillow)
+        if self._info.pillow:
+            image = pillow_files.decode(self._data, self._info.pillow)
         elif self._turn != pillow_files.UPRIGHT:
             image = _decode(self._data)
         else:
@@ -75,7 +75,7 @@ class EncodedImage:
 
     def _decode_rows(self, bottom: int | None) -> np.ndarray | None:
         """Decodes the rows above `bottom`, and others where that is no slower."""
-        upper = self._data if bottom is None else first_rows(self._data, self._facts, bottom)
+        upper = self._data if bottom is None else first_rows(self._data, self._info, bottom)
         image = _decode(upper)
         if image is None and upper is not self._data:
             # Image data are missing. libjpeg fills the gap with grey only if the file has its end.
@@ -91,7 +91,7 @@ Image = np.ndarray | EncodedImage
 
 
 def decode(data: bytes, where: str, *, exif_orientation: bool = False) -> np.ndarray:
-    """Decodes a whole file to uint8 [H, W, 3]. Arguments and errors are those of `EncodedImage`."""
+    """Decodes a whole file to uint8 [H, W, 3]. Arguments and errors: see `EncodedImage`."""
     return EncodedImage(data, where, exif_orientation=exif_orientation)[:, :]
 
 

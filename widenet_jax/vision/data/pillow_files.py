@@ -48,7 +48,7 @@ def kind_of(data: bytes) -> str | None:
 def header_of(data: bytes, kind: str) -> tuple[str | None, int, int]:
     """Returns a problem, or None, with height and width of a file's first frame; decodes nothing.
 
-    A TIFF's size is that of the picture turned upright.
+    A TIFF's size is the size of the picture turned upright.
     """
     try:
         with _open(data, kind) as image:
@@ -106,7 +106,7 @@ def orientation_of(data: bytes) -> int:
 
 
 def turn(image: np.ndarray, orientation: int) -> np.ndarray:
-    """Turns [H, W, C] upright; `orientation` is that of `orientation_of`."""
+    """Turns [H, W, C] upright; see `orientation_of`."""
     return np.ascontiguousarray(TURNS[orientation](image)) if orientation in TURNS else image
 
 

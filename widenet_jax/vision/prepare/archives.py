@@ -39,7 +39,7 @@ def read_tar(files: Mapping[str, Sequence[str]], labels: str | None = None) -> C
     Raises:
       BadInputError: an archive is damaged, or an image has no class.
     """
-    given = _read_labels(labels) if labels else {}
+    labels_by_name = _read_labels(labels) if labels else {}
     names: set[str] = set()
     counts: dict[str, int | None] = {}
     for split, paths in files.items():
@@ -47,13 +47,13 @@ def read_tar(files: Mapping[str, Sequence[str]], labels: str | None = None) -> C
         nested = False
         for path in paths:
             for member in _images_and_archives(read_archive(path)):
-                names.add(_class_of(member, given))
+                names.add(_class_of(member, labels_by_name))
                 nested |= member.is_archive
                 count += 1
         counts[split] = None if nested else count
     class_names = tuple(sorted(names))
     label_of = {name: label for label, name in enumerate(class_names)}
-    splits = {split: _from_tars(paths, given, label_of) for split, paths in files.items()}
+    splits = {split: _from_tars(paths, labels_by_name, label_of) for split, paths in files.items()}
     return Converted(class_names, splits, counts)
 
 
@@ -74,9 +74,9 @@ def _images_and_archives(found: Iterator[Member]) -> Iterator[Member]:
             yield member
 
 
-def _class_of(member: Member, given: Mapping[str, str]) -> str:
+def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
     path = Path(member.name)
-    label = path.stem if member.is_archive else given.get(path.name) or path.parent.name
+    label = path.stem if member.is_archive else labels_by_name.get(path.name) or path.parent.name
     if not label:
         raise BadInputError(
             f"{member.where}: lies in no class folder and --labels does not list it"
@@ -85,11 +85,11 @@ def _class_of(member: Member, given: Mapping[str, str]) -> str:
 
 
 def _from_tars(
-    paths: Sequence[str], given: Mapping[str, str], label_of: Mapping[str, int]
+    paths: Sequence[str], labels_by_name: Mapping[str, str], label_of: Mapping[str, int]
 ) -> Iterator[tuple[int, bytes]]:
     for path in paths:
         for member in _images_and_archives(read_archive(path)):
-            label = label_of[_class_of(member, given)]
+            label = label_of[_class_of(member, labels_by_name)]
             for image in _images_of(member):
                 yield label, image.read()
 

@@ -92,7 +92,7 @@ def read_image_folder(
     """Reads root/SPLIT/CLASS/image files, or root/CLASS/image files divided by `holdout`.
 
     Args:
-      root: the folder. Its classes are those of all splits; only "train" may lack none.
+      root: the folder. Its classes are the classes of all splits; only "train" must have every one.
       holdout: divides the images where there is no split to evaluate on.
       unreadable: receives a line for each file that cannot be read, which is passed over; None
         raises BadInputError at the first one.

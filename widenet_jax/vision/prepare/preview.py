@@ -55,7 +55,7 @@ def augmentation_grid(
       config: reads `data` and `augment`.
       num_images: number of rows, spread evenly over the training split.
       num_draws: number of epochs drawn.
-      seed: the run's seed; the augmentations are those of the run.
+      seed: the run's seed, so that the augmentations are the same as in the run.
       note: receives a line on the split, and one for each image that cannot be read, in whose place
         the next one is drawn where `data.on_bad_example` is "skip".
 
