@@ -11,10 +11,10 @@ A config file takes the defaults and changes what its experiment needs:
       return config
 
 A field's row is (default, meaning), (default, meaning, least) or (default, meaning, least, most).
-Without limits a whole number is at least 1 and another number at least 0. The upper limits are far
-above any run that fits in memory: a larger value would be built or allocated for minutes before it
-fails. `--print_config` and docs/CONFIG.md show the rows. A task's own fields stand in its spec, in
-widenet_jax/{vision,text,language}/spec.py.
+Without limits a whole number is at least 1 and another number at least 0; a field without a row may
+be any finite number. The upper limits are far above any run that fits in memory: a larger value
+would be built or allocated for minutes before it fails. `--print_config` and docs/CONFIG.md show
+the rows. A task's own fields stand in its spec, in widenet_jax/{vision,text,language}/spec.py.
 
 An unknown name is refused, so that a misspelt one cannot go unnoticed. To add a field in a config
 file: `with config.unlocked(): ...`.

@@ -113,3 +113,13 @@ def test_a_threshold_may_be_negative():
     for flag in ("task.null_threshold=-inf", "optimizer.learning_rate=-1.5"):
         with pytest.raises(BadInputError, match=r"must be a finite number, .* or more"):
             override(config, [f"--config.{flag}"])
+
+
+def test_fields_of_a_users_own_config_have_no_limits_but_must_be_finite():
+    config = load_config(str(ROOT / "configs" / "digits.py"))
+    with config.unlocked():
+        config.mine = {"offset": 0, "shift": 0.5}
+    override(config, ["--config.mine.offset=-3", "--config.mine.shift=-0.5"])
+    assert config.mine.to_dict() == {"offset": -3, "shift": -0.5}
+    with pytest.raises(BadInputError, match=r"--config\.mine\.shift=nan must be a finite number"):
+        override(config, ["--config.mine.shift=nan"])

@@ -68,12 +68,10 @@ def task_of(config: Mapping) -> str:
 
 
 def rows_of(task: str) -> dict[str, tuple]:
-    """Returns the rows of all fields by their full names; of all tasks for an unknown one."""
+    """Returns the rows of all fields by their full names; an unknown task adds none."""
     defaults = configs_module("defaults")
-    rows = named(defaults.RUN) | named(defaults.MODELS)
-    for name in [task] if task in TASKS else TASKS:
-        rows |= named(task_spec(name).sections)
-    return rows
+    of_task = task_spec(task).sections if task in TASKS else {}
+    return named(defaults.RUN) | named(defaults.MODELS) | named(of_task)
 
 
 def named(sections: Mapping[str, Mapping[str, tuple]]) -> dict[str, tuple]:
@@ -87,7 +85,7 @@ def named(sections: Mapping[str, Mapping[str, tuple]]) -> dict[str, tuple]:
 
 def field_names() -> set[str]:
     """Returns the names of all fields, whatever the task and the model."""
-    return set(rows_of(""))
+    return set().union(*map(rows_of, TASKS))
 
 
 def limits(row: tuple, value: Any) -> tuple[float, float]:
@@ -122,14 +120,16 @@ def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
 
 
 def check_numbers(config: ConfigDict) -> None:
-    """Raises BadInputError at a number that is nan, infinite, too small or too large."""
+    """Raises BadInputError at a number that is nan, infinite, too small or too large.
+
+    Fields that a user's config file has added have no limits.
+    """
     rows = rows_of(task_of(config))
     for name, value in fields_of(config):
-        least, most = limits(rows.get(name, ()), value)
-        if isinstance(value, float) and not least <= value < most:
-            raise BadInputError(
-                f"--config.{name}={value} must be a finite number, {least:g} or more"
-            )
+        least, most = limits(rows[name], value) if name in rows else (-math.inf, math.inf)
+        if isinstance(value, float) and not (least <= value < most and math.isfinite(value)):
+            bound = f", {least:g} or more" if name in rows else ""
+            raise BadInputError(f"--config.{name}={value} must be a finite number{bound}")
         if type(value) is int and value < least:
             raise BadInputError(f"--config.{name}={value} is too small; give at least {least}")
         if type(value) is int and value > most:
