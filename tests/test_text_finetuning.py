@@ -10,7 +10,7 @@ from text_sets import reviews_config, write_squad, write_table, write_tokenizer
 
 from widenet_jax.cli.evaluate import main as evaluate
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.over_source import open_source
+from widenet_jax.inference.over_source import metrics_over_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.main import main, parse_flags
 
@@ -110,7 +110,7 @@ def test_question_answering(tmp_path: Path, squad: Path):
     trained = open_trained(str(tmp_path / "run"))
     trained.config.task.unanswerable = False  # as of a model for SQuAD1.1
     with pytest.raises(BadInputError, match="has questions without an answer"):
-        open_source(trained)
+        metrics_over_source(trained)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, table: Path, squad: Path, capsys):

@@ -195,7 +195,7 @@ def test_a_model_of_another_task(reviews_run: Path, filler: Path, capsys):
         assert 'of the task masked_lm, which takes --fill="A [MASK] word"; ' in said
 
 
-def test_flags_that_do_not_go_together(classifier: Path, filler: Path, folder: Path, capsys):
+def test_flags_that_do_not_go_together(reviews_run: Path, filler: Path, folder: Path, capsys):
     """Flags of different tasks are refused before the model is read."""
     there = "--workdir=gone"
     assert "and one of these only" in refused(capsys, there)
@@ -204,7 +204,7 @@ def test_flags_that_do_not_go_together(classifier: Path, filler: Path, folder: P
     assert "--overlay goes with image files" in refused(capsys, there, "--text=a", "--overlay=o")
     there = f"--workdir={answerer(folder, 'span')}"
     assert "--question needs --context" in refused(capsys, there, "--question=who?")
-    there = f"--workdir={classifier}"
+    there = f"--workdir={reviews_run}"
     assert "2 --text and 1 --pair" in refused(capsys, there, "--text=a", "--text=b", "--pair=c")
     there = f"--workdir={filler}"
     assert "has no [MASK] for the model to fill" in refused(capsys, there, "--fill=the day")
