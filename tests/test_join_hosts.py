@@ -18,28 +18,23 @@ sys.exit(main.main(sys.argv))
 
 
 @pytest.mark.parametrize(
-    ("coordinator", "num_processes", "process_id", "told"),
+    ("coordinator", "num_processes", "process_id", "message"),
     [
         ("HOST", 2, 1, "--coordinator=HOST must be HOST:PORT"),
-        ("HOST:", 2, 0, "--coordinator=HOST: must be HOST:PORT"),
-        (":8476", 2, 0, "--coordinator=:8476 must be HOST:PORT"),
         ("HOST:http", 2, 0, "--coordinator=HOST:http must be HOST:PORT"),
         ("HOST:65536", 2, 1, "--coordinator=HOST:65536 must be HOST:PORT"),
         ("HOST:8476", 0, 0, "--num_processes=0 must be at least 1"),
-        ("HOST:8476", -1, 0, "--num_processes=-1 must be at least 1"),
         ("HOST:8476", 2, 2, "--process_id=2 must be at least 0 and less than --num_processes=2"),
-        ("HOST:8476", 2, -1, "--process_id=-1 must be at least 0"),
     ],
 )
 def test_wrong_details(
-    coordinator: str, num_processes: int, process_id: int, told: str,
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+    coordinator: str, num_processes: int, process_id: int, message: str, capsys, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     details = [f"--coordinator={coordinator}", f"--num_processes={num_processes}"]
     assert main(["main", *RUN, *details, f"--process_id={process_id}"]) == 2
     errors = capsys.readouterr().err
-    assert errors.startswith(f"error: {told}") and errors.count("\n") == 1
+    assert errors.startswith(f"error: {message}") and errors.count("\n") == 1
 
 
 def test_the_other_process_does_not_come():
