@@ -32,9 +32,9 @@ def run(workdir: Path, patience: int) -> dict:
     return run_here(workdir, **STILL, **{"evaluation.patience": patience})
 
 
-@pytest.mark.parametrize(
-    ("patience", "best", "step", "over"),
-    [
+def test_where_a_run_is_over():
+    """It has 20 steps and evaluates after every fourth."""
+    for patience, best, step, over in [
         (0, 4, 16, False),
         (2, 4, 8, False),  # one evaluation after the best
         (2, 4, 12, True),
@@ -44,15 +44,13 @@ def run(workdir: Path, patience: int) -> dict:
         (2, None, 12, False),  # best/ is gone: the next evaluation is the best
         (2, 4, 20, True),
         (9, 4, 20, True),  # the last step
-    ],
-)
-def test_where_a_run_is_over(patience: int, best: int | None, step: int, over: bool):
-    """It has 20 steps and evaluates after every fourth."""
-    config = small_config(**{"evaluation.patience": patience})
-    kept = SimpleNamespace(best_value=best and 0.5, best=SimpleNamespace(step=best))
-    experiment = SimpleNamespace(config=config, eval_every=Interval(Fraction(4)), total_steps=20)
-    session = SimpleNamespace(experiment=experiment, checkpoints=kept)
-    assert Session.is_over(session, step) == over
+    ]:
+        config = small_config(**{"evaluation.patience": patience})
+        kept = SimpleNamespace(best_value=best and 0.5, best=SimpleNamespace(step=best))
+        every = Interval(Fraction(4))
+        experiment = SimpleNamespace(config=config, eval_every=every, total_steps=20)
+        session = SimpleNamespace(experiment=experiment, checkpoints=kept)
+        assert Session.is_over(session, step) == over, (patience, best, step)
 
 
 def test_ctrl_c_in_the_evaluation_that_ends_a_run(

@@ -330,12 +330,3 @@ def test_ctrl_c_ends_other_commands_with_one_line():
     run.send_signal(signal.SIGINT)
     assert run.communicate()[1] == "interrupted\n"
     assert run.returncode == 130
-
-
-@pytest.mark.slow
-def test_time_is_up(tmp_path: Path):
-    arguments = command(tmp_path / "run", "--max_seconds=40", duration="100000 steps")
-    line = stopped(start(arguments))
-    step = last_step(tmp_path / "run")
-    assert f"time is up (--max_seconds); saved after step {step:,}." in line
-    assert step > 0
