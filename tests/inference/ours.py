@@ -19,7 +19,7 @@ def our_vit(params: dict, **changes: object):
         "patch_size": reference.P,
         "cls_token": "learned" if cls else "none",
         "pool": "token" if cls else "mean",
-        "pre_logits": "representation" in params,
+        "pre_logits": "pre_logits" in params,
         "dtype": "float32",
     }
     return build_model(fields | changes, num_classes=len(params["head"]["bias"]))

@@ -77,11 +77,11 @@ TO_PRETRAINED = MappingProxyType({"model": MODEL, "source": "runs/pretrained"})
 
 
 def test_the_backbone_is_copied_and_the_head_is_not():
-    pretrained = params(1.0, classes=7) | {"representation": {"kernel": np.ones((2, 2))}}
+    pretrained = params(1.0, classes=7) | {"pre_logits": {"kernel": np.ones((2, 2))}}
     new, told = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
     assert told == (
         "taken from runs/pretrained: embed, encoder, position; new: head; not used: head, "
-        "representation; fitted: position/position_embedding 1x4x2 -> 1x16x2"
+        "pre_logits; fitted: position/position_embedding 1x4x2 -> 1x16x2"
     )
     expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
     assert new.keys() == expected.keys()  # no representation
@@ -104,7 +104,7 @@ def test_the_head_is_kept_where_the_classes_are_the_same():
 def test_a_head_of_other_inputs_is_new(extra_here: bool):
     """The head of the same shape saw the outputs of the representation layer."""
     fresh, pretrained = params(0.0), params(1.0)
-    (fresh if extra_here else pretrained)["representation"] = {"kernel": np.ones((2, 2))}
+    (fresh if extra_here else pretrained)["pre_logits"] = {"kernel": np.ones((2, 2))}
     new, told = finetune_params(fresh, pretrained, **TO_PRETRAINED, same_classes=True)
     np.testing.assert_equal(new["head"], params(0.0)["head"])
     assert new["embed"]["kernel"].all() and "new: head" in told and "is kept" not in told

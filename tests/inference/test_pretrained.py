@@ -156,7 +156,7 @@ def test_public_weights_into_a_new_model_at_another_size(tmp_path):
     fields = {"name": "vision_transformer", "cls_token": "learned"}
     new, _ = finetune_params(fresh, pretrained, model=fields, source="vit.npz")
     assert new["position"]["position_embedding"].shape == (1, 17, reference.D)
-    assert "representation" not in new and not new["head"]["kernel"].any()
+    assert "pre_logits" not in new and not new["head"]["kernel"].any()
     np.testing.assert_array_equal(
         new["encoder"]["block_01_mlp"]["wi"]["kernel"], vit.blocks[1]["wi_kernel"]
     )

@@ -67,7 +67,7 @@ def test_the_depth_is_that_of_the_stack():
     np.testing.assert_allclose(block.std(), (2 / (2 * 64)) ** 0.5, rtol=0.05)
     block = params["encoder"]["block_01_mlp"]["wi"]["kernel"]
     np.testing.assert_allclose(block.std(), (2 / (2 * 64)) ** 0.5, rtol=0.05)
-    np.testing.assert_allclose(params["representation"]["kernel"].std(), (2 / 64) ** 0.5, rtol=0.05)
+    np.testing.assert_allclose(params["pre_logits"]["kernel"].std(), (2 / 64) ** 0.5, rtol=0.05)
 
 
 def test_uniform_between():

@@ -104,8 +104,8 @@ def restated(model, params: dict, tokens: list[int], token_types: list[int]) -> 
     """Returns the tokens of one text after the last block."""
     of, blocks = params["embeddings"], params["encoder"]
     xs = [
-        norm(of["token"][token] + of["segment"][segment] + of["position"][t], of["norm"])
-        for t, (token, segment) in enumerate(zip(tokens, token_types, strict=True))
+        norm(of["token"][token] + of["token_type"][kind] + of["position"][t], of["norm"])
+        for t, (token, kind) in enumerate(zip(tokens, token_types, strict=True))
     ]
     xs = [affine(x, params["projection"]) for x in xs]
     for i in range(model.depth):

@@ -11,7 +11,7 @@ from widenet_jax.typing import Array
 
 
 class TokenEmbed(nn.Module):
-    """e = LayerNorm(token[id] + segment[s] + position[t]) (BERT).
+    """e = LayerNorm(token[id] + token_type[s] + position[t]) (BERT).
 
     All three tables are N(0, 0.02) cut at two standard deviations. The sum is in float32.
 
@@ -51,9 +51,9 @@ class TokenEmbed(nn.Module):
             )
         init = KernelInit("truncated_normal").kernel()
         token = self.param("token", init, (self.vocab_size, self.embedding_dim))
-        segment = self.param("segment", init, (self.num_token_types, self.embedding_dim))
+        token_type = self.param("token_type", init, (self.num_token_types, self.embedding_dim))
         position = self.param("position", init, (self.num_positions, self.embedding_dim))
-        x = jnp.take(token, tokens, axis=0) + rows_at(segment, token_types)
+        x = jnp.take(token, tokens, axis=0) + rows_at(token_type, token_types)
         x = x + (position[:T] if positions is None else rows_at(position, positions))
         norm = layer_norm(epsilon=self.norm_epsilon, dtype=self.dtype, name="norm")
         return norm(x), token

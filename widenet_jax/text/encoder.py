@@ -18,7 +18,7 @@ from widenet_jax.typing import Array, Aux, PyTree, Shapes
 class TextEncoder(BlockSettings, kw_only=True):
     """Embeddings of tokens, a projection, blocks, and the head of a task.
 
-    Parameters: embeddings/{token, segment, position, norm}, projection, encoder (the blocks) and
+    Parameters: embeddings/{token, token_type, position, norm}, projection, encoder (the blocks) and
     those of the head: pooler, mlm, order, classifier, span.
 
     Attributes:

@@ -72,7 +72,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
             return nn.Dense(features, kernel_init=self.outer_init.kernel(), name=name)
 
         if self.pre_logits:
-            x = jnp.tanh(dense(self.embed_dim, "representation")(x))
+            x = jnp.tanh(dense(self.embed_dim, "pre_logits")(x))
         return dense(self.num_classes, "head")(x), aux
 
     def check(self) -> None:

@@ -53,7 +53,7 @@ def test_blocks_and_head(stacked: bool, numbered_together: bool, pre_logits: boo
     vit = reference.random_vit(pre_logits=pre_logits)
     arrays = reference.google_names(vit, stacked=stacked, numbered_together=numbered_together)
     params = imported(arrays, tmp_path)
-    assert ("representation" in params) == pre_logits
+    assert ("pre_logits" in params) == pre_logits
     assert_equal_logits(params, vit)
 
 

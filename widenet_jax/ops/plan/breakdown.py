@@ -20,7 +20,7 @@ PARTS = (
     ("attention", r"(block_\d+_)?attention"),
     ("feed-forward", r"(block_\d+_)?(mlp|top_k_mlp|product_key)"),
     ("embedding", r"embed(dings)?|position"),
-    ("head", r"head|representation|pooler|mlm|order|classifier|span|output"),
+    ("head", r"head|pre_logits|pooler|mlm|order|classifier|span|output"),
     ("rest of the model", r"encoder|[A-Z]\w*"),  # the class of a model, such as VisionTransformer
 )
 LOSS, OPTIMIZER, UNNAMED = "loss and mixup", "optimizer", "no scope"

@@ -25,7 +25,7 @@ from widenet_jax.text.weights.huggingface_config import kind_out, section_of
 TOKENS = "embeddings.word_embeddings"
 EMBEDDINGS = {
     TOKENS: "embeddings/token",
-    "embeddings.token_type_embeddings": "embeddings/segment",
+    "embeddings.token_type_embeddings": "embeddings/token_type",
     "embeddings.position_embeddings": "embeddings/position",
     "embeddings.LayerNorm": "embeddings/norm",
 }
@@ -51,7 +51,7 @@ HEADS = {
         "sop_classifier.classifier": "order",
     },
 }
-TABLES = ("embeddings/token", "embeddings/segment", "embeddings/position")
+TABLES = ("embeddings/token", "embeddings/token_type", "embeddings/position")
 NEEDED = ("embeddings/", "projection/", f"{ENCODER}/")
 DECODERS = {"bert": "cls.predictions.decoder", "albert": "predictions.decoder"}
 # Their block number i, and their module and ours within a block.

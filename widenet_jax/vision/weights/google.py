@@ -44,8 +44,8 @@ OUTSIDE = {
     "pos_embedding": "position/position_embedding",
     "Transformer/encoder_norm/scale": f"{ENCODER}/{NORM_OUT}/scale",
     "Transformer/encoder_norm/bias": f"{ENCODER}/{NORM_OUT}/bias",
-    "pre_logits/kernel": "representation/kernel",
-    "pre_logits/bias": "representation/bias",
+    "pre_logits/kernel": "pre_logits/kernel",
+    "pre_logits/bias": "pre_logits/bias",
     "head/kernel": "head/kernel",
     "head/bias": "head/bias",
 }

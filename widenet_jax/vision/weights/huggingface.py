@@ -33,7 +33,7 @@ BLOCK = r"(?:encoder\.layer|layers)\.(\d+)\.(.+)"
 OUTSIDE = {
     EMBEDDINGS: "embed/projection",
     "layernorm": f"{ENCODER}/{NORM_OUT}",
-    "pooler.dense": "representation",
+    "pooler.dense": "pre_logits",
     "classifier": "head",
 }
 IN_BLOCK = {
