@@ -8,7 +8,7 @@ parts of a photo, evaluation its centre; what cannot be read is named and left o
       --config.data.path=photos
 
 That trains widenet_s, the small model for a laptop, from scratch at 64 pixels. Other variants are
-those of configs/cifar10.py: vit_s, as small; widenet_tiny, smaller; widenet_b, ... at 224 pixels,
+as in configs/cifar10.py: vit_s, as small; widenet_tiny, smaller; widenet_b, ... at 224 pixels,
 for a GPU or TPU. `pretrained` takes the model that config.init_from names, its backbone and the
 size of its images:
 

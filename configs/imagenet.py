@@ -28,6 +28,7 @@ Cost: what the paper states, in TPUv3 core-days; docs/PERFORMANCE.md has our pla
 | vit_moe_b,experts=8 (4 to 16)      | Fig. 2  |             | a figure         |           |
 | widenet_b,routing_groups=6 (2, 3)  | Fig. 3  | 29M         | a figure         |           |
 
+configs/sizes.py has the sizes and families as tables, configs/variants.py every option.
 More options: examples_per_group=1 (cheaper dispatch), capacity_factor, selected, ffn_blocks=last_2,
 preset=authors_code (what the released code does differently; see docs/DECISIONS.md).
 

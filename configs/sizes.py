@@ -115,14 +115,14 @@ ROUTERS = {
     "sinkhorn_released": ("expert_dropout",),  # as Csordás et al. released it
     "hierarchical": ("groups", "selected_groups"),  # Shazeer et al. 2017, appendix B
 }
-# The losses of a router's paper with their weights there; otherwise those of Csordás et al. 2023.
+# The losses of a router's paper with their weights there; other routers have SIGMA_MOE_LOSSES.
 ROUTER_LOSSES = {
     "top_k": {"load_balance": 0.01, "over": "group"},
     "noisy_top_k": {"importance": 0.1, "load": 0.1},
     "hierarchical": {"importance": 0.1, "load": 0.1},
     "switch": {"switch": 0.01},
 }
-SIGMA_MOE_LOSSES = {"entropy": 0.001}
+SIGMA_MOE_LOSSES = {"entropy": 0.001}  # Csordás et al. 2023
 # Option entropy_of of language models -> the loss that has the weight of the entropy loss.
 ENTROPY_OF = {"all": "entropy", "chosen": "entropy_of_chosen"}
 
@@ -322,7 +322,7 @@ def product_key_section(options: Mapping) -> dict:
 
 
 def chosen(options: Mapping, *names: str) -> dict:
-    """Returns those of the options that have one of these names."""
+    """Returns the options with these names, without the names that are missing."""
     return {name: options[name] for name in names if name in options}
 
 

@@ -15,7 +15,7 @@ tokenizer of --config.data.tokenizer.
             |                                         | sequence routed alone (not stated)
 
 v1 has BERT's head, v2 ALBERT's (--config.task.head=span: BERT's, too). Questions without an answer
-belong to v2. Metrics are those of the official scripts, as shares from 0 to 1; v2 is compared by
+belong to v2. Metrics are the official ones, as shares from 0 to 1; v2 is compared by
 best_f1, the F1 at the threshold that is best for the evaluated questions.
 
 Data: a directory with train-v1.1.json and dev-v1.1.json (v2.0), or .json.gz, or Hugging Face's

@@ -30,7 +30,7 @@ TPUv3 cores, see docs/PERFORMANCE.md.
 | widenet_8  | 45M    | 90.0 / 82.7 | 80.6 / 77.7 | 83.3 | 91.9  | 85.2 | 267, 99                  |
 | widenet_16 | 83M    | 90.9 / 83.8 | 81.0 / 77.9 | 84.1 | 92.2  | 85.8 | 277, 102                 |
 
-ALBERT's and BERT's rows are those of ALBERT's Table 4, all parts shared and nothing shared, after
+ALBERT's and BERT's rows come from ALBERT's Table 4, all parts shared and nothing shared, after
 125,000 steps. ALBERT-base then predicts 54.0% of the masked words and 86.5% of the orders (its
 Table 5); an order accuracy of 99.9% would be a leak.
 

@@ -26,7 +26,7 @@ from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, simil
 
 FIELD = "--config."
 Options = argparse.Namespace
-Argv = Sequence[str] | None  # the words after the program's name; None: those of this process
+Argv = Sequence[str] | None  # the words after the program's name; None: sys.argv
 READER_GONE = 141  # what shells report of a process that SIGPIPE ended
 
 
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean --{near}?" if near else "--help lists the flags"
 
     def _flag_names(self) -> Iterator[str]:
-        """Yields the names of all flags, including those of subcommands."""
+        """Yields the names of all flags, also of subcommands."""
         for action in self._actions:
             yield from action.option_strings
             if isinstance(action, argparse._SubParsersAction):
