@@ -46,7 +46,6 @@ def may_import(unit: str, other: str) -> bool:
 STILL = {
     ("ops/analysis/image_overlay.py", "vision.data"),
     ("ops/analysis/image_overlay.py", "vision.task"),
-    ("vision/weights/huggingface.py", "text.weights"),
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.vision.embeddings import PatchEmbed, PositionEmbed
+from widenet_jax.vision.model import PatchEmbed, PositionEmbed
 
 
 def test_a_patch_is_one_linear_map_of_its_pixels():

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from widenet_jax.vision.pool import pool_mean, pool_token
+from widenet_jax.vision.model import pool_mean, pool_token
 
 X = jnp.array([[[1.0], [2.0], [6.0]], [[4.0], [8.0], [0.0]]])
 MASK = jnp.array([[True, True, False], [False, False, False]])

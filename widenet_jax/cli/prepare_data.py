@@ -28,7 +28,7 @@ from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive
 from widenet_jax.errors import BadInputError
-from widenet_jax.specs import resolve
+from widenet_jax.specs import resolve, task_spec, task_specs
 
 # Each adds subcommands to the parser: `add_commands(commands)`.
 COMMANDS = (
@@ -36,12 +36,6 @@ COMMANDS = (
     "widenet_jax.text.prepare.command",
     "widenet_jax.language.prepare.command",
 )
-# config.task.name -> what shows training examples: (config, options)
-PREVIEWS = {
-    "classification": "widenet_jax.vision.prepare.preview:draw_augmentations",
-    "masked_lm": "widenet_jax.text.prepare.preview:print_instances",
-    "language_modeling": "widenet_jax.language.prepare.preview:print_windows",
-}
 
 
 def main(argv: Argv = None) -> int:
@@ -77,8 +71,8 @@ def preview(options: Options) -> None:
       BadInputError: the config's task has no preview.
     """
     config = override(load_config(options.config), options.fields)
-    name = config.task.name
-    if name not in PREVIEWS:
-        known = " or ".join(PREVIEWS)
-        raise BadInputError(f"config.task.name={name}: no preview; needs {known}")
-    resolve(PREVIEWS[name])(config, options)
+    spec = task_spec(config.task.name)
+    if spec.preview is None:
+        known = " or ".join(other.name for other in task_specs() if other.preview)
+        raise BadInputError(f"config.task.name={spec.name}: no preview; needs {known}")
+    resolve(spec.preview)(config, options)

@@ -1,9 +1,16 @@
 """The field that a user means: of a misspelt name, or of one from another library."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from widenet_jax.errors import nearest, similar
+from widenet_jax.errors import BadInputError, nearest, similar
 
+# Our activation for each of Hugging Face's names of the same function.
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+    "relu": "relu",
+}
 # Fields, where it helps with an example of a value, and their names in other libraries.
 ELSEWHERE = {
     "optimizer.learning_rate": "lr lrate base_lr peak_lr max_lr initial_lr init_lr step_size",
@@ -87,3 +94,14 @@ def elsewhere(fields: Collection[str]) -> dict[str, str]:
 def last_of(name: str) -> str:
     """Returns a name without its sections, as "learning_rate" of "optimizer.Learning-Rate"."""
     return name.rpartition(".")[2].lower().replace("-", "_")
+
+
+def activation_of(config: Mapping[str, Any], default: str, *, source: str) -> str:
+    """Returns our name of `hidden_act`; raises BadInputError if our models do not have it."""
+    name = config.get("hidden_act", default)
+    if name not in ACTIVATIONS:
+        raise BadInputError(
+            f"{source}: hidden_act={name!r} is not an activation of our models; they have "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
+from widenet_jax.nn.dense import linear
 from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, Shapes
-from widenet_jax.vision.embeddings import PatchEmbed, PositionEmbed
-from widenet_jax.vision.pool import POOLS
 
 CLS_TOKENS = dict.fromkeys(("learned", "zero", "none"))
 
@@ -22,6 +22,23 @@ CLS_TOKENS = dict.fromkeys(("learned", "zero", "none"))
 def image_spec(image_shape: tuple[int, int, int]) -> Shapes:
     """Returns the shapes of a `VisionTransformer`'s inputs for one image (height, width, C)."""
     return {"image": jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)}
+
+
+def pool_token(x: Array, mask: Array | None) -> Array:  # [B, T, D] -> [B, D]
+    """Returns the first token (CLS)."""
+    del mask
+    return x[:, 0]
+
+
+def pool_mean(x: Array, mask: Array | None) -> Array:  # [B, T, D], [B, T] -> [B, D]
+    """Returns the mean over real tokens; zero for an example that is all padding."""
+    if mask is None:
+        return x.mean(axis=1)
+    weight = mask[..., None].astype(x.dtype)
+    return (x * weight).sum(axis=1) / jnp.maximum(weight.sum(axis=1), 1)
+
+
+POOLS = {"token": pool_token, "mean": pool_mean}
 
 
 class VisionTransformer(BlockSettings, kw_only=True):
@@ -97,3 +114,77 @@ class VisionTransformer(BlockSettings, kw_only=True):
         _, height, width, _ = input_spec["image"].shape
         patches = (height // self.patch_size) * (width // self.patch_size)
         return patches + (self.cls_token != "none")
+
+
+class PatchEmbed(nn.Module):
+    """One linear map per non-overlapping patch (ViT, eq. 1).
+
+    Attributes:
+      patch_size: side of a patch in pixels; must divide the image's sides.
+      embed_dim: D.
+      kernel_init: initialisers.
+      dtype: dtype of the computation.
+    """
+
+    patch_size: int
+    embed_dim: int
+    kernel_init: KernelInit = KernelInit()
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:  # [B, height, width, channels] -> [B, T, D]
+        P = self.patch_size
+        B, height, width, channels = images.shape
+        if height % P or width % P:
+            raise BadInputError(
+                f"config.model.patch_size={P} must divide the image size "
+                f"{height}x{width} (config.data.image_size)"
+            )
+        # Channels outermost, as a TPU keeps images: [B, h, P, w, P, C] -> [B, T, C P P].
+        x = images.astype(self.dtype).reshape(B, height // P, P, width // P, P, channels)
+        x = x.transpose(0, 1, 3, 5, 2, 4).reshape(B, -1, channels * P * P)
+        return Projection(P, channels, self.embed_dim, self.kernel_init, name="projection")(x)
+
+
+class Projection(nn.Module):
+    """Maps patches [B, T, C P P] to [B, T, D] by a convolution's kernel [P, P, C, D].
+
+    A product rather than a strided convolution, which on a TPU transposes the images first.
+    """
+
+    patch_size: int
+    channels: int
+    embed_dim: int
+    kernel_init: KernelInit
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        P, C, D = self.patch_size, self.channels, self.embed_dim
+        kernel = self.param("kernel", self.kernel_init.kernel(), (P, P, C, D))
+        bias = self.param("bias", nn.initializers.zeros, (D,))
+        return linear("btd,df->btf", x, kernel.transpose(2, 0, 1, 3).reshape(-1, D), bias)
+
+
+class PositionEmbed(nn.Module):
+    """Adds learned positions, N(0, 0.02), after prepending a CLS token where there is one.
+
+    Attributes:
+      cls_token: "none"; "learned" (ViT); "zero": a constant zero token whose position row acts as
+        its embedding, as the authors' released code keeps even under average pooling.
+    """
+
+    cls_token: str
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:  # [B, T, D] -> [B, T (+1), D]
+        B, _, D = x.shape
+        if self.cls_token == "learned":
+            token = self.param("cls_token", nn.initializers.zeros, (1, 1, D))
+            x = jnp.concatenate([jnp.broadcast_to(token, (B, 1, D)).astype(x.dtype), x], axis=1)
+        elif self.cls_token == "zero":
+            x = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))
+        position = self.param(
+            "position_embedding", nn.initializers.normal(0.02), (1, x.shape[1], D)
+        )
+        # Broadcast before rounding, so that the gradient is summed over images in float32.
+        return x + jnp.broadcast_to(position, x.shape).astype(x.dtype)

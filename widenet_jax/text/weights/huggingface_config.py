@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from widenet_jax.config.files import configs_module
+from widenet_jax.config.names import ACTIVATIONS, activation_of
 from widenet_jax.errors import BadInputError
 
 # Defaults of `BertConfig` and `AlbertConfig`, for fields that a file leaves out.
@@ -46,12 +47,6 @@ SAME = {
     "layer_norm_eps": "norm_epsilon",
     "hidden_dropout_prob": "dropout",
 }
-# Our activation for each of their names of the same function.
-ACTIVATIONS = {
-    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
-    "relu": "relu",
-}
 # Fields that may change what a BERT computes, with the only value that our blocks have.
 ONLY = {
     "position_embedding_type": "absolute",
@@ -65,17 +60,6 @@ CLASSES = {
     "classifier": "ForSequenceClassification",
     "span": "ForQuestionAnswering",
 }
-
-
-def activation_of(config: Mapping[str, Any], default: str, *, source: str) -> str:
-    """Returns our name of `hidden_act`; raises BadInputError if our models do not have it."""
-    name = config.get("hidden_act", default)
-    if name not in ACTIVATIONS:
-        raise BadInputError(
-            f"{source}: hidden_act={name!r} is not an activation of our models; they have "
-            f"{', '.join(ACTIVATIONS)}"
-        )
-    return ACTIVATIONS[name]
 
 
 def text_kind(config: Mapping[str, Any]) -> str | None:

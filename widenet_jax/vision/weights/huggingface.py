@@ -21,10 +21,10 @@ import flax.traverse_util
 import numpy as np
 from etils import epath
 
+from widenet_jax.config.names import activation_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_json
 from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
-from widenet_jax.text.weights.huggingface_config import activation_of
 
 PREPROCESSOR = "preprocessor_config.json"
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
