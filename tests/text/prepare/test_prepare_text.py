@@ -116,20 +116,6 @@ def test_another_text_of_the_same_size_is_noticed(tmp_path: Path, capsys):
     assert "other inputs" in refused(capsys, *arguments)
 
 
-def test_a_corrected_input_continues(tmp_path: Path, capsys):
-    """Units done before the mistake are kept; those of changed files are redone."""
-    good = write(tmp_path / "a.txt", "One. Two.")
-    bad = write(tmp_path / "b.txt", b"Three \xff.")
-    out = tmp_path / "out"
-    arguments = ("text", good, bad, "--out", out, "--tokenizer", FOLDER, "--max_length=16")
-    assert "b.txt line 1" in refused(capsys, *arguments, "--valid", good, "--workers=1")
-    kept = (out / "train-00000-of-00002.array_record").stat()
-    write(bad, "Three. Four.")
-    assert run(*arguments, "--valid", good, "--workers=1") == 0
-    assert (out / "train-00000-of-00002.array_record").stat().st_mtime_ns == kept.st_mtime_ns
-    assert build_source({"source": "text", "path": str(out)}, "train").__len__() == 2
-
-
 def test_a_directory_of_other_things_is_left_alone(tmp_path: Path, capsys):
     text, out = write(tmp_path / "a.txt", "One. Two."), tmp_path / "out"
     out.mkdir()

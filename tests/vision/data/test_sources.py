@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from image_sources import refused
 
-from configs import digits
 from widenet_jax.corpus.novel import FOLDER
-from widenet_jax.data.sources import build_source, open_data
-from widenet_jax.errors import BadInputError
+from widenet_jax.data.sources import build_source
 
 
 def test_unknown_source_gets_a_suggestion():
@@ -48,13 +46,6 @@ def test_embedded_data_has_no_path(name: str, told: str, own: str):
     assert message.startswith(
         f"{reads}--config.data.path= (nothing), or --config.data.source={own}"
     )
-
-
-def test_a_path_for_embedded_data_is_refused():
-    config = digits.get_config()
-    config.data.path = "mine"
-    with pytest.raises(BadInputError, match="reads the digits of scikit-learn, not files"):
-        open_data(config)
 
 
 # --- Digits ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import importlib.util
 import json
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from preparing import (
@@ -223,37 +222,6 @@ def test_tfds_says_it_needs_tensorflow(tmp_path, capsys):
     if importlib.util.find_spec("tensorflow"):
         pytest.skip("TensorFlow is installed")
     assert "needs the tensorflow package" in refused(capsys, "tfds", "cifar10", "--out", tmp_path)
-
-
-CONFIG = """
-import ml_collections
-def get_config(arg=""):
-    return ml_collections.ConfigDict({
-        "task": {"name": "classification"},
-        "data": {"source": "digits", "path": "", "train_split": arg or "train", "image_size": 8,
-                 "on_bad_example": "error"},
-        "augment": {"exif_orientation": False, "color_jitter": 0.0, "random_erasing": 0.0,
-                    "crop": "pad",
-                    "crop_area_min": 0.05, "pad_pixels": 1, "flip": False,
-                    "randaugment_layers": 1, "randaugment_magnitude": 5,
-                    "randaugment_before_crop": False, "eval_crop": "squash",
-                    "eval_crop_fraction": 1.0},
-    })
-"""
-
-
-def test_preview_draws_a_configs_images(tmp_path, capsys):
-    (tmp_path / "c.py").write_text(CONFIG)
-    options = ["--out", tmp_path / "grid.png", "--num", 3, "--draws", 4]
-    assert run("preview", "--config", tmp_path / "c.py", *options) == 0
-    picture = cv2.imread(str(tmp_path / "grid.png"))
-    assert picture.shape == (3 * (22 + 18 + 112 + 2), 5 * (112 + 2), 3)
-    assert "no split 'dev'" in refused(
-        capsys, "preview", "--config", f"{tmp_path}/c.py:dev", *options
-    )
-    assert "there is no Python file" in refused(
-        capsys, "preview", "--config", tmp_path / "d.py", *options
-    )
 
 
 def test_class_names_must_agree():
