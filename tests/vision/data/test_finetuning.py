@@ -6,8 +6,7 @@ from image_sources import AUGMENT
 from PIL import Image, ImageEnhance
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.vision.data.finetuning import color_jitter, random_erasing
-from widenet_jax.vision.data.transforms import build_transforms
+from widenet_jax.vision.data.transforms import build_transforms, color_jitter, random_erasing
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
 ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
