@@ -15,37 +15,25 @@ LEGEND = "[MASK]{word}: hidden; other{word}: replaced; word{word}: kept, and pre
 
 
 def print_instances(config: Any, options: Options) -> None:
-    """Prints masked instances of a config's first epochs."""
-    draws = options.draws or 2
-    for line in instances(config, num_records=options.num, num_draws=draws, seed=options.seed):
-        print(line)
+    """Prints masked instances as a run draws them: records spread over the training split.
 
-
-def instances(config: Any, *, num_records: int, num_draws: int, seed: int) -> Iterator[str]:
-    """Yields the lines of a preview: for each record the instances of the first epochs.
-
-    Args:
-      config: of pretraining; reads `task` and `data`.
-      num_records: records shown, spread evenly over the training split.
-      num_draws: number of epochs drawn.
-      seed: the run's seed, so that the draws are the same as in the run.
+    Each record has the instances of the first epochs, by the flags --num, --draws and --seed.
     """
     source = build_source(config.data, config.data.train_split)
     transform, _ = build_transforms(config, source.info)
     tokenizer = Tokenizer(source.info["tokenizer"])
-    chosen = np.linspace(0, len(source) - 1, min(num_records, len(source))).astype(int)
-    yield LEGEND
+    chosen = np.linspace(0, len(source) - 1, min(options.num, len(source))).astype(int)
+    print(LEGEND)
     for record in chosen.tolist():
-        yield f"\n{source.describe(record)}"
-        for epoch in range(num_draws):
-            rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
+        print(f"\n{source.describe(record)}")
+        for epoch in range(options.draws or 2):
+            rng = sampler.augmentation_rng(seed=options.seed, epoch=epoch, record=record)
             batch = transform(read_example(source, record), rng)
-            for tokens, orders in _parts(batch):
+            for tokens, swapped in _parts(batch):
                 labels = {k: label for k, label in _labels(batch).items() if k in tokens}
-                order = "swapped" if orders else "in order"
-                count = f"{len(tokens)} tokens, {len(labels)} predicted"
-                yield f"  epoch {epoch}: {order}, {count}"
-                yield f"    {_text(batch['tokens'], tokens, labels, tokenizer)}"
+                order = "swapped" if swapped else "in order"
+                print(f"  epoch {epoch}: {order}, {len(tokens)} tokens, {len(labels)} predicted")
+                print(f"    {_text(batch['tokens'], tokens, labels, tokenizer)}")
 
 
 def _parts(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[range, int]]:
