@@ -25,7 +25,7 @@ class BadArgumentError(BadInputError):
 
     Args:
       name: of the argument.
-      value: what was given.
+      value: the user's.
       problem: what is wrong with it, and the fix.
     """
 
@@ -189,26 +189,26 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200]
 
 
-def check_fields(known: Collection[str], given: Mapping[str, Any], *, section: str) -> None:
+def check_fields(known: Collection[str], fields: Mapping[str, Any], *, section: str) -> None:
     """Checks that a section of the config holds only known fields.
 
     Args:
       known: the valid fields.
-      given: the section.
+      fields: the section.
       section: its name in the config, for the message.
 
     Raises:
       BadInputError: a field is unknown.
     """
-    fields = ", ".join(known)
-    for name in given:
+    listed = ", ".join(known)
+    for name in fields:
         if name not in known:
-            raise BadInputError(f"{section}.{name} is unknown; {section} may have {fields}")
+            raise BadInputError(f"{section}.{name} is unknown; {section} may have {listed}")
 
 
 def check_section(
     module: type,
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     *,
     section: str,
     decided: Collection[str] = (),
@@ -218,7 +218,7 @@ def check_section(
 
     Args:
       module: the class that takes the fields.
-      given: the section.
+      fields: the section.
       section: its name in the config, for the message.
       decided: fields of the module that no config sets.
       common: fields that it has from elsewhere where the section leaves them out.
@@ -228,8 +228,8 @@ def check_section(
     """
     others = {"parent", "name", *decided}
     own = {field.name: field for field in dataclasses.fields(module) if field.name not in others}
-    check_fields(own, given, section=section)
+    check_fields(own, fields, section=section)
     for name, field in own.items():
         has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
-        if name not in {*given, *common} and not has_default:
+        if name not in {*fields, *common} and not has_default:
             raise BadInputError(f"{section}.{name} is missing")

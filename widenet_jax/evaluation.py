@@ -22,21 +22,21 @@ from widenet_jax.task import Evaluation, Task
 from widenet_jax.typing import Array, PyTree
 
 
-def evaluate(experiment: Experiment, data: Data, params: PyTree, **told: Any) -> dict[str, Any]:
+def evaluate(experiment: Experiment, data: Data, params: PyTree, **hooks: Any) -> dict[str, Any]:
     """Returns the metrics of `params` over the evaluation split, and the feed-forwards' statistics.
 
     Args:
       experiment: gives task, mesh, batch size and workers.
       data: gives the split and its transform.
       params: parameters of its model, placed as it says.
-      **told: `stop`, `beat` and `note` of `placed_batches`.
+      **hooks: `stop`, `beat` and `note` of `placed_batches`.
 
     Raises:
       StopRequestedError: a stop was requested.
       RunFailedError: too large a share of the examples is unreadable.
     """
     config, task, mesh, source = experiment.config, experiment.task, experiment.mesh, data.eval
-    batches = placed_batches(config, mesh, source, data.eval_transform, **told)
+    batches = placed_batches(config, mesh, source, data.eval_transform, **hooks)
     carry = first_carry(task, config.evaluation.batch_size, mesh)
     with closing(batches):
         totals = total(partial(experiment.eval_step, params), batches, carry)

@@ -69,7 +69,7 @@ def require_gcsfs(what: str) -> None:
 
 
 def user_cache(name: str) -> Path:
-    """Returns this user's directory for what can be made again, such as "compiled"."""
+    """Returns this user's directory for files that can be computed again, such as "compiled"."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "widenet_jax" / name
 

@@ -44,11 +44,11 @@ Any field of the config can be set, as in --config.optimizer.learning_rate=0.01.
 
 def flag_parser() -> Parser:
     """Returns the parser of every flag but the config's fields, which the config file defines."""
-    made = Parser(USAGE)
-    add = made.add_argument
+    parser = Parser(USAGE)
+    add = parser.add_argument
     text = "configs/digits.py, configs/imagenet.py:widenet_b, ...; a run that is evaluated has one"
     add("--config", metavar="FILE[:VARIANT]", help=text)
-    add_import_flag(made)
+    add_import_flag(parser)
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
     text = "train; evaluate; or repeat the step whose loss or gradient was not finite"
     add("--mode", choices=["train", "eval", "replay"], default="train", help=text)
@@ -64,7 +64,7 @@ def flag_parser() -> Parser:
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
     add("--num_processes", type=int, metavar="N", help="how many processes there are")
     add("--process_id", type=int, metavar="I", help="the number of this process, from 0")
-    return made
+    return parser
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
@@ -167,18 +167,18 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
     """
     details = {"coordinator": own.coordinator, "num_processes": own.num_processes,
                "process_id": own.process_id}  # fmt: skip
-    given = [name for name, value in details.items() if value is not None]
-    if not given and not own.distributed:
+    named = [name for name, value in details.items() if value is not None]
+    if not named and not own.distributed:
         return
-    if given and len(given) < len(details):
-        missing = ", ".join(f"--{name}" for name in details if name not in given)
-        raise BadInputError(f"--{given[0]} also needs {missing}; on a TPU pod give none of them")
-    if given:
+    if named and len(named) < len(details):
+        missing = ", ".join(f"--{name}" for name in details if name not in named)
+        raise BadInputError(f"--{named[0]} also needs {missing}; on a TPU pod give none of them")
+    if named:
         check_details(**details)
     import jax
 
     # JAX aborts the process with a stack trace when its own timeout is over, so this one is first.
-    where = "host, and check --coordinator" if given else "worker of the TPU pod"
+    where = "host, and check --coordinator" if named else "worker of the TPU pod"
     late = f"error: --distributed: not all processes joined within {JOIN_SECONDS:g} s; "
     late += f"start the same command on every {where}"
     timer = threading.Timer(JOIN_SECONDS, end_process, (late, 2))

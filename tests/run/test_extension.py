@@ -54,7 +54,7 @@ def test_cosine_says_what_becomes_of_the_rate(tmp_path: Path):
     cosine = lambda t: 0.003 * (1 + math.cos(math.pi * t)) / 2  # noqa: E731
     was, next_one, last = cosine(17 / 18), cosine(18 / 38), cosine(37 / 38)
     change = (
-        f"the learning rate of step 20 was {was:.3g}, that of the next one is {next_one:.3g}, and "
+        f"the learning rate of step 20 was {was:.3g}, the next one's is {next_one:.3g}, and "
         f"the last one's, of step 40, is {last:.3g}."
     )
     workdir = run_of(tmp_path, 20, **COSINE)
@@ -109,6 +109,6 @@ def test_a_cosine_run_is_extended(digits_run: Path, tmp_path: Path, capsys):
     train_here(longer, workdir, extend=True)
     told = capsys.readouterr().err
     rates = {r["step"]: r["learning_rate"] for r in metrics_of(workdir)}
-    assert f"step 8 was {rates[8]:.3g}, that of the next one is {rates[9]:.3g}, " in told
+    assert f"step 8 was {rates[8]:.3g}, the next one's is {rates[9]:.3g}, " in told
     assert f"of step 16, is {rates[16]:.3g}." in told and sorted(rates) == list(range(1, 17))
     train_here(longer, workdir)  # it is a run of 16 steps now

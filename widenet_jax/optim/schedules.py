@@ -24,7 +24,7 @@ def build_schedule(
     warmup_steps: int,
     total_steps: int,
 ) -> optax.Schedule:
-    """Builds the learning rate as a function of the step: the number of updates made before.
+    """Builds the learning rate as a function of the step: the number of updates before it.
 
       step 0                       0, or the peak if there is no warm-up
       step s < warmup_steps        learning_rate * s / warmup_steps

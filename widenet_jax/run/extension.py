@@ -1,7 +1,7 @@
-"""A run that is made longer: whether its learning rate allows it, and what becomes of the rate.
+"""Longer runs: whether the learning rate allows a longer duration, and how the rate changes.
 
-A constant rate does not depend on the length of a run, so a run that is made longer ends with the
-same bytes as one that was so long from the start. Others change: the user must ask for that.
+A constant rate does not depend on the length of a run, so an extended run ends with the same bytes
+as a run of that length from the start. Other schedules change: the user must ask for that.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from widenet_jax.optim.build import build_learning_rate
 
 
 def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -> str:
-    """Compares the length of an experiment with that of the run in its workdir, if there is one.
+    """Compares the length of an experiment with the length of the run in its workdir, if any.
 
     Args:
       workdir: of the run.
@@ -27,11 +27,11 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
       extend: whether the user has asked to change the learning rate with the length (--extend).
 
     Returns:
-      A line on how the learning rate changes; "" if that of all steps made so far is the same.
+      A line on how the learning rate changes; "" if the rates of all past steps stay.
 
     Raises:
       BadInputError: the run is to become shorter; or longer, with another learning rate for steps
-        that it has made, and `extend` is False; or there is no run to extend.
+        that are done, and `extend` is False; or there is no run to extend.
     """
     file, config = workdir / "config.json", experiment.config
     if not file.exists() or may_replace(workdir):
@@ -47,15 +47,15 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
             f"{config.duration!r} here, which is shorter); a run can only become longer: repeat "
             "its config to resume it, or name a new --workdir"
         )
-    made = max(steps_in(workdir / LAST), default=0)
+    done = max(steps_in(workdir / LAST), default=0)
     rate = partial(build_learning_rate, config.optimizer, **sizes)
     old, new = rate(total_steps=before), rate(total_steps=now)
-    steps = np.arange(made)
+    steps = np.arange(done)
     if now == before or np.array_equal(old(steps), new(steps)):
         return ""
     change = (
-        f"the learning rate of step {made:,} was {old(made - 1):.3g}, that of the next one is "
-        f"{new(made):.3g}, and the last one's, of step {now:,}, is {new(now - 1):.3g}. A run of "
+        f"the learning rate of step {done:,} was {old(done - 1):.3g}, the next one's is "
+        f"{new(done):.3g}, and the last one's, of step {now:,}, is {new(now - 1):.3g}. A run of "
         f"{now:,} steps from the start would have had other rates"
     )
     if not extend:

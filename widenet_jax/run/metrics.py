@@ -57,7 +57,7 @@ class JsonLines:
         self.flush()
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
-        """Removes records after `last_step`, and those of that step whose split is in `again`.
+        """Removes records after `last_step`, and records at it whose split is in `again`.
 
         The resumed run writes these records again. Damaged lines in the middle of the file are
         moved to `FILE.damaged`, with a warning.
@@ -154,7 +154,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A W&B run of the project named in `config.tracking.wandb_project`.
 
-    Its local files are in `WORKDIR/wandb`; those of a gs:// workdir where W&B puts them by default.
+    Its local files are in `WORKDIR/wandb`; for a gs:// workdir, where W&B puts them by default.
 
     Raises:
       BadInputError: wandb is not installed, there are no valid credentials, or W&B refuses the

@@ -1,4 +1,4 @@
-"""A trace of some training steps, made by JAX's profiler for XProf and Perfetto."""
+"""A trace of some training steps by JAX's profiler, for XProf and Perfetto."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ class Profile:
       workdir: local or gs://.
       note: receives a line that says where the trace is, or why there is none.
       pause: a context in which the profiler starts and the trace is written; its time does not
-        count as that of steps.
+        count as time of steps.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Profile:
         self.step = start_step
         self.first = start_step + SETTLE + 1
         self.last = start_step + SETTLE + steps
-        self.directory = ""  # that of the trace while it is made
+        self.directory = ""  # of the trace while it is recorded
         self.written = False
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
@@ -82,20 +82,20 @@ class Profile:
 
     def _write(self) -> None:
         """Ends the trace and copies it to the workdir, which may be remote."""
-        made, self.directory = self.directory, ""
+        recorded, self.directory = self.directory, ""
         try:
             jax.profiler.stop_trace()
             into = self.workdir / "profile" / "plugins" / "profile" / f"step_{self.first:08d}"
             into.mkdir(parents=True, exist_ok=True)
-            (planes,) = Path(made).rglob("*.xplane.pb")
-            (events,) = Path(made).rglob("perfetto_trace.json.gz")
+            (planes,) = Path(recorded).rglob("*.xplane.pb")
+            (events,) = Path(recorded).rglob("perfetto_trace.json.gz")
             host = planes.name.removesuffix(".xplane.pb")
             if jax.process_count() > 1:
                 host += f"_{jax.process_index()}"
             (into / f"{host}.xplane.pb").write_bytes(planes.read_bytes())
             (into / f"{host}.perfetto.json.gz").write_bytes(events.read_bytes())
         finally:
-            shutil.rmtree(made)
+            shutil.rmtree(recorded)
         self.written = True
         self.note(f"profile of steps {self.first:,} to {self.step:,}: {into}")
 
@@ -119,8 +119,8 @@ def profiled(session: Session, *, start_step: int, steps: int | None) -> TrainSt
     if not steps:
         return train_step
     traced = {"steps": steps, "start_step": start_step, "workdir": session.workdir}
-    told = {"note": session.note, "pause": session.progress.pause}
-    return session.stack.enter_context(closing(Profile(train_step, **traced | told)))
+    hooks = {"note": session.note, "pause": session.progress.pause}
+    return session.stack.enter_context(closing(Profile(train_step, **traced | hooks)))
 
 
 def check_profiler() -> None:

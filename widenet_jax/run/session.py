@@ -43,7 +43,7 @@ class Session:
     Attributes:
       watchdog, checkpoints, progress: see their classes.
       note: prints a line for people, where they follow.
-      note_own: the same of what this host alone knows, such as its unreadable examples: on all
+      note_own: prints a line that only this host knows, such as its unreadable examples: on all
         hosts, each to its own stderr; `note_own_once` omits repeated lines.
 
     Raises:

@@ -180,7 +180,7 @@ class Stop:
     def reading(self, batches: Any) -> Iterator[Any]:
         """Yields the batches and closes them at the end; a stop request interrupts the wait.
 
-        After a request, closing is given CLOSING_SECONDS: a reader that hangs must not keep the
+        After a request, closing may take CLOSING_SECONDS: a reader that hangs must not keep the
         process from ending.
         """
         try:

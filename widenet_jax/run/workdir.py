@@ -126,7 +126,7 @@ def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str
 
 
 def changed_imports(workdir: epath.Path, config: ConfigDict) -> str:
-    """Returns a line on imported files that differ from those of the run's start; "" if none do."""
+    """Returns a line on imported files that have changed since the run's start; "" if none have."""
     stored_file = workdir / "config.json"
     stored = json.loads(stored_file.read_text()) if stored_file.exists() else {}
     before = {record.partition(" ")[0] for record in stored.get("imports", ())}
@@ -142,7 +142,7 @@ def list_changes(changed: Mapping[str, str]) -> str:
 
 
 def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epath.Path) -> None:
-    """Raises BadInputError where the data is not that of a checkpoint, as with another tokenizer.
+    """Raises BadInputError where a checkpoint saw other data, as with another tokenizer.
 
     Args:
       meta: of the checkpoint; {} in a new run.
@@ -172,9 +172,9 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
 def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) -> None:
     """Writes config.json, a file for each entry of `info`, and environment.json.
 
-    config.json comes first, because it marks a workdir. It is that of the first start that saved
-    anything, but for the duration, which may become longer. environment.json lists every start from
-    that one on, each with its versions, devices and commit.
+    config.json comes first, because it marks a workdir. It holds the config of the first start that
+    saved anything, except the duration, which may become longer. environment.json lists every start
+    since, each with its versions, devices and commit.
 
     Args:
       workdir: of the run.
