@@ -45,10 +45,6 @@ def test_exit_after_seconds_ends_the_run():
     assert done.stderr.splitlines()[-1].startswith("failed: no progress for 1 s since step 3 (conf")
 
 
-def test_zero_disables_it():
-    assert watched(dump=0, end=0, sleep=0.5).stderr == ""
-
-
 @pytest.mark.slow
 def test_a_hanging_data_source(tmp_path: Path):
     arguments = command(
