@@ -89,19 +89,14 @@ def build_experiment(
     """
     mesh = build_mesh(config.sharding, devices)
     task = build_task(config, data_info)
-    sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = build_model(config.model, **task.model_fields)
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)
-    tx, schedule = build_optimizer(
-        config.optimizer,
-        params_or_shapes=params,
-        depth=model.depth,
-        total_steps=total_steps,
-        **sizes,
-    )
+    sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
+    sizes |= {"depth": model.depth, "total_steps": total_steps}
+    tx, schedule = build_optimizer(config.optimizer, params_or_shapes=params, **sizes)
     gradients = make_gradients(
         model=model,
         task=task,
@@ -117,10 +112,7 @@ def build_experiment(
     replicated, batched = NamedSharding(mesh, P()), NamedSharding(mesh, BATCH)
     skippable = max_skipped_updates(config)
     train_step = make_train_step(gradients, tx, schedule, max_skipped_updates=skippable)
-
-    def eval_step(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
-        return task.evaluate(partial(forward, model, params), batch)
-
+    eval_step = partial(evaluate_batch, model, task)
     return Experiment(
         config=config,
         data_info=data_info,
@@ -145,6 +137,13 @@ def build_experiment(
             out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
     )
+
+
+def evaluate_batch(
+    model: nn.Module, task: Task, params: PyTree, batch: Mapping[str, Array]
+) -> Evaluation:
+    """Evaluates a model on one batch."""
+    return task.evaluate(partial(forward, model, params), batch)
 
 
 def lengths(config: ConfigDict, data_info: DataInfo) -> tuple[int, Interval, Interval]:
