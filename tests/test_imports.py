@@ -42,13 +42,6 @@ def may_import(unit: str, other: str) -> bool:
     return RANK[other] < RANK[unit]
 
 
-# Imports that still break the rule: file, unit or folder.
-STILL = {
-    ("ops/analysis/image_overlay.py", "vision.data"),
-    ("ops/analysis/image_overlay.py", "vision.task"),
-}
-
-
 def imports(path: Path) -> set[str]:
     """Returns the modules of the package that a file imports, anywhere in it."""
     found = set()
@@ -73,10 +66,10 @@ FILES = sorted(
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_go_one_way(path: Path):
-    unit, file = unit_of(path), str(path.relative_to(PACKAGE))
+    unit = unit_of(path)
     for module in imports(path):
-        other, place = module.split(".")[1], ".".join(module.split(".")[1:3])
-        if other != unit and (file, place) not in STILL:
+        other = module.split(".")[1]
+        if other != unit:
             assert may_import(unit, other), module
 
 

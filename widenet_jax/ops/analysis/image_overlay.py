@@ -17,8 +17,6 @@ from widenet_jax.ops.analysis.routing_figures import expert_colours
 from widenet_jax.run.figures import save, subplots
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array
-from widenet_jax.vision.data.transforms import image_of
-from widenet_jax.vision.task import to_unit_range
 
 TINT = 0.55  # weight of an expert's colour over a patch
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
@@ -39,7 +37,7 @@ def image_router(trained: Trained) -> Callable[[np.ndarray], TokenRouting]:
 
     @jax.jit
     def route(image: Array) -> TokenRouting:
-        inputs = {"image": to_unit_range(image[None])}
+        inputs = trained.task.inputs({"image": image[None]})
         return token_routing(trained.model, trained.params, inputs)[1]
 
     return lambda image: jax.device_get(route(image))
@@ -139,8 +137,7 @@ def draw_overlay_of_source(trained: Trained, out: epath.Path, num_images: int) -
     route = image_router(trained)
 
     def routed(example: Example) -> Routed:
-        image = image_of(example, exif_orientation=transform.exif_orientation)
-        picture = transform.picture(image)
+        picture = transform(example, np.random.default_rng(0))["image"]
         return trained.class_names[example["label"]], picture, route(picture)
 
     skip = skips(trained.config.data.on_bad_example)
