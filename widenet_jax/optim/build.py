@@ -83,7 +83,17 @@ def build_learning_rate(
     run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
     warmup = _get(optimizer, "warmup")
     warmup_steps = to_steps(warmup, field=f"{WHERE}.warmup", **run, may_be_zero=True)
-    return _schedule(optimizer, warmup_steps=warmup_steps, total_steps=total_steps)
+    name = _get(optimizer, "schedule")
+    choose(DECAYS, name, field=f"{WHERE}.schedule")  # before fields that only some need
+    peak = _number(optimizer, "learning_rate")
+    end = peak if name == "constant" else _number(optimizer, "end_learning_rate")
+    if end > peak:
+        raise BadInputError(
+            f"{WHERE}.end_learning_rate={end:g} is above learning_rate={peak:g}; "
+            f"add --{WHERE}.end_learning_rate=0"
+        )
+    rates = {"learning_rate": peak, "end_learning_rate": end}
+    return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=total_steps)
 
 
 def _of_parts(section: Mapping, tx: Transformation, depth: int) -> Transformation:
@@ -138,20 +148,6 @@ FIELDS = (
     *("exclude_norm_and_bias", "decay_exclude", "accumulation_steps", "layer_decay", "freeze"),
     "ema_decay",
 )
-
-
-def _schedule(section: Mapping, *, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    name = _get(section, "schedule")
-    choose(DECAYS, name, field=f"{WHERE}.schedule")  # before fields that only some need
-    peak = _number(section, "learning_rate")
-    end = peak if name == "constant" else _number(section, "end_learning_rate")
-    if end > peak:
-        raise BadInputError(
-            f"{WHERE}.end_learning_rate={end:g} is above learning_rate={peak:g}; "
-            f"add --{WHERE}.end_learning_rate=0"
-        )
-    rates = {"learning_rate": peak, "end_learning_rate": end}
-    return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=total_steps)
 
 
 def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
