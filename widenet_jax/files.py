@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -168,3 +169,9 @@ def read_json(path: epath.Path) -> Any:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{path}: {reason}; copy or export it again") from None
+
+
+def file_sha256(path: epath.PathLike) -> str:
+    """Returns the SHA-256 of a file's content; takes about a second a gigabyte."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

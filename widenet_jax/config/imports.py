@@ -5,7 +5,6 @@ A file is imported by `--import=FILE`, or it is the config file itself. A run re
 """
 
 import ast
-import hashlib
 import importlib.util
 import sys
 import traceback
@@ -16,6 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.files import file_sha256
 
 # Modules of plain data, which have nothing that a file could add to but tasks.
 PLAIN = ("widenet_jax.errors", "widenet_jax.config", "widenet_jax.papers")
@@ -32,7 +32,7 @@ def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
         file = Path(path).expanduser().resolve()
         if not (file.suffix == ".py" and file.is_file()):
             raise BadInputError(f"{flag}={path}: there is no Python file {str(file)!r}")
-        digest = sha256(file)
+        digest = file_sha256(file)
         if IMPORTED.get(str(file)) == digest:
             continue
         name = f"imported_{file.stem}"
@@ -52,7 +52,7 @@ def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
 def remember(config: ConfigDict, paths: Sequence[str]) -> None:
     """Adds files to `config.imports`, each as "sha256:HASH PATH"."""
     files = [Path(path).expanduser().resolve() for path in paths]
-    records = [f"sha256:{sha256(file)} {file}" for file in files]
+    records = [f"sha256:{file_sha256(file)} {file}" for file in files]
     if records:
         with config.unlocked():
             config.imports = (*config.get("imports", ()), *records)
@@ -76,7 +76,7 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
         if digest in IMPORTED.values() or Path(path).name in (Path(f).name for f in IMPORTED):
             continue
         there = Path(path).is_file()
-        if not there or sha256(Path(path)) != digest:
+        if not there or file_sha256(Path(path)) != digest:
             problem = "has changed since" if there else "is not there"
             advice = f"--import={path if there else f'FILE/{Path(path).name}'}"
             raise BadInputError(
@@ -95,11 +95,6 @@ def registers_parts(source: str) -> bool:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
     return any(name.startswith("widenet_jax") and not name.startswith(PLAIN) for name in names)
-
-
-def sha256(file: Path) -> str:
-    """Returns the hash of a file's bytes."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def place_of(error: Exception, path: str) -> str:

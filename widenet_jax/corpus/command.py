@@ -1,17 +1,13 @@
-"""What the commands that prepare text share: flags, inputs, and preparation with a progress bar."""
+"""Flags that the commands that prepare text share."""
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import tqdm
 
 from widenet_jax.config.cores import usable_cores
 from widenet_jax.config.parser import Options, positive
 from widenet_jax.corpus.readers import FORMATS
 
 if TYPE_CHECKING:
-    from widenet_jax.corpus.preparation import Preparation
     from widenet_jax.corpus.readers import Input
 
 
@@ -37,20 +33,3 @@ def units_of(paths: Sequence[str], options: Options) -> "list[list[Input]]":
 
     reading = Reading(options.format, options.text_column, options.tfds_split)
     return plan(paths, reading) if paths else []
-
-
-def prepare(
-    preparation: "Preparation", options: Options, provenance: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Prepares a set by worker processes, under a progress bar; returns its manifest."""
-    from widenet_jax.corpus.preparation import prepare
-
-    with tqdm.tqdm(total=len(preparation.units), unit="file", file=sys.stderr) as bar:
-        return prepare(
-            preparation,
-            options.out,
-            workers=options.workers,
-            provenance=provenance,
-            overwrite=options.overwrite,
-            on_unit=lambda part: bar.update(),
-        )

@@ -15,6 +15,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol
 
+import tqdm
 from etils import epath
 
 from widenet_jax.corpus.inputs import TFDS_INFO
@@ -23,12 +24,11 @@ from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.workers import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError, first_line
-from widenet_jax.files import is_remote, write_json
+from widenet_jax.files import file_sha256, is_remote, write_json
 
 PLAN = ".preparation.json"  # settings of the preparation that a directory holds
 PART = ".part-"
 UNFINISHED = ".writing-"  # prefix of a file that is being written
-BLOCK = 2**20  # bytes of an input hashed at once
 
 
 class Preparation(Protocol):
@@ -45,10 +45,6 @@ class Preparation(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]: ...
-
-    def inputs_sha256(self, unit: int) -> str:
-        """Returns a hash of a unit's inputs and their content."""
-        ...
 
     def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
         """Writes the files of one unit; returns its counts, "inputs_sha256" among them."""
@@ -74,9 +70,8 @@ def prepare(
     workers: int,
     provenance: Mapping[str, Any],
     overwrite: bool = False,
-    on_unit: Any = None,
 ) -> dict[str, Any]:
-    """Prepares a set, or resumes a preparation that was interrupted.
+    """Prepares a set under a progress bar, or resumes a preparation that was interrupted.
 
     Args:
       preparation: what to make.
@@ -84,7 +79,6 @@ def prepare(
       workers: processes; at most one works on a unit.
       provenance: kept in the manifest.
       overwrite: remove another set that is there.
-      on_unit: called with the counts of each unit that is finished, for the progress bar.
 
     Returns:
       The manifest.
@@ -105,12 +99,9 @@ def prepare(
     try:
         if preparation.tokenizer:
             write_json(directory / FILE, preparation.tokenizer.json)
-        done: dict[int, dict] = {}
-        for unit, part in _work(preparation, directory, workers):
-            done[unit] = part
-            if on_unit:
-                on_unit(part)
-        parts = [done[unit] for unit in range(len(preparation.units))]
+        number = len(preparation.units)
+        done = dict(tqdm.tqdm(_work(preparation, directory, workers), total=number, unit="file"))
+        parts = [done[unit] for unit in range(number)]
         manifest = {**preparation.finish(directory, parts), "provenance": dict(provenance)}
     except BaseException:
         if not any(directory.glob(f"{PART}*")):  # nothing to continue from
@@ -145,7 +136,7 @@ def _open_directory(
         )
     manifest, plan = _read_json(directory / records.MANIFEST), _read_json(directory / PLAN)
     if manifest and manifest.get("settings") == preparation.settings:
-        if manifest.get("inputs_sha256") == inputs_of(preparation):
+        if manifest.get("inputs_sha256") == list(map(inputs_sha256, preparation.units)):
             _remove([path for path in ours if path.name.startswith(".")])
             return manifest
     elif not manifest and plan == preparation.settings:
@@ -225,7 +216,7 @@ def _work(
 def _finished(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any] | None:
     """Returns the counts of a unit whose shards are all there and whose inputs are the same."""
     part = _read_json(directory / f"{PART}{unit:05d}.json")
-    if not part or part["inputs_sha256"] != preparation.inputs_sha256(unit):
+    if not part or part["inputs_sha256"] != inputs_sha256(preparation.units[unit]):
         return None
     return part if preparation.is_whole(directory, unit, part) else None
 
@@ -235,11 +226,6 @@ def prepare_unit(preparation: Preparation, directory: Path, unit: int) -> dict[s
     part = preparation.prepare_unit(directory, unit)
     write_json(directory / f"{PART}{unit:05d}.json", part)
     return part
-
-
-def inputs_of(preparation: Preparation) -> list[str]:
-    """Returns `inputs_sha256` of every unit."""
-    return [preparation.inputs_sha256(unit) for unit in range(len(preparation.units))]
 
 
 def have_size(path: Path, size: int) -> bool:
@@ -264,19 +250,10 @@ def _identity(part: Input) -> list:
     place = epath.Path(part.path)
     if part.format == "tfds":
         place /= TFDS_INFO
-    return [part.name, part.first, part.last, part.split, content_sha256(place)]
-
-
-def content_sha256(place: epath.Path) -> str:
-    """Returns the SHA-256 of a file's bytes; raises BadInputError if it cannot be read."""
     try:
-        with place.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(BLOCK):
-                digest.update(block)
+        return [part.name, part.first, part.last, part.split, file_sha256(place)]
     except OSError as error:
         raise BadInputError(f"{place}: cannot be read ({first_line(error)})") from None
-    return digest.hexdigest()
 
 
 def _sha256(value: Any) -> str:

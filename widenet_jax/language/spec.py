@@ -92,7 +92,7 @@ LANGUAGE_MODELING = TaskSpec(
         inputs="Texts are read in windows of {max_length} tokens, with a memory of earlier ones.",
     ),
     open_file="widenet_jax.language.data.token_streams:open_file",
-    preview="widenet_jax.language.prepare.preview:print_windows",
+    preview="widenet_jax.language.prepare.command:print_windows",
 )
 
 LANGUAGE_MODEL = ModelSpec(

@@ -14,13 +14,14 @@ that a model can keep a memory for each row. `sampler.stream_at` has the rule.
 import hashlib
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.inputs import Reading, passages, plan
+from widenet_jax.corpus.inputs import Passage, Reading, passages, plan
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer, load_tokenizer, load_written_tokenizer
 from widenet_jax.data import records
@@ -29,22 +30,21 @@ from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
 from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import PLAIN_SPLITS, check_split
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.files import readable
-from widenet_jax.language.data.token_files import (
+from widenet_jax.files import file_sha256, readable
+from widenet_jax.language.data.tokens import (
     BYTE_VALUES,
-    HeldTokens,
-    TokenFile,
+    Encoder,
     Tokens,
-    file_sha256,
+    WordCount,
     file_size,
     sample_sha256,
 )
-from widenet_jax.language.prepare.texts import Encoder, WordCount
 
 KIND = "stream"
 WHOLE = "all"  # a plain file's further split: everything
 
 
+@dataclass
 class TokenStream:
     """A text in windows of T tokens; window i begins at token i * T.
 
@@ -52,35 +52,49 @@ class TokenStream:
     whether it is the first.
 
     Attributes:
+      tokens: of the text.
+      counts: "bytes" of the text, and its "words"; None where they were not counted.
       info: "vocab_size"; "tokenizer", parsed from tokenizer.json, in a set of word pieces;
         "text_sha256" of all splits, so that a run does not resume on another text.
       max_length: T.
-      num_tokens: of the text.
-      bytes_per_token: bytes of the text per token.
-      words_per_token: words of the text per token; None where they were not counted.
       text: what the text is called: a path, or "the embedded novel".
+      split: which part of it; "" for a text that is not divided.
+
+    Raises:
+      BadInputError: there are fewer tokens than one window has.
     """
 
-    def __init__(self, opened: "Opened", max_length: int):
-        """Cuts tokens into windows of `max_length`.
+    tokens: Tokens
+    counts: Mapping[str, Any]
+    info: Mapping[str, Any]
+    max_length: int
+    text: str
+    split: str = ""
 
-        Raises:
-          BadInputError: there are fewer tokens than one window has.
-        """
-        check_range("config.data.max_length", max_length, 1, 1 << 20)
-        self._tokens, counts, self.info, self.text, split = opened
-        self._where = f"{self.text}, split {split}" if split else self.text
-        self.max_length = max_length
-        self.num_tokens = len(self._tokens)
+    def __post_init__(self) -> None:
+        check_range("config.data.max_length", self.max_length, 1, 1 << 20)
         if len(self) < 1:
             raise BadInputError(
                 f"{self._where}: {self.num_tokens:,} tokens, too few for one window of "
-                f"config.data.max_length={max_length} and the token after it; give more text, or "
-                "shorter windows"
+                f"config.data.max_length={self.max_length} and the token after it; give more text, "
+                "or shorter windows"
             )
-        words = counts["words"]
-        self.bytes_per_token: float = counts["bytes"] / self.num_tokens
-        self.words_per_token: float | None = words and words / self.num_tokens
+
+    @property
+    def _where(self) -> str:
+        return f"{self.text}, split {self.split}" if self.split else self.text
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.counts["bytes"] / self.num_tokens
+
+    @property
+    def words_per_token(self) -> float | None:
+        return self.counts["words"] and self.counts["words"] / self.num_tokens
 
     def __len__(self) -> int:
         return max(0, self.num_tokens - 1) // self.max_length
@@ -90,29 +104,11 @@ class TokenStream:
 
     def read_windows(self, indices: np.ndarray) -> np.ndarray:
         """Returns some windows, each with the token after it: int32 [n, T + 1]."""
-        return self._tokens.read(indices * self.max_length, self.max_length + 1)
+        return self.tokens.read(indices * self.max_length, self.max_length + 1)
 
     def describe(self, index: int) -> str:
         first = index * self.max_length
         return f"{self._where}, tokens {first:,} to {first + self.max_length:,}"
-
-
-class Opened(NamedTuple):
-    """A text as tokens, open for reading.
-
-    Attributes:
-      tokens: of the text.
-      counts: "bytes" of the text, and its "words"; None where they were not counted.
-      info: of `TokenStream`.
-      text: what the text is called in messages.
-      split: which part of it; "" for a text that is not divided.
-    """
-
-    tokens: Tokens
-    counts: Mapping[str, Any]
-    info: Mapping[str, Any]
-    text: str
-    split: str = ""
 
 
 def open_stream(path: str, split: str, max_length: int) -> TokenStream:
@@ -130,10 +126,11 @@ def open_stream(path: str, split: str, max_length: int) -> TokenStream:
     place = readable(path)
     if not place.exists():
         raise BadInputError(f"config.data.path={path}: there is no such file or directory")
-    return TokenStream((_open_set if place.is_dir() else open_plain)(path, split), max_length)
+    return (open_set if place.is_dir() else open_plain)(path, split, max_length)
 
 
-def _open_set(directory: str, split: str) -> Opened:
+def open_set(directory: str, split: str, max_length: int) -> TokenStream:
+    """Opens a split of a prepared set; arguments and errors as of `open_stream`."""
     manifest = records.read_manifest(directory, KIND)
     check_split(split, tuple(manifest["splits"]), f"config.data.path={directory}")
     entry, vocab_size = manifest["splits"][split], manifest["vocab_size"]
@@ -154,12 +151,12 @@ def _open_set(directory: str, split: str) -> Opened:
     if "tokenizer_sha256" in manifest:
         tokenizer = load_written_tokenizer(directory, manifest["tokenizer_sha256"])
         info["tokenizer"] = tokenizer.json
-    tokens = TokenFile(path, vocab_size, 0, entry["tokens"])
-    return Opened(tokens, entry, info, directory, split)
+    tokens = Tokens(vocab_size, entry["tokens"], path=path)
+    return TokenStream(tokens, entry, info, max_length, directory, split)
 
 
-def open_plain(path: str, split: str) -> Opened:
-    """Opens a split of a plain file, as bytes; `open_stream` names the splits and the errors."""
+def open_plain(path: str, split: str, max_length: int, text: str = "") -> TokenStream:
+    """Opens a split of a plain file, as bytes; arguments and errors as of `open_stream`."""
     check_split(split, (*PLAIN_SPLITS, WHOLE), path)
     size = file_size(path)
     if not size:
@@ -173,39 +170,29 @@ def open_plain(path: str, split: str) -> Opened:
     ends = np.cumsum([0, *PLAIN_SPLITS.values()]) * size // 100
     bounds = dict(zip(PLAIN_SPLITS, itertools.pairwise(ends), strict=True))
     first, end = bounds.get(split, (0, size))
-    tokens = TokenFile(path, BYTE_VALUES, int(first), int(end - first))
+    tokens = Tokens(BYTE_VALUES, int(end - first), path=path, first=int(first))
     counts = {"bytes": len(tokens), "words": None}
     info = {"vocab_size": BYTE_VALUES, "text_sha256": file_sha256(path)}
-    return Opened(tokens, counts, info, path, split)
-
-
-def tiny_bytes(split: str, max_length: int) -> TokenStream:
-    """Returns the novel as a stream of bytes: 90% "train", 5% "valid", 5% "test"."""
-    return TokenStream(open_plain(str(TEXT), split)._replace(text=NOVEL), max_length)
-
-
-def tiny_pieces(split: str, max_length: int) -> TokenStream:
-    """Returns the novel as a stream of word pieces, line by line; splits as `tiny_bytes`."""
-    check_split(split, tuple(PLAIN_SPLITS), "the embedded text")
-    return TokenStream(_pieces()[split], max_length)
+    return TokenStream(tokens, counts, info, max_length, text or path, split)
 
 
 @cache  # a run opens both splits
-def _pieces() -> dict[str, Opened]:
+def novel_pieces() -> dict[str, tuple[Tokens, dict, dict]]:
+    """Returns tokens, counts and info of each split of the novel as word pieces, line by line."""
     tokenizer = load_tokenizer(str(FOLDER / FILE))
     lines = TEXT.read_text().splitlines(keepends=True)
     ends = np.cumsum([0, *(len(line.encode()) for line in lines)])
-    opened, first = {}, 0
+    info = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
+    splits, first = {}, 0
     for split, share in zip(PLAIN_SPLITS, np.cumsum([*PLAIN_SPLITS.values()]), strict=True):
         end = int(np.searchsorted(ends, ends[-1] * share // 100))  # whole lines
         text = "".join(lines[first:end])
-        tokens = np.concatenate(tokenizer.encode_all(lines[first:end]))
+        found = np.concatenate(tokenizer.encode_all(lines[first:end]))
         words = len(text.split()) + text.count("\n")
         counts = {"bytes": int(ends[end] - ends[first]), "words": words}
-        info = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.json}
-        opened[split] = Opened(HeldTokens(tokens), counts, info, NOVEL, split)
+        splits[split] = Tokens(tokenizer.vocab_size, len(found), found), counts, info
         first = end
-    return opened
+    return splits
 
 
 def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[TokenStream, Transform]:
@@ -227,10 +214,10 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
                 tokens.append(encoder.tokens(passage))
                 words.add(np.frombuffer(passage.text, np.uint8))
                 size += len(passage.text)
-    found = HeldTokens(np.concatenate(tokens) if tokens else np.zeros(0, np.uint8))
+    found = np.concatenate([*tokens, encoder.tokens(Passage(b"", path, None, True))])
     counts = {"bytes": size, "words": words.words}
-    opened = Opened(found, counts, info, path)
-    return TokenStream(opened, max_length), window_transform
+    held = Tokens(encoder.vocab_size, len(found), found)
+    return TokenStream(held, counts, info, max_length, path), window_transform
 
 
 def splits_sha256(splits: Mapping[str, Mapping[str, Any]]) -> str:
@@ -260,14 +247,15 @@ def open_token_stream(data: Mapping[str, Any], split: str, info: Mapping[str, An
     """Opens a split of a stream, or of the embedded novel as bytes; see `specs.SourceSpec`."""
     del info
     if not data.get("path"):
-        return tiny_bytes(split, data["max_length"])
+        return open_plain(str(TEXT), split, data["max_length"], NOVEL)
     return open_stream(path_of(data), split, data["max_length"])
 
 
-def open_tiny_pieces(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TokenStream:
+def open_tiny_pieces(data: Mapping[str, Any], split: str, _: Mapping[str, Any]) -> TokenStream:
     """Opens a split of the novel as word pieces; see `specs.SourceSpec`."""
-    del info
-    return tiny_pieces(split, data["max_length"])
+    check_split(split, tuple(PLAIN_SPLITS), "the embedded text")
+    tokens, counts, info = novel_pieces()[split]
+    return TokenStream(tokens, counts, info, data["max_length"], NOVEL, split)
 
 
 def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:

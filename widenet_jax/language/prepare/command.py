@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from widenet_jax.config.parser import Options, show
-from widenet_jax.corpus.command import add_reading, add_writing, prepare, units_of
+from widenet_jax.corpus.command import add_reading, add_writing, units_of
 from widenet_jax.data.splits import PLAIN_SPLITS
 from widenet_jax.errors import BadInputError
 
@@ -55,10 +55,10 @@ def add_commands(commands: Any) -> None:
 
 def prepare_stream(options: Options) -> None:
     """Prepares the set that `options` describe."""
+    from widenet_jax.corpus.preparation import prepare
     from widenet_jax.corpus.tokenizer import load_tokenizer
-    from widenet_jax.language.data.token_files import id_type
+    from widenet_jax.language.data.tokens import Encoder, id_type
     from widenet_jax.language.prepare.preparation import StreamPreparation
-    from widenet_jax.language.prepare.texts import Encoder
 
     files = {"train": options.inputs, "valid": options.valid, "test": options.test}
     cuts = cuts_of(options)
@@ -78,7 +78,13 @@ def prepare_stream(options: Options) -> None:
     preparation = StreamPreparation(units, splits, cuts, encoder, options.text_column)
     provenance = {"converter": "stream", "input": options.inputs}
     provenance |= {split: files[split] for split in ("valid", "test") if files[split]}
-    manifest = prepare(preparation, options, provenance)
+    manifest = prepare(
+        preparation,
+        options.out,
+        workers=options.workers,
+        provenance=provenance,
+        overwrite=options.overwrite,
+    )
     lines = [
         f"{options.out}: {split} {entry['tokens']:,} tokens, {entry['bytes']:,} bytes, "
         f"{entry['words']:,} words"
@@ -87,19 +93,17 @@ def prepare_stream(options: Options) -> None:
     show(options, {"path": options.out, **manifest}, "\n".join(lines))
 
 
-def cuts_of(options: Options) -> list[Any]:
-    """Returns the `Cut`s that the flags ask for.
+def cuts_of(options: Options) -> list[tuple[str, str]]:
+    """Returns the parts of the text that the flags ask for: the split and the size of each.
 
     Raises:
       BadInputError: --splits is not of its form, or names a split that has its own files.
     """
-    from widenet_jax.language.prepare.preparation import Cut
-
     own = [split for split in ("valid", "test") if getattr(options, split)]
     text = options.splits
     if text is None:
         shares = {"train": 100} if own else PLAIN_SPLITS
-        return [Cut(split, f"{share}%") for split, share in shares.items()]
+        return [(split, f"{share}%") for split, share in shares.items()]
     cuts = []
     for part in text.split(","):
         name, _, size = part.strip().partition("=")
@@ -115,7 +119,20 @@ def cuts_of(options: Options) -> list[Any]:
             )
         number, unit = found.groups()
         size = f"{number}%" if unit == "%" else str(round(float(number) * _FACTORS[unit]))
-        cuts.append(Cut(name, size))
-    if "train" not in [cut.split for cut in cuts]:
+        cuts.append((name, size))
+    if "train" not in dict(cuts):
         raise BadInputError(f"--splits={text}: names no split train; add train=SIZE")
     return cuts
+
+
+def print_windows(config: Any, options: Options) -> None:
+    """Prints the first windows of a config's stream, and the token after each."""
+    from widenet_jax.corpus.tokenizer import Tokenizer, printable
+    from widenet_jax.data.sources import build_source
+
+    source = build_source(config.data, config.data.train_split)
+    tokenizer = Tokenizer(source.info["tokenizer"]) if "tokenizer" in source.info else None
+    for index in range(min(options.num, len(source))):
+        *tokens, following = source[index]["tokens"].tolist()
+        shown = [printable(part, tokenizer) for part in (tokens, [following])]
+        print(f"\n{source.describe(index)}\n    {shown[0]!r} then {shown[1]!r}")

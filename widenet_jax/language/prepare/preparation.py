@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -18,9 +18,9 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
 from widenet_jax.data.checks import Check
 from widenet_jax.errors import BadInputError
-from widenet_jax.language.data.token_files import file_sha256, id_type, sample_sha256
+from widenet_jax.files import file_sha256
 from widenet_jax.language.data.token_streams import KIND, open_stream, token_file_name
-from widenet_jax.language.prepare.texts import Encoder, WordCount
+from widenet_jax.language.data.tokens import Encoder, WordCount, id_type, sample_sha256
 
 COPIED = 1 << 22  # tokens copied at once
 # Places in a unit where a stream of word pieces may be cut: at least so many bytes of text apart,
@@ -29,16 +29,8 @@ MARK_BYTES = 1 << 10
 MOST_MARKS = 1 << 12
 
 
-class Cut(NamedTuple):
-    """A part of the text.
-
-    Attributes:
-      split: its name.
-      size: of the part, as the user wrote it: "5%" of the tokens, or a number of tokens.
-    """
-
-    split: str
-    size: str
+Cut = tuple[str, str]  # a split, and its size: "5%" of the tokens, or a number of tokens
+Range = tuple[int, int]  # first token, the token after the last
 
 
 @dataclass(frozen=True)
@@ -72,9 +64,6 @@ class StreamPreparation:
         hashed = {"tokenizer_sha256": self.tokenizer.sha256} if self.tokenizer else {}
         return {"rule": rule, **names, **hashed, "column": self.column}
 
-    def inputs_sha256(self, unit: int) -> str:
-        return inputs_sha256(self.units[unit])
-
     def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
         """Writes the tokens of one unit.
 
@@ -103,7 +92,7 @@ class StreamPreparation:
                     marks.append([*counts.tolist(), words.words])
         beside.rename(path)
         marks = [*marks[:: -(-len(marks) // MOST_MARKS)], [*counts.tolist(), words.words]]
-        hashed = self.inputs_sha256(unit)
+        hashed = inputs_sha256(self.units[unit])
         return {"documents": documents, "marks": marks, "inputs_sha256": hashed}
 
     def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
@@ -119,12 +108,9 @@ class StreamPreparation:
         """
         splits: dict[str, dict[str, Any]] = {}
         for split in dict.fromkeys(self.splits):
-            of_split = [unit for unit, name in enumerate(self.splits) if name == split]
-            text = JoinedUnits(
-                self, directory, of_split, [parts[unit]["marks"] for unit in of_split]
-            )
-            for name, ranges in text.cut(self.cuts if split == "train" else [Cut(split, "100%")]):
-                splits[name] = text.write(name, ranges)
+            text = JoinedUnits(self, directory, split, [part["marks"] for part in parts])
+            cuts = self.cuts if split == "train" else [(split, "100%")]
+            splits |= {name: text.write(name, ranges) for name, ranges in text.cut(cuts)}
         return {
             "format_version": records.FORMAT_VERSION,
             "kind": KIND,
@@ -143,28 +129,19 @@ def part_file(directory: Path, unit: int) -> Path:
     return directory / f".part-{unit:05d}.tokens"
 
 
-Range = tuple[int, int]  # first token, the token after the last
-
-
 class JoinedUnits:
-    """The tokens of some units, one after the other."""
+    """The tokens of a split's units, one after the other; `marks` are of all units."""
 
-    def __init__(
-        self,
-        preparation: StreamPreparation,
-        directory: Path,
-        units: Sequence[int],
-        marks: Sequence[Sequence[Sequence[int]]],
-    ):
-        self._directory, self._units = directory, units
-        self._pieces = preparation.tokenizer is not None
-        self._dtype = id_type(preparation.encoder.vocab_size)
-        self._sizes = [of_unit[-1][0] for of_unit in marks]
+    def __init__(self, whole: StreamPreparation, directory: Path, split: str, marks: Sequence):
+        self._directory = directory
+        self._units = [unit for unit, name in enumerate(whole.splits) if name == split]
+        self._pieces = whole.tokenizer is not None
+        self._dtype = id_type(whole.encoder.vocab_size)
+        of_units = [np.array(marks[unit]) for unit in self._units]
+        self._sizes = [of_unit[-1, 0] for of_unit in of_units]
         # [tokens, bytes, words] up to each place where word pieces may be cut
-        before = np.cumsum([[0, 0, 0], *(of_unit[-1] for of_unit in marks)], axis=0)
-        self._marks = np.concatenate([
-            first + np.array(of_unit) for first, of_unit in zip(before, marks, strict=False)
-        ])  # fmt: skip
+        before = np.cumsum([[0, 0, 0], *(of_unit[-1] for of_unit in of_units)], axis=0)
+        self._marks = np.concatenate([a + b for a, b in zip(before, of_units, strict=False)])
 
     def cut(self, cuts: Sequence[Cut]) -> Iterator[tuple[str, list[Range]]]:
         """Yields each split with its ranges of tokens.
@@ -173,17 +150,15 @@ class JoinedUnits:
           BadInputError: the cuts take more tokens than there are, or a split has none.
         """
         total, end, ranges = int(self._marks[-1, 0]), 0.0, {}
-        for cut in cuts:
+        for split, size in cuts:
             first = end
-            size = cut.size.removesuffix("%")
-            end += float(size) * (total / 100 if cut.size.endswith("%") else 1)
+            end += float(size.removesuffix("%")) * (total / 100 if size.endswith("%") else 1)
             if round(end) > total:
                 raise BadInputError(
-                    f"--splits: {cut.split}={cut.size} ends at token {round(end):,}, and the text "
+                    f"--splits: {split}={size} ends at token {round(end):,}, and the text "
                     f"has {total:,}; ask for less, or give more text"
                 )
-            found = self._place(first), self._place(end)
-            ranges.setdefault(cut.split, []).append(found)
+            ranges.setdefault(split, []).append((self._place(first), self._place(end)))
         for split, of_split in ranges.items():
             if not sum(end - first for first, end in of_split):
                 raise BadInputError(

@@ -7,7 +7,7 @@ from typing import Any
 import tqdm
 
 from widenet_jax.config.parser import Options, not_negative, positive, show
-from widenet_jax.corpus.command import add_reading, add_writing, prepare, units_of
+from widenet_jax.corpus.command import add_reading, add_writing, units_of
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import absolute, write_text
 
@@ -119,6 +119,7 @@ def make_tokenizer(options: Options) -> None:
 def prepare_text(options: Options) -> None:
     """Prepares the set that `options` describe."""
     from widenet_jax.corpus.chunking import Chunking
+    from widenet_jax.corpus.preparation import prepare
     from widenet_jax.corpus.tokenizer import load_tokenizer
     from widenet_jax.text.prepare.preparation import ChunkPreparation
 
@@ -146,7 +147,13 @@ def prepare_text(options: Options) -> None:
             preparation, options.out, options=options.beam, provenance=provenance
         )
     else:
-        manifest = prepare(preparation, options, provenance)
+        manifest = prepare(
+            preparation,
+            options.out,
+            workers=options.workers,
+            provenance=provenance,
+            overwrite=options.overwrite,
+        )
     report(options, manifest)
 
 

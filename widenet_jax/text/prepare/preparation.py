@@ -59,10 +59,6 @@ class ChunkPreparation:
             "column": self.column,
         }
 
-    def inputs_sha256(self, unit: int) -> str:
-        """See `corpus.preparation.inputs_sha256`."""
-        return inputs_sha256(self.units[unit])
-
     @property
     def stored_rule(self) -> dict[str, Any]:
         return {
@@ -123,7 +119,7 @@ class ChunkPreparation:
         return {
             "splits": {split: dict(shard.counts) for split, shard in shards.items()},
             "ids": shards[TRAIN].ids.tolist() if TRAIN in shards else [],
-            "inputs_sha256": self.inputs_sha256(unit),
+            "inputs_sha256": inputs_sha256(self.units[unit]),
         }
 
     def split_of(self, document: Document, unit: int) -> str:
