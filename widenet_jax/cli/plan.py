@@ -107,9 +107,9 @@ def plan(options: Options) -> list[dict[str, Any]]:
     if len(names) > 1 and options.dump_hlo:
         raise BadInputError("--dump_hlo writes one program; give one --config")
     configs = read_configs(names, options)
-    from widenet_jax.ops.plan.breakdown import breakdown
     from widenet_jax.ops.plan.compile import TpuCompiler
     from widenet_jax.ops.plan.planner import plan_run
+    from widenet_jax.ops.plan.pricing import breakdown
 
     note = partial(print, file=sys.stderr, flush=True)
     compiler = TpuCompiler(topology, cache=None if options.no_cache else CACHE, note=note)

@@ -144,7 +144,7 @@ def experiments_of(name: str, section: dict[str, Any]) -> Iterator[PaperExperime
 def column(model: printed.PrintedText, text: str) -> float | None:
     """Returns what the paper prints for a text model in a column of Table 2; of SQuAD its F1."""
     value = getattr(model, text, None)
-    return value[0] if isinstance(value, tuple) else value
+    return value[0] if isinstance(value, list) else value
 
 
 def language_rows(

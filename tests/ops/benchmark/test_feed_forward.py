@@ -41,7 +41,7 @@ def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path):
     [
         (["--length=3"], "--length must divide --tokens"),
         (["--method=masket"], "method='masket' is unknown"),
-        (["--topology=v9-8"], "no TPU generation v9"),
+        (["--topology=v9-8"], "v9-8 is no TPU"),
     ],
 )
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture, flags: list[str], says: str):

@@ -456,7 +456,7 @@ def test_a_login_that_expires_while_the_tpu_is_created(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["--tpu=v9-8"], "choose one of v2, v3, v4, v5p, v5e, v6e"),
+        (["--tpu=v9-8"], "v9-8 is no TPU"),
         (["--tpu=v3-255", "--dry_run"], "powers of two of at least 8 cores"),
         (["--tpu=big"], "write it as in v3-256"),
         (["--workdir=runs/here"], "give a gs:// directory"),

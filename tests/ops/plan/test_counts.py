@@ -1,29 +1,24 @@
 """Counts as the command prints them."""
 
-from widenet_jax.ops.plan.counts import (
-    KEYS,
-    count_variant,
-    counts_table,
-    language_row,
-    text_row,
-)
-from widenet_jax.ops.plan.printed import LANGUAGE_COUNTS, TEXT
+from widenet_jax.ops.plan.counts import counts_table, image_row, language_row, text_row
+from widenet_jax.ops.plan.printed import FINETUNING, LANGUAGE, TEXT, Printed
 
 
-def test_counts_a_variant_shared_and_unrolled():
-    shared, unrolled = count_variant("vit_b,share=true", num_classes=10, pre_logits=False)
-    plain, same = count_variant("vit_b", num_classes=10, pre_logits=False)
-    assert plain == same == unrolled == 85_806_346  # Table 5
-    assert shared < plain / 8
-
-
-def test_the_table_marks_what_is_not_printed_and_what_slipped():
-    row = {"tables": "5", "model": "ViT-L", "variant": "vit_l", "params": 303_311_882,
-           "params_unrolled": 303_311_882, "printed": 305, "note": "a slip"}  # fmt: skip
-    lines = counts_table([row, row | {"printed": None}]).splitlines()
-    assert lines[1].split()[2:5] == ["305M", "303,311,882", "303,311,882"]
-    assert lines[1].endswith("(a slip)")
-    assert lines[2].split()[2] == "-"
+def test_image_models_of_table_5():
+    """The plain ViT-B, one with shared blocks, which the paper does not print, and a slip."""
+    shared = Printed("vit_b,share=true", "shared")
+    plain, other, slip = (
+        image_row(row, num_classes=10, pre_logits=False)
+        for row in (FINETUNING[0], shared, FINETUNING[4])
+    )
+    assert plain["params"] == plain["params_unrolled"] == other["params_unrolled"] == 85_806_346
+    assert plain["agrees"] and "note" not in plain and other["agrees"] is None
+    assert other["params"] < plain["params"] / 8
+    first, second, third = counts_table([plain, other, slip]).splitlines()[1:]
+    assert first.split()[2:5] == ["85M", "85,806,346", "85,806,346"] and second.split()[1] == "-"
+    assert third.endswith(
+        "(a slip of the table: the setting that reproduces its other rows gives 28.3M)"
+    )
 
 
 def test_a_text_model_is_counted_part_by_part():
@@ -36,14 +31,10 @@ def test_a_text_model_is_counted_part_by_part():
     assert not text_row(TEXT[1])["agrees"]
 
 
-def test_a_language_model_has_the_printed_count():
-    """To the last parameter, less the two scalars a block; tests/models counts the others."""
-    row = language_row(LANGUAGE_COUNTS[0])
-    assert row["agrees"] and row["params"] == 47_260_136 - 32
-    assert "47.2601M   47,260,104" in counts_table([row])
-
-
-def test_product_keys_say_what_was_solved():
-    row = language_row(KEYS[3])
-    assert row["printed"] is row["agrees"] is None
-    assert "62 sub-keys a half, 4 heads, solved for the experts' parameters" in row["note"]
+def test_language_models():
+    """To the last parameter, less the two scalars a block; product keys are not printed."""
+    dense, keys = language_row(LANGUAGE[0]), language_row(LANGUAGE[-1])
+    assert dense["agrees"] and dense["params"] == 47_260_136 - 32
+    assert "47.2601M   47,260,104" in counts_table([dense])
+    assert keys["printed"] is keys["agrees"] is None
+    assert "62 sub-keys a half, 4 heads, solved for the experts' parameters" in keys["note"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from widenet_jax.ops.plan.hlo import array_bytes, parse, parse_instruction
+from widenet_jax.ops.plan.hlo import array_bytes, parse, parse_instruction, root_of
 
 MATMUL = (
     "  ROOT %fusion.7 = bf16[16,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%p.1, /*index=1*/%p.2), "
@@ -62,8 +62,8 @@ def test_a_module():
         "  ROOT %call = f32[2]{0} call(%x), to_apply=%helper\n}\n"
     )
     assert module.entry == "main"
-    assert [i.opcode for i in module.computations["helper"]] == ["parameter", "negate"]
-    assert module.computations["main"].root.name == "call"
+    assert [i.opcode for i in module.computations["helper"].values()] == ["parameter", "negate"]
+    assert root_of(module.computations["main"]).name == "call"
 
 
 def test_other_text_is_refused():

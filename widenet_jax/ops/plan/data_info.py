@@ -20,7 +20,8 @@ def data_info(config: ConfigDict, **given: int | None) -> DataInfo:
       BadInputError: the task or the data set is unknown.
     """
     spec = task_spec(config.task.name)
-    numbers = set_numbers(config, spec) | {k: v for k, v in given.items() if v is not None}
+    known = dict(zip(spec.sizes, spec.sets.get(set_name(config, spec), ()), strict=False))
+    numbers = {**spec.usual, **known, **{k: v for k, v in given.items() if v is not None}}
     if "num_tokens" in numbers and "num_examples" not in numbers:
         windows = (numbers["num_tokens"] - 1) // config.data.max_length
         numbers["num_examples"] = windows // config.batch_size * config.batch_size
@@ -38,12 +39,6 @@ def data_info(config: ConfigDict, **given: int | None) -> DataInfo:
         info["vocab_size"] = numbers["vocab_size"]
     stream = StreamInfo() if spec.stream else None
     return DataInfo(numbers["num_examples"], resolve(spec.example)(config, None), info, stream)
-
-
-def set_numbers(config: ConfigDict, spec: TaskSpec) -> dict[str, int]:
-    """Returns the numbers that the spec of a task knows of a set, by name."""
-    known = spec.sets.get(set_name(config, spec), ())
-    return {**spec.usual, **dict(zip(spec.sizes, known, strict=False))}
 
 
 def set_name(config: ConfigDict, spec: TaskSpec) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 import flax.linen as nn
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.build import build_model
 from widenet_jax.typing import Shapes
 
@@ -29,27 +28,18 @@ def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> 
       BadInputError: the model, or a part of its blocks, does not count its products.
     """
     module = build_model(model, **model_fields)
+    sizes = (1, module.num_tokens(inputs), module.embed_dim)  # B, T, D
+    memory = inputs["memory"].shape[2] if "memory" in inputs else 0  # M of [B, L, M, D]
     outside = method(module, "outside_flops", f"name={model['name']}")(inputs)
-    return outside + blocks_flops(module, module.num_tokens(inputs), memory_length(inputs))
-
-
-def blocks_flops(model: BlockSettings, num_tokens: int, memory: int = 0) -> int:
-    """Returns the FLOPs of one example's forward pass through the blocks of a model.
-
-    Args:
-      model: the model, with `embed_dim`.
-      num_tokens: T.
-      memory: M, tokens of the past that relative attention sees.
-
-    Raises:
-      BadInputError: a part does not count its products.
-    """
-    T, D = num_tokens, model.embed_dim
-    field = f"attention.name={model.attention['name']}"
-    attention = method(model.build_attention(), "forward_flops", field)(1, T, D, memory=memory)
-    return model.depth * attention + sum(
-        method(model.build_ffn(name), "forward_flops", f"ffn={name}")(1, T, D)
-        for name in model.ffn_names()
+    field = f"attention.name={module.attention['name']}"
+    attention = method(module.build_attention(), "forward_flops", field)(*sizes, memory=memory)
+    return (
+        outside
+        + module.depth * attention
+        + sum(
+            method(module.build_ffn(name), "forward_flops", f"ffn={name}")(*sizes)
+            for name in module.ffn_names()
+        )
     )
 
 
@@ -65,11 +55,6 @@ def method(part: nn.Module, name: str, field: str) -> Callable[..., int]:
             f"{type(part).__name__}"
         )
     return getattr(part, name)
-
-
-def memory_length(inputs: Shapes) -> int:
-    """Returns M of a model with a memory [B, L, M, D], else 0."""
-    return inputs["memory"].shape[2] if "memory" in inputs else 0
 
 
 def train_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> int:

@@ -7,8 +7,8 @@ estimates, and the scopes that operations come from.
 import math
 import re
 import string
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
@@ -71,27 +71,19 @@ class Instruction:
         return match[1] if match else ""
 
 
-@dataclass(frozen=True)
-class Computation:
-    """A computation: its instructions by name, in order."""
-
-    name: str
-    instructions: dict[str, Instruction]
-
-    def __iter__(self) -> Iterator[Instruction]:
-        return iter(self.instructions.values())
-
-    @property
-    def root(self) -> Instruction:
-        return next(i for i in self if i.is_root)
+Computation = dict[str, Instruction]  # by name, in order
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """An HLO module: its computations by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
+
+
+def root_of(computation: Computation) -> Instruction:
+    """Returns the instruction whose result is the computation's."""
+    return next(i for i in computation.values() if i.is_root)
 
 
 def parse(text: str) -> Module:
@@ -106,11 +98,10 @@ def parse(text: str) -> Module:
         if not line.startswith(" "):
             header = _COMPUTATION.match(line)
             if header:
-                current = Computation(header[2], {})
-                computations[current.name] = current
-                entry = current.name if header[1] else entry
+                current = computations[header[2]] = {}
+                entry = header[2] if header[1] else entry
         elif current is not None and (instruction := parse_instruction(line)):
-            current.instructions[instruction.name] = instruction
+            current[instruction.name] = instruction
     if not entry:
         raise ValueError("no ENTRY computation: this is not the text of an HLO module")
     return Module(computations, entry)
@@ -134,20 +125,16 @@ def parse_instruction(line: str) -> Instruction | None:
     return Instruction(
         name=start[2],
         opcode=line[shape_end:open_paren].strip(),
-        arrays=_arrays(line[start.end() : shape_end]),
+        arrays=tuple(
+            (dtype, tuple(int(n) for n in dimensions.split(",") if n))
+            for dtype, dimensions in _ARRAY.findall(line[start.end() : shape_end])
+        ),
         operands=tuple(re.findall(r"%([\w.\-]+)", line[open_paren:close_paren])),
         called=called,
         cycles=int(cycles[1]) if cycles and int(cycles[1]) else None,
         op_name=op_name[1] if op_name else "",
         is_root=bool(start[1]),
         text=line,
-    )
-
-
-def _arrays(shape: str) -> Arrays:
-    return tuple(
-        (dtype, tuple(int(n) for n in dimensions.split(",") if n))
-        for dtype, dimensions in _ARRAY.findall(shape)
     )
 
 

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -14,7 +13,7 @@ from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.nn.moe.layer import dispatch_methods
-from widenet_jax.ops.plan.compile import CompiledStep, TpuCompiler
+from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.flops import train_flops
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import Price, price_module
@@ -23,8 +22,7 @@ from widenet_jax.ops.plan.topology import Topology
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The plan of one config on one slice.
 
     Attributes:
@@ -52,8 +50,8 @@ class Plan:
     """
 
     facts: dict[str, Any]
-    prices: list[Price] = field(repr=False)
-    hlo: str = field(repr=False)
+    prices: list[Price]
+    hlo: str
 
 
 def plan_run(
@@ -73,19 +71,28 @@ def plan_run(
     Raises:
       BadInputError: the config contradicts itself, the data or the slice; libtpu is missing.
     """
-    topology = tpu.topology
-    facts = {"config": name} | size_facts(config, data, topology)
-    step = tpu.compile(name, config, data)
+    plan = plan_without_advice(name, config, data, tpu, price)
+    plan.facts["advice"] = None if plan.facts["fits"] else advise(plan.facts, config, data, tpu)
+    return plan
+
+
+def plan_without_advice(
+    name: str, config: ConfigDict, data: DataInfo, tpu: TpuCompiler, price: float | None = None
+) -> Plan:
+    """Returns the plan of a run as it is; the arguments of `plan_run`."""
+    step, topology = tpu.compile(name, config, data), tpu.topology
     prices = price_module(parse(step.hlo), topology) if step.fits else []
-    facts |= {
+    limit = topology.chip.hbm_limit
+    facts = {
+        "config": name,
+        **size_facts(config, data, topology),
         "hbm_peak_gib": step.peak_bytes / GIB,
-        "hbm_limit_gib": topology.chip.hbm_limit,
-        "fits": fits(step, topology),
+        "hbm_limit_gib": limit,
+        # The compiler itself checks the data alone, without the program.
+        "fits": step.fits and step.peak_bytes <= limit * GIB,
         "compile_seconds": step.seconds,
     }
-    facts |= time_facts(facts, prices, topology, price)
-    facts["advice"] = None if facts["fits"] else advise(name, config, data, tpu, step)
-    return Plan(facts, prices, step.hlo)
+    return Plan(facts | time_facts(facts, prices, topology, price), prices, step.hlo)
 
 
 def size_facts(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[str, Any]:
@@ -117,11 +124,6 @@ def size_facts(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[s
     }
 
 
-def fits(step: CompiledStep, topology: Topology) -> bool:
-    """Returns whether the data and the program fit; the compiler itself checks the data alone."""
-    return step.fits and step.peak_bytes <= topology.chip.hbm_limit * GIB
-
-
 def time_facts(
     facts: Mapping[str, Any], prices: list[Price], topology: Topology, price: float | None
 ) -> dict[str, Any]:
@@ -144,33 +146,29 @@ def time_facts(
 
 
 def advise(
-    name: str, config: ConfigDict, data: DataInfo, compiler: TpuCompiler, step: CompiledStep
+    facts: Mapping[str, Any], config: ConfigDict, data: DataInfo, tpu: TpuCompiler
 ) -> dict[str, Any]:
     """Compiles changes in turn and returns {flags, hbm_peak_gib, step_ms, core_days, tried}.
 
-    `flags` are those of the first change that fits; None if none of `tried` does. Notes before each
-    change why it is compiled.
+    `flags` are the first change that fits; None if none of `tried` does. Notes before each change
+    why it is compiled.
     """
-    topology, tried = compiler.topology, []
-    limit, peak = topology.chip.hbm_limit, step.peak_bytes / GIB
-    tested = name  # what needs `peak`
-    for change in changes(config, peak / limit):
+    name, tried = facts["config"], []
+    for change in changes(config, facts["hbm_peak_gib"] / facts["hbm_limit_gib"]):
         flags = [f"--config.{key}={value}" for key, value in change.items()]
         changed = ConfigDict(config.to_dict())
         changed.update_from_flattened_dict(change)
         text = " ".join(flags)
-        compiler.note(f"{tested}: needs {peak:.1f} of {limit:.1f} GiB, does not fit; trying {text}")
+        need = "needs {hbm_peak_gib:.1f} of {hbm_limit_gib:.1f} GiB".format(**facts)
+        tpu.note(f"{facts['config']}: {need}, does not fit; trying {text}")
         try:
-            attempt = compiler.compile(f"{name} {text}", changed, data)
+            facts = plan_without_advice(f"{name} {text}", changed, data, tpu).facts
         except BadInputError:
             continue  # for example token groups that the smaller parts would split
         tried.append(text)
-        tested, peak = f"{name} {text}", attempt.peak_bytes / GIB
-        if fits(attempt, topology):
-            prices = price_module(parse(attempt.hlo), topology)
-            times = time_facts(size_facts(changed, data, topology), prices, topology, None)
-            found = {key: times[key] for key in ("step_ms", "core_days")}
-            return {"flags": flags, "hbm_peak_gib": peak, **found, "tried": tried}
+        if facts["fits"]:
+            found = {key: facts[key] for key in ("hbm_peak_gib", "step_ms", "core_days")}
+            return {"flags": flags, **found, "tried": tried}
     return dict.fromkeys(("flags", "hbm_peak_gib", "step_ms", "core_days")) | {"tried": tried}
 
 

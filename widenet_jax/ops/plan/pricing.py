@@ -8,15 +8,19 @@ Three sources, reported separately:
     choice of rings uses. They are not part of the step time, because the compiler does not report
     how much of them overlaps with computation.
 The body of a loop counts once per trip.
+
+`breakdown` sums the prices by part of the model. The compiler keeps one source operation per
+instruction, as a path of Linen modules and `jax.named_scope`s such as "router". A fusion counts as
+the operation that it is named after: a norm fused into a matrix product counts as the product.
 """
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from widenet_jax.ops.plan.hlo import Computation, Instruction, Module, array_bytes
+from widenet_jax.ops.plan.hlo import Computation, Instruction, Module, array_bytes, root_of
 from widenet_jax.ops.plan.topology import Chip, Topology
 
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
@@ -82,7 +86,7 @@ def price_module(module: Module, topology: Topology) -> list[Price]:
 def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:
     """Yields (instruction, its computation, trips), through loops, calls and the slowest branch."""
     computation = module.computations[name]
-    for instruction in computation:
+    for instruction in computation.values():
         called = instruction.called
         if instruction.opcode == "while":
             counted = trip_count(module.computations[called["condition"]])
@@ -99,11 +103,10 @@ def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:
 
 def trip_count(condition: Computation) -> int | None:
     """Returns N for a loop that runs while `i < N` from 0; None if the count depends on data."""
-    root = condition.root
+    root = root_of(condition)
     if root.opcode != "compare" or "direction=LT" not in root.text:
         return None
-    limit = condition.instructions[root.operands[1]]
-    match = re.search(r"constant\((\d+)\)", limit.text)
+    match = re.search(r"constant\((\d+)\)", condition[root.operands[1]].text)
     return int(match[1]) if match else None
 
 
@@ -141,7 +144,7 @@ def price_instruction(
     if instruction.cycles:
         ms = 1e3 * trips * instruction.cycles / chip.clock
         return Price(instruction, trips, compiler_ms=ms)
-    operands = [home.instructions[name] for name in instruction.operands]
+    operands = [home[name] for name in instruction.operands]
     if opcode == "custom-call" and RAGGED_DOT.search(f"{instruction.name} {instruction.op_name}"):
         flops = ragged_dot_flops(instruction, operands)
         seconds = flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
@@ -169,7 +172,7 @@ def collective_of(instruction: Instruction, module: Module) -> Instruction:
     if instruction.opcode != "fusion":
         return instruction
     inside = module.computations[instruction.called["calls"]]
-    return next((i for i in inside if i.opcode in SENT), instruction)
+    return next((i for i in inside.values() if i.opcode in SENT), instruction)
 
 
 def share_of_links(instruction: Instruction, chip: Chip) -> float:
@@ -209,12 +212,12 @@ def bytes_moved(instruction: Instruction, operands: Sequence[Instruction], modul
     if opcode != "fusion":
         return instruction.num_bytes + sum(sizes)
     inside = module.computations[instruction.called["calls"]]
-    parameters = [i for i in inside if i.opcode == "parameter"]
+    parameters = [i for i in inside.values() if i.opcode == "parameter"]
     return sum(_read(parameter, inside) for parameter in parameters) + _written(inside)
 
 
 def _read(parameter: Instruction, inside: Computation) -> int:
-    users = [i for i in inside if parameter.name in i.operands]
+    users = [i for i in inside.values() if parameter.name in i.operands]
     slices = ("gather", "dynamic-slice", "dynamic-update-slice", "scatter")
     if users and all(i.opcode in slices and i.operands[0] == parameter.name for i in users):
         return sum(i.num_bytes for i in users if i.opcode in ("gather", "dynamic-slice"))
@@ -222,11 +225,9 @@ def _read(parameter: Instruction, inside: Computation) -> int:
 
 
 def _written(inside: Computation) -> int:
-    root = inside.root
+    root = root_of(inside)
     position = {"scatter": 2, "dynamic-update-slice": 1}.get(root.opcode)
-    if position is None:
-        return root.num_bytes
-    return inside.instructions[root.operands[position]].num_bytes
+    return (root if position is None else inside[root.operands[position]]).num_bytes
 
 
 def result_bytes(instruction: Instruction) -> int:
@@ -255,3 +256,42 @@ def group_size(instruction: Instruction, topology: Topology) -> int:
 
 def _cycles(module: Module, name: str) -> int:
     return sum((i.cycles or 0) * times for i, _, times in executed(module, name, 1))
+
+
+# (part, pattern of a whole path component); the first match counts. Operations inside a layer, such
+# as dropout, count as the layer.
+PARTS = (
+    ("router", r"router"),
+    ("dispatch", r"dispatch|combine"),
+    ("experts", r"experts|moe"),
+    ("norms", r"(block_\d+_)?norm_\w+"),
+    ("attention", r"(block_\d+_)?attention"),
+    ("feed-forward", r"(block_\d+_)?(mlp|top_k_mlp|product_key)"),
+    ("embedding", r"embed(dings)?|position"),
+    ("head", r"head|pre_logits|pooler|mlm|order|classifier|span|output"),
+    ("rest of the model", r"encoder|[A-Z]\w*"),  # the class of a model, such as VisionTransformer
+)
+LOSS, OPTIMIZER, UNNAMED = "loss and mixup", "optimizer", "no scope"
+
+
+def part_of(op_name: str) -> str:
+    """Returns the part of the step that an op_name belongs to, e.g. "jit(f)/jvp(Model)/.../add"."""
+    wrapper = r"^(\w+\()+|\)+$"  # transpose(jvp(encoder)) -> encoder
+    steps = [re.sub(wrapper, "", step) for step in op_name.split("/")[1:-1]]
+    for name, pattern in PARTS:
+        if any(re.fullmatch(pattern, step) for step in steps):
+            return name
+    if "jvp(" in op_name:  # differentiated, but outside the model
+        return LOSS
+    return OPTIMIZER if op_name.startswith("jit(") else UNNAMED
+
+
+def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
+    """Returns {part: {"ms", "roofline_ms", "collective_ms"}}, slowest part first."""
+    parts: dict[str, dict[str, float]] = {}
+    for price in prices:
+        name = part_of(price.instruction.op_name)
+        part = parts.setdefault(name, dict.fromkeys(("ms", "roofline_ms", "collective_ms"), 0.0))
+        for time in part:
+            part[time] += getattr(price, time)
+    return dict(sorted(parts.items(), key=lambda item: -item[1]["ms"]))

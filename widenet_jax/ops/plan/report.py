@@ -72,35 +72,26 @@ def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
     columns = {
         "config": lambda facts: facts["config"],
         "parameters": lambda facts: f"{facts['params'] / 1e6:.1f}M",
-        "HBM GiB": hbm_cell,
+        "HBM GiB": lambda facts: (
+            f"{facts['hbm_peak_gib']:.1f}{'' if facts['fits'] else ' (does not fit)'}"
+        ),
         "ms/step": number("step_ms", ".1f"),
         "at 100% MFU": number("limit_ms", ".1f"),
         "priced by compiler": number("compiler_priced_share", ".1%"),
-        "collectives ms (MB)": collectives_cell,
+        "collectives ms": number("collective_ms", ".1f"),
+        "collectives MB": number("collective_mb", ",.0f"),
         f"{plans[0]['unit']}/s/core": number("examples_per_second_per_core", ".1f"),
         "MFU": number("mfu", ".1%"),
         "core-days": number("core_days", ".1f"),
     }
     if paper:
-        columns["paper"] = paper_cell
+        columns["paper"] = lambda facts: str(
+            PAPER_CORE_DAYS.get(facts["config"].partition(":")[2], "-")
+        )
     if any(facts["cost"] is not None for facts in plans):
         columns["cost"] = number("cost", ",.0f")
     notes = [f"{plan['config']}: {advice_text(plan['advice'])}" for plan in plans if plan["advice"]]
     return "\n".join([table_of(columns, plans), *([""] if notes else []), *notes])
-
-
-def hbm_cell(facts: Mapping[str, Any]) -> str:
-    return f"{facts['hbm_peak_gib']:.1f}{'' if facts['fits'] else ' (does not fit)'}"
-
-
-def collectives_cell(facts: Mapping[str, Any]) -> str:
-    if facts["collective_ms"] is None:
-        return "-"
-    return f"{facts['collective_ms']:.1f} ({facts['collective_mb']:,.0f})"
-
-
-def paper_cell(facts: Mapping[str, Any]) -> str:
-    return str(PAPER_CORE_DAYS.get(facts["config"].partition(":")[2], "-"))
 
 
 def breakdown_table(parts: Mapping[str, Mapping[str, float]]) -> str:
