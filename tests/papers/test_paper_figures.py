@@ -11,9 +11,8 @@ from untrained import export_untrained
 from configs import language_model
 from widenet_jax.files import write_json
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.ops.analysis.active_units import ActiveUnits, measure_active
-from widenet_jax.ops.analysis.expert_usage import ExpertUsage
-from widenet_jax.papers import layers, selection
+from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage, measure_active
+from widenet_jax.papers import figures
 from widenet_jax.papers.experiments import EXPERIMENTS, chosen
 from widenet_jax.papers.figures import draw_against, draw_curves, draw_table, evaluations
 from widenet_jax.papers.report import write
@@ -101,15 +100,15 @@ def figure(name: str):
 
 def test_shares_in_numbers(tmp_path: Path):
     experiment, found = figure("sigma_fig3"), {"sigma-MoE": EVEN, "softmax": COLLAPSED}
-    text = selection.markdown(experiment, SMOKE, found)
+    text = figures.markdown(experiment, SMOKE, found)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     assert ["sigma-MoE", "25.0%; 0 of 4", "25.0%; 0 of 4"] in rows
     assert ["softmax", "25.0%; 0 of 4", "86.0%; 1 of 4"] in rows
     assert "- Switch, K = 1, G = 512: not run." in text
-    selection.draw(experiment, found, tmp_path / "shares.png")
+    figures.draw(experiment, found, tmp_path / "shares.png")
     assert np.ptp(cv2.imread(str(tmp_path / "shares.png"))) > 100
     # Two thirds of expert 0's tokens go to 2 as well, and all tokens of 1 go to 0.
-    assert selection.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]
+    assert figures.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]
 
 
 def test_active_units_of_the_first_seed(tmp_path: Path):
@@ -123,7 +122,7 @@ def test_active_units_of_the_first_seed(tmp_path: Path):
     _, facts = write(experiment, SMOKE, {run: Measured((), (place,))}, made_by, tmp_path)
     active = measure_active(open_trained(place))
     assert isinstance(active, ActiveUnits) and 0 < active.mean[0] < active.width
-    assert facts["selection"]["dense"] == json.loads(json.dumps(active.as_json()))
+    assert facts["by_block"]["dense"] == json.loads(json.dumps(active.as_json()))
     assert f"| {active.mean[0]:.1f} of" in (tmp_path / "sigma_fig1_e8.md").read_text()
     assert cv2.imread(str(tmp_path / "sigma_fig1_e8.png")).size
     write(experiment, SMOKE, {run: Measured(())}, made_by, tmp_path / "model")
@@ -167,11 +166,23 @@ def test_ratios_by_hand(tmp_path: Path):
         layer_row("auto", 128, 3.0, 0.3),
     ]
     write_json(tmp_path / "rows.json", rows)
-    layers.measure(OVER_D, SMOKE, tmp_path / "rows.json")  # finds the rows and times nothing
-    found, text = layers.show(OVER_D, SMOKE, tmp_path / "rows.json", tmp_path / "a.png")
+    figures.time_layers(OVER_D, SMOKE, tmp_path / "rows.json")  # finds the rows and times nothing
+    found, text = figures.show_layers(OVER_D, SMOKE, tmp_path / "rows.json", tmp_path / "a.png")
     assert found == {"rows": rows}
     line = "D = 64, E = 16, G = 16: the experts take 0.50 of the dense layer's time and 0.25"
     assert line in text and "D = 128" not in text
     assert cv2.imread(str(tmp_path / "a.png")).size
-    _, text = layers.show(OVER_D, SMOKE, tmp_path / "none.json", tmp_path / "b.png")
+    _, text = figures.show_layers(OVER_D, SMOKE, tmp_path / "none.json", tmp_path / "b.png")
     assert "Not run." in text and not (tmp_path / "b.png").exists()
+
+
+def test_norms_in_numbers():
+    """Means 1.5 and 3, twice as much; above in the second block only. WideNet's seeds have the
+    means 2 and 4, which are sqrt(2) from their mean by n - 1.
+    """
+    curves = {"ViT-B": np.array([[2.0, 1.0]]), "WideNet-B": np.array([[0.0, 4.0], [2.0, 6.0]])}
+    text = figures.markdown(EXPERIMENTS["fig4"], SMALL, curves)
+    assert "| WideNet-B | 1.0000 | 5.0000 | 3.0000 ± 1.4142 | 2 |" in " ".join(text.split())
+    assert "WideNet-B's mean is 2.00 times ViT-B's, and it is above in 1 of 2 blocks" in text
+    empty = figures.markdown(EXPERIMENTS["fig4"], SMALL, {})
+    assert "|" not in empty and "ViT-B: not run." in empty and "WideNet-B: not run." in empty

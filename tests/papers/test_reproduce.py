@@ -248,7 +248,7 @@ def test_norms_of_finished_runs(digits_run, tmp_path: Path, capsys):
     alone = norm_divergence(open_trained(str(digits_run)).params)["gamma"].block
     facts = json.loads((tmp_path / "fig4.json").read_text())
     assert alone.min() > 0
-    for found in facts["divergence"].values():
+    for found in facts["by_block"].values():
         np.testing.assert_allclose(found, [alone], rtol=1e-6)
     assert "Here WideNet-B's mean is 1.00 times ViT-B's" in capsys.readouterr().out
     assert cv2.imread(str(tmp_path / "fig4.png")).size

@@ -26,9 +26,8 @@ from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_json, write_json
 from widenet_jax.ops.launch.plan_line import plan_line, plan_of
-from widenet_jax.ops.sweep.check import check_finished, check_shared
-from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, exit_code
+from widenet_jax.ops.sweep.directory import Directory, check_finished
+from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, check_shared, exit_code
 from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen
 from widenet_jax.papers.runs import Trials, carry_out, look_at
 from widenet_jax.papers.scales import SCALES, Run, Scale, runnable, runs_of, trial_of
@@ -102,11 +101,11 @@ def run(options: Options) -> int:
             asked, directory, workers=options.workers, command=command, retry=options.retry
         )
         measured |= new
-    from widenet_jax.papers import layers, report  # these import JAX
+    from widenet_jax.papers import figures, report  # these import JAX
 
     for one in experiments:
         if one.layer and not (options.report or stopped):
-            layers.measure(one, scale, report.layer_file(one, directory.path))
+            figures.time_layers(one, scale, report.layer_file(one, directory.path))
     header, texts, contents = report.write_all(
         experiments, scale, wanted, measured, words_of(options), directory.path
     )

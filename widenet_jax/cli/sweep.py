@@ -26,13 +26,13 @@ from widenet_jax.config.parser import (
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.ops.launch.requests import LAUNCHER
 from widenet_jax.ops.sweep import axes
-from widenet_jax.ops.sweep.check import check_finished, check_shared
-from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.runner import Listed, Runner
 from widenet_jax.ops.sweep.search import Search, ends_of, parse_space
 from widenet_jax.ops.sweep.trials import (
     MakeCommand,
     Trial,
+    check_shared,
     exit_code,
     expand,
     make,

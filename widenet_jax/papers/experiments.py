@@ -84,11 +84,10 @@ class PaperExperiment:
       within_size: only rows of one size are compared, as in an ablation of each size.
       worsens: the paper claims, without numbers, that every row is worse than the row before.
       reference: label of the row that all others are compared with; "": all pairs are compared.
-      norms: the norms' vector that a figure compares, "gamma" or "beta"; "" where `metric` is
-        compared.
       language: a key of `scales.Scale.language` where the rows are language models; else "".
-      selection: the statistic of experts or units that a figure shows: "active", "shares" or
-        "together"; "" where `metric` is compared.
+      statistic: what a figure shows block by block: "gamma" or "beta" of the norms, "active"
+        units, the experts' "shares", or which of them are chosen "together"; "" where `metric` is
+        compared.
       layer: the size that a figure of single layers varies, a key of `scales.Scale.layer_sweeps`;
         such a figure has no rows.
       paper_label: label of the paper's numbers where it is not the metric's.
@@ -104,9 +103,8 @@ class PaperExperiment:
     within_size: bool = False
     worsens: bool = False
     reference: str = ""
-    norms: str = ""
     language: str = ""
-    selection: str = ""
+    statistic: str = ""
     layer: str = ""
     paper_label: str = ""
 

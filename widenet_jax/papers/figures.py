@@ -1,4 +1,9 @@
-"""Draws the paper's figures from our runs, and a picture of every table."""
+"""The papers' figures from our runs, and a picture of every table.
+
+Besides accuracy and loss against sizes and steps: how far apart the blocks' norms are (WideNet,
+figs. 4 and 5), which experts and units language models use, and the time and memory of single
+layers (both sigma-MoE). The norms are those of every finished seed, the usage of the first one.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,14 +14,26 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
+from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.ops.analysis.norm_divergence import norm_divergence
-from widenet_jax.ops.analysis.routing_figures import plot_divergence
+from widenet_jax.ops.analysis.figures import (
+    draw_active,
+    draw_co_occurrence,
+    draw_shares,
+    plot_by_block,
+    plot_shares,
+)
+from widenet_jax.ops.analysis.norm_divergence import VECTORS, norm_divergence
+from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage, measure_active, measure_usage
+from widenet_jax.ops.benchmark import report as benchmark_report
+from widenet_jax.ops.benchmark.feed_forward import feed_forward_row, sizes
+from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.papers.experiments import Metric, PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
-from widenet_jax.papers.tables import number
-from widenet_jax.run.figures import run_colour, save, subplots
+from widenet_jax.papers.tables import number, page
+from widenet_jax.run.figures import block_panels, run_colour, save, subplots
+from widenet_jax.run.markdown import markdown_table
 from widenet_jax.run.metrics import JsonLines
 
 # Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
@@ -25,6 +42,17 @@ AXES: dict[str, tuple[str, Callable[[ConfigDict], int]]] = {
     "fig3": ("groups of blocks", lambda model: model.routing_groups or model.depth),
 }
 MARK = {"fmt": "o", "capsize": 3}
+PANELS_A_ROW = 3
+RARE = 0.1  # of an equal share: an expert below it is hardly used
+# Statistic of a figure by block -> header of the first column of its numbers.
+HEADERS = {
+    "gamma": "eq. 9 of gamma",
+    "beta": "eq. 9 of beta",
+    "active": "active units, mean",
+    "shares": "largest share; experts below a tenth of an equal share",
+    "together": "most frequent pair: share of the first one's tokens",
+}
+ROUNDS = 5  # of timing a layer
 
 
 def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
@@ -120,33 +148,175 @@ def draw_against(
     save(figure, out)
 
 
-def divergences(
-    experiment: PaperExperiment, scale: Scale, measured: Measurements
-) -> dict[str, np.ndarray]:
-    """Measures how far apart the blocks' norms are (eq. 9): label -> [seeds that are done, L].
+def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> dict[str, Any]:
+    """Measures the statistic of a figure by block; rows without a finished seed are left out.
 
-    Rows without a finished seed are left out.
+    Returns:
+      label of a row -> eq. 9 of its norms [seeds, L], its ActiveUnits or its ExpertUsage.
 
     Raises:
       BadInputError: the blocks share their norms, because of a flag for all runs.
     """
-    curves = {}
+    statistic, found = experiment.statistic, {}
     for row in experiment.rows:
         workdirs = measured[run_of(scale, experiment, row)].workdirs
-        found = [norm_divergence(open_trained(w).params)[experiment.norms].block for w in workdirs]
-        if found:
-            curves[row.label] = np.stack(found)
-    return curves
+        if workdirs and statistic in VECTORS:
+            norms = [norm_divergence(open_trained(workdir).params) for workdir in workdirs]
+            found[row.label] = np.stack([vectors[statistic].block for vectors in norms])
+        elif workdirs:
+            of_model = measure_active if statistic == "active" else measure_usage
+            found[row.label] = of_model(open_trained(workdirs[0]))
+    return found
 
 
-def draw_norms(experiment: PaperExperiment, curves: Mapping[str, np.ndarray], out: Path) -> None:
+def draw(experiment: PaperExperiment, found: Mapping[str, Any], out: Path) -> None:
+    """Draws what `measure` returned; nothing where no row has run."""
+    title = experiment.title
+    if not found:
+        return
+    if experiment.statistic in VECTORS:
+        draw_norms(found, out, title=title)
+    elif experiment.statistic == "active":
+        draw_active(found, out, title=title)
+    elif len(found) > 1:
+        draw_shares_of(found, out, title=title)
+    else:
+        (usage,) = found.values()
+        draw_one = draw_co_occurrence if experiment.statistic == "together" else draw_shares
+        draw_one(usage, out, title=title)
+
+
+def draw_norms(found: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure, axis = subplots(size=(6, 4))
-    plot_divergence(axis, {name: y.mean(axis=0) for name, y in curves.items()}, experiment.norms)
-    for line, y in zip(axis.lines, curves.values(), strict=True):
-        low, high = y.min(axis=0), y.max(axis=0)
-        axis.fill_between(range(len(low)), low, high, color=line.get_color(), alpha=0.2)
-    axis.set(title=experiment.title)
-    if curves:
-        axis.legend()
+    curves = {
+        name: (range(y.shape[1]), y.mean(axis=0), y.min(axis=0), y.max(axis=0))
+        for name, y in found.items()
+    }
+    plot_by_block(axis, curves, ylabel="y (eq. 9)")
+    axis.set_title(title)
+    axis.legend()
     save(figure, out)
+
+
+def draw_shares_of(found: Mapping[str, ExpertUsage], out: Path, *, title: str) -> None:
+    """Draws the sorted shares of several models, a panel for each block."""
+    blocks = max((usage.blocks for usage in found.values()), key=len)
+    size = {"columns": PANELS_A_ROW, "panel": (4.2, 3.6), "edge": (1, 1.2)}
+    figure, axes = block_panels(blocks, **size, sharey=True)
+    figure.suptitle(title, fontsize=10)
+    for place, axis in enumerate(axes):
+        plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in found.items()})
+        axis.label_outer()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    save(figure, out)
+
+
+def markdown(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any]) -> str:
+    """Writes the numbers of a figure by block, and the paper's conclusion."""
+    statistic, table = experiment.statistic, ""
+    lines = [f"The paper: {experiment.claim}"]
+    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in found]
+    if found:
+        rows = [[name, *cells(one, statistic)] for name, one in found.items()]
+        first = next(iter(found.values()))
+        if statistic in VECTORS:
+            header = [*map("block {}".format, range(first.shape[1])), "mean", "seeds"]
+        else:
+            header = [f"block {block}" for block in first.blocks]
+        table = markdown_table([[HEADERS[statistic], *header], *rows])
+    if statistic in VECTORS and len(found) == len(experiment.rows) == 2:
+        (one, low), (other, high) = found.items()
+        above = int((high.mean(axis=0) > low.mean(axis=0)).sum())
+        lines.append(
+            f"Here {other}'s mean is {high.mean() / low.mean():.2f} times {one}'s, and it is above "
+            f"in {above} of {low.shape[1]} blocks."
+        )
+    return page(experiment.title, scale.about_of(experiment), table, lines)
+
+
+def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[str]:
+    """Returns a cell for each block: mean of eq. 9 or of the active units, largest share, or pair.
+
+    Of eq. 9 the mean over the blocks and the number of seeds follow.
+    """
+    if statistic in VECTORS:
+        spread = f" ± {one.mean(axis=1).std(ddof=1):.4f}" if len(one) > 1 else ""
+        by_block = [f"{value:.4f}" for value in one.mean(axis=0)]
+        return [*by_block, f"{one.mean():.4f}{spread}", str(len(one))]
+    if statistic == "active":
+        return [f"{mean:.1f} of {one.width:,}" for mean in one.mean]
+    if statistic == "shares":
+        E = one.sorted_shares.shape[1]
+        rare = (one.sorted_shares < RARE / E).sum(axis=1)
+        largest = one.sorted_shares[:, 0]
+        return [f"{of:.1%}; {few} of {E}" for of, few in zip(largest, rare, strict=True)]
+    texts = []
+    for shares in one.co_occurrence:
+        first, second = np.unravel_index(shares.argmax(), shares.shape)
+        texts.append(f"{first} with {second}: {shares.max():.0%}")
+    return texts
+
+
+def as_json(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the numbers as the experiment's JSON file holds them."""
+
+    def numbers(one: np.ndarray | ActiveUnits | ExpertUsage) -> Any:
+        if isinstance(one, ExpertUsage):
+            return {"shares": one.importance.tolist(), "co_occurrence": one.co_occurrence.tolist()}
+        return one.as_json() if isinstance(one, ActiveUnits) else one.tolist()
+
+    return {name: numbers(one) for name, one in found.items()}
+
+
+def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
+    """Times every layer of a figure, unless an earlier call did, and keeps the rows in a file.
+
+    A dense layer beside experts of as many parameters, over D, E or G. At the paper's scale they
+    are priced for a TPU; at the others measured on the first device here.
+    """
+    if file.exists():
+        return
+    choices = {name: [value] for name, value in scale.layer.items()}
+    choices[experiment.layer] = list(scale.layer_sweeps[experiment.layer])
+    topology = parse_topology(scale.layer_topology) if scale.layer_topology else None
+    options = {"dtype": "bfloat16" if topology else "float32", "capacity_factor": 0.0}
+    rows = [
+        feed_forward_row(method, size, topology=topology, rounds=ROUNDS, **options)
+        for size in sizes(**choices)
+        for method in ("dense", "auto")
+    ]
+    write_json(file, rows)
+
+
+def show_layers(
+    experiment: PaperExperiment, scale: Scale, file: Path, picture: Path
+) -> tuple[dict[str, Any], str]:
+    """Draws the rows there are; returns them and the page."""
+    rows = read_json(file) if file.exists() else []
+    if rows:
+        benchmark_report.draw("feed_forward", rows, picture)
+    lines = [f"The paper: {experiment.claim}"] + ([] if rows else ["Not run."])
+    about = f"on {scale.layer_topology}" if scale.layer_topology else "on this machine"
+    text = page(
+        experiment.title,
+        about,
+        benchmark_report.table(rows) if rows else "",
+        [*lines, *crossings(rows)],
+    )
+    return {"rows": rows}, text
+
+
+def crossings(rows: list[Mapping[str, Any]]) -> list[str]:
+    """Says how much faster and smaller the experts are than the dense layer, size by size."""
+    lines = []
+    for dense, experts in zip(rows[::2], rows[1::2], strict=True):
+        if dense["ms"] is None or experts["ms"] is None:
+            continue
+        letters = {"D": "embed_dim", "E": "experts", "G": "expert_dim"}
+        size = ", ".join(f"{letter} = {dense[name]:,}" for letter, name in letters.items())
+        lines.append(
+            f"{size}: the experts take {experts['ms'] / dense['ms']:.2f} of the dense layer's time "
+            f"and {experts['memory_gib'] / dense['memory_gib']:.2f} of its memory."
+        )
+    return lines

@@ -12,7 +12,7 @@ from typing import Any
 from etils import epath
 
 from widenet_jax.files import write_json, write_text
-from widenet_jax.papers import figures, layers, selection, tables
+from widenet_jax.papers import figures, tables
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Run, Scale, run_of
@@ -80,17 +80,12 @@ def write(
     picture, content = out / f"{experiment.name}.png", {}
     if experiment.layer:
         file = layer_file(experiment, out)
-        content, text = layers.show(experiment, scale, file, picture)
-    elif experiment.norms:
-        curves = figures.divergences(experiment, scale, measured)
-        figures.draw_norms(experiment, curves, picture)
-        content = {"divergence": {name: y.tolist() for name, y in curves.items()}}
-        text = tables.norms_markdown(experiment, scale, curves)
-    elif experiment.selection:
-        found = selection.measure(experiment, scale, measured)
-        selection.draw(experiment, found, picture)
-        content = {"selection": selection.as_json(found)}
-        text = selection.markdown(experiment, scale, found)
+        content, text = figures.show_layers(experiment, scale, file, picture)
+    elif experiment.statistic:
+        found = figures.measure(experiment, scale, measured)
+        figures.draw(experiment, found, picture)
+        content = {"by_block": figures.as_json(found)}
+        text = figures.markdown(experiment, scale, found)
     else:
         rows = tables.rows_of(experiment, scale, measured)
         if experiment.name in figures.AXES:
@@ -115,7 +110,7 @@ def write(
 
 
 def layer_file(experiment: PaperExperiment, out: Path) -> Path:
-    """Returns where `layers.measure` keeps its rows."""
+    """Returns where `figures.time_layers` keeps its rows."""
     return out / f"{experiment.name}_rows.json"
 
 

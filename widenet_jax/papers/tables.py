@@ -38,9 +38,9 @@ def rows_of(
     Returns:
       label, size, variant (at this scale), params, paper and paper_millions (as printed), values
       (the experiment's metric, one for each seed that ended), mean, std, statuses (one for each
-      seed), training (the same metric in training), rate (in `unit` a second), slip (whether
-      paper_millions is one), and for Table 4 paper_core_days. `same_as` is the label of an earlier
-      row that is the same run at this scale, else None.
+      seed), training (the same metric in training), rate (in `unit` a second), and for Table 4
+      paper_core_days. `same_as` is the label of an earlier row that is the same run at this scale,
+      else None.
     """
     metric = experiment.metric
     in_vision = FINETUNING if experiment.finetuned else PRETRAINING
@@ -59,7 +59,6 @@ def rows_of(
             "params": of.first("params"),
             "paper": row.paper,
             "paper_millions": in_paper and in_paper.millions,
-            "slip": bool(getattr(in_paper, "slip", False)),
             "values": values,
             "mean": mean_of(values),
             "std": std_of(values),
@@ -93,11 +92,8 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
         columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
     if any(row["paper_millions"] for row in rows):
         columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
-    lines = comparison(experiment, rows)
-    if slips := [row["label"] for row in rows if row["slip"]]:
-        named = " and ".join(slips)
-        lines.append(f"The printed parameters of {named} are slips: see plan.py --counts.")
-    return page(experiment.title, scale.about_of(experiment), table_of(columns, rows), lines)
+    about, lines = scale.about_of(experiment), comparison(experiment, rows)
+    return page(experiment.title, about, table_of(columns, rows), lines)
 
 
 def table_2(scale: Scale, measured: Measurements) -> str:
@@ -131,37 +127,6 @@ def table_2(scale: Scale, measured: Measurements) -> str:
 def joined(values: Sequence[float | None]) -> str:
     """Formats a cell, such as "89.3/82.3"."""
     return "not run" if None in values else "/".join(f"{value:.1f}" for value in values)
-
-
-def norms_markdown(
-    experiment: PaperExperiment, scale: Scale, curves: Mapping[str, np.ndarray]
-) -> str:
-    """Writes Figs. 4 and 5 in numbers: eq. 9 of each block.
-
-    Args:
-      experiment: Fig. 4 or 5.
-      scale: of the runs.
-      curves: label -> [seeds, L].
-    """
-    table = ""
-    if curves:
-        blocks = max(y.shape[1] for y in curves.values())
-        cells = [["block", *map(str, range(blocks)), "mean", "seeds"]]
-        for name, y in curves.items():
-            spread = f" ± {y.mean(axis=1).std(ddof=1):.4f}" if len(y) > 1 else ""
-            by_block = (f"{value:.4f}" for value in y.mean(axis=0))
-            cells.append([name, *by_block, f"{y.mean():.4f}{spread}", str(len(y))])
-        table = markdown_table(cells)
-    lines = [f"The paper: {experiment.claim}"]
-    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in curves]
-    if len(curves) == len(experiment.rows) == 2:
-        (one, low), (other, high) = curves.items()
-        above = int((high.mean(axis=0) > low.mean(axis=0)).sum())
-        lines.append(
-            f"Here {other}'s mean is {high.mean() / low.mean():.2f} times {one}'s, and it is above "
-            f"in {above} of {low.shape[1]} blocks."
-        )
-    return page(experiment.title, scale.about_of(experiment), table, lines)
 
 
 def number(value: float | str | None, decimals: int) -> str:

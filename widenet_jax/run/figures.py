@@ -4,8 +4,10 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
 from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
@@ -164,6 +166,13 @@ def block_panels(
     for block, axis in zip(blocks, axes.flat, strict=False):
         axis.set_title(f"block {block}")
     return figure, axes.flat[: len(blocks)]
+
+
+def write_in_cells(axis: Axes, texts: np.ndarray, bright: np.ndarray, fontsize: int = 7) -> None:
+    """Writes into the cells of a matrix that `imshow` drew, in black where they are bright."""
+    for (i, j), text in np.ndenumerate(texts):
+        colour = "black" if bright[i, j] else "white"
+        axis.text(j, i, text, ha="center", va="center", color=colour, fontsize=fontsize)
 
 
 def save(figure: Figure, out: epath.PathLike) -> None:

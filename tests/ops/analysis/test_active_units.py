@@ -10,14 +10,13 @@ from flax import linen as nn
 from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
-from widenet_jax.ops.analysis.active_units import ActiveUnits, active_counts, dense_blocks
-from widenet_jax.ops.analysis.expert_usage import ExpertUsage
-from widenet_jax.ops.analysis.selection_figures import (
+from widenet_jax.ops.analysis.captured import active_counts, dense_blocks
+from widenet_jax.ops.analysis.figures import (
     draw_active,
     draw_co_occurrence,
     draw_shares,
-    percent,
 )
+from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage
 from widenet_jax.param_names import ENCODER
 
 IMAGES = {"image": jax.random.normal(jax.random.key(1), (2, 8, 8, 1))}
@@ -99,7 +98,3 @@ def test_shares_of_an_even_and_a_collapsed_block(tmp_path, drawn):
     assert even == [0.25] * 4 and collapsed == [0.997, 0.001, 0.001, 0.001] and equal == [0.25] * 2
     draw_co_occurrence(usage, tmp_path / "c.png")
     assert np.ptp(cv2.imread(str(tmp_path / "c.png"))) > 100
-
-
-def test_shares_are_plain_decimals():
-    assert [percent(share) for share in (1.0, 0.1, 1e-5)] == ["100%", "10%", "0.001%"]

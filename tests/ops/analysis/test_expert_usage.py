@@ -11,9 +11,9 @@ from small_runs import metrics_of
 from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.ops.analysis.expert_usage import ExpertUsage, as_json, measure_usage
-from widenet_jax.ops.analysis.routing import token_routing
-from widenet_jax.ops.analysis.routing_figures import draw_usage
+from widenet_jax.ops.analysis.captured import token_routing
+from widenet_jax.ops.analysis.figures import draw_usage
+from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
 from widenet_jax.vision.data.transforms import image_of
 from widenet_jax.vision.task import to_unit_range
 
@@ -138,6 +138,6 @@ def test_against_a_loop_over_tokens(usage, trained):
     np.testing.assert_array_equal(usage.selected_together, both)
     np.testing.assert_allclose(usage.co_occurrence.sum(axis=-1), 1)  # K - 1
     assert usage.agreement[0, 1] == pytest.approx(same / (360 * 16))
-    facts = json.loads(json.dumps(as_json(usage)))
+    facts = json.loads(json.dumps(usage.as_json()))
     assert facts["blocks"] == [0, 1] and facts["tokens_if_even"] == 2880
     assert np.sum(facts["tokens"][0]) == 360 * 16 * 2

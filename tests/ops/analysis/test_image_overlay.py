@@ -9,6 +9,8 @@ from untrained import export_untrained
 from configs import finetune
 from widenet_jax.errors import BadExampleError
 from widenet_jax.inference.trained import open_trained
+from widenet_jax.ops.analysis.captured import TokenRouting, token_routing
+from widenet_jax.ops.analysis.figures import expert_colours
 from widenet_jax.ops.analysis.image_overlay import (
     TINT,
     draw_overlay,
@@ -16,8 +18,6 @@ from widenet_jax.ops.analysis.image_overlay import (
     image_router,
     patch_grid,
 )
-from widenet_jax.ops.analysis.routing import TokenRouting, token_routing
-from widenet_jax.ops.analysis.routing_figures import expert_colours
 from widenet_jax.vision.task import to_unit_range
 
 

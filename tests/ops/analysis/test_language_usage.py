@@ -12,7 +12,7 @@ from configs import language_model
 from widenet_jax.cli import analyze
 from widenet_jax.inference.over_source import metrics_over_source, open_source
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.ops.analysis.active_units import measure_active
+from widenet_jax.ops.analysis.usage import measure_active
 
 
 def export(variant: str, directory: Path) -> Path:

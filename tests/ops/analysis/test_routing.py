@@ -9,7 +9,7 @@ from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
-from widenet_jax.ops.analysis.routing import routed_blocks, token_routing
+from widenet_jax.ops.analysis.captured import routed_blocks, token_routing
 
 # The last image is padding.
 INPUTS = {"image": jax.random.normal(jax.random.key(1), (8, 8, 8, 1)), "mask": jnp.arange(8) < 7}

@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.colors import to_rgb
 
+from widenet_jax.ops.analysis.figures import COLOURS, draw_divergence, expert_colours
 from widenet_jax.ops.analysis.norm_divergence import Divergence
-from widenet_jax.ops.analysis.routing_figures import COLOURS, draw_divergence, expert_colours
 
 
 def test_more_experts_than_colours_stay_apart():

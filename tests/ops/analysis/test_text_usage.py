@@ -15,8 +15,8 @@ from widenet_jax.cli import analyze, evaluate, export
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.ops.analysis.expert_usage import ExpertUsage, measure_usage
-from widenet_jax.ops.analysis.routing import token_routing
+from widenet_jax.ops.analysis.captured import token_routing
+from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
 
 
 @pytest.fixture(scope="module")

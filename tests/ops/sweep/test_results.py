@@ -10,8 +10,7 @@ from ops import other_task
 
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.figures import axis_of, draw_against
-from widenet_jax.ops.sweep.results import Results
+from widenet_jax.ops.sweep.results import Results, axis_of, draw_against
 from widenet_jax.ops.sweep.trials import Outcome, exit_code, expand
 
 

@@ -16,8 +16,7 @@ from small_runs import OVERRIDES, ROOT, command, finish, last_step, start
 
 from widenet_jax.cli.sweep import handing_over, main
 from widenet_jax.ops.sweep.axes import sweep
-from widenet_jax.ops.sweep.check import check_shared
-from widenet_jax.ops.sweep.trials import Trial, expand
+from widenet_jax.ops.sweep.trials import Trial, check_shared, expand
 
 PATIENCE_SECONDS = 900  # for a whole sweep on a busy machine
 DIGITS = "--config=configs/digits.py"
@@ -132,8 +131,7 @@ def test_what_is_wrong_for_all_trials_is_said_before_the_first(tmp_path, capsys,
 def test_the_check_takes_no_device(tmp_path: Path):
     """A TPU that the sweep itself held could not be used by its trials."""
     code = (
-        "from widenet_jax.ops.sweep.check import mistake_of\n"
-        "from widenet_jax.ops.sweep.trials import expand\n"
+        "from widenet_jax.ops.sweep.trials import expand, mistake_of\n"
         "from jax._src import xla_bridge\n"
         "print([mistake_of(t) for t in expand('configs/digits.py', [{'seed': 1}])])\n"
         "print(xla_bridge.backends_are_initialized())"

@@ -1,7 +1,6 @@
 """Analysis of trained models.
 
-`figures` (learning curves), `norm_divergence`, `routing`, `expert_usage`, `over_source` (evaluation
-over a split), `classification` (accuracy, confusions), `class_prediction` (of single examples).
-Images: `image_prediction`, `image_overlay`; texts: `text_prediction`, `token_kinds`. `report` is
-`scripts/analyze.py`'s selection.
+`captured`: the routing of every token and its active hidden units. `usage`: their statistics over a
+source, for texts by the kinds of `token_kinds`. `norm_divergence`: eq. 9 of WideNet. `figures` and
+`image_overlay` draw them; `report` is the selection of `scripts/analyze.py`.
 """

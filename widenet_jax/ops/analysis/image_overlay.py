@@ -12,8 +12,8 @@ from matplotlib.patches import Patch
 from widenet_jax.data.blocks import read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.inference.over_source import open_source
-from widenet_jax.ops.analysis.routing import TokenRouting, routed_blocks, token_routing
-from widenet_jax.ops.analysis.routing_figures import expert_colours
+from widenet_jax.ops.analysis.captured import TokenRouting, routed_blocks, token_routing
+from widenet_jax.ops.analysis.figures import expert_colours
 from widenet_jax.run.figures import save, subplots
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array

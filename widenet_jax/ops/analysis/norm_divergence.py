@@ -25,6 +25,10 @@ class Divergence:
     element: np.ndarray
     block: np.ndarray
 
+    def as_json(self) -> dict[str, list[float]]:
+        """Returns the numbers, as `scripts/analyze.py` writes them."""
+        return {"block": self.block.tolist(), "element": self.element.tolist()}
+
 
 def divergence(vectors: np.ndarray) -> Divergence:
     """Computes eq. 9 for `vectors` [L, D], one row for each block, in float64.

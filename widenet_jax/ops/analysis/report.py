@@ -5,17 +5,10 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.ops.analysis import expert_usage
-from widenet_jax.ops.analysis.active_units import dense_blocks, measure_active
+from widenet_jax.ops.analysis import figures, usage
+from widenet_jax.ops.analysis.captured import MOE, dense_blocks
 from widenet_jax.ops.analysis.image_overlay import draw_overlay_of_source
-from widenet_jax.ops.analysis.norm_divergence import Divergence, norm_divergence, own_norms
-from widenet_jax.ops.analysis.routing import MOE
-from widenet_jax.ops.analysis.routing_figures import draw_divergence, draw_kinds, draw_usage
-from widenet_jax.ops.analysis.selection_figures import (
-    draw_active,
-    draw_co_occurrence,
-    draw_shares,
-)
+from widenet_jax.ops.analysis.norm_divergence import norm_divergence, own_norms
 from widenet_jax.trained import Trained
 
 
@@ -42,33 +35,29 @@ def analyze_model(
         if len(own_norms(model.params)) > 1
     }
     if divergences:
-        draw_divergence(divergences, out / "norm_divergence.png")
+        figures.draw_divergence(divergences, out / "norm_divergence.png")
     facts: dict[str, Any] = {
         "workdir": trained.place,
         "step": trained.step,
-        "norm_divergence": {name: numbers(found) for name, found in divergences.items()},
+        "norm_divergence": {
+            name: {vector: of.as_json() for vector, of in vectors.items()}
+            for name, vectors in divergences.items()
+        },
     }
     if dense_blocks(trained.model):
-        active = measure_active(trained)
-        draw_active({trained.place: active}, out / "active_units.png")
+        active = usage.measure_active(trained)
+        figures.draw_active({trained.place: active}, out / "active_units.png")
         facts["active_units"] = active.as_json()
     if MOE not in trained.model.ffn_names():
         return facts
-    usage = expert_usage.measure_usage(trained)
-    draw_usage(usage, out / "expert_usage.png", title=trained.place)
-    draw_shares(usage, out / "expert_shares.png", title=trained.place)
-    if usage.co_occurrence.any():  # a token chose more than one expert
-        draw_co_occurrence(usage, out / "expert_co_occurrence.png", title=trained.place)
-    if expert_usage.is_text(trained):
-        draw_kinds(usage, out / "expert_kinds.png", title=trained.place)
+    found = usage.measure_usage(trained)
+    pictures = {"usage": figures.draw_usage, "shares": figures.draw_shares}
+    if found.co_occurrence.any():  # a token chose more than one expert
+        pictures["co_occurrence"] = figures.draw_co_occurrence
+    if usage.is_text(trained):
+        pictures["kinds"] = figures.draw_kinds
     else:
         draw_overlay_of_source(trained, out / "expert_overlay.png", num_images)
-    return facts | {"expert_usage": expert_usage.as_json(usage)}
-
-
-def numbers(vectors: dict[str, Divergence]) -> dict[str, dict[str, list[float]]]:
-    """Returns a divergence as JSON holds it."""
-    return {
-        vector: {"block": found.block.tolist(), "element": found.element.tolist()}
-        for vector, found in vectors.items()
-    }
+    for name, draw in pictures.items():
+        draw(found, out / f"expert_{name}.png", title=trained.place)
+    return facts | {"expert_usage": found.as_json()}

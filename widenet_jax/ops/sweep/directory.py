@@ -10,13 +10,16 @@ DIR/results.csv          and pictures
 
 import fcntl
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 from etils import epath
 
+from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import is_remote, lock, require_gcsfs
+from widenet_jax.files import absolute, is_remote, lock, require_gcsfs
+from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.run.metrics import JsonLines
 
@@ -126,3 +129,31 @@ def locked(path: Path) -> IO | None:
         return file
     file.close()
     return None
+
+
+def check_finished(trials: Iterable[Trial], directory: Directory) -> None:
+    """Raises BadInputError where a finished trial ran with another config than it would now.
+
+    As after a change in the config file: its result would stand beside results of the new config.
+    A trial that is not finished refuses to resume.
+    """
+    for trial in trials:
+        workdir = directory.workdir(trial)
+        stored = absolute(workdir) / "config.json"
+        if directory.result(trial) is None or not stored.exists():
+            continue
+        from widenet_jax.run.workdir import changed_fields, list_changes  # imports JAX
+
+        try:
+            config = set_fields(load_config(trial.config), trial.fields())
+        except BadInputError:  # the model that it started from may be gone: by the trial's own copy
+            config = set_fields(load_config(trial.config), trial.fields(), workdir=workdir)
+        changed = changed_fields(stored, config)
+        # Swept fields are part of the trial's name, except the directory of a backbone.
+        changed = {key: text for key, text in changed.items() if key not in trial.settings}
+        if changed:
+            raise BadInputError(
+                f"--workdir={directory.path}: {trial.name} is finished, and ran with another "
+                f"config ({list_changes(changed)}); name a new --workdir, or undo that change to "
+                "see its result"
+            )

@@ -7,10 +7,8 @@ resumes from its checkpoint, as any run does. So the same call resumes a sweep t
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,7 +80,9 @@ class Listed:
 
 
 class Runner:
-    """Keeps workers, which are threads, busy with the trials of a list or a search.
+    """Keeps workers busy with the trials of a list or a search.
+
+    A worker is a generator that pauses while its trial runs, and is resumed every POLL_SECONDS.
 
     Args:
       source: of the trials.
@@ -93,7 +93,6 @@ class Runner:
     def __init__(self, source: Listed, *, workers: int, command: MakeCommand):
         self.source, self.directory = source, source.directory
         self.workers, self.command = workers, command
-        self.lock = threading.Lock()  # of the source and the lines below
         self.running: list[Trial] = []
         self.ended = 0
         self.signals: list[int] = []
@@ -101,44 +100,41 @@ class Runner:
     def run(self) -> bool:
         """Returns once no trial is left; True where a signal cut the sweep short."""
         news, reported = time.monotonic(), 0
-        with noting_signals(self.signals), ThreadPoolExecutor(self.workers) as pool:
-            left = {pool.submit(self.work) for _ in range(self.workers)}
-            while left:
-                ended, left = wait(left, POLL_SECONDS)
-                for worker in ended:
-                    worker.result()
+        workers = [self.work() for _ in range(self.workers)]
+        with noting_signals(self.signals):
+            while workers := [worker for worker in workers if not next(worker, True)]:
+                time.sleep(POLL_SECONDS)
                 if len(self.signals) > reported:
                     reported = len(self.signals)
                     self.say(f"stopping: {LEAVING if self.directory.launched else SAVING}")
                 if time.monotonic() - news > NEWS_SECONDS:
                     news = time.monotonic()
-                    for trial in list(self.running):
+                    for trial in self.running:
                         self.say(f"{trial.name}: {self.directory.last_line(trial)}")
         return bool(self.signals)
 
-    def work(self) -> None:
+    def work(self) -> Iterator[None]:
         """Runs one trial after the other."""
-        while not self.signals:
-            with self.lock:
-                trial = self.source.ask()
-            if trial is None:
-                return
-            outcome = self.run_trial(trial)
-            with self.lock:
-                self.ended += 1
-                self.source.tell(outcome)
+        while not self.signals and (trial := self.source.ask()):
+            outcome = yield from self.run_trial(trial)
+            self.ended += 1
+            self.source.tell(outcome)
             found = score_of(outcome.result)
             if outcome.status in FAILURES:
                 found = f", exit code {outcome.exit_code}: {outcome.message}"
             self.say(f"{outcome.status} {trial.name}{found}")
 
-    def run_trial(self, trial: Trial) -> Outcome:
-        """Runs a trial, unless it is finished; waits where an earlier sweep's process runs it."""
+    def run_trial(self, trial: Trial) -> Generator[None, None, Outcome]:
+        """Runs a trial, unless it is finished; waits where an earlier sweep's process runs it.
+
+        Terminates its process once for each signal: at the first it saves, at a second it ends. The
+        process of a launched trial is its launcher, which ends without the run.
+        """
         directory = self.directory
         while (lock := directory.lock(trial)) is None:
             if self.signals:
                 return directory.outcome(trial)
-            time.sleep(POLL_SECONDS)
+            yield
         with lock:
             before = directory.outcome(trial)
             if before.status == Status.DIVERGED and self.source.retry:
@@ -146,54 +142,38 @@ class Runner:
             elif before.status != Status.WAITING:
                 return before
             self.say(f"start {trial.name}")
-            with self.lock:  # making a command may read configs, which Python cannot do in threads
-                words = self.command(trial, directory.workdir(trial))
             with directory.log(trial).open("a") as log:
                 process = subprocess.Popen(
-                    words,
+                    self.command(trial, directory.workdir(trial)),
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     pass_fds=[lock.fileno()],  # the lock lasts as long as the trial's process
                     start_new_session=True,  # the sweep receives Ctrl-C and passes it on
                 )  # fmt: skip
         self.running.append(trial)
-        pruned = self.follow(trial, process)
-        self.running.remove(trial)
-        return self.outcome(trial, process.returncode, pruned=pruned)
-
-    def follow(self, trial: Trial, process: subprocess.Popen) -> bool:
-        """Waits for a trial's process; returns whether its search ended it.
-
-        Terminates it once for each signal: at the first it saves, at a second it ends. The process
-        of a launched trial is its launcher, which ends without the run.
-        """
         pruned, passed_on = False, 0
-        while True:
-            try:
-                process.wait(POLL_SECONDS)
-                return pruned
-            except subprocess.TimeoutExpired:
-                pass
+        while process.poll() is None:
+            yield
             if len(self.signals) > passed_on:
                 passed_on += 1
                 process.terminate()
-            elif not pruned:
-                with self.lock:
-                    pruned = self.source.hopeless(trial)
-                if pruned:
-                    process.terminate()
+            elif not pruned and self.source.hopeless(trial):
+                pruned = True
+                process.terminate()
+        self.running.remove(trial)
+        return self.outcome(trial, process.returncode, pruned=pruned)
 
     def outcome(self, trial: Trial, code: int, *, pruned: bool) -> Outcome:
         """Returns the outcome of a trial whose process has ended, and marks it in the directory."""
         directory = self.directory
-        if code == 0:
-            if directory.result(trial) is None:
-                directory.handed_over(trial).touch()
-            return directory.outcome(trial)
+        if code == 0 and directory.result(trial) is None:
+            directory.handed_over(trial).touch()
         if code in STOPPED_CODES:
             if pruned:
                 directory.log(trial, "pruned").touch()
             return Outcome(trial, Status.PRUNED if pruned else Status.STOPPED, code)
         left = directory.outcome(trial)
+        if code == 0:
+            return left
         status = Status.DIVERGED if left.status == Status.DIVERGED else Status.FAILED
         return Outcome(trial, status, code, directory.last_line(trial))
 

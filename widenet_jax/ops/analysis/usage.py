@@ -1,6 +1,8 @@
-"""Expert usage of a trained model over a source: shares, entropy, drops, categories, agreement.
+"""Usage of experts and of hidden units over a source.
 
-A category is the class of a token's image, or in texts a kind of token, see `token_kinds`.
+Of experts: shares, entropy, drops, categories, agreement. A category is the class of a token's
+image, or in texts a kind of token, see `token_kinds`. Of a dense feed-forward: how many of its
+hidden units are active (sigma-MoE, figs. 1, 4 and 5).
 """
 
 from dataclasses import dataclass
@@ -14,10 +16,22 @@ import numpy as np
 from widenet_jax.inference.over_source import real_token_mask, sums_over_source
 from widenet_jax.nn.moe.choices import choice_mask
 from widenet_jax.nn.moe.statistics import summarize
-from widenet_jax.ops.analysis.routing import routed_blocks, token_routing
+from widenet_jax.ops.analysis.captured import (
+    active_counts,
+    dense_blocks,
+    routed_blocks,
+    token_routing,
+)
 from widenet_jax.ops.analysis.token_kinds import byte_kinds, token_kinds
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
+
+QUANTILES = (0.1, 0.5, 0.9)
+# Statistics of an `ExpertUsage` in analysis.json, by their names there.
+IN_JSON = (
+    "load", "importance", "load_entropy", "router_entropy", "drop_rate", "sorted_shares",
+    "co_occurrence", "agreement", "mutual_information",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,8 +131,7 @@ class ExpertUsage:
     @property
     def first_choices(self) -> np.ndarray:
         """[L, E] share of the first choices by expert."""
-        counts = np.einsum("aaee->ae", self.together)
-        return counts / counts.sum(axis=-1, keepdims=True)
+        return np.einsum("aaee->ae", self.together) / self.together[0, 0].sum()
 
     @property
     def mutual_information(self) -> np.ndarray:
@@ -134,6 +147,17 @@ class ExpertUsage:
         information = alone[:, None] + alone[None, :] - entropy(joint.reshape(L, L, -1))
         smaller = np.minimum(alone[:, None], alone[None, :])
         return np.where(smaller > 1e-9, information / np.maximum(smaller, 1e-9), 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the numbers by block, as `scripts/analyze.py` writes them."""
+        what = self.category
+        rows = {name: getattr(self, name) for name in IN_JSON}
+        rows |= {f"by_{what}": self.by_category, "tokens": self.pairs}
+        rows |= {f"{what}_frequency": self.frequency, "tokens_if_even": self.even_tokens}
+        rows |= {"agreement_by_chance": self.chance}
+        rows |= {"most_different_block": self.blocks[self.most_different]}
+        listed = {key: np.asarray(value).round(6).tolist() for key, value in rows.items()}
+        return {"blocks": list(self.blocks), f"{what}_names": list(self.names), **listed}
 
 
 def entropy(shares: np.ndarray) -> np.ndarray:
@@ -204,23 +228,58 @@ def is_text(trained: Trained) -> bool:
     return "vocab_size" in trained.info
 
 
-def as_json(usage: ExpertUsage) -> dict[str, Any]:
-    """Returns the numbers by block, as `scripts/analyze.py` writes them."""
-    names = (
-        "load",
-        "importance",
-        "load_entropy",
-        "router_entropy",
-        "drop_rate",
-        "sorted_shares",
-        "co_occurrence",
-        "agreement",
-        "mutual_information",
-    )
-    rows = {name: getattr(usage, name) for name in names}
-    rows |= {f"by_{usage.category}": usage.by_category, "tokens": usage.pairs}
-    rows[f"{usage.category}_frequency"] = usage.frequency
-    rows |= {"tokens_if_even": usage.even_tokens, "agreement_by_chance": usage.chance}
-    rows["most_different_block"] = usage.blocks[usage.most_different]
-    listed = {key: np.asarray(value).round(6).tolist() for key, value in rows.items()}
-    return {"blocks": list(usage.blocks), f"{usage.category}_names": list(usage.names), **listed}
+@dataclass(frozen=True)
+class ActiveUnits:
+    """Counts over a source, for L blocks with a dense feed-forward of F hidden units.
+
+    Attributes:
+      blocks: those blocks.
+      tokens: [L, F + 1] tokens with 0, 1, ..., F units whose ReLU is above 0.
+    """
+
+    blocks: tuple[int, ...]
+    tokens: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """F."""
+        return self.tokens.shape[-1] - 1
+
+    @property
+    def mean(self) -> np.ndarray:
+        """[L] active units of a token, on average."""
+        return self.tokens @ np.arange(self.width + 1) / self.tokens.sum(axis=-1)
+
+    def quantile(self, share: float) -> np.ndarray:
+        """[L] the least number of units that `share` of the tokens do not exceed."""
+        below = self.tokens.cumsum(axis=-1) / self.tokens.sum(axis=-1, keepdims=True)
+        return (below >= share - 1e-12).argmax(axis=-1)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the numbers by block, as `scripts/analyze.py` writes them."""
+        quantiles = {f"{100 * q:.0f}%": self.quantile(q).tolist() for q in QUANTILES}
+        mean = self.mean.round(4).tolist()
+        return {"blocks": list(self.blocks), "of": self.width, "mean": mean} | quantiles
+
+
+def measure_active(trained: Trained) -> ActiveUnits:
+    """Counts the active units over the evaluation split that the model's config names.
+
+    Raises:
+      BadInputError: as `over_source.open_source`.
+    """
+    sums = sums_over_source(trained, partial(active_sums, trained))
+    return ActiveUnits(dense_blocks(trained.model), sums["tokens"])
+
+
+def active_sums(
+    trained: Trained, params: PyTree, batch: dict[str, Array]
+) -> tuple[PyTree, dict[str, Array]]:
+    """Returns the model's outputs, and `ActiveUnits.tokens` over a batch, in float32."""
+    inputs = trained.task.inputs(batch)
+    outputs, counts, F = active_counts(trained.model, params, inputs)
+    L, B, T = counts.shape
+    mask = jnp.broadcast_to(real_token_mask(batch, inputs, (B, T)), (L, B, T))
+    tokens = jnp.zeros((L, F + 1))
+    tokens = tokens.at[jnp.arange(L)[:, None, None], counts].add(mask.astype(jnp.float32))
+    return outputs, {"tokens": tokens}

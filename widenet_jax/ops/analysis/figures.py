@@ -1,4 +1,7 @@
-"""Figures of expert usage and of the divergence of norms (WideNet, figs. 4 and 5)."""
+"""Figures of the usage of experts and units, and of the divergence of norms.
+
+WideNet, figs. 4 and 5; sigma-MoE, figs. 1 and 3 to 7.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,14 +9,24 @@ import numpy as np
 from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from widenet_jax.ops.analysis.expert_usage import ExpertUsage
-from widenet_jax.ops.analysis.norm_divergence import Divergence
-from widenet_jax.run.figures import MOST_NAMES, block_panels, save, subplots
+from widenet_jax.ops.analysis.norm_divergence import VECTORS, Divergence
+from widenet_jax.ops.analysis.usage import QUANTILES, ActiveUnits, ExpertUsage
+from widenet_jax.run.figures import (
+    MOST_NAMES,
+    block_panels,
+    decimals,
+    run_colour,
+    save,
+    subplots,
+    write_in_cells,
+)
 
 PANELS_A_ROW = 4
 MOST_EXPERTS = 16  # that are named one by one
+LEAST_SHARE = 1e-5  # the lower end of a logarithmic axis
+MARKERS = "os^Dv"
 # The first few also differ to colour-blind readers; experts beyond ten repeat them paler, and
 # beyond thirty repeat all.
 COLOURS = [f"C{i}" for i in (0, 1, 2, 3, 4, 6, 8, 9, 5, 7)]
@@ -91,11 +104,9 @@ def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
         axis.axhline(0.5, color="white", lw=2)
         tick_experts(axis, E)
         axis.set_yticks(range(V), labels, fontsize=8)
-        for (i, j), value in np.ndenumerate(values) if E <= MOST_EXPERTS else ():
-            colour = "black" if value > 0.7 * shares.max() else "white"
-            axis.text(
-                j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=7
-            )
+        if E <= MOST_EXPERTS:
+            bright = values > 0.7 * shares.max()
+            write_in_cells(axis, np.char.mod("%.0f", 100 * values), bright)
     figure.supxlabel("expert")
     figure.colorbar(image, ax=figure.axes, label="share of the kind's pairs")
     save(figure, out)
@@ -117,9 +128,76 @@ def draw_between_blocks(axis: Axes, values: np.ndarray, blocks: Sequence[int], t
     axis.set_xticks(range(len(blocks)), blocks)
     axis.set_yticks(range(len(blocks)), blocks)
     if len(blocks) <= 12:
-        for (i, j), value in np.ndenumerate(values):
-            colour = "black" if value > 0.6 else "white"
-            axis.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+        write_in_cells(axis, np.char.mod("%.2f", values), values > 0.6)
+
+
+def draw_shares(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
+    """Draws each block's shares of the selection weight, largest first (fig. 7)."""
+    figure, axis = subplots(size=(7, 4.5))
+    blocks = zip(usage.blocks, usage.sorted_shares, strict=True)
+    plot_shares(axis, {f"block {block}": shares for block, shares in blocks})
+    figure.suptitle(title, fontsize=10)
+    figure.legend(loc="outside right center", fontsize=8)
+    save(figure, out)
+
+
+def plot_shares(axis: Axes, curves: Mapping[str, np.ndarray]) -> None:
+    """Draws sorted shares [E], a line for each name, and a dotted line where all were equal.
+
+    Experts without any weight lie on the lower edge.
+    """
+    for index, (name, shares) in enumerate(curves.items()):
+        experts = np.arange(1, len(shares) + 1)
+        shown = np.maximum(shares, LEAST_SHARE)
+        marker = MARKERS[index % 5] if len(experts) <= 32 else None
+        colour = run_colour(index, len(curves))
+        axis.plot(experts, shown, marker=marker, ms=4, color=colour, label=name)
+    for size in {len(shares) for shares in curves.values()}:
+        axis.axhline(1 / size, color="black", ls=":", lw=1)
+    axis.set_yscale("log")
+    axis.set_ylim(LEAST_SHARE, 1.5)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{decimals(100 * share)}%"))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set(xlabel="expert, by its share (dotted: equal shares)", ylabel="share of the gates")
+    axis.grid(alpha=0.3)
+
+
+def draw_co_occurrence(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
+    """Draws block by block how often tokens of an expert (row) chose each other one (fig. 6)."""
+    shares = usage.co_occurrence
+    E = shares.shape[1]
+    size = {"columns": PANELS_A_ROW, "panel": (3.2, 3.2), "edge": (2, 0.8)}
+    figure, axes = block_panels(usage.blocks, **size, sharex=True, sharey=True)
+    figure.suptitle(title, fontsize=10)
+    for axis, values in zip(axes, shares, strict=True):
+        shown = np.where(np.eye(E, dtype=bool), np.nan, values)
+        image = axis.imshow(shown, cmap="viridis", vmin=0, vmax=shares.max() or 1.0)
+        axis.set_facecolor("lightgrey")  # of the diagonal
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    figure.supxlabel("expert chosen as well")
+    figure.supylabel("expert")
+    figure.colorbar(image, ax=figure.axes, label="share of the row's tokens")
+    save(figure, out)
+
+
+def draw_active(found: Mapping[str, ActiveUnits], out: epath.Path, *, title: str = "") -> None:
+    """Draws how many hidden units are active in each block, a line for each model (fig. 1).
+
+    The line is the mean over tokens; 80% of the tokens lie in the band.
+    """
+    figure, axis = subplots(size=(7, 4.2))
+    low, _, high = QUANTILES
+    curves = {
+        name: (active.blocks, active.mean, active.quantile(low), active.quantile(high))
+        for name, active in found.items()
+    }
+    of = " or ".join(f"{width:,}" for width in sorted({one.width for one in found.values()}))
+    plot_by_block(axis, curves, ylabel=f"active units of {of}")
+    axis.set_title(title, fontsize=10)
+    label = "outside lower center"
+    figure.legend(loc=label, title="mean over tokens; band: 10% to 90% of them", fontsize=8)
+    save(figure, out)
 
 
 def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.Path) -> None:
@@ -130,19 +208,31 @@ def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.P
       out: a PNG file.
     """
     figure, axes = subplots(1, 2, size=(10, 4))
-    for axis, vector in zip(axes, ("gamma", "beta"), strict=True):
-        curves = {name: vectors[vector].block for name, vectors in models.items()}
-        plot_divergence(axis, curves, vector)
+    for axis, vector in zip(axes, VECTORS, strict=True):
+        curves = {name: found[vector].block for name, found in models.items()}
+        curves = {name: (range(len(y)), y) for name, y in curves.items()}
+        plot_by_block(axis, curves, ylabel="y (eq. 9)")
+        axis.set_title(f"divergence of {vector}")
     # Below the panels: names are paths, and beside the curves they would leave little room.
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center")
     save(figure, out)
 
 
-def plot_divergence(axis: Axes, curves: Mapping[str, np.ndarray], vector: str) -> None:
-    """Draws eq. 9 of one vector ("gamma" or "beta") by block, a line for each name."""
-    for number, (name, y) in enumerate(curves.items()):
-        axis.plot(range(len(y)), y, "os^Dv"[number % 5] + "-", label=name)
-    axis.set(xlabel="block", ylabel="y (eq. 9)", title=f"divergence of {vector}")
-    axis.set_ylim(0, 1.1 * max((y.max() for y in curves.values()), default=1.0) or 1.0)
+def plot_by_block(axis: Axes, curves: Mapping[str, tuple], *, ylabel: str) -> None:
+    """Draws a line for each name.
+
+    Args:
+      axis: to draw into.
+      curves: name -> (blocks, values [L]), or (blocks, values, the lower and the upper edge of a
+        band [L]).
+      ylabel: label of the values.
+    """
+    for index, (name, (blocks, values, *band)) in enumerate(curves.items()):
+        colour = run_colour(index, len(curves))
+        axis.plot(blocks, values, MARKERS[index % 5] + "-", color=colour, label=name)
+        if band:
+            axis.fill_between(blocks, *band, color=colour, alpha=0.2, lw=0)
+    axis.set(xlabel="block", ylabel=ylabel)
+    axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)

@@ -1,0 +1,125 @@
+"""What a forward pass computes for every token: the routing, and the hidden units of dense layers.
+
+A model returns sums over tokens, because training needs no more. Analysis asks Linen for the
+outputs of layers (`capture_intermediates`), so that the model contains nothing for it and a
+training step computes nothing for it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.moe.layer import MoeLayer
+from widenet_jax.param_names import ENCODER, split_block_part
+from widenet_jax.typing import Array, PyTree, Routing
+
+MOE, MLP = "moe", "mlp"  # the feed-forward that routes, and the dense one, by their names
+HIDDEN = "wi"  # the first layer of MLP
+
+
+@flax.struct.dataclass
+class TokenRouting:
+    """The routing of every token; L counts the blocks with experts, see `routed_blocks`.
+
+    Attributes:
+      expert_index: [L, B, T, K] int32, best first.
+      gate: [L, B, T, K] float32.
+      router_probs: [L, B, T, E] float32.
+      dropped: [L, B, T, K] bool, choices that found no slot, and all choices of padding.
+    """
+
+    expert_index: Array
+    gate: Array
+    router_probs: Array
+    dropped: Array
+
+
+def routed_blocks(model: nn.Module) -> tuple[int, ...]:
+    """Lists the blocks with a mixture of experts.
+
+    Raises:
+      BadInputError: there is none.
+    """
+    if MOE not in model.ffn_names():
+        raise BadInputError("this model has no mixture of experts, so no routing to analyse")
+    return blocks_with(model, MOE)
+
+
+def dense_blocks(model: nn.Module) -> tuple[int, ...]:
+    """Lists the blocks with a dense feed-forward of ReLUs; units of other kinds are never 0."""
+    return blocks_with(model, MLP) if model.activation == "relu" else ()
+
+
+def blocks_with(model: nn.Module, ffn: str) -> tuple[int, ...]:
+    """Lists the blocks with a feed-forward of this name."""
+    return tuple(i for i, name in enumerate(model.ffn_names()) if name == ffn)
+
+
+def token_routing(
+    model: nn.Module, params: PyTree, inputs: Mapping[str, Array]
+) -> tuple[PyTree, TokenRouting]:
+    """Returns the model's outputs in evaluation and the routing of every token; can be jitted.
+
+    A block that reuses an earlier block's routing has a copy of it.
+
+    Args:
+      model: a model with experts.
+      params: its parameters.
+      inputs: arrays [B, ...], as the model takes them.
+    """
+    outputs, calls = capture(model, params, inputs, lambda layer: isinstance(layer, MoeLayer))
+    B = len(next(iter(inputs.values())))
+    per_block = [by_token(call.routing, MoeLayer(**model.feed_forwards[MOE]), B) for call in calls]
+    return outputs, jax.tree.map(lambda *blocks: jnp.stack(blocks), *per_block)
+
+
+def by_token(routing: Routing, layer: MoeLayer, B: int) -> TokenRouting:
+    """Splits groups [G, S, ...] of consecutive examples into examples [B, T, ...]."""
+    G, S, _ = routing.expert_index.shape
+    dropped = routing.slot >= layer.slots(S, train=False)
+    fields = (routing.expert_index, routing.gate, routing.router_probs, dropped)
+    return TokenRouting(*(field.reshape(B, G * S // B, -1) for field in fields))
+
+
+def active_counts(
+    model: nn.Module, params: PyTree, inputs: Mapping[str, Array]
+) -> tuple[PyTree, Array, int]:
+    """Counts the hidden units above 0 of every token, in the `dense_blocks` of a model.
+
+    Returns:
+      The model's outputs in evaluation; the counts, int32 [L, B, T]; the number F of units.
+    """
+
+    def is_hidden(layer: nn.Module) -> bool:
+        return layer.name == HIDDEN and split_block_part(layer.path[-2])[1] == MLP
+
+    outputs, hidden = capture(model, params, inputs, is_hidden)
+    counts = jnp.stack([(z > 0).sum(axis=-1, dtype=jnp.int32) for z in hidden])
+    return outputs, counts, hidden[0].shape[-1]
+
+
+def capture(
+    model: nn.Module,
+    params: PyTree,
+    inputs: Mapping[str, Array],
+    is_wanted: Callable[[nn.Module], bool],
+) -> tuple[PyTree, list[Any]]:
+    """Returns the model's outputs in evaluation and the wanted layers' outputs, block by block."""
+    # Linen captures nothing inside a loop (unroll=False) or a recomputed block (remat). Both fields
+    # change how the blocks run and not what they compute.
+    (outputs, _), state = model.clone(unroll=True, remat="none").apply(
+        {"params": params},
+        inputs,
+        train=False,
+        capture_intermediates=lambda layer, method: method == "__call__" and is_wanted(layer),
+        mutable=["intermediates"],
+    )
+    layers = flatten_dict(state["intermediates"][ENCODER])
+    # One layer is called in every block, or each block has its layer; their names sort by block.
+    return outputs, [call for _, calls in sorted(layers.items()) for call in calls]
