@@ -49,7 +49,7 @@ def test_further_training_starts_where_the_run_ended(digits_run: Path, tmp_path:
     """The classes are the same, so without any learning the accuracy is that of the run."""
     still = {"optimizer.learning_rate": 0.0, "optimizer.weight_decay": 0.0}
     run(tmp_path / "run", digits_run, **still)
-    assert "the classes are the same, so the head is kept" in capsys.readouterr().err
+    assert "the classes are the same: the head is kept" in capsys.readouterr().err
     ours, theirs = (
         json.loads((p / "result.json").read_text()) for p in (tmp_path / "run", digits_run)
     )

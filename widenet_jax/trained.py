@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.specs import task_spec
@@ -25,25 +24,19 @@ Finder = Callable[[Task, Apply, Mapping[str, Array]], Array]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A model ready for evaluation, prediction and analysis.
+class Stored:
+    """What a checkpoint or an export has of a model.
 
     Attributes:
-      place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
-      config: the config of its run, with the caller's changes.
-      info: of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
-      task: of its run.
-      model: the Linen module.
       params: host arrays.
+      config: the config of its run: plain dicts as stored, a ConfigDict once it is opened.
+      info: of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
       step: the checkpoint's step.
     """
 
-    place: str
-    config: ConfigDict
-    info: Mapping[str, Any]
-    task: Task
-    model: nn.Module
     params: PyTree
+    config: Any
+    info: Mapping[str, Any]
     step: int
 
     @property
@@ -55,6 +48,21 @@ class Trained:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of a text model; None for a model of bytes."""
         return Tokenizer(self.info["tokenizer"]) if "tokenizer" in self.info else None
+
+
+@dataclass(frozen=True)
+class Trained(Stored):
+    """A model ready for evaluation, prediction and analysis, with the caller's changes.
+
+    Attributes:
+      place: the directory it was read from, with `@CHECKPOINT` where one was chosen.
+      task: of its run.
+      model: the Linen module.
+    """
+
+    place: str
+    task: Task
+    model: nn.Module
 
 
 class Predictions(NamedTuple):

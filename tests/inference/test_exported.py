@@ -1,8 +1,10 @@
-"""Exported models: the run's parameters and logits; damaged or foreign files are refused."""
+"""Exports: the run's parameters and logits; flat files of arrays; damaged or foreign files."""
 
 import json
+import sys
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -11,10 +13,17 @@ from etils import epath
 from configs.variants import model_section
 from widenet_jax.checkpoint.hashes import params_sha256
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import read_exported, write_exported
+from widenet_jax.inference.exported import (
+    read_arrays,
+    read_exported,
+    write_arrays,
+    write_exported,
+)
 from widenet_jax.inference.model_card import describe_model, listed
 from widenet_jax.inference.trained import open_trained, read_model
 from widenet_jax.trained import Trained
+
+SUFFIXES = (".npz", ".safetensors")
 
 
 @pytest.fixture(params=["safetensors", "npz"])
@@ -30,86 +39,67 @@ def logits(trained: Trained) -> np.ndarray:
     return np.asarray(apply(trained.params, images))
 
 
-def test_equal_logits(exported, digits_run):
+def test_an_export_is_the_run(exported, digits_run):
+    """Logits, classes, config, hash and result; safetensors or NumPy alone read the parameters."""
     ours, theirs = open_trained(str(digits_run)), open_trained(str(exported))
     np.testing.assert_array_equal(logits(ours), logits(theirs))
     assert ours.class_names == theirs.class_names == tuple("0123456789")
     assert ours.config.to_dict() == theirs.config.to_dict()
     assert ours.step == theirs.step == 20
-
-
-def test_the_hash_is_that_of_the_run(exported, digits_run):
     result = json.loads((digits_run / "result.json").read_text())
     found = read_exported(exported)
-    assert params_sha256(found.params) == result["params_sha256"]
-    assert found.result == result
-
-
-def test_another_program_reads_the_file(exported):
-    """safetensors or NumPy alone read the parameters by path."""
+    assert params_sha256(found.params) == result["params_sha256"] and found.result == result
     if (exported / "params.npz").exists():
         arrays = dict(np.load(exported / "params.npz", allow_pickle=False))
     else:
         arrays = safetensors.numpy.load_file(exported / "params.safetensors")
-    assert arrays["encoder/moe/experts/wi/kernel"].shape == (4, 32, 64)
-    assert arrays["encoder/moe/experts/wi/kernel"].dtype == np.float32
-
-
-def test_the_card_names_the_model_and_its_accuracy(exported, digits_run):
+    kernel = arrays["encoder/moe/experts/wi/kernel"]
+    assert kernel.shape == (4, 32, 64) and kernel.dtype == np.float32
     card = (exported / "README.md").read_text()
-    result = json.loads((digits_run / "result.json").read_text())
     assert "WideNet: 2 blocks of width 32, 4 heads, patches of 2 pixels, 2 of 4 experts" in card
     assert f"| test accuracy | {result['test_accuracy']:.2%} of 360 images |" in card
     assert "| length | 20 steps, batches of 64 |" in card
     assert result["params_sha256"] in card
 
 
-def test_an_export_can_be_exported_again(exported, tmp_path):
-    model = read_model(str(exported))
-    write_exported(epath.Path(tmp_path / "again"), model, file_format="npz")
-    assert params_sha256(read_exported(epath.Path(tmp_path / "again")).params) == params_sha256(
-        model.params
-    )
-
-
-def test_changed_parameters_are_refused(exported):
+def test_damaged_exports_are_refused(exported, tmp_path):
+    """Another version, a file elsewhere, changed parameters, a missing file."""
     record = json.loads((exported / "export.json").read_text())
+    for change, message in (
+        ({"format_version": 2}, "has format_version 2, and this version of widenet_jax reads 1"),
+        ({"params_file": "../elsewhere.npz"}, "params_file '../elsewhere.npz' or one of"),
+        ({"info": ["../class_names"]}, "is not a name that an export has; copy or export it again"),
+    ):
+        (exported / "export.json").write_text(json.dumps(record | change))
+        with pytest.raises(BadInputError, match=message):
+            read_exported(exported)
+    (exported / "export.json").write_text(json.dumps(record))
     path = exported / record["params_file"]
-    data = bytearray(path.read_bytes())
+    whole = path.read_bytes()
     if path.suffix == ".safetensors":  # npz stores its own checksum
-        data[-1] ^= 1
-        path.write_bytes(bytes(data))
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(BadInputError, match="the parameters differ from the exported ones"):
             read_exported(exported)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format_version": 2}, "has format_version 2, and this version of widenet_jax reads 1"),
-        ({"params_file": "../elsewhere.npz"}, "params_file '../elsewhere.npz' is none of"),
-    ],
-)
-def test_a_record_of_another_version_or_place(exported, change: dict, message: str):
-    record = json.loads((exported / "export.json").read_text()) | change
-    (exported / "export.json").write_text(json.dumps(record))
-    with pytest.raises(BadInputError, match=message):
-        read_exported(exported)
-
-
-def test_a_missing_file_is_named(exported):
+    path.write_bytes(whole)
     (exported / "class_names.json").unlink()
     with pytest.raises(BadInputError, match=r"class_names.json: .*copy or export it again"):
         read_exported(exported)
 
 
-def test_a_directory_with_files_is_left_alone(exported, digits_run):
+def test_an_export_is_exported_again(digits_export, tmp_path):
+    """Without a result, as of an unfinished run; never into a directory with files."""
+    model = read_model(str(digits_export))
+    unfinished = type(model)(model.params, model.config, model.info, model.step)
+    again = epath.Path(tmp_path / "again")
+    write_exported(again, unfinished, file_format="npz")
+    assert params_sha256(read_exported(again).params) == params_sha256(model.params)
+    assert "not evaluated: the run has not finished" in (again / "README.md").read_text()
     with pytest.raises(BadInputError, match="is not empty; name a new directory"):
-        write_exported(exported, read_model(str(digits_run)), file_format="npz")
+        write_exported(again, model, file_format="npz")
 
 
 @pytest.mark.parametrize(
-    ("variant", "said"),
+    ("variant", "description"),
     [
         ("vit_b", "ViT: 12 blocks of width 768, 12 heads, patches of 16 pixels, "
          "feed-forward of width 3072"),
@@ -119,8 +109,8 @@ def test_a_directory_with_files_is_left_alone(exported, digits_run):
          "feed-forward of width 4096, all blocks share attention, feed-forward"),
     ],
 )  # fmt: skip
-def test_the_description_of_a_model(variant: str, said: str):
-    assert describe_model(model_section(variant)) == said
+def test_the_description_of_a_model(variant: str, description: str):
+    assert describe_model(model_section(variant)) == description
 
 
 def test_a_long_list_of_classes_is_cut():
@@ -129,8 +119,78 @@ def test_a_long_list_of_classes_is_cut():
     assert listed(names[:2]) == "c0, c1"
 
 
-def test_the_card_of_an_unfinished_run(digits_run, tmp_path):
-    model = read_model(str(digits_run))
-    unfinished = type(model)(model.params, model.config, model.info, model.step)
-    write_exported(epath.Path(tmp_path / "e"), unfinished, file_format="npz")
-    assert "not evaluated: the run has not finished" in (tmp_path / "e" / "README.md").read_text()
+# --- Flat files of arrays
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_arrays_of_each_type_round_trip(suffix: str, tmp_path):
+    """Floats become float32; of a transposed view the memory order differs."""
+    view = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    path = epath.Path(tmp_path / f"weights{suffix}")
+    floats = {t.__name__: np.array([1.5, -2.25], t) for t in (np.float16, ml_dtypes.bfloat16)}
+    write_arrays(path, {"encoder/kernel": view, "step": np.int64([7])} | floats)
+    found = read_arrays(path)
+    np.testing.assert_array_equal(found["encoder/kernel"], [[0, 3], [1, 4], [2, 5]])
+    np.testing.assert_array_equal(found["step"], np.int64([7]), strict=True)
+    for name in floats:
+        np.testing.assert_array_equal(found[name], np.float32([1.5, -2.25]), strict=True)
+
+
+class Intruder:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_a_file_of_objects_is_refused_and_runs_no_code(tmp_path):
+    trace = tmp_path / "trace"
+    objects = np.empty(1, object)
+    objects[0] = Intruder(str(trace))
+    np.savez(tmp_path / "evil.npz", w=objects)
+    np.load(tmp_path / "evil.npz", allow_pickle=True)["w"]
+    trace.unlink()  # the file does run code for a reader that unpickles
+    with pytest.raises(BadInputError, match="cannot be read as npz"):
+        read_arrays(epath.Path(tmp_path / "evil.npz"))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_files_that_cannot_be_read_are_one_line(suffix: str, tmp_path):
+    path = epath.Path(tmp_path / f"weights{suffix}")
+    with pytest.raises(BadInputError, match="No such file"):
+        read_arrays(path)
+    write_arrays(path, {"w": np.ones(1000, np.float32)})
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(BadInputError, match=f"weights{suffix}: cannot be read as") as caught:
+        read_arrays(path)
+    assert "\n" not in str(caught.value)
+    if suffix == ".safetensors":
+        write_arrays(path, {"w": np.int32([1])})
+        with pytest.raises(BadInputError, match="w has type I32; weights have F64, F32, F16, BF16"):
+            read_arrays(path)
+
+
+def test_weights_of_pytorch(tmp_path):
+    """Tensors of any type; objects are refused by its own reader."""
+    torch = pytest.importorskip("torch", reason="pip install -e '.[huggingface]'")
+    path = epath.Path(tmp_path / "pytorch_model.bin")
+    half = torch.tensor([1.5, -2.25], dtype=torch.bfloat16)
+    torch.save({"w": half, "position_ids": torch.arange(3)}, path)
+    found = read_arrays(path)
+    np.testing.assert_array_equal(found["w"], np.float32([1.5, -2.25]), strict=True)
+    np.testing.assert_array_equal(found["position_ids"], [0, 1, 2])
+    torch.save({"w": Intruder(str(tmp_path / "trace"))}, path)
+    with pytest.raises(BadInputError, match="cannot be read as bin"):
+        read_arrays(path)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_weights_of_pytorch_without_it(tmp_path, monkeypatch):
+    (tmp_path / "pytorch_model.bin").touch()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadInputError, match=r"bin \(a \.safet.* needs the torch package: pip"):
+        read_arrays(epath.Path(tmp_path / "pytorch_model.bin"))

@@ -96,7 +96,7 @@ def test_the_head_is_kept_where_the_classes_are_the_same():
     np.testing.assert_equal(new, params(1.0, tokens=16))
     assert told == (
         "taken from runs/pretrained: embed, encoder, position, head; new: nothing; fitted: "
-        "position/position_embedding 1x4x2 -> 1x16x2; the classes are the same, so the head is kept"
+        "position/position_embedding 1x4x2 -> 1x16x2; the classes are the same: the head is kept"
     )
 
 

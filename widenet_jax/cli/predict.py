@@ -65,7 +65,7 @@ def specs() -> list[TaskSpec]:
 
 def predict(options: Options) -> None:
     flag = main_flag(options)
-    from widenet_jax.inference.public import open_model
+    from widenet_jax.inference.pretrained import open_model
 
     trained = open_model(options.workdir, checkpoint=options.checkpoint)
     spec = task_spec(trained.config.task.name)

@@ -25,7 +25,7 @@ from widenet_jax.config.files import configs_module
 from widenet_jax.config.imports import import_files
 from widenet_jax.errors import BadInputError, check_fields, check_whole
 from widenet_jax.inference.model_card import describe_model
-from widenet_jax.inference.public import open_model
+from widenet_jax.inference.pretrained import open_model
 from widenet_jax.nn import build
 from widenet_jax.specs import model_spec, resolve, task_spec
 from widenet_jax.trained import Rows, Trained, best, classifier, feature_reader

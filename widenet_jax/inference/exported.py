@@ -7,61 +7,46 @@ export.json                        format version, step, SHA-256 of the paramete
 README.md                          the model card
 """
 
+import io
+import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import flax.traverse_util
-import jax
+import ml_dtypes
 import numpy as np
+import safetensors.numpy
 from etils import epath
 
 from widenet_jax.checkpoint.hashes import params_sha256
-from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.errors import BadInputError, check_format, choose
-from widenet_jax.files import read_json, write_json, write_text
-from widenet_jax.inference.arrays import read_arrays, write_arrays
+from widenet_jax.errors import BadInputError, check_format, choose, first_line, require
+from widenet_jax.files import read_json, write_bytes, write_json, write_text
 from widenet_jax.inference.model_card import model_card
 from widenet_jax.specs import model_spec, resolve
+from widenet_jax.trained import Stored
 
 FORMAT_VERSION = 1
 FORMATS = {"safetensors": "params.safetensors", "npz": "params.npz"}
 RECORD = "export.json"
 WEIGHTS = "model.safetensors"  # in the layout of Hugging Face
+# safetensors' names of the types that weights have.
+TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+TYPES |= {"I64": np.int64}  # PyTorch's buffers, such as position_ids
+DAMAGED = (zipfile.BadZipFile, pickle.UnpicklingError, safetensors.SafetensorError)
+NOT_READABLE = (OSError, ValueError, EOFError, RuntimeError, *DAMAGED)
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Stored):
     """A stored model: everything an export or a run's checkpoint keeps of it.
 
     Attributes:
-      params: host arrays.
-      config: the run's, as plain dicts, under today's names.
-      info: facts of the data, as the sources gave them: {"class_names": [...], "tokenizer": ...}.
-      step: the checkpoint's step.
       result: the run's `result.json`; empty if the run has not finished.
     """
 
-    params: dict
-    config: dict[str, Any]
-    info: Mapping[str, Any]
-    step: int
     result: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Label k is class_names[k]; empty for a task without classes."""
-        return tuple(self.info.get("class_names", ()))
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of a text model."""
-        return Tokenizer(self.info["tokenizer"]) if "tokenizer" in self.info else None
-
-
-def is_exported(directory: epath.Path) -> bool:
-    """Tells whether a directory is a finished export."""
-    return (directory / RECORD).exists()
 
 
 def write_exported(directory: epath.Path, model: Exported, *, file_format: str) -> None:
@@ -72,21 +57,24 @@ def write_exported(directory: epath.Path, model: Exported, *, file_format: str) 
     """
     arrays_file = choose(FORMATS, file_format, field="format")
     make_empty(directory)
-    params = jax.tree.map(np.asarray, model.params)
-    write_arrays(directory / arrays_file, flax.traverse_util.flatten_dict(params, sep="/"))
+    write_arrays(directory / arrays_file, flax.traverse_util.flatten_dict(model.params, sep="/"))
     record = {
         "format_version": FORMAT_VERSION,
         "params_file": arrays_file,
-        "params_sha256": params_sha256(params),
         "info": sorted(model.info),
-        "step": model.step,
-        "result": dict(model.result),
+        **record_of(model),
     }
     write_text(directory / "README.md", model_card(model.config, model.info, record))
     write_json(directory / "config.json", model.config)
     for name, value in model.info.items():
         write_json(directory / f"{name}.json", value)
     write_json(directory / RECORD, record)
+
+
+def record_of(model: Exported) -> dict[str, Any]:
+    """Returns the facts that a model card and `export.json` have."""
+    sha256 = params_sha256(model.params)
+    return {"params_sha256": sha256, "step": model.step, "result": dict(model.result)}
 
 
 def write_huggingface(directory: epath.Path, model: Exported, *, place: str) -> None:
@@ -110,48 +98,38 @@ def write_huggingface(directory: epath.Path, model: Exported, *, place: str) -> 
     arrays, files = layout(model, place)
     make_empty(directory)
     write_arrays(directory / WEIGHTS, arrays)
-    record = {
-        "params_sha256": params_sha256(jax.tree.map(np.asarray, model.params)),
-        "step": model.step,
-        "result": dict(model.result),
-    }
     architecture = files["config.json"]["architectures"][0]
-    card = model_card(model.config, model.info, record, huggingface=architecture)
+    card = model_card(model.config, model.info, record_of(model), huggingface=architecture)
     write_text(directory / "README.md", card)
     for file, content in files.items():
         write_json(directory / file, content)
 
 
 def read_exported(directory: epath.Path) -> Exported:
-    """Reads an export, of this version or an earlier one.
+    """Reads an export.
 
     Raises:
       BadInputError: a file is missing or damaged, or has an unknown format version.
     """
     record = read_json(directory / RECORD)
     check_format(record, FORMAT_VERSION, place=directory / RECORD)
+    file, info = record["params_file"], record["info"]
     # A record must not name a file outside its directory.
-    if record["params_file"] not in FORMATS.values():
+    if file not in FORMATS.values() or not all(map(str.isidentifier, info)):
         raise BadInputError(
-            f"{directory / RECORD}: params_file {record['params_file']!r} is none of "
-            f"{', '.join(FORMATS.values())}; copy or export it again"
+            f"{directory / RECORD}: params_file {file!r} or one of {info} is not a name that an "
+            "export has; copy or export it again"
         )
-    facts = record.get("info", ["class_names"])  # earlier versions exported image classifiers only
-    if odd := [name for name in facts if not name.isidentifier()]:
-        raise BadInputError(
-            f"{directory / RECORD}: info {odd[0]!r} is no name; copy or export it again"
-        )
-    arrays = read_arrays(directory / record["params_file"])
-    params = flax.traverse_util.unflatten_dict(arrays, sep="/")
+    params = flax.traverse_util.unflatten_dict(read_arrays(directory / file), sep="/")
     if params_sha256(params) != record["params_sha256"]:
         raise BadInputError(
-            f"{directory / record['params_file']}: the parameters differ from the exported ones; "
-            "copy or export it again"
+            f"{directory / file}: the parameters differ from the exported ones; copy or export it "
+            "again"
         )
     return Exported(
         params=params,
         config=read_json(directory / "config.json"),
-        info={name: read_json(directory / f"{name}.json") for name in facts},
+        info={name: read_json(directory / f"{name}.json") for name in info},
         step=record["step"],
         result=record["result"],
     )
@@ -162,3 +140,83 @@ def make_empty(directory: epath.Path) -> None:
     if directory.exists() and any(directory.iterdir()):
         raise BadInputError(f"--out={directory} is not empty; name a new directory")
     directory.mkdir(parents=True, exist_ok=True)
+
+
+# --- Flat files of named arrays. Pickled objects are refused, because they can run code.
+
+
+def read_arrays(path: epath.Path) -> dict[str, np.ndarray]:
+    """Reads every array of a `.npz`, `.safetensors` or PyTorch's `.bin` file, by name.
+
+    Floating-point numbers of any width become float32.
+
+    Raises:
+      BadInputError: the file is missing, damaged, or contains Python objects; or a `.bin` cannot be
+        read because PyTorch is not installed.
+    """
+    if path.suffix == ".bin":
+        require("torch", extra="huggingface", what=f"{path} (a .safetensors file does not)")
+    try:
+        return {
+            name: as_float32(array)
+            for name, array in READERS[path.suffix](path.read_bytes()).items()
+        }
+    except NOT_READABLE as error:
+        raise BadInputError(
+            f"{path}: cannot be read as {path.suffix[1:]} ({first_line(error)}); download or "
+            "export it again"
+        ) from None
+
+
+def read_npz(data: bytes) -> dict[str, np.ndarray]:
+    """Reads the bytes of a `.npz` file."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        return dict(file)
+
+
+def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
+    """Reads the bytes of a `.safetensors` file, bfloat16 too, which `safetensors.numpy` refuses."""
+    arrays = {}
+    for name, tensor in safetensors.deserialize(data):
+        if tensor["dtype"] not in TYPES:
+            raise ValueError(f"{name} has type {tensor['dtype']}; weights have {', '.join(TYPES)}")
+        data_type = TYPES[tensor["dtype"]]
+        arrays[name] = np.frombuffer(tensor["data"], data_type).reshape(tensor["shape"])
+    return arrays
+
+
+def read_torch(data: bytes) -> dict[str, np.ndarray]:
+    """Reads the bytes of a `pytorch_model.bin`; floating-point numbers become float32.
+
+    PyTorch's reader refuses everything but tensors (`weights_only`).
+    """
+    import torch
+
+    tensors = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        for name, tensor in tensors.items()
+    }
+
+
+READERS = {".npz": read_npz, ".safetensors": read_safetensors, ".bin": read_torch}
+
+
+def as_float32(array: np.ndarray) -> np.ndarray:
+    """Converts floating-point arrays; big_vision's `.npz` files have bfloat16 as untyped `V2`."""
+    if array.dtype == np.dtype("V2"):
+        array = array.view(ml_dtypes.bfloat16)
+    is_float = array.dtype == ml_dtypes.bfloat16 or array.dtype.kind == "f"
+    return array.astype(np.float32) if is_float else array
+
+
+def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a `.npz` or `.safetensors` file, whole or not at all."""
+    # safetensors writes the buffer in memory order and ignores strides.
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    if path.suffix == ".npz":
+        data = io.BytesIO()
+        np.savez(data, **whole)
+        write_bytes(path, data.getvalue())
+    else:
+        write_bytes(path, safetensors.numpy.save(whole))

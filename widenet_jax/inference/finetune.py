@@ -4,7 +4,7 @@ The spec of a model says which parts are not its backbone (`specs.Part`), and ho
 shape fit it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import flax.traverse_util
 import numpy as np
@@ -39,34 +39,41 @@ def finetune_params(
       BadInputError: the backbones differ, or a frozen parameter would be random.
     """
     rules = {name: found.taken for name, found in parts().items()}
-    fit = resolve(model_spec(model["name"]).fit) or as_it_is
-    new = flax.traverse_util.flatten_dict(fresh, sep="/")
-    old = flax.traverse_util.flatten_dict(pretrained, sep="/")
+    fit = resolve(model_spec(model["name"]).fit) or (lambda path, value, shape, model: value)
+    new, old = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (fresh, pretrained))
     taken = backbone(rules, fit, new, old, model, source)
-    heads = [
-        {k: x for k, x in tree.items() if rules.get(part(k)) == SAME_CLASSES} for tree in (new, old)
-    ]
-    shapes = [{k: leaf.shape for k, leaf in head.items()} for head in heads]
-    kept = heads[1] if same_classes and shapes[0] == shapes[1] else {}
-    taken |= kept
+    here, there = (
+        {k: x.shape for k, x in tree.items() if rules.get(part(k)) == SAME_CLASSES}
+        for tree in (new, old)
+    )
+    if kept := same_classes and there and here == there:
+        taken |= {k: old[k] for k in there}
     for scope in [name for name, rule in rules.items() if rule == WHERE_IT_FITS]:
         names = {k for k in new if part(k) == scope}
         found = {k: fit(k, old[k], new[k].shape, model) for k in names & old.keys()}
         if all(k in found and found[k].shape == new[k].shape for k in names):
             taken |= found
-    if random := sorted(path for path in new.keys() - taken.keys() if frozen(path)):
+    missing = sorted(new.keys() - taken.keys())
+    if random := [path for path in missing if frozen(path)]:
         raise BadInputError(
             f"config.optimizer.freeze would keep {part(random[0])} random, because "
             f"config.init_from={source} has none that fits; train it, too, with "
             "--config.optimizer.freeze=none, or start from a model that has it"
         )
-    params = flax.traverse_util.unflatten_dict(new | taken, sep="/")
-    line = told(taken, new.keys() - taken.keys(), old, source)
-    line += fitted(old, taken)
-    line += "; the classes are the same, so the head is kept" if kept else ""
-    return params, "; differs from the pretrained model in: ".join(
-        filter(None, [line, ", ".join(differing)])
-    )
+    notes = {
+        f"taken from {source}": part_names(taken),
+        "new": part_names(missing) or "nothing",
+        "not used": part_names(sorted(k for k in old if part(k) not in set(map(part, taken)))),
+        "fitted": ", ".join(
+            f"{k} {shape_text(old[k])} -> {shape_text(value)}"
+            for k, value in taken.items()
+            if value.shape != old[k].shape
+        ),
+        "the classes are the same": "the head is kept" if kept else "",
+        "differs from the pretrained model in": ", ".join(differing),
+    }
+    line = "; ".join(f"{what}: {names}" for what, names in notes.items() if names)
+    return flax.traverse_util.unflatten_dict(new | taken, sep="/"), line
 
 
 def backbone(
@@ -78,38 +85,23 @@ def backbone(
       BadInputError: the backbones differ.
     """
     here, there = ({k for k in tree if part(k) not in rules} for tree in (new, old))
-    if odd := sorted(here ^ there):
+    taken = {k: fit(k, old[k], new[k].shape, model) for k in sorted(here & there)}
+    odd = {k: f"{k} is in only one of the two" for k in sorted(here ^ there)} | {
+        k: f"{k} is {list(value.shape)} there and {list(new[k].shape)} here"
+        for k, value in taken.items()
+        if value.shape != new[k].shape
+    }
+    for problem in odd.values():
         raise BadInputError(
-            f"config.init_from={source} holds another model: {odd[0]} is in only one of the two; "
-            "finetune with the config.model it was trained with"
+            f"config.init_from={source} holds another model: {problem}; finetune with the "
+            "config.model it was trained with"
         )
-    taken = {}
-    for name in sorted(here):
-        value = fit(name, old[name], new[name].shape, model)
-        if value.shape != new[name].shape:
-            raise BadInputError(
-                f"config.init_from={source} holds another model: {name} is "
-                f"{list(value.shape)} there and {list(new[name].shape)} here; finetune with the "
-                "config.model it was trained with"
-            )
-        taken[name] = value
     return taken
 
 
-def told(taken: Mapping, fresh: set[str], pretrained: Mapping, source: str) -> str:
-    """Returns the line on what was taken, what is new and what was not used."""
-    parts = lambda names: ", ".join(dict.fromkeys(map(part, names)))  # noqa: E731
-    text = f"taken from {source}: {parts(taken)}; new: {parts(sorted(fresh)) or 'nothing'}"
-    unused = parts(sorted(name for name in pretrained if part(name) not in set(map(part, taken))))
-    return f"{text}; not used: {unused}" if unused else text
-
-
-def fitted(old: Mapping, taken: Mapping) -> str:
-    """Names the arrays that were fitted to another shape, with both shapes."""
-    shape = lambda array: "x".join(map(str, array.shape))  # noqa: E731
-    changed = [name for name in taken if old[name].shape != taken[name].shape]
-    texts = [f"{name} {shape(old[name])} -> {shape(taken[name])}" for name in changed]
-    return f"; fitted: {', '.join(texts)}" if texts else ""
+def part_names(paths: Iterable[str]) -> str:
+    """Lists the first parts of paths, each once."""
+    return ", ".join(dict.fromkeys(map(part, paths)))
 
 
 def part(path: str) -> str:
@@ -117,7 +109,6 @@ def part(path: str) -> str:
     return path.partition("/")[0]
 
 
-def as_it_is(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
-    """Returns the pretrained array."""
-    del name, shape, model
-    return value
+def shape_text(array: np.ndarray) -> str:
+    """Returns an array's shape as in "16x2"."""
+    return "x".join(map(str, array.shape))

@@ -1,6 +1,7 @@
-"""Weights that `config.init_from` names: a run, an exported directory, or public weights.
+"""Pretrained models: what `config.init_from` names, and what commands predict with.
 
-Public weights are Google's and Hugging Face's ViT, and Hugging Face's BERT and ALBERT.
+A model is a run, an exported directory, or public weights: Google's and Hugging Face's ViT, and
+Hugging Face's BERT and ALBERT.
 """
 
 import json
@@ -8,48 +9,36 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from etils import epath
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.errors import BadInputError
-from widenet_jax.files import absolute
-from widenet_jax.inference.arrays import READERS, read_arrays
-from widenet_jax.inference.trained import read_model
+from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.files import absolute, is_remote
+from widenet_jax.inference.exported import READERS, read_arrays
+from widenet_jax.inference.finetune import finetune_params
+from widenet_jax.inference.trained import build_for, open_trained, read_model
 from widenet_jax.specs import MODELS, model_spec, resolve
+from widenet_jax.trained import Trained
 
 # Fields of `config.model` that change what a backbone computes and no shape of its parameters: a
 # run must have the pretrained ones. Others that do, such as a router, a run may choose anew.
-CHECKED = (
-    "attention.name",
-    "attention.num_heads",
-    "norm_epsilon",
-    "activation",
-    "norm_position",
-    "moe.activation",
-)
+CHECKED = ("attention.name", "attention.num_heads", "norm_epsilon", "activation")
+CHECKED += ("norm_position", "moe.activation")
 # Fields that do not change what a trained model computes, by the last part of their names, and
 # those that the shapes of parameters decide.
 WITHOUT_EFFECT = {
-    "dtype",
-    "unroll",
-    "remat",
-    "dispatch",
-    "kernel_init",
-    "table_init",
-    "dropout",
-    "ffn_dropout",
-    "output_dropout",
-    "expert_dropout",
-    "noise_std",
-    "capacity_factor",
-    "pre_logits",
-    "num_positions",
+    *("dtype", "unroll", "remat", "dispatch", "kernel_init", "table_init", "dropout"),
+    *("ffn_dropout", "output_dropout", "expert_dropout", "noise_std", "capacity_factor"),
+    *("pre_logits", "num_positions"),
 }
 # In a directory of Hugging Face's, of which large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
+# Packages, which may be absent, whose errors tell of credentials and networks.
+REMOTE_PACKAGES = {"aiohttp", "fsspec", "gcsfs", "google", "requests"}
 
 
 class Pretrained(NamedTuple):
@@ -202,3 +191,67 @@ def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a section `config.model` by their names, as JSON stores the values."""
     plain = json.loads(json.dumps(ConfigDict(model).to_dict()))
     return {name: x for name, x in flatten_dict(plain, sep=".").items() if x is not None}
+
+
+# --- Models that commands and `wj.load` open
+
+
+def open_model(place: str, *, checkpoint: str | None = None) -> Trained:
+    """Opens a run, an export or public weights: `open_trained` or `open_public`.
+
+    Raises:
+      BadInputError: as these do, or a bucket cannot be reached.
+      RunFailedError: as `open_trained`.
+    """
+    try:
+        if files := weight_files(absolute(place)):
+            return open_public(place, files, checkpoint)
+        return open_trained(place, checkpoint=checkpoint)
+    except Exception as error:
+        if not is_remote(place) or not _is_of_access(error):
+            raise
+        raise BadInputError(
+            f"{place} cannot be read: {first_line(error)}; log in with `gcloud auth "
+            "application-default login`, or copy the directory to this machine"
+        ) from error
+
+
+def _is_of_access(error: Exception) -> bool:
+    """Returns whether an error comes from a file system, a network or a login."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, OSError) or not packages.isdisjoint(REMOTE_PACKAGES)
+
+
+def open_public(place: str, files: list[epath.Path], checkpoint: str | None) -> Trained:
+    """Opens public weights that predict as they are, such as a BERT that fills masks.
+
+    Parameters that the files lack and predictions do not read are zeros.
+
+    Args:
+      place: a directory with weights, `config.json` and tokenizer.
+      files: its weights.
+      checkpoint: None; there is nothing to choose.
+
+    Raises:
+      BadInputError: a checkpoint is chosen, a file is missing or damaged, or no task can use the
+        model as it is.
+    """
+    if checkpoint:
+        raise BadInputError(
+            f"--workdir={place} holds public weights, and only a run has checkpoints to choose "
+            f"from; leave the choice of {checkpoint} out"
+        )
+    public, fields, _ = read_public(files, source=f"--workdir={place}")
+    usable = resolve(model_spec(fields["name"]).usable)
+    found = usable and usable(place, public, fields)
+    if not found:
+        raise BadInputError(
+            f"--workdir={place} holds public weights without a head for masked words, the only one "
+            "that can be used as it is; finetune them on your data, from "
+            f"--config.init_from={place}, and give the --workdir of that run"
+        )
+    config, info = found
+    task, model, shapes = build_for(config, info, public)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    params, _ = finetune_params(zeros, public, model=config.model, source=place)
+    return Trained(params, config, info, step=0, place=place, task=task, model=model)

@@ -1,6 +1,6 @@
 """Trained models: a run's workdir or an exported directory, read and opened for use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -15,13 +15,14 @@ from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import absolute, read_json, split_checkpoint
-from widenet_jax.inference.exported import Exported, is_exported, read_exported
+from widenet_jax.inference.exported import RECORD, Exported, read_exported
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.counting import parameter_shapes
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
 from widenet_jax.specs import resolve, task_spec
+from widenet_jax.task import Task
 from widenet_jax.trained import Trained
 from widenet_jax.typing import PyTree, Shapes
 
@@ -48,11 +49,19 @@ def open_trained(
     found = read_model(place, checkpoint=checkpoint)
     place += f"@{checkpoint}" if checkpoint else ""
     config = override(ConfigDict(found.config), changes)
-    example = resolve(task_spec(config.task.name).example)(config, found.params)
-    task = build_task(config, DataInfo(0, example, found.info))
+    task, model, wanted = build_for(config, found.info, found.params)
+    check_fits(wanted, found.params, place)
+    return Trained(found.params, config, found.info, found.step, place, task, model)
+
+
+def build_for(
+    config: ConfigDict, info: Mapping[str, Any], params: PyTree
+) -> tuple[Task, nn.Module, Shapes]:
+    """Returns the task and the model of a stored config, and the shapes of its parameters."""
+    example = resolve(task_spec(config.task.name).example)(config, params)
+    task = build_task(config, DataInfo(0, example, info))
     model = build_model(config.model, **task.model_fields)
-    check_fits(model, found.params, input_spec(task), place)
-    return Trained(place, config, found.info, task, model, found.params, found.step)
+    return task, model, parameter_shapes(model, input_spec(task))
 
 
 def read_model(
@@ -77,7 +86,7 @@ def read_model(
     path, which = absolute(directory), named or "last" if checkpoint is None else checkpoint
     if checkpoint and named:
         raise BadInputError(f"{flag}={place} and --checkpoint={checkpoint} both name a checkpoint")
-    if is_exported(path):
+    if (path / RECORD).exists():
         if checkpoint or named:
             raise BadInputError(
                 f"{flag}={directory} is an export, and only a run has checkpoints to choose from; "
@@ -124,17 +133,14 @@ def result_at(workdir: epath.Path, step: int) -> dict[str, Any]:
     return kept | {name: measured[name] for name in result.keys() & measured} | {"steps": step}
 
 
-def check_fits(model: nn.Module, params: PyTree, inputs: Shapes, place: str) -> None:
-    """Raises BadInputError, naming the first parameter, unless `params` are those of `model`."""
-    wanted, there = shapes(parameter_shapes(model, inputs)), shapes(params)
-    odd = [name for name in sorted(wanted | there) if wanted.get(name) != there.get(name)]
-    if odd:
-        raise BadInputError(
-            f"{place}: {odd[0]} is {there.get(odd[0], 'missing')} there, and its config asks for "
-            f"{wanted.get(odd[0], 'none')}; leave --config.model and the input size as they were"
-        )
-
-
-def shapes(tree: PyTree) -> dict[str, list[int]]:
-    """Returns every array's shape by its path."""
-    return {name: list(leaf.shape) for name, leaf in named_leaves(tree)}
+def check_fits(wanted: PyTree, params: PyTree, place: str) -> None:
+    """Raises BadInputError, naming the first parameter of another shape than `wanted`."""
+    here, there = (
+        {name: list(leaf.shape) for name, leaf in named_leaves(tree)} for tree in (wanted, params)
+    )
+    for name in sorted(here | there):
+        if here.get(name) != there.get(name):
+            raise BadInputError(
+                f"{place}: {name} is {there.get(name, 'missing')} there, and its config asks for "
+                f"{here.get(name, 'none')}; leave --config.model and the input size as they were"
+            )

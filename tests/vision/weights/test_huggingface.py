@@ -12,7 +12,7 @@ from inference import reference_vit as reference
 from inference.ours import our_logits
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.arrays import read_arrays
+from widenet_jax.inference.exported import read_arrays
 from widenet_jax.vision.weights.huggingface import fold_pixels, from_huggingface, model_fields
 
 LAYOUTS = ("files", "modules")
