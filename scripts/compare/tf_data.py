@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from widenet_jax.vision.data import randaugment
-from widenet_jax.vision.data.files import ASPECT_RANGE, CROP_ATTEMPTS
 from widenet_jax.vision.data.randaugment import FILL, LEVEL_SCALE
+from widenet_jax.vision.data.transforms import ASPECT_RANGE, CROP_ATTEMPTS
 
 Operation = Callable[[tf.Tensor, float], tf.Tensor]
 

@@ -16,7 +16,6 @@ from widenet_jax.inference.classification import (
 )
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.vision.data.transforms import image_of
 from widenet_jax.vision.task import to_unit_range
 
 BY_HAND = Accuracy(
@@ -109,7 +108,7 @@ def test_against_a_loop_over_images(accuracy, trained):
     """360 images are whole groups of 4, without padding; ranks are counted one by one."""
     source, transform = open_source(trained)
     examples = [read_example(source, i) for i in range(len(source))]
-    images = np.stack([transform.picture(image_of(example)) for example in examples])
+    images = np.stack([transform.picture(transform.image_of(example)) for example in examples])
     variables = {"params": trained.params}
     apply = jax.jit(lambda x: trained.model.apply(variables, {"image": x}, train=False)[0])
     logits = np.asarray(apply(to_unit_range(images)))

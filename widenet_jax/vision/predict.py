@@ -20,8 +20,7 @@ from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import absolute, write_bytes
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
-from widenet_jax.vision.data import pillow_files
-from widenet_jax.vision.data.files import decode
+from widenet_jax.vision.data.files import decode, pixels_of, problem_of
 from widenet_jax.vision.data.folders import kind_left_out
 from widenet_jax.vision.data.transforms import build_transforms
 from widenet_jax.vision.prepare.check import walk
@@ -62,10 +61,10 @@ def read_file(path: str, turn: bool) -> np.ndarray:
 def read_pillow(image: Image.Image, turn: bool) -> np.ndarray:
     """Returns an image of Pillow as `read_file` does its file."""
     where = getattr(image, "filename", "") or "an image of Pillow"
-    if problem := pillow_files.problem_of(image):
+    if problem := problem_of(image):
         raise BadExampleError(f"{where}: {problem}")
     try:
-        return pillow_files.pixels_of(ImageOps.exif_transpose(image) if turn else image)
+        return pixels_of(ImageOps.exif_transpose(image) if turn else image)
     except MemoryError:  # says nothing about the image
         raise
     except Exception as error:  # Pillow raises many kinds at damaged files

@@ -14,7 +14,6 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import token_routing
 from widenet_jax.ops.analysis.figures import draw_usage
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
-from widenet_jax.vision.data.transforms import image_of
 from widenet_jax.vision.task import to_unit_range
 
 
@@ -122,7 +121,7 @@ def test_against_a_loop_over_tokens(usage, trained):
     assert usage.even_tokens == 360 * 16 * 2 / 4
     source, transform = open_source(trained)
     examples = [read_example(source, i) for i in range(len(source))]
-    images = np.stack([transform.picture(image_of(example)) for example in examples])
+    images = np.stack([transform.picture(transform.image_of(example)) for example in examples])
     route = jax.jit(lambda x: token_routing(trained.model, trained.params, x)[1].expert_index)
     chosen = np.asarray(route({"image": to_unit_range(images)}))
     sent, same, both = np.zeros((2, 10, 4)), 0, np.zeros((2, 4, 4))

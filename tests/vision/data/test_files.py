@@ -1,141 +1,179 @@
-"""Decoding, and crops with results computed by hand."""
+"""Image files have the pixels that Pillow gives them; a bad file is refused in one line."""
 
-import io
+import struct
+import zlib
 
 import cv2
 import numpy as np
 import pytest
+from messy_photos import as_pillow_reads, readable, saved, turned
 from PIL import Image
 
+from widenet_jax.errors import BadExampleError
 from widenet_jax.vision.data import files
 
-
-def picture(height: int = 40, width: int = 60) -> np.ndarray:
-    y, x = np.mgrid[:height, :width]
-    return np.stack([x * 4, y * 6, (x + y) * 2], axis=-1).astype(np.uint8)
+NOISE = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
 
 
-def encoded_image(image: Image.Image, kind: str, **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
+def encoded(kind: str, image: np.ndarray = NOISE, **options) -> bytes:
+    return saved(Image.fromarray(image), kind, **options)
 
 
-def encoded(image: np.ndarray, kind: str, **options) -> bytes:
-    return encoded_image(Image.fromarray(image.squeeze()), kind, **options)
+# --- Pixels ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"progressive": True}, {"quality": 50}, {"restart_marker_blocks": 2}]
-)
-def test_jpeg_equals_pillows_within_a_level(options):
-    data = encoded(picture(), "JPEG", **options)
-    theirs = np.asarray(Image.open(io.BytesIO(data))).astype(int)
-    assert np.abs(files.decode(data, "x") - theirs).max() <= 2
+def test_every_kind_is_read_as_pillow_reads_it():
+    for name, data in readable().items():
+        for upright in (True, False):
+            ours = files.EncodedImage(data, name, exif_orientation=upright)
+            theirs = as_pillow_reads(data, upright=upright)
+            assert ours.shape == theirs.shape
+            np.testing.assert_array_equal(ours[:, :], theirs, name)
+            np.testing.assert_array_equal(ours[5:20, 3:30], theirs[5:20, 3:30], name)
 
 
-GREY, CMYK = {"mode": "L"}, {"mode": "CMYK"}
-SAMPLINGS = {
-    name: {"sampling": getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{name}")}
-    for name in ("411", "420", "422", "440", "444")
+def test_orientations_are_found_and_turn():
+    """Guards the test above: Pillow and we turn, rather than both leaving the photo as it is."""
+    for kind in ("JPEG", "PNG", "WEBP"):
+        found = [files.orientation_of(turned(kind, number)) for number in range(1, 9)]
+        assert found == list(range(1, 9))
+    corners = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
+    assert files.turn(corners, 6)[..., 0].tolist() == [[3, 0], [4, 1], [5, 2]]  # clockwise
+
+
+def test_damaged_exif_leaves_a_photo_as_it_is():
+    data = turned("JPEG", 6)
+    at = data.index(b"Exif\0\0") + 6
+    broken = data[:at] + b"\xff" * 20 + data[at + 20 :]
+    assert files.orientation_of(broken) == files.UPRIGHT
+    assert files.decode(broken, "x", exif_orientation=True).shape == (36, 48, 3)
+
+
+NOISY = NOISE[:70, :51]  # all rows differ, and the last JPEG blocks are partial
+JPEGS = {
+    name: cv2.imencode(
+        ".jpg",
+        NOISY,
+        [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{name}")],
+    )[1].tobytes()
+    for name in ("420", "411", "422", "440", "444")
+} | {
+    "grey": saved(Image.fromarray(NOISY).convert("L"), "JPEG"),
+    "CMYK": saved(Image.fromarray(NOISY).convert("CMYK"), "JPEG"),
+    "progressive": encoded("JPEG", NOISY, progressive=True),
+    "restarts": encoded("JPEG", NOISY, restart_marker_blocks=2),
 }
-WHOLE = {"progressive": {"progressive": True}, "restarts": {"restart_marker_blocks": 2}}
 
 
-def jpeg(mode: str = "RGB", sampling: int | None = None, **options) -> bytes:
-    """Encodes 70 x 51 pixels of noise: all rows differ, and the last JPEG blocks are partial."""
-    noise = np.random.default_rng(0).integers(0, 256, (70, 51, 3), dtype=np.uint8)
-    if sampling is None:
-        return encoded_image(Image.fromarray(noise).convert(mode), "JPEG", **options)
-    choice = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
-    return cv2.imencode(".jpg", noise, choice)[1].tobytes()
+def test_a_slice_of_a_file_has_the_pixels_of_the_whole(capfd):
+    halved = JPEGS["420"][: len(JPEGS["420"]) // 2] + JPEGS["420"][-2:]  # the rest becomes grey
+    for name, data in (JPEGS | {"data are missing": halved}).items():
+        whole, image = files.decode(data, "x"), files.EncodedImage(data, "x")
+        assert image.shape == whole.shape == (70, 51, 3)
+        capfd.readouterr()
+        for bottom in range(1, 71, 1 if name == "420" else 6):
+            window = slice(bottom // 2, bottom), slice(3, 40)
+            np.testing.assert_array_equal(image[window], whole[window], name)
+        # libjpeg warns on stderr
+        assert data is halved or capfd.readouterr() == ("", ""), name
 
 
-@pytest.mark.parametrize(
-    "options",
-    [*SAMPLINGS.values(), GREY, CMYK, *WHOLE.values()],
-    ids=[*SAMPLINGS, "grey", "CMYK", *WHOLE],
-)
-def test_a_slice_of_a_file_is_that_of_its_pixels(options, capfd):
-    data = jpeg(**options)
-    whole, image = files.decode(data, "x"), files.EncodedImage(data, "x")
-    assert image.shape == whole.shape == (70, 51, 3)
-    for bottom in range(1, 71):
-        window = slice(bottom // 2, bottom), slice(3, 40)
-        np.testing.assert_array_equal(image[window], whole[window])
-    assert capfd.readouterr() == ("", "")  # libjpeg warns on stderr
+# --- Bad files ------------------------------------------------------------------------------------
 
 
-def test_where_data_are_missing_a_slice_is_still_that_of_the_whole():
-    data = jpeg()
-    data = data[: len(data) // 2] + data[-2:]  # libjpeg fills the rest with grey
-    whole, image = files.decode(data, "x"), files.EncodedImage(data, "x")
-    for bottom in range(1, 71, 7):
-        np.testing.assert_array_equal(image[:bottom, :], whole[:bottom])
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    body = name + content
+    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
 
 
-def test_windows_keep_to_area_and_aspect():
-    rng = np.random.default_rng(0)
-    height, width, shares, aspects = 300, 400, [], []
-    for _ in range(2000):
-        top, left, h, w = files.random_window(height, width, 0.05, rng)
-        assert 0 <= top <= height - h and 0 <= left <= width - w
-        shares.append(h * w / (height * width))
-        aspects.append(w / h)
-    assert min(shares) >= 0.05 and max(shares) <= 1
-    assert 0.74 < min(aspects) < 0.76 and 1.32 < max(aspects) < 1.35
-    # The height is uniform over its range, which ends at the photo's 300 rows (aspect up to 4/3).
-    # Its mean is about half way from sqrt(0.05) to 1; the aspect ratio shifts it a little.
-    assert 0.55 < np.mean(np.sqrt(shares)) < 0.65
+def bomb_png(width: int, height: int) -> bytes:
+    """Returns a PNG of a few bytes that declares this size."""
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b"")
 
 
-def test_a_window_that_cannot_be_is_the_whole_image():
-    assert files.random_window(400, 2, 0.9, np.random.default_rng(0)) == (0, 0, 400, 2)
+def bomb_jpeg(width: int, height: int) -> bytes:
+    return JPEG.replace(struct.pack(">HH", *NOISE.shape[:2]), struct.pack(">HH", height, width))
 
 
-def test_inception_crop_of_everything_is_a_resize():
-    square = picture(32, 32)
-    crop = files.inception_crop(square, 16, 1.0, np.random.default_rng(0))
-    np.testing.assert_array_equal(crop, cv2.resize(square, (16, 16)))
+def overwritten(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_one_channel_stays_an_axis(channels):
-    image = picture()[..., :channels]
-    rng = np.random.default_rng(0)
-    for result in (
-        files.inception_crop(image, 24, 0.05, rng),
-        files.squash(image, 24, smooth=True),
-        files.central_crop(image, 24, 28),
-        files.pad_and_crop(image[:24, :24], 4, rng),
-    ):
-        assert result.shape == (24, 24, channels) and result.dtype == np.uint8
-    flips = [files.random_flip(image, rng) for _ in range(20)]
-    mirrored = [np.array_equal(f, image[:, ::-1]) for f in flips]
-    assert 3 < sum(mirrored) < 17
-    assert all(m or np.array_equal(f, image) for f, m in zip(flips, mirrored, strict=True))
+JPEG, PNG = encoded("JPEG"), encoded("PNG")
+RESTARTS = encoded("JPEG", restart_marker_blocks=3)
+GIF_BOMB = encoded("GIF")[:6] + struct.pack("<HH", 65_000, 65_000) + encoded("GIF")[10:]
+FLOATS = saved(Image.fromarray(np.full((4, 5), 0.5, "float32")), "TIFF")
+WHOLES = saved(Image.fromarray(np.full((4, 5), 70_000, "int32")), "TIFF")
+RANDOM = np.random.default_rng(1).bytes(2048)
+
+BAD_FILES = {
+    "empty": (b"", "empty file"),
+    "text": (b"404 Not Found\n", "no JPEG, PNG"),
+    "HEIC": (b"\0\0\0\x18ftypheic", "a HEIC file, which is not read: convert it to JPEG"),
+    # Pillow would clip them: 0.5 to black, 70,000 to white.
+    "floats": (FLOATS, "pixels of 32 bits, .* no known range: save it with 8 or 16 bits"),
+    "large integers": (WHOLES, "pixels of 32 bits, .* no known range: save it with 8 or 16 bits"),
+    "GIF bomb": (GIF_BOMB, "too large GIF"),
+    "two bytes": (JPEG[:2], "truncated JPEG"),
+    "cut in the first segment": (JPEG[:9], "truncated JPEG"),
+    "without its last byte": (JPEG[:-1], "truncated JPEG"),
+    "progressive, cut": (encoded("JPEG", progressive=True)[:4000], "truncated JPEG"),
+    "random in the middle": (overwritten(JPEG, 1500, RANDOM), "damaged JPEG|truncated JPEG"),
+    "restarts unannounced": (overwritten(JPEG, 2000, b"\xff\xd0"), "damaged JPEG"),
+    "restarts out of order": (RESTARTS.replace(b"\xff\xd2", b"\xff\xd5", 1), "damaged JPEG"),
+    "tables lost": (overwritten(JPEG, 20, bytes(300)), "cannot be decoded|damaged|truncated"),
+    "PNG without its end": (PNG[:-12], "truncated PNG"),
+    "PNG with a flipped byte": (overwritten(PNG, len(PNG) // 2, b"UU"), "cannot be decoded"),
+    "no rows": (bomb_jpeg(80, 0), "cannot be decoded"),
+    "bomb": (bomb_jpeg(60_000, 60_000), "declares 60000 x 60000 pixels, more than 178,956,970"),
+    "PNG bomb": (bomb_png(1 << 20, 1 << 20), "declares 1048576 x 1048576 pixels"),
+}
+for kind in ("WEBP", "BMP", "GIF", "TIFF"):
+    BAD_FILES[f"{kind}, cut"] = encoded(kind)[:-30], "damaged"
+    BAD_FILES[f"{kind}, cut in the header"] = encoded(kind)[:16], "damaged"
 
 
-def test_central_crop_by_hand():
-    # 40x60, shorter side 20 -> 20x30; centre 10x10 starts at row 5, column 10: each output pixel
-    # averages a 2x2 block of the original.
-    image = picture()
-    blocks = image.reshape(20, 2, 30, 2, 3).mean(axis=(1, 3))
-    expected = blocks[5:15, 10:20]
-    assert np.abs(files.central_crop(image, 10, 20) - expected).max() <= 0.5
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_named_on_one_line(name):
+    data, problem = BAD_FILES[name]
+    place = rf"^train/cat/7: .*({problem}).* \([\d,]+ bytes\); replace or remove it$"
+    with pytest.raises(BadExampleError, match=place) as error:
+        files.decode(data, "train/cat/7")
+    assert "\n" not in str(error.value)
 
 
-def test_shrinking_smoothly_averages_and_enlarging_interpolates():
-    stripes = np.tile(np.array([0, 0, 0, 200], np.uint8), (8, 4))[..., None]
-    assert (files.squash(stripes[:, :8], 2, smooth=True) == 50).all()
-    assert set(np.unique(files.squash(stripes[:, :8], 2, smooth=False))) == {0}
-    two = np.array([[0, 100], [0, 100]], np.uint8)[..., None]
-    assert files.squash(two, 4, smooth=True)[0, :, 0].tolist() == [0, 25, 75, 100]
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_file_cut_anywhere_is_never_decoded(kind):
+    data = encoded(kind, NOISE[:24, :24])
+    for length in range(len(data) - (12 if kind == "PNG" else 0)):
+        with pytest.raises(BadExampleError):
+            files.decode(data[:length], "x")
 
 
-def test_pad_and_crop_reaches_every_offset():
-    image = np.full((4, 4, 1), 9, np.uint8)
-    rng = np.random.default_rng(0)
-    seen = {files.pad_and_crop(image, 1, rng).tobytes() for _ in range(200)}
-    assert len(seen) == 9
-    assert files.pad_and_crop(image, 0, rng).tobytes() == image.tobytes()
+def test_a_thumbnails_end_is_not_the_images_end():
+    # A thumbnail lies in an APP segment near the start and has its own end-of-image marker.
+    thumbnail = encoded("JPEG", NOISE[:8, :8])
+    segment = b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    data = JPEG[:2] + segment + JPEG[2:]
+    assert files.decode(data, "x").shape == (80, 80, 3)
+    with pytest.raises(BadExampleError, match="truncated"):
+        files.decode(data[:-20], "x")
+    # A second picture after the end is ignored, too: some cameras append a preview.
+    for whole in (JPEG, RESTARTS, PNG):
+        np.testing.assert_array_equal(
+            files.decode(whole + JPEG[:3000], "x"), files.decode(whole, "x")
+        )
+
+
+def test_the_largest_size_passes():
+    assert files.examine(bomb_png(files.MAX_PIXELS, 1)).problem is None
+    assert "declares" in files.examine(bomb_png(files.MAX_PIXELS + 1, 1)).problem
+
+
+def test_most_damage_of_a_disk_block_is_found():
+    photo = encoded("JPEG", np.tile(NOISE, (5, 5, 1)), quality=90)
+    rng = np.random.default_rng(2)
+    places = rng.integers(1000, len(photo) - 5000, 50).tolist()
+    damaged = (overwritten(photo, at, rng.bytes(4096)) for at in places)
+    assert sum(files.examine(data).problem is not None for data in damaged) >= 45

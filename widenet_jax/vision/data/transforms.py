@@ -1,114 +1,119 @@
-"""Transforms of labelled images for training and for evaluation, from `config.augment`."""
+"""Transforms of labelled images for training and for evaluation, from `config.augment`.
+
+Images are uint8 [H, W, C], C = 1 or 3 (RGB). Most crops also take an `EncodedImage`, and decode
+only the rows that they need. OpenCV drops a trailing axis of one channel; `reshape` restores it.
+"""
 
 import dataclasses
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import numpy as np
 
 from widenet_jax.data.contract import ArraySpec, Example
 from widenet_jax.errors import check_range, choose
-from widenet_jax.vision.data import files
+from widenet_jax.vision.data.files import EncodedImage
 from widenet_jax.vision.data.randaugment import OPERATIONS, magnitude_of, rand_augment
+
+Image = np.ndarray | EncodedImage
 
 TRAIN_CROPS = dict.fromkeys(("inception", "pad", "none"))
 EVAL_CROPS = dict.fromkeys(("central", "squash"))
-
+ASPECT_RANGE = (3 / 4, 4 / 3)
+CROP_ATTEMPTS = 100
 JITTERS = ("Brightness", "Contrast", "Color")
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_ASPECT = (0.3, 1 / 0.3)
-ATTEMPTS = 10
+ERASE_ATTEMPTS = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainTransform:
-    """Augmentation of one training image to uint8 [image_size, image_size, C].
+# --- Crops ----------------------------------------------------------------------------------------
 
-    Attributes:
-      image_size: side of the result.
-      crop: "inception" (a random window, resized), "pad" (squashed to size, then moved by up to
-        `pad_pixels`) or "none" (squashed to size).
-      crop_area_min: smallest share of the image that an inception window covers.
-      pad_pixels: largest shift of "pad", in pixels.
-      flip: whether to mirror images, with probability 1/2.
-      randaugment_layers: operations per image; 0 turns RandAugment off.
-      randaugment_magnitude: their strength.
-      randaugment_before_crop: the released code's order: squash to size, RandAugment, crop, flip.
-        Otherwise: crop, flip, RandAugment. Jitter and erasing follow.
-      exif_orientation: whether image files are turned as their EXIF says.
-      color_jitter: largest change of brightness, contrast and saturation; 0 changes nothing.
-      random_erasing: probability that a rectangle is replaced by noise, at the end.
+
+def resize(image: np.ndarray, height: int, width: int, *, smooth: bool) -> np.ndarray:
+    """Resizes to [height, width, C].
+
+    Args:
+      image: uint8 [H, W, C].
+      height: new height.
+      width: new width.
+      smooth: average over the source area when shrinking (evaluation). Without it, and when
+        enlarging, interpolate between the four nearest pixels.
     """
-
-    image_size: int
-    crop: str
-    crop_area_min: float
-    pad_pixels: int
-    flip: bool
-    randaugment_layers: int
-    randaugment_magnitude: float
-    randaugment_before_crop: bool
-    exif_orientation: bool
-    color_jitter: float
-    random_erasing: float
-
-    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
-        image = image_of(example, exif_orientation=self.exif_orientation)
-        return labelled(self.picture(image, rng), example)
-
-    def picture(self, image: files.Image, rng: np.random.Generator) -> np.ndarray:
-        """Augments uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
-        if self.randaugment_before_crop:
-            image = self._rand_augment(files.squash(image, self.image_size, smooth=False), rng)
-        image = self._crop(image, rng)
-        if self.flip:
-            image = files.random_flip(image, rng)
-        if not self.randaugment_before_crop:
-            image = self._rand_augment(image, rng)
-        if self.color_jitter:
-            image = color_jitter(image, self.color_jitter, rng)
-        return random_erasing(image, self.random_erasing, rng) if self.random_erasing else image
-
-    def _crop(self, image: files.Image, rng: np.random.Generator) -> np.ndarray:
-        if self.crop == "inception":
-            return files.inception_crop(image, self.image_size, self.crop_area_min, rng)
-        image = files.squash(image, self.image_size, smooth=False)
-        return files.pad_and_crop(image, self.pad_pixels, rng) if self.crop == "pad" else image
-
-    def _rand_augment(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return rand_augment(
-            image, num_layers=self.randaugment_layers, magnitude=self.randaugment_magnitude, rng=rng
-        )
+    old_height, old_width, channels = image.shape
+    if (old_height, old_width) == (height, width):
+        return image
+    shrinking = height * width < old_height * old_width
+    method = cv2.INTER_AREA if smooth and shrinking else cv2.INTER_LINEAR
+    resized = cv2.resize(image, (width, height), interpolation=method)
+    return resized.reshape(height, width, channels)
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalTransform:
-    """Crop of one image for evaluation, to uint8 [image_size, image_size, C].
+def random_window(
+    height: int, width: int, area_min: float, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Draws the window of an inception crop: (top, left, window height, window width).
 
-    Attributes:
-      image_size: side of the result.
-      crop: "central" (shorter side to `resize`, then the centre) or "squash" (the whole image).
-      resize: the shorter side before a central crop.
-      exif_orientation: whether image files are turned as their EXIF says.
+    Follows TensorFlow's sample_distorted_bounding_box, with which the published models were
+    trained: an aspect ratio (width / height) uniform in 3/4..4/3, then a height uniform among those
+    that give an area within area_min..1 of the image, then a position. The side is uniform, not the
+    area. After 100 failed attempts the window is the whole image.
     """
+    lowest, highest = area_min * height * width, float(height * width)
+    for _ in range(CROP_ATTEMPTS):
+        aspect = rng.uniform(*ASPECT_RANGE)
+        shortest = round(math.sqrt(lowest / aspect))
+        tallest = min(height, round(math.sqrt(highest / aspect)), int((width + 0.5) / aspect))
+        window_height = int(rng.integers(shortest, max(tallest, shortest) + 1))
+        window_width = round(window_height * aspect)
+        fits = 1 <= window_height <= height and 1 <= window_width <= width
+        if fits and lowest <= window_height * window_width <= highest:
+            top = int(rng.integers(height - window_height + 1))
+            left = int(rng.integers(width - window_width + 1))
+            return top, left, window_height, window_width
+    return 0, 0, height, width
 
-    image_size: int
-    crop: str
-    resize: int
-    exif_orientation: bool
 
-    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Turns {"image": an array or a file's bytes, "label"} into a row of a batch."""
-        image = image_of(example, exif_orientation=self.exif_orientation)
-        return labelled(self.picture(image), example)
+def inception_crop(
+    image: Image, size: int, area_min: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Resizes a random window of the image to uint8 [size, size, C]."""
+    top, left, height, width = random_window(*image.shape[:2], area_min, rng)
+    return resize(image[top : top + height, left : left + width], size, size, smooth=False)
 
-    def picture(self, image: files.Image) -> np.ndarray:
-        """Crops uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
-        if self.crop == "central":
-            return files.central_crop(image, self.image_size, self.resize)
-        return files.squash(image, self.image_size, smooth=True)
+
+def pad_and_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarray:
+    """Shifts the image by up to `pad` pixels in each direction; pixels from outside are black."""
+    height, width = image.shape[:2]
+    padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+    top, left = (int(v) for v in rng.integers(2 * pad + 1, size=2))
+    return padded[top : top + height, left : left + width]
+
+
+def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Mirrors the image left to right with probability 1/2."""
+    return cv2.flip(image, 1).reshape(image.shape) if rng.integers(2) else image
+
+
+def squash(image: Image, size: int, *, smooth: bool) -> np.ndarray:
+    """Resizes the whole image to [size, size, C]; its aspect ratio is not kept."""
+    return resize(image[:, :], size, size, smooth=smooth)
+
+
+def central_crop(image: Image, size: int, short_side: int) -> np.ndarray:
+    """Resizes the shorter side to `short_side`, then cuts [size, size, C] from the centre."""
+    image = image[:, :]
+    height, width = image.shape[:2]
+    scale = short_side / min(height, width)
+    scaled = resize(image, round(height * scale), round(width * scale), smooth=True)
+    top, left = (scaled.shape[0] - size) // 2, (scaled.shape[1] - size) // 2
+    return scaled[top : top + size, left : left + size]
+
+
+# --- Colour jitter and random erasing -------------------------------------------------------------
 
 
 def color_jitter(image: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
@@ -134,7 +139,7 @@ def random_erasing(image: np.ndarray, probability: float, rng: np.random.Generat
         return image
     height, width, channels = image.shape
     low, high = (math.log(bound) for bound in ERASED_ASPECT)
-    for _ in range(ATTEMPTS):
+    for _ in range(ERASE_ATTEMPTS):
         area = rng.uniform(*ERASED_AREA) * height * width
         aspect = math.exp(rng.uniform(low, high))
         h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -143,21 +148,74 @@ def random_erasing(image: np.ndarray, probability: float, rng: np.random.Generat
             image = image.copy()
             noise = rng.integers(0, 256, (h, w, channels), dtype=np.uint8)
             image[top : top + h, left : left + w] = noise
-            return image
+            break
     return image
 
 
-def image_of(example: Example, *, exif_orientation: bool = False) -> files.Image:
-    """Returns the example's image; an image file is decoded only when it is cropped."""
-    image = example["image"]
-    if not isinstance(image, bytes):
+# --- Transforms -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageTransform:
+    """Turns an example, {"image": an array or a file's bytes, "label"}, into a row of a batch.
+
+    Attributes:
+      image_size: side of the result.
+      augment: the fields of `config.augment`; docs/CONFIG.md explains each.
+    """
+
+    image_size: int
+    augment: Any
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        picture = self.picture(self.image_of(example), rng)
+        return {"image": picture, "label": np.int32(example["label"])}
+
+    def image_of(self, example: Example) -> Image:
+        """Returns the example's image; an image file is decoded only when it is cropped."""
+        image, turn = example["image"], self.augment.exif_orientation
+        if isinstance(image, bytes):
+            return EncodedImage(image, example["where"], exif_orientation=turn)
         return image
-    return files.EncodedImage(image, example["where"], exif_orientation=exif_orientation)
 
 
-def labelled(picture: np.ndarray, example: Example) -> dict[str, np.ndarray]:
-    """Returns one example's row of a batch: {"image", "label"}."""
-    return {"image": picture, "label": np.int32(example["label"])}
+class TrainTransform(ImageTransform):
+    """Augmentation of one training image to uint8 [image_size, image_size, C]."""
+
+    def picture(self, image: Image, rng: np.random.Generator) -> np.ndarray:
+        """Augments uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
+        augment, size = self.augment, self.image_size
+        strength = {
+            "num_layers": augment.randaugment_layers,
+            "magnitude": augment.randaugment_magnitude,
+        }
+        if augment.randaugment_before_crop:  # the released code's order
+            image = rand_augment(squash(image, size, smooth=False), **strength, rng=rng)
+        if augment.crop == "inception":
+            image = inception_crop(image, size, augment.crop_area_min, rng)
+        else:
+            image = squash(image, size, smooth=False)
+            image = pad_and_crop(image, augment.pad_pixels, rng) if augment.crop == "pad" else image
+        if augment.flip:
+            image = random_flip(image, rng)
+        if not augment.randaugment_before_crop:
+            image = rand_augment(image, **strength, rng=rng)
+        if augment.color_jitter:
+            image = color_jitter(image, augment.color_jitter, rng)
+        if augment.random_erasing:
+            image = random_erasing(image, augment.random_erasing, rng)
+        return image
+
+
+class EvalTransform(ImageTransform):
+    """Crop of one image for evaluation, to uint8 [image_size, image_size, C]."""
+
+    def picture(self, image: Image, rng: np.random.Generator | None = None) -> np.ndarray:
+        """Crops uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
+        if self.augment.eval_crop == "central":
+            short_side = round(self.image_size / self.augment.eval_crop_fraction)
+            return central_crop(image, self.image_size, short_side)
+        return squash(image, self.image_size, smooth=True)
 
 
 def build_transforms(
@@ -166,8 +224,7 @@ def build_transforms(
     """Builds the transforms of `config.augment`.
 
     Args:
-      augment: the section; the fields of `TrainTransform`, eval_crop and eval_crop_fraction are
-        used.
+      augment: the section.
       image_size: side of the model's input images.
 
     Raises:
@@ -175,20 +232,17 @@ def build_transforms(
     """
     choose(TRAIN_CROPS, augment["crop"], field="config.augment.crop")
     choose(EVAL_CROPS, augment["eval_crop"], field="config.augment.eval_crop")
-    check_range("config.augment.eval_crop_fraction", augment["eval_crop_fraction"], 0.01, 1.0)
-    names = [field.name for field in dataclasses.fields(TrainTransform)]
-    own = {name: augment[name] for name in names if name != "image_size"}
-    train = TrainTransform(image_size=image_size, **own)
-    resize = round(image_size / augment["eval_crop_fraction"])
-    evaluation = EvalTransform(
-        image_size, augment["eval_crop"], resize, augment["exif_orientation"]
-    )
-    check_range("config.augment.crop_area_min", train.crop_area_min, 0.0, 1.0)
-    check_range("config.augment.color_jitter", train.color_jitter, 0.0, 0.9)
-    check_range("config.augment.random_erasing", train.random_erasing, 0.0, 1.0)
-    check_range("config.augment.pad_pixels", train.pad_pixels, 0, image_size)
-    check_range("config.augment.randaugment_magnitude", train.randaugment_magnitude, 0.0, 30.0)
-    return train, evaluation
+    for field, low, high in (
+        ("eval_crop_fraction", 0.01, 1.0),
+        ("crop_area_min", 0.0, 1.0),
+        ("color_jitter", 0.0, 0.9),
+        ("random_erasing", 0.0, 1.0),
+        ("pad_pixels", 0, image_size),
+        ("randaugment_magnitude", 0.0, 30.0),
+    ):
+        check_range(f"config.augment.{field}", augment[field], low, high)
+    fields = SimpleNamespace(**augment)
+    return TrainTransform(image_size, fields), EvalTransform(image_size, fields)
 
 
 def task_transforms(config: Any, info: Mapping[str, Any]) -> tuple[TrainTransform, EvalTransform]:

@@ -12,7 +12,7 @@ from widenet_jax.data import records
 from widenet_jax.data.checks import problem_of
 from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadInputError
-from widenet_jax.vision.data import file_checks, files
+from widenet_jax.vision.data import files
 from widenet_jax.vision.data.folders import Holdout
 from widenet_jax.vision.prepare import archives, convert, npz
 
@@ -115,7 +115,7 @@ def examined(
         where = f"image {number:,} of {split}"
         if skip_bad:
             problem = problem_of(partial(files.decode, image, where))
-        elif problem := file_checks.examine(image).problem:
+        elif problem := files.examine(image).problem:
             problem = f"{where}: {problem}"
         if problem:
             damaged.append(problem)

@@ -16,7 +16,7 @@ from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_bytes
 from widenet_jax.run.lettering import line_of_text
-from widenet_jax.vision.data.transforms import build_transforms, image_of
+from widenet_jax.vision.data.transforms import build_transforms
 
 _NAME_HEIGHT, _CAPTION_HEIGHT = 22, 18
 _LEAST_WIDTH = 112  # of a tile: room for its caption
@@ -73,7 +73,7 @@ def augmentation_grid(
     complaints: Complaints = []
 
     def row_of(example: Example, record: int) -> np.ndarray:
-        image = image_of(example, exif_orientation=train.exif_orientation)
+        image = train.image_of(example)
         tiles = [evaluation.picture(image)]
         for epoch in range(num_draws):
             rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
