@@ -22,6 +22,7 @@ input, 3 the device ran out of memory.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,16 @@ from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.plan.topology import parse_topology
 
 Rows = list[dict[str, Any]]
-SIZES = {
-    "images": [16],
-    "tokens": [196],
-    "examples_per_group": [1, 16],
-    "experts": [4],
-    "selected": [2],
-    "embed_dim": [768],
-    "mlp_dim": [3072],
-}
-FEED_FORWARD_SIZES = {
-    "tokens": [32_768],
-    "length": [512],
-    "embed_dim": [256, 512, 1024, 2048, 4096],
-    "expert_dim": [128],
-    "experts": [0],
-    "selected": [4],
-}
+SIZES = {  # of the layers that a benchmark measures; the first must be a multiple of the second
+    "dispatch": {
+        "images": [16], "examples_per_group": [1, 16], "tokens": [196], "experts": [4],
+        "selected": [2], "embed_dim": [768], "mlp_dim": [3072],
+    },
+    "feed_forward": {
+        "tokens": [32_768], "length": [512], "embed_dim": [256, 512, 1024, 2048, 4096],
+        "expert_dim": [128], "experts": [0], "selected": [4],
+    },
+}  # fmt: skip
 
 
 def main(argv: Argv = None) -> int:
@@ -76,20 +70,19 @@ def main(argv: Argv = None) -> int:
     for add in (step, save):
         add("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
         add_data_flags(add)
-    add = kind("dispatch", dispatch, "dispatch methods, over every combination of the sizes")
-    add("--method", nargs="+", help="all by default")
-    add("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    for name, default in SIZES.items():
-        add(f"--{name}", type=positive, nargs="+", default=default)
+    text = "dispatch methods, over every combination of the sizes"
+    dispatching = kind("dispatch", dispatch, text)
+    dispatching("--method", nargs="+", help="all by default")
     text = "a dense layer and experts, over every combination of the sizes, here or on a TPU"
-    add = kind("feed_forward", feed_forward, text)
-    add("--method", nargs="+", default=["dense", "auto"], help="dense, or a dispatch method")
-    add("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    add("--capacity_factor", type=float, default=0.0, help="of the experts; 0 for no limit")
-    add("--topology", metavar="TPU", help="price for a device of this slice instead: v3-8, ...")
-    for name, default in FEED_FORWARD_SIZES.items():
-        type_ = not_negative if name == "experts" else positive
-        add(f"--{name}", type=type_, nargs="+", default=default)
+    feeding = kind("feed_forward", feed_forward, text)
+    feeding("--method", nargs="+", default=["dense", "auto"], help="dense, or a dispatch method")
+    feeding("--capacity_factor", type=float, default=0.0, help="of the experts; 0 for no limit")
+    feeding("--topology", metavar="TPU", help="price for a device of this slice instead: v3-8, ...")
+    for name, add in (("dispatch", dispatching), ("feed_forward", feeding)):
+        add("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+        for size, default in SIZES[name].items():
+            add(f"--{size}", type=not_negative if 0 in default else positive, nargs="+",
+                default=default)  # fmt: skip
     images = kind("input", input_pipeline, "images/s of reading and augmenting a folder")
     images("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
     images("--split", default="train")
@@ -148,38 +141,37 @@ def checkpoint(options: Options) -> Rows:
 
 def dispatch(options: Options) -> Rows:
     from widenet_jax.nn.moe.dispatch import DISPATCHERS
-    from widenet_jax.ops.benchmark.dispatch import dispatch_row, sizes
+    from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_row
 
-    rows = [
-        dispatch_row(method, size, dtype=options.dtype, rounds=options.rounds)
-        for size in sizes(**{name: getattr(options, name) for name in SIZES})
-        for method in options.method or DISPATCHERS
-    ]
-    if not rows:
-        raise BadInputError(
-            "no combination makes sense: --examples_per_group must divide --images, and --selected "
-            "be at most --experts"
-        )
-    return rows
+    options.method = options.method or list(DISPATCHERS)
+    return layer_rows(options, DispatchSize, dispatch_row)
 
 
 def feed_forward(options: Options) -> Rows:
-    from widenet_jax.ops.benchmark.feed_forward import METHODS, feed_forward_row, sizes
+    topology = parse_topology(options.topology) if options.topology else None
+    from widenet_jax.ops.benchmark.feed_forward import LayerSize, feed_forward_row
+
+    fixed = {"capacity_factor": options.capacity_factor, "topology": topology}
+    return layer_rows(options, LayerSize, partial(feed_forward_row, **fixed))
+
+
+def layer_rows(options: Options, kind: type, row: Callable[..., dict[str, Any]]) -> Rows:
+    """Returns a row for every method and every combination of sizes that makes sense."""
+    from widenet_jax.ops.benchmark.feed_forward import METHODS, sizes
 
     for method in options.method:
         choose(dict.fromkeys(METHODS), method, field="method")
-    topology = parse_topology(options.topology) if options.topology else None
-    names = ("dtype", "capacity_factor", "rounds")
-    fixed = {name: getattr(options, name) for name in names} | {"topology": topology}
+    choices = {name: getattr(options, name) for name in SIZES[options.benchmark]}
     rows = [
-        feed_forward_row(method, size, **fixed)
-        for size in sizes(**{name: getattr(options, name) for name in FEED_FORWARD_SIZES})
+        row(method, size, dtype=options.dtype, rounds=options.rounds)
+        for size in sizes(kind, **choices)
         for method in options.method
     ]
     if not rows:
+        whole, group, *_ = choices
         raise BadInputError(
-            "no combination makes sense: --length must divide --tokens, and --selected be at most "
-            "--experts, or 4 times --embed_dim divided by --expert_dim"
+            f"no combination makes sense: --{group} must divide --{whole}, and --selected be at "
+            "most --experts, or 4 times --embed_dim divided by --expert_dim where --experts is 0"
         )
     return rows
 

@@ -26,7 +26,7 @@ from widenet_jax.ops.analysis.figures import (
 from widenet_jax.ops.analysis.norm_divergence import VECTORS, norm_divergence
 from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage, measure_active, measure_usage
 from widenet_jax.ops.benchmark import report as benchmark_report
-from widenet_jax.ops.benchmark.feed_forward import feed_forward_row, sizes
+from widenet_jax.ops.benchmark.feed_forward import LayerSize, feed_forward_row, sizes
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.papers.experiments import Metric, PaperExperiment
 from widenet_jax.papers.runs import Measurements
@@ -283,7 +283,7 @@ def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
     options = {"dtype": "bfloat16" if topology else "float32", "capacity_factor": 0.0}
     rows = [
         feed_forward_row(method, size, topology=topology, rounds=ROUNDS, **options)
-        for size in sizes(**choices)
+        for size in sizes(LayerSize, **choices)
         for method in ("dense", "auto")
     ]
     write_json(file, rows)

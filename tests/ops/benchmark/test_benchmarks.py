@@ -16,15 +16,9 @@ from etils import epath
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import build_experiment
-from widenet_jax.ops.benchmark import (
-    dispatch,
-    peaks,
-    report,
-    train_step,
-    turns,
-)
+from widenet_jax.ops.benchmark import pipelines, report, train_step
 from widenet_jax.ops.benchmark.checkpoint import checkpoint_row, directory_bytes
-from widenet_jax.ops.benchmark.timing import median_seconds
+from widenet_jax.ops.benchmark.timing import median_seconds, mfu, peak_flops
 from widenet_jax.ops.benchmark.train_step import random_batch
 from widenet_jax.ops.plan.data_info import data_info
 
@@ -37,22 +31,13 @@ def test_median_of_rounds_without_the_first_call():
     assert seconds == pytest.approx(0.02, abs=0.01)
 
 
-def test_peaks():
-    assert peaks.peak_flops("NVIDIA H200") == 989e12
-    assert peaks.peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
-    assert peaks.peak_flops("NVIDIA L40S") == 362e12
-    assert peaks.peak_flops("NVIDIA L40") == 181e12
-    assert peaks.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert peaks.peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert peaks.peak_flops("NVIDIA RTX A1000 Laptop GPU") is None
-    assert peaks.peak_flops("TPU v3") == 61.5e12
-    assert peaks.peak_flops("TPU v5 lite") == 197e12
-    assert peaks.peak_flops("cpu") is None
-
-
-def test_mfu():
-    assert peaks.mfu(61.5e12, "TPU v3", num_devices=2) == 0.5
-    assert peaks.mfu(61.5e12, "cpu", num_devices=2) is None
+def test_the_peak_of_a_device_and_mfu():
+    kinds = {"NVIDIA H200": 989e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA L40S": 362e12,
+             "NVIDIA H100 PCIe": 756e12, "TPU v3": 61.5e12, "TPU v5 lite": 197e12,
+             "NVIDIA RTX A1000 Laptop GPU": None, "cpu": None}  # fmt: skip
+    assert {kind: peak_flops(kind) for kind in kinds} == kinds
+    assert mfu(61.5e12, "TPU v3", num_devices=2) == 0.5
+    assert mfu(61.5e12, "cpu", num_devices=2) is None
 
 
 def test_random_batches_are_valid_for_every_task():
@@ -91,13 +76,6 @@ def test_out_of_memory_suggests_a_batch_size(monkeypatch: pytest.MonkeyPatch):
         train_step.train_step_row("d", experiment, rounds=1, steps=1)
 
 
-def test_sizes_keep_groups_whole_and_k_at_most_e():
-    choices = {"images": [4], "tokens": [8], "examples_per_group": [1, 3, 4], "experts": [1, 4],
-               "selected": [2], "embed_dim": [8], "mlp_dim": [16]}  # fmt: skip
-    found = [(s.examples_per_group, s.experts) for s in dispatch.sizes(**choices)]
-    assert found == [(1, 4), (4, 4)]
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     folder = tmp_path / "train" / "noise"
@@ -112,22 +90,22 @@ def photos(tmp_path: Path) -> Path:
 def test_a_turn_counts_whole_batches(monkeypatch: pytest.MonkeyPatch):
     """Batches of 8, with a clock that advances a quarter of a second at each reading."""
     clock = itertools.count(0.0, 0.25)
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(pipelines.time, "perf_counter", lambda: next(clock))
     cpu = iter([10.0, 10.28])
-    monkeypatch.setattr(turns, "cpu_seconds", lambda: next(cpu))
-    rate, cpu_ms = turns.one_turn(itertools.repeat(None), 8, seconds=2.0)
+    monkeypatch.setattr(pipelines, "cpu_seconds", lambda: next(cpu))
+    rate, cpu_ms = pipelines.one_turn(itertools.repeat(None), 8, seconds=2.0)
     # Readings at 0.25, 0.5, ... 1.75, end at 2.0: seven batches in 2 s, with 0.28 s of processor.
     assert rate == pytest.approx(7 * 8 / 2.0)
     assert cpu_ms == pytest.approx(280 / 56)
 
 
 def test_processor_time_includes_workers():
-    before = turns.cpu_seconds()
+    before = pipelines.cpu_seconds()
     worker = multiprocessing.get_context("spawn").Process(target=sum, args=(range(10**9),))
     worker.start()
     try:
         deadline = time.monotonic() + 30
-        while (grown := turns.cpu_seconds() - before) < 0.3:
+        while (grown := pipelines.cpu_seconds() - before) < 0.3:
             assert time.monotonic() < deadline, f"counted only {grown:.2f} s"
             time.sleep(0.05)
     finally:
@@ -173,7 +151,7 @@ def test_quotients_are_taken_within_a_round():
         [(10.0, 1.0), (90.0, 2.0), (80.0, 3.0)],
         [(20.0, 4.0), (100.0, 4.0), (200.0, 4.0)],
     )
-    rows = turns.summarize({"ours": ours, "peer": theirs}, unit="images", peer="peer")
+    rows = pipelines.summarize({"ours": ours, "peer": theirs}, unit="images", peer="peer")
     assert rows[0] == {"pipeline": "ours", "images_per_second": 80.0, "cpu_ms": 2.0, "of_peer": 0.5}
     assert rows[1]["images_per_second"] == 100.0 and rows[1]["of_peer"] == 1.0
 
@@ -183,23 +161,19 @@ def command():
 
 
 def test_the_train_step_command(capsys: pytest.CaptureFixture):
-    config = str(ROOT / "configs/digits.py:vit_tiny,depth=1")
-    argv = ["train_step", "--config", config, "--rounds=1", "--steps=1", "--json"]
+    """Of images and of texts, whose fields of the model are not all numbers."""
+    configs = [
+        str(ROOT / f"configs/{name},depth=1")
+        for name in ("digits.py:vit_tiny", "text_tiny.py:albert_tiny")
+    ]
+    argv = ["train_step", "--config", *configs, "--rounds=1", "--steps=1", "--json"]
     assert command()([*argv, "--config.batch_size=32"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["batch_size"] == 32 and row["devices"] == len(jax.devices())
-    assert row["examples_per_second"] == pytest.approx(32 / (1e-3 * row["step_ms"]))
-    assert row["memory_gib"] * 2**30 > 3 * 4 * 27_466  # parameters and two moments
-    assert row["mfu"] is None and row["compile_seconds"] > 0  # the peak of a CPU is unknown
-
-
-def test_the_train_step_command_takes_text(capsys: pytest.CaptureFixture):
-    """A task whose fields of the model are not all numbers."""
-    argv = ["train_step", "--config", str(ROOT / "configs/text_tiny.py:albert_tiny,depth=1")]
-    argv += ["--rounds=1", "--steps=1", "--json", "--config.data.max_length=16"]
-    assert command()([*argv, "--config.batch_size=8"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["examples_per_second"] == pytest.approx(8 / (1e-3 * row["step_ms"]))
+    rows = json.loads(capsys.readouterr().out)
+    for row in rows:
+        assert row["batch_size"] == 32 and row["devices"] == len(jax.devices())
+        assert row["examples_per_second"] == pytest.approx(32 / (1e-3 * row["step_ms"]))
+        assert row["mfu"] is None and row["compile_seconds"] > 0  # the peak of a CPU is unknown
+    assert rows[0]["memory_gib"] * 2**30 > 3 * 4 * 27_466  # parameters and two moments
 
 
 def test_the_dispatch_command(capsys: pytest.CaptureFixture):
@@ -218,11 +192,12 @@ def test_the_dispatch_command(capsys: pytest.CaptureFixture):
     [
         (["text", f"--config={ROOT}/configs/digits.py"], "digits.py does not pretrain on text"),
         (["input", "--path=/nowhere"], "/nowhere: no such directory"),
-        (["input", "--path=/nowhere", "--wrong=1"], "no flag --wrong"),
         (["dispatch", "--images", "3", "--examples_per_group", "2"], "must divide --images"),
         (["dispatch", "--examples_per_group", "0"], "'0' must be a whole number of at least 1"),
-        (["dispatch", "--method", "einsun", "--images", "1"], "config.model.moe.dispatch='einsun'"),
+        (["dispatch", "--method", "einsun", "--images", "1"], "method='einsun' is unknown"),
         (["train_step", "--config", "configs/none.py"], "no Python file"),
+        (["feed_forward", "--length=3"], "--length must divide --tokens"),
+        (["feed_forward", "--topology=v9-8"], "v9-8 is no TPU"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(capsys, argv: list[str], says: str):

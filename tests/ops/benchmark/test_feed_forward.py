@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from widenet_jax.cli import benchmark
-from widenet_jax.ops.benchmark.feed_forward import feed_forward_row, sizes
+from widenet_jax.ops.benchmark.feed_forward import DispatchSize, LayerSize, feed_forward_row, sizes
 from widenet_jax.ops.benchmark.report import draw_curves
 from widenet_jax.ops.plan.topology import parse_topology
 
@@ -17,9 +17,16 @@ SMALL = ["--tokens=8", "--length=4", "--embed_dim=8", "--expert_dim=4", "--selec
 def test_experts_fill_four_times_the_width():
     choices = {"tokens": [8], "length": [3, 4], "embed_dim": [8, 16], "expert_dim": [4, 64],
                "experts": [0, 6], "selected": [2]}  # fmt: skip
-    found = [(s.length, s.embed_dim, s.expert_dim, s.experts) for s in sizes(**choices)]
+    found = [(s.length, s.embed_dim, s.expert_dim, s.experts) for s in sizes(LayerSize, **choices)]
     assert found == [(4, 8, 4, 8), (4, 8, 4, 6), (4, 8, 64, 6), (4, 16, 4, 16), (4, 16, 4, 6),
                      (4, 16, 64, 6)]  # fmt: skip
+
+
+def test_sizes_keep_groups_whole_and_k_at_most_e():
+    choices = {"images": [4], "tokens": [8], "examples_per_group": [1, 3, 4], "experts": [1, 4],
+               "selected": [2], "embed_dim": [8], "mlp_dim": [16]}  # fmt: skip
+    found = [(s.examples_per_group, s.experts) for s in sizes(DispatchSize, **choices)]
+    assert found == [(1, 4), (4, 4)]
 
 
 def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path):
@@ -34,20 +41,6 @@ def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path):
         assert row["tflops"] * 1e12 * row["ms"] / 1e3 == pytest.approx(flops)
     assert dense["memory_gib"] * 2**30 > 4 * 2 * 8 * 8 * 4  # the kernels
     assert (tmp_path / "x.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--length=3"], "--length must divide --tokens"),
-        (["--method=masket"], "method='masket' is unknown"),
-        (["--topology=v9-8"], "v9-8 is no TPU"),
-    ],
-)
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture, flags: list[str], says: str):
-    assert benchmark.main(["feed_forward", *SMALL, *flags]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
 
 
 def test_curves_over_the_first_size_that_varies():
@@ -66,8 +59,7 @@ def test_curves_over_the_first_size_that_varies():
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
 def test_a_layer_priced_for_a_tpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know
-    size = next(sizes(tokens=[512], length=[256], embed_dim=[128], expert_dim=[128], experts=[4],
-                      selected=[2]))  # fmt: skip
+    size = LayerSize(512, 256, embed_dim=128, expert_dim=128, experts=4, selected=2)
     row = feed_forward_row("masked", size, dtype="bfloat16", capacity_factor=0.0, rounds=1,
                            topology=parse_topology("v3-8"))  # fmt: skip
     assert row["device"] == "v3-8" and 0 < row["ms"] < 1 and 0 <= row["guessed"] < 0.5

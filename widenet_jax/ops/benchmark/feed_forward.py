@@ -1,10 +1,12 @@
-"""Benchmark of feed-forwards: one layer, forward and backward, over its widths.
+"""Benchmark of single layers, forward and backward: feed-forwards, and methods of dispatch.
 
 A dense layer beside a mixture of experts of as many parameters, as in figures 2 and 8 to 11 of
-Csordás et al. 2023 (arXiv:2310.10837): nothing is dropped, ReLU, sigmoid gates.
+Csordás et al. 2023 (arXiv:2310.10837): nothing is dropped, ReLU, sigmoid gates. The methods of
+dispatch are compared with noisy top-K routing and limited experts instead.
 """
 
 import itertools
+import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,17 +30,53 @@ from widenet_jax.sharding import build_mesh
 
 # Tokens on the device, tokens of a sequence, D, G, E (the dense layer has F = E G) and K.
 LayerSize = namedtuple("LayerSize", "tokens length embed_dim expert_dim experts selected")
+# B, T, examples that are routed together, E, K, D, F.
+DispatchSize = namedtuple(
+    "DispatchSize", "images tokens examples_per_group experts selected embed_dim mlp_dim"
+)
+GROUPS = {LayerSize: "length", DispatchSize: "examples_per_group"}  # these divide the first size
 DENSE = "dense"
 METHODS = (DENSE, *DISPATCHERS, AUTO)
 
 
-def sizes(**choices: Sequence[int]) -> Iterator[LayerSize]:
-    """Yields every combination with whole sequences and K <= E; E = 0 is that of F = 4 D."""
+def sizes(kind: type, **choices: Sequence[int]) -> Iterator[Any]:
+    """Yields every combination with whole groups and K <= E, as a LayerSize or a DispatchSize.
+
+    E = 0 stands for as many experts as have the dense layer's width F = 4 D.
+    """
     for values in itertools.product(*choices.values()):
-        size = LayerSize(**dict(zip(choices, values, strict=True)))
-        size = size._replace(experts=size.experts or 4 * size.embed_dim // size.expert_dim)
-        if size.tokens % size.length == 0 and size.selected <= size.experts:
+        size = kind(**dict(zip(choices, values, strict=True)))
+        if not size.experts:
+            size = size._replace(experts=4 * size.embed_dim // size.expert_dim)
+        if size[0] % getattr(size, GROUPS[kind]) == 0 and size.selected <= size.experts:
             yield size
+
+
+def dispatch_row(method: str, size: DispatchSize, *, dtype: str, rounds: int) -> dict[str, Any]:
+    """Times an MoE layer with the dispatch `method`, a key of `moe.dispatch.DISPATCHERS`.
+
+    Returns:
+      {method, the fields of `size`, dtype, ms, tflops, memory_gib}, as `feed_forward_row`.
+
+    Raises:
+      BadInputError: an unknown method.
+    """
+    layer = MoeLayer(
+        mlp_dim=size.mlp_dim,
+        num_experts=size.experts,
+        num_selected_experts=size.selected,
+        capacity_factor=1.2,
+        capacity_factor_eval=2.0,
+        examples_per_group=size.examples_per_group,
+        router={"name": "top_k", "noise_std": 1.0},
+        losses={"load_balance": 0.01, "over": "group"},
+        dispatch=method,
+        dtype=jnp.dtype(dtype),
+    )
+    shape = (size.images, size.tokens, size.embed_dim)
+    found = measure(layer, shape, size.selected * size.mlp_dim, dtype=dtype, rounds=rounds)
+    kept = {name: found[name] for name in ("ms", "tflops", "memory_gib")}
+    return {"method": method, **size._asdict(), "dtype": dtype, **kept}
 
 
 def feed_forward_row(
@@ -62,44 +100,20 @@ def feed_forward_row(
       rounds: number of rounds, of which the median counts.
 
     Returns:
-      {method, the fields of `size`, device, ms, guessed (the share of `ms` that the compiler gives
-      no cycles for; None if measured), memory_gib (of the program), tflops (useful ones in a
-      second: K of E experts)}. ms, guessed and tflops are None if the layer does not fit.
+      {method, the fields of `size`, device, ms, guessed, memory_gib, tflops}, see `measure`.
 
     Raises:
       BadInputError: an unknown method; libtpu is not installed.
     """
-    device = (tpu_devices(topology) if topology else jax.devices())[0]
-    B, D = size.tokens // size.length, size.embed_dim
-    gradients = gradients_of(build(method, size, dtype=dtype, capacity_factor=capacity_factor))
-    mesh = build_mesh({"fsdp": 1, "expert": 1}, [device])
-    placed = NamedSharding(mesh, P())
-    with jax.set_mesh(mesh):
-
-        def arrays() -> tuple:
-            x = jax.random.normal(jax.random.key(0), (B, size.length, D), dtype)
-            return gradients.init(x), x
-
-        shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placed),
-            jax.eval_shape(arrays),
-        )
-        lowered = jax.jit(gradients.run).lower(*shapes)
-        measured = priced(lowered, topology) if topology else timed(lowered, arrays, rounds)
-    used = size.experts if method == DENSE else size.selected
-    flops = 3 * 4 * size.tokens * used * size.expert_dim * D
-    rate = flops / measured["ms"] / 1e9 if measured["ms"] else None
-    return {
-        "method": method,
-        **size._asdict(),
-        "device": topology.name if topology else device.device_kind,
-        **measured,
-        "tflops": rate,
-    }
+    layer = build(method, size, dtype=dtype, capacity_factor=capacity_factor)
+    shape = (size.tokens // size.length, size.length, size.embed_dim)
+    used = (size.experts if method == DENSE else size.selected) * size.expert_dim
+    found = measure(layer, shape, used, dtype=dtype, rounds=rounds, topology=topology)
+    return {"method": method, **size._asdict(), **found}
 
 
 def build(method: str, size: LayerSize, *, dtype: str, capacity_factor: float) -> nn.Module:
-    """Builds the layer that `method` names; the arguments are those of `feed_forward_row`."""
+    """Builds the layer that `method` names, as `feed_forward_row`."""
     if method == DENSE:
         width = size.experts * size.expert_dim
         return Mlp(mlp_dim=width, activation="relu", dtype=jnp.dtype(dtype))
@@ -120,20 +134,46 @@ def build(method: str, size: LayerSize, *, dtype: str, capacity_factor: float) -
     )
 
 
-# x -> params; (params, x) -> their gradients
-LayerGradients = namedtuple("LayerGradients", "init run")
+def measure(
+    layer: nn.Module,
+    shape: tuple[int, int, int],
+    hidden: int,
+    *,
+    dtype: str,
+    rounds: int,
+    topology: Topology | None = None,
+) -> dict[str, Any]:
+    """Times the gradients of a layer for an input [B, T, D], or prices them for a TPU.
 
-
-def gradients_of(layer: nn.Module) -> LayerGradients:
-    """Returns the functions of a layer that the benchmark calls."""
+    Returns:
+      {device, ms, guessed (the share of `ms` that the compiler gives no cycles for; None if
+      measured), memory_gib (of the program), tflops}. `tflops` is the useful rate in 1e12 FLOP/s:
+      `hidden` units per token, forward and backward, without padding and dispatch. All numbers of a
+      layer that does not fit are None.
+    """
+    device = (tpu_devices(topology) if topology else jax.devices())[0]
+    rngs = {"router": jax.random.key(1)}
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.square(layer.apply(params, x, train=True).y.astype(jnp.float32)).mean()
+        output = layer.apply(params, x, train=True, rngs=rngs)
+        return jnp.square(output.y.astype(jnp.float32)).mean() + output.aux.get("loss", 0.0)
 
-    return LayerGradients(
-        init=lambda x: layer.init(jax.random.key(1), x, train=True),
-        run=jax.grad(loss, argnums=(0, 1)),
-    )
+    def arrays() -> tuple:
+        x = jax.random.normal(jax.random.key(0), shape, dtype)
+        return layer.init({"params": jax.random.key(2)} | rngs, x, train=True), x
+
+    mesh = build_mesh({"fsdp": 1, "expert": 1}, [device])
+    with jax.set_mesh(mesh):
+        placed = NamedSharding(mesh, P())
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placed),
+            jax.eval_shape(arrays),
+        )
+        lowered = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*shapes)
+        found = priced(lowered, topology) if topology else timed(lowered, arrays, rounds)
+    flops = 3 * 4 * math.prod(shape) * hidden
+    name = topology.name if topology else device.device_kind
+    return {"device": name, **found, "tflops": flops / found["ms"] / 1e9 if found["ms"] else None}
 
 
 def timed(lowered: Any, arrays: Callable[[], tuple], rounds: int) -> dict[str, Any]:

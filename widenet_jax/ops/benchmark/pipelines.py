@@ -1,19 +1,32 @@
 """Benchmark of reading a config's training batches, perhaps beside a peer's pipeline.
 
-A peer is a Python file with the function `batches(config, source, *, batch_size, num_workers)`,
-which yields batches without end. scripts/compare/ has tf.data and transformers.
+Pipelines take turns, so that other work on the machine slows all of them alike. A peer is a Python
+file with the function `batches(config, source, *, batch_size, num_workers)`, which yields batches
+without end. scripts/compare/ has tf.data and transformers.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from widenet_jax.config.files import import_file
+from widenet_jax.data import Source
+from widenet_jax.data.pipeline import train_batches
 from widenet_jax.data.sources import build_source, build_transforms
-from widenet_jax.ops.benchmark.turns import our_turns, summarize, take_turns
 from widenet_jax.specs import resolve, task_spec
 
 PEER = "peer"
+WARM_UP_BATCHES = 16  # worker processes start one after the other and deliver in turn
+Turn = AbstractContextManager[Iterator[Any]]  # an endless iterator of batches
+# pipeline -> (examples/s, processor ms per example) of its turn in each round
+Found = dict[str, list[tuple[float, float]]]
 
 
 def pipeline_rows(
@@ -37,7 +50,7 @@ def pipeline_rows(
       seconds: length of a turn.
 
     Returns:
-      [{pipeline, UNIT_per_second, cpu_ms, of_peer}], see `turns.summarize`. UNIT is the task's,
+      [{pipeline, UNIT_per_second, cpu_ms, of_peer}], see `summarize`. UNIT is the task's,
       such as images; a stream's is tokens.
 
     Raises:
@@ -55,3 +68,82 @@ def pipeline_rows(
     unit = "tokens" if spec.stream else resolve(spec.task).unit
     found = take_turns(turns, per_batch, rounds=rounds, seconds=seconds)
     return summarize(found, unit=unit, peer=PEER)
+
+
+def our_turns(
+    source: Source, transform: Any, batch_size: int, workers: Sequence[int]
+) -> dict[str, Callable[[], Turn]]:
+    """Returns this project's training pipelines by name, one for each number of worker processes.
+
+    0 stands for threads. The pipelines do not end.
+    """
+    start = partial(
+        train_batches,
+        source,
+        transform=transform,
+        batch_size=batch_size,
+        positions=np.arange(batch_size),
+        prefetch=2,
+        seed=0,
+        start_step=0,
+        num_steps=10**6,
+    )
+    names = {n: f"ours, {n} processes" if n else "ours, threads" for n in workers}
+    return {name: partial(start, num_workers=n) for n, name in names.items()}
+
+
+def take_turns(
+    turns: Mapping[str, Callable[[], Turn]], batch_size: int, *, rounds: int, seconds: float
+) -> Found:
+    """Gives every pipeline one turn of so many seconds in each round."""
+    found: Found = {name: [] for name in turns}
+    for _ in range(rounds):
+        for name, start in turns.items():
+            with start() as batches:
+                found[name].append(one_turn(batches, batch_size, seconds))
+    return found
+
+
+def summarize(found: Found, *, unit: str, peer: str = "") -> list[dict[str, Any]]:
+    """Returns medians over rounds: [{pipeline, UNIT_per_second, cpu_ms, of_peer}].
+
+    `cpu_ms` is the processor time per example of all threads and processes; other work on the
+    machine distorts it less than the rate. `of_peer` is the quotient of the rates of the same
+    round, None without the peer.
+
+    Args:
+      found: of `take_turns`.
+      unit: what an example is, in the plural.
+      peer: the pipeline to compare with; may be absent.
+    """
+    rows = []
+    for name, turns in found.items():
+        rates, cpu_ms = np.transpose(turns)
+        quotient = rates / np.transpose(found[peer])[0] if peer in found else None
+        row = {"pipeline": name, f"{unit}_per_second": float(np.median(rates))}
+        row["cpu_ms"] = float(np.median(cpu_ms))
+        row["of_peer"] = None if quotient is None else float(np.median(quotient))
+        rows.append(row)
+    return rows
+
+
+def one_turn(batches: Iterator[Any], batch_size: int, seconds: float) -> tuple[float, float]:
+    """Returns (images/s, processor ms per image) over whole batches for about `seconds`."""
+    for _ in range(WARM_UP_BATCHES):
+        next(batches)
+    start, cpu, images = time.perf_counter(), cpu_seconds(), 0
+    while (elapsed := time.perf_counter() - start) < seconds or not images:
+        next(batches)
+        images += batch_size
+    return images / elapsed, 1e3 * (cpu_seconds() - cpu) / images
+
+
+def cpu_seconds() -> float:
+    """Returns the processor time of this process and, on Linux, of its worker processes."""
+    total = time.process_time()
+    for child in multiprocessing.active_children():
+        stat = Path(f"/proc/{child.pid}/stat")
+        if stat.exists():
+            user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return total
