@@ -24,7 +24,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import os
 
-        from widenet_jax.config.platforms import skip_absent_tpu
+        from widenet_jax.config.machine import skip_absent_tpu
 
         skip_absent_tpu(os.environ)  # before JAX looks for devices
         from widenet_jax.inference import api

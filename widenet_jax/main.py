@@ -19,10 +19,10 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from widenet_jax.config.compiled import keep_compiled
 from widenet_jax.config.fields import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
+from widenet_jax.config.machine import keep_compiled
 from widenet_jax.config.parser import Parser, add_import_flag, exit_code_of, positive, seconds
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.inference.pretrained_config import set_fields

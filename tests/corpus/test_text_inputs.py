@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from preparing import refused, run, write
 
-from widenet_jax.corpus.inputs import Reading, documents, plan
+from widenet_jax.corpus.inputs import documents, plan
 from widenet_jax.corpus.novel import FOLDER
 
 PARAGRAPHS = [["It rained. We stayed.", "He left."], ["A second text."]]
@@ -65,14 +65,14 @@ def parquet(path: Path) -> Path:
     "make", [titles, with_byte_order_mark, json_lines, wikiextractor, compressed, parquet]
 )
 def test_every_format_gives_the_same_documents(tmp_path: Path, make):
-    [unit] = plan([str(make(tmp_path))], Reading())
+    [unit] = plan([str(make(tmp_path))])
     found = list(documents(unit))
     assert [list(document.paragraphs) for document in found] == PARAGRAPHS
     assert [document.index for document in found] == [0, 1] and found[0].split
 
 
 def test_a_sentence_a_line(tmp_path: Path):
-    [unit] = plan([str(sentence_lines(tmp_path))], Reading(format="sentences"))
+    [unit] = plan([str(sentence_lines(tmp_path))], "sentences")
     found = list(documents(unit))
     assert [list(document.paragraphs) for document in found] == [
         ["It rained.", "We stayed.", "He left."],
@@ -85,7 +85,7 @@ def test_a_directory_holds_a_document_a_file(tmp_path: Path):
     for name in ("b/two.txt", "a/one.txt", ".hidden"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, f"This is {name}\nin lines.\n\nSecond paragraph.")
-    units = plan([str(tmp_path)], Reading())
+    units = plan([str(tmp_path)])
     found = [document for unit in units for document in documents(unit)]
     assert [document.source for document in found] == ["a/one.txt", "b/two.txt"]
     assert found[0].paragraphs == ["This is a/one.txt in lines.", "Second paragraph."]
@@ -94,7 +94,7 @@ def test_a_directory_holds_a_document_a_file(tmp_path: Path):
 def test_many_files_share_units(tmp_path: Path):
     for k in range(600):
         write(tmp_path / f"{k:03d}.txt", f"Text {k}.")
-    units = plan([str(tmp_path)], Reading())
+    units = plan([str(tmp_path)])
     assert len(units) == 200 and sum(map(len, units)) == 600
 
 
@@ -124,7 +124,7 @@ def test_a_tfds_set(tmp_path: Path):
     tfds.folder_dataset.write_metadata(
         data_dir=place, features=features, split_infos=[split], check_data=False
     )
-    units = plan([str(place)], Reading())
+    units = plan([str(place)])
     assert len(units) == 2
     found = [d.paragraphs for unit in units for d in documents(unit)]
     assert found == [["One. Two."], ["Three."], ["Four."]]

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from widenet_jax.data.labelled import Relabelled, with_classes
+from widenet_jax.data.labelled import Subset, relabelled, with_classes
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.vision.data.digits import Digits
 
 
-def named(*class_names: str) -> Relabelled:
-    return Relabelled(Digits("test"), class_names, np.zeros(10, np.int32))
+def named(*class_names: str) -> Subset:
+    return relabelled(Digits("test"), class_names, [0] * 10)
 
 
 def test_classes_are_matched_by_name():
@@ -30,7 +30,7 @@ def test_a_class_the_model_does_not_know():
 
 
 def test_labels_are_the_models():
-    source = Relabelled(Digits("test"), ("a",) * 10, np.arange(10)[::-1])
+    source = relabelled(Digits("test"), ["a"] * 10, range(9, -1, -1))
     assert len(source) == 360 and source.describe(3) == "digits test image 3"
     for i in range(5):
         theirs = Digits("test")[i]

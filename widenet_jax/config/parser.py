@@ -6,9 +6,11 @@ mistake is answered at once.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
+import re
 import select
 import sys
 import threading
@@ -20,8 +22,8 @@ from absl import logging
 from widenet_jax.config.fields import field_names
 from widenet_jax.config.files import variant_options
 from widenet_jax.config.imports import import_files
+from widenet_jax.config.machine import skip_absent_tpu
 from widenet_jax.config.names import same_name
-from widenet_jax.config.platforms import skip_absent_tpu
 from widenet_jax.errors import INTERRUPTED, BadInputError, RunFailedError, similar
 
 FIELD = "--config."
@@ -119,12 +121,8 @@ def option_hint(word: str, words: Sequence[str]) -> str:
     """
     name, _, value = word.removeprefix("--").partition("=")
     name = name.replace("-", "_")
-    config = ""
-    for one, after in zip(words, [*words[1:], ""], strict=True):
-        if one.startswith("--config="):
-            config = one.removeprefix("--config=")
-        elif one == "--config":
-            config = after
+    found = re.search(r"--config[= ](\S+)", " ".join(words))
+    config = found[1] if found else ""
     if not config or name not in variant_options(config):
         return ""
     variant = config if ":" in config else f"{config}:VARIANT"
@@ -162,18 +160,14 @@ def split_fields(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, fields
 
 
-def positive(text: str) -> int:
-    """Converts an argparse value that must be a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def not_negative(text: str) -> int:
+def not_negative(text: str, least: int = 0) -> int:
     """Converts an argparse value that must be a whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 0")
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
     return int(text)
+
+
+positive = functools.partial(not_negative, least=1)  # of at least 1
 
 
 def checkpoint(text: str) -> str:

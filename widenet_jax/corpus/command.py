@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from widenet_jax.config.cores import usable_cores
+from widenet_jax.config.machine import usable_cores
 from widenet_jax.config.parser import Options, positive
 from widenet_jax.corpus.readers import FORMATS
 
@@ -29,7 +29,6 @@ def add_writing(add: Any) -> None:
 
 def units_of(paths: Sequence[str], options: Options) -> "list[list[Input]]":
     """Returns the units of work of some inputs, as the flags say; [] of no inputs."""
-    from widenet_jax.corpus.inputs import Reading, plan
+    from widenet_jax.corpus.inputs import plan
 
-    reading = Reading(options.format, options.text_column, options.tfds_split)
-    return plan(paths, reading) if paths else []
+    return plan(paths, options.format, options.tfds_split) if paths else []

@@ -3,7 +3,6 @@
 import codecs
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from etils import epath
@@ -30,27 +29,15 @@ TFDS_INFO = "dataset_info.json"
 PASSAGE_BYTES = 1 << 12  # read at once, about
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How to read inputs.
-
-    Attributes:
-      format: one of `readers.FORMATS`, or "auto": by each file's name and beginning.
-      column: of parquet files and JSON lines.
-      tfds_split: of TFDS sets.
-    """
-
-    format: str = "auto"
-    column: str = COLUMN
-    tfds_split: str = "train"
-
-
-def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
+def plan(
+    paths: Sequence[str], format: str = "auto", tfds_split: str = "train"
+) -> list[list[Input]]:
     """Returns the units of work: lists of inputs, in the order given.
 
     Args:
       paths: files; or directories, whose files are taken in sorted order.
-      reading: how to read them.
+      format: one of `readers.FORMATS`, or "auto": by each file's name and beginning.
+      tfds_split: of TFDS sets.
 
     Raises:
       BadInputError: a path that is not there, or a directory without files.
@@ -60,7 +47,7 @@ def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
     for path in paths:
         place = epath.Path(path)
         if place.is_dir() and (place / TFDS_INFO).exists():
-            found += _tfds_inputs(path, reading.tfds_split)
+            found += _tfds_inputs(path, tfds_split)
         elif place.is_dir():
             visible = sorted(files_below(place))
             if not visible:
@@ -74,8 +61,8 @@ def plan(paths: Sequence[str], reading: Reading) -> list[list[Input]]:
     above = above[: above.rfind("/") + 1]
     for place, path in zip(places, files, strict=True):
         first_bytes(path)  # a file that cannot be opened is refused before the work begins
-        format = detect(path) if reading.format == "auto" else reading.format
-        found.append(Input(path, place.removeprefix(above), format))
+        found_format = detect(path) if format == "auto" else format
+        found.append(Input(path, place.removeprefix(above), found_format))
     size = -(-len(found) // MOST_UNITS)
     return [found[first : first + size] for first in range(0, len(found), size)]
 

@@ -71,8 +71,7 @@ class Tokenizer:
           BadInputError: not a tokenizer, or one without the special tokens; the message names
             `where`.
         """
-        self.json = dict(content)
-        self._where = where
+        self.json, self._where = content, where
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(self.json))
         except Exception as error:  # the library raises plain Exception

@@ -8,9 +8,8 @@ import tokenizers
 from etils import epath
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import is_remote
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MARK = "▁"
@@ -28,28 +27,16 @@ def read(path: epath.Path) -> dict[str, Any]:
     Raises:
       BadInputError: the file cannot be read, or is no tokenizer.
     """
-    try:
-        content = path.read_bytes() if is_remote(path) else read_regular(path)
-    except FileNotFoundError:
-        raise BadInputError(f"{path}: no such tokenizer file") from None
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    content = read_input(path)
     if path.suffix == ".model":
         return from_sentencepiece(content, str(path))
     try:
         text = content.decode()
-    except UnicodeDecodeError:
-        advice = "give a tokenizer.json, vocab.txt or .model"
-        raise BadInputError(f"{path}: not UTF-8 text; {advice}") from None
-    if path.suffix == ".txt":
-        return from_vocabulary(text, str(path))
-    try:
-        parsed = json.loads(text)
-    except ValueError as error:
-        raise BadInputError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
-        raise BadInputError(f"{path}: not a tokenizer.json (it has no model)")
-    return parsed
+        return from_vocabulary(text, str(path)) if path.suffix == ".txt" else json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadInputError(
+            f"{path}: not a tokenizer ({error}); give a tokenizer.json, vocab.txt or .model"
+        ) from None
 
 
 def from_vocabulary(text: str, where: str) -> dict[str, Any]:

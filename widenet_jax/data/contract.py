@@ -88,7 +88,7 @@ class StreamInfo(NamedTuple):
 
     Attributes:
       bytes_per_token: of the training split.
-      unigram_bits: `unigrams.unigram_bits` of the evaluation split; None where it is unknown.
+      unigram_bits: `sources.unigram_bits` of the evaluation split; None where it is unknown.
     """
 
     bytes_per_token: float = 1.0

@@ -4,14 +4,17 @@ A fifo or a device in place of a file would make `open` or `read` wait for ever,
 can claim terabytes.
 """
 
+import contextlib
 import errno
+import json
 import os
 import stat
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 from etils import epath
 
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import is_remote
 
 MAX_IMAGE_BYTES = 256 << 20
@@ -75,17 +78,54 @@ def open_input(path: str) -> BinaryIO:
         raise BadInputError(f"{path}: {error.strerror}") from None
 
 
+def read_input(path: str | os.PathLike) -> bytes:
+    """Returns the content of a local or remote file; raises BadInputError if it is unreadable."""
+    try:
+        return epath.Path(path).read_bytes() if is_remote(path) else read_regular(path)
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
 def read_text(path: str) -> str:
     """Returns the content of a UTF-8 text file.
 
     Raises:
       BadInputError: it cannot be read, or is not UTF-8 (the message names the line).
     """
+    content = read_input(path)
     try:
-        content = read_regular(path)
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise BadInputError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from None
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def open_parquet(source: Any, path: object) -> Iterator[Any]:
+    """Opens a parquet file as a `pyarrow.parquet.ParquetFile`.
+
+    Args:
+      source: a file object or a local path.
+      path: the file, for messages.
+
+    Raises:
+      BadInputError: the file is damaged, also where that shows as it is read.
+    """
+    import pyarrow as pa  # slow to import
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+            yield file
+    except (OSError, pa.ArrowException) as error:
+        reason = first_line(error)
+        raise BadInputError(f"{path}: damaged, or not a parquet file ({reason})") from None
+
+
+def class_names(metadata: Mapping[bytes, bytes] | None, column: str) -> tuple[str, ...]:
+    """Returns the names that the `datasets` library stores for a column of labels; () of others."""
+    try:
+        names = json.loads((metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()

@@ -71,24 +71,24 @@ def by_class(source: LabelledImages) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Subset(LabelledImages):
-    """Some records of another source, with that source's classes.
+    """Some records of another source, perhaps with other labels.
 
     Attributes:
       source: the images.
-      records: int64 [n], those taken.
+      records: int64 [n], the source's records in their order here.
+      class_names: of the labels here.
+      labels: int32, the label here for each of the source's labels.
     """
 
     source: LabelledImages
     records: np.ndarray
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.source.class_names
+    class_names: tuple[str, ...]
+    labels: np.ndarray
 
     @property
     def record_labels(self) -> np.ndarray | None:
-        labels = self.source.record_labels
-        return None if labels is None else labels[self.records]
+        theirs = self.source.record_labels
+        return None if theirs is None else self.labels[theirs[self.records]]
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -98,47 +98,19 @@ class Subset(LabelledImages):
         return len(self.records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.source[int(self.records[index])]
+        example = self.source[int(self.records[index])]
+        return {**example, "label": int(self.labels[example["label"]])}
 
     def describe(self, index: int) -> str:
         return self.source.describe(int(self.records[index]))
 
 
-@dataclasses.dataclass(frozen=True)
-class Relabelled(LabelledImages):
-    """A source with its labels replaced.
-
-    Attributes:
-      source: the images.
-      class_names: of the new labels.
-      labels: int32, the new label for each of the source's.
-    """
-
-    source: LabelledImages
-    class_names: tuple[str, ...]
-    labels: np.ndarray
-
-    @property
-    def record_labels(self) -> np.ndarray | None:
-        theirs = self.source.record_labels
-        return None if theirs is None else self.labels[theirs]
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        return self.source.left_out
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        example = self.source[index]
-        return {**example, "label": int(self.labels[example["label"]])}
-
-    def describe(self, index: int) -> str:
-        return self.source.describe(index)
+def relabelled(source: LabelledImages, names: Sequence[str], labels: Sequence[int]) -> Subset:
+    """Returns a source with other classes; `labels` has the new label for each of the source's."""
+    return Subset(source, np.arange(len(source)), tuple(names), np.array(labels, np.int32))
 
 
-def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Relabelled:
+def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) -> Subset:
     """Returns a source with a model's labels; classes are matched by name.
 
     A source may have fewer classes than the model, in another order.
@@ -158,8 +130,7 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
             f"is none of the {len(names)} that {place} knows ({names_text(names)}); classes are "
             "matched by name: rename them, or finetune on this data"
         )
-    labels = np.array([index[name] for name in source.class_names], np.int32)
-    return Relabelled(source, tuple(names), labels)
+    return relabelled(source, names, [index[name] for name in source.class_names])
 
 
 def left_out_text(counts: Counter[str]) -> str:

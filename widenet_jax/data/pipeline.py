@@ -16,7 +16,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from widenet_jax.config.cores import usable_cores
+from widenet_jax.config.machine import usable_cores
 from widenet_jax.data import workers
 from widenet_jax.data.blocks import (
     COMPLAINTS,

@@ -24,9 +24,9 @@ from typing import Any
 from array_record.python import array_record_module
 from etils import epath
 
-from widenet_jax.data.input_files import read_regular
+from widenet_jax.data.input_files import read_input
 from widenet_jax.errors import BadInputError, check_format, first_line
-from widenet_jax.files import is_remote, readable, write_json
+from widenet_jax.files import readable, write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -75,16 +75,14 @@ def read_manifest(directory: str, kind: str | None = "images") -> dict[str, Any]
         another kind; or as `files.readable`.
     """
     path = readable(directory) / MANIFEST
-    try:
-        content = path.read_bytes() if is_remote(path) else read_regular(path)
-        manifest = dict(json.loads(content))
-    except FileNotFoundError:
+    if not path.exists():
         raise BadInputError(
             f"{directory}: no {MANIFEST}, so not a (finished) packed set; write one with "
             "scripts/prepare_data.py, or choose another config.data.source"
-        ) from None
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        )
+    content = read_input(path)
+    try:
+        manifest = dict(json.loads(content))
     except (ValueError, TypeError) as error:
         raise BadInputError(f"{path}: not valid JSON ({error}); prepare the set again") from None
     check_format(manifest, FORMAT_VERSION, place=path)

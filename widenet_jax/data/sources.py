@@ -1,6 +1,7 @@
 """The data of a run: both splits opened, checked against each other, and described."""
 
 import contextlib
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,18 +14,18 @@ from widenet_jax.data.blocks import example_spec
 from widenet_jax.data.contract import Data, DataInfo, Source, Stream, StreamInfo, Transform
 from widenet_jax.data.labelled import (
     LabelledImages,
-    Relabelled,
     Subset,
     by_class,
     left_out_text,
     names_text,
+    relabelled,
 )
 from widenet_jax.data.splits import parse_slice
-from widenet_jax.data.unigrams import unigram_bits
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.files import TOKENIZER, may_replace, split_checkpoint
 from widenet_jax.specs import resolve, source_spec, task_spec
 
+WINDOWS_AT_ONCE = 64
 FRACTION_FIELD = "config.data.eval_fraction"
 # Facts in which splits may differ. They hold of a run if they hold of one of its splits.
 OF_EITHER_SPLIT = ("unanswerable",)
@@ -69,7 +70,8 @@ def build_source(
     records = source.part(bounds)
     if not len(records):
         raise BadInputError(f"split {split!r}: no image in this slice of {len(source):,}")
-    return Subset(source, records)
+    names = source.class_names
+    return Subset(source, records, names, np.arange(len(names), dtype=np.int32))
 
 
 def path_of(data: Mapping[str, Any]) -> str:
@@ -125,9 +127,8 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
         )
     train = build_source(data, data["train_split"])
     evaluation = build_source(data, data["eval_split"])
-    if not begun:  # earlier versions took such slices
-        check_slice(data["train_split"], train)
-        check_slice(data["eval_split"], evaluation)
+    check_slice(data["train_split"], train)
+    check_slice(data["eval_split"], evaluation)
     if isinstance(train, LabelledImages):
         evaluation = with_classes_of(train, evaluation, data)
     info, theirs = dict(train.info), evaluation.info
@@ -172,8 +173,25 @@ def with_classes_of(
         )
     if names == theirs:
         return evaluation
-    labels = np.array([names.index(name) for name in theirs], np.int32)
-    return Relabelled(evaluation, names, labels)
+    return relabelled(evaluation, names, [names.index(name) for name in theirs])
+
+
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Returns the entropy, in nats, of ids that occur `counts` times: integers [V].
+
+    It is the loss of a model that knows nothing but how frequent each id is.
+    """
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def unigram_bits(stream: Stream) -> float:
+    """Returns the entropy, in bits per byte, of all tokens that a stream's windows predict."""
+    counts = np.zeros(stream.info["vocab_size"], np.int64)
+    for first in range(0, len(stream), WINDOWS_AT_ONCE):
+        windows = stream.read_windows(np.arange(first, min(first + WINDOWS_AT_ONCE, len(stream))))
+        counts += np.bincount(windows[:, 1:].ravel(), minlength=len(counts))
+    return unigram_entropy(counts) / stream.bytes_per_token / math.log(2)
 
 
 def stream_info(train: Source, evaluation: Source) -> StreamInfo | None:

@@ -18,8 +18,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data import sampler
-from widenet_jax.data.sources import build_source, open_data, overview
-from widenet_jax.data.unigrams import unigram_bits
+from widenet_jax.data.sources import build_source, open_data, overview, unigram_bits
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.data.token_streams import TokenStream, open_stream, window_transform
 from widenet_jax.language.data.tokens import sample_sha256

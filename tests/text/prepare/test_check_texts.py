@@ -140,7 +140,7 @@ def test_prepared_sets(tmp_path: Path, capsys):
     (stream / "valid.tokens").unlink()
     first, second = check(capsys, stream)
     assert first.startswith(f"{stream}/train.tokens: not what was written")
-    assert second == f"{stream}/valid.tokens: no such file"
+    assert second.startswith(f"{stream}/valid.tokens: cannot be read (No such file")
     (shard, *_) = chunks.glob("train-*")
     content = bytearray(shard.read_bytes())
     content[300] ^= 255

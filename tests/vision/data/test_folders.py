@@ -9,7 +9,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from etils import epath
 from image_sources import AUGMENT, refused
 from messy_photos import as_pillow_reads, left_out, readable, unreadable, write_folder
 from ml_collections import ConfigDict
@@ -240,20 +239,6 @@ def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
     flat.rename(flat.with_name("train"))
     data.path = str(flat.parent)
     assert [len(build_source(data, split)) for split in twice.values()] == [360, 40]
-
-
-def test_a_run_that_has_begun_keeps_a_slice_that_a_new_one_may_not_take(tmp_path):
-    """Earlier versions took slices of packed sets that lie class by class."""
-    examples = [(label, png(label)) for label in (0, 0, 1, 1)]
-    records.write_set(tmp_path / "set", {"train": examples}, class_names="ab", provenance={})
-    config = config_of(
-        tmp_path / "set", source="array_record", train_split="train[:3]", eval_split="train[3:]"
-    )
-    workdir = epath.Path(tmp_path / "run")
-    with pytest.raises(BadInputError, match="lie class by class"):
-        open_data(config, workdir)
-    (workdir / "checkpoints").mkdir(parents=True)
-    assert len(open_data(config, workdir).train) == 3
 
 
 def test_the_form_of_accents_does_not_move_a_file():

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.inputs import Passage, Reading, passages, plan
+from widenet_jax.corpus.inputs import COLUMN, Passage, passages, plan
 from widenet_jax.corpus.novel import FOLDER, NOVEL, TEXT
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer, load_tokenizer, load_written_tokenizer
 from widenet_jax.data import records
@@ -208,9 +208,9 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
     """
     tokenizer = Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
     encoder, words, size, tokens = Encoder(tokenizer), WordCount(), 0, []
-    for unit in plan([path], Reading()):
+    for unit in plan([path]):
         for source in unit:
-            for passage in passages(source, Reading().column):
+            for passage in passages(source, COLUMN):
                 tokens.append(encoder.tokens(passage))
                 words.add(np.frombuffer(passage.text, np.uint8))
                 size += len(passage.text)

@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from widenet_jax.data.parquet import class_names, open_parquet
+from widenet_jax.data.input_files import class_names, open_parquet
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 from widenet_jax.text.data.split_files import read_bytes, read_text, suffix_of
 

@@ -9,8 +9,8 @@ import numpy as np
 from widenet_jax.corpus.chunking import Chunk, Chunking, chunks_of
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import FILE, load_tokenizer
+from widenet_jax.data.sources import unigram_entropy
 from widenet_jax.data.splits import check_split
-from widenet_jax.data.unigrams import unigram_entropy
 
 # Every run has the same validation chapters, whatever its seed.
 VALID_PER_MILLE = 50

@@ -60,7 +60,7 @@ def read(path: str, columns: Mapping[str, str], format: str, bad: list[str]) -> 
     Args:
       path: of the file.
       columns: "text_column", "pair_column" and "label_column" as in `config.data`, "" if not given.
-      format: of a file that is no table, as in `inputs.Reading`.
+      format: of a file that is no table, as in `inputs.plan`.
       bad: receives a line for each mistake.
 
     Raises:

@@ -18,7 +18,7 @@ from widenet_jax.corpus.preparation import have_size, inputs_sha256, units_sha25
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
-from widenet_jax.data.unigrams import unigram_entropy
+from widenet_jax.data.sources import unigram_entropy
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data import text_records
 from widenet_jax.text.prepare.shards import Layout, ShardCounts, ShardWriter

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input
-from widenet_jax.data.parquet import class_names as class_names_of
-from widenet_jax.data.parquet import open_parquet
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input, open_parquet
+from widenet_jax.data.input_files import class_names as class_names_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.prepare.convert import Converted, check_labels, same_classes
 

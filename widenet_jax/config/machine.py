@@ -1,16 +1,75 @@
-"""Keeps JAX from loading the TPU runtime on a machine that has no TPU."""
+"""Adapts JAX to this machine, before it is imported: compiled programs on disk, absent TPUs.
 
+JAX's persistent compilation cache keeps programs, so that a resumed run does not compile again. A
+program that it loads computes the same bits as one that it compiles, on the machine that compiled
+it: machine code for a CPU depends on the CPU's instructions and on the number of threads, which
+JAX's keys do not contain. Therefore each kind of machine has its own directory.
+"""
+
+import hashlib
 import importlib.metadata
 import importlib.util
+import os
+import platform
+import re
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from widenet_jax.files import user_cache
+
+# Where one of these is set, the user has decided about compiled programs.
+CHOSEN = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
+CPU_INFO = Path("/proc/cpuinfo")
+MOST_BYTES = 1 << 30  # of all programs of a machine; JAX deletes those used least recently
 # Classes of PCI devices that Google's virtual machines have without a TPU: storage and network.
 OTHER_GOOGLE_DEVICES = ("0x01", "0x02")
 GOOGLE = "0x1ae0"
 # Variables that importing JAX sets on machines without a TPU, and that show no TPU.
 SET_BY_JAX = ("TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH")
+
+
+def usable_cores() -> int:
+    """Returns how many processors there are; a container may own fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def keep_compiled(environment: MutableMapping[str, str], *, cpu_info: Path = CPU_INFO) -> None:
+    """Chooses JAX's directory of compiled programs.
+
+    Changes nothing where the user has chosen, where the directory cannot be written, or on systems
+    other than Linux.
+
+    Args:
+      environment: of this process; the variables of JAX's cache are set in it.
+      cpu_info: the file that describes the processors; another one in tests.
+    """
+    if any(name in environment for name in CHOSEN) or not cpu_info.exists():
+        return
+    directory = user_cache("programs") / machine(cpu_info.read_text(), usable_cores())
+    try:
+        # The programs are run as code, so no other user may write there.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(directory, os.W_OK):
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(directory)
+        environment.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MOST_BYTES))
+
+
+def machine(cpu_info: str, threads: int) -> str:
+    """Returns a name for everything that machine code depends on.
+
+    Args:
+      cpu_info: the content of /proc/cpuinfo.
+      threads: number of processors that this process may use.
+    """
+    kinds = r"^(?:model name|flags|Features|CPU part)\s*:.*$"
+    lines = sorted(set(re.findall(kinds, cpu_info, re.MULTILINE)))
+    text = "\n".join([platform.machine(), str(threads), *lines])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def skip_absent_tpu(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
