@@ -16,9 +16,10 @@ code is 2. A task's flags stand in its spec (widenet_jax/specs.py).
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
+import itertools
 import sys
 
-from widenet_jax.config.imports import import_files
+from widenet_jax.config.imports import import_files, import_remembered
 from widenet_jax.config.parser import (
     Argv,
     Options,
@@ -30,10 +31,11 @@ from widenet_jax.config.parser import (
     show,
 )
 from widenet_jax.errors import BadArgumentError, BadInputError
+from widenet_jax.files import absolute, read_json, split_checkpoint
 from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
 
 TYPES = {"positive": positive, "not_negative": not_negative, "float": float}
-IMPORT = "--import="
+IMPORT, WORKDIR = "--import", "--workdir"
 
 
 def main(argv: Argv = None) -> int:
@@ -42,9 +44,20 @@ def main(argv: Argv = None) -> int:
 
 
 def parser_of(argv: Argv) -> Parser:
-    """Returns the parser, with the flags of all tasks, also of the files that --import names."""
-    words = sys.argv[1:] if argv is None else argv
-    import_files(word.removeprefix(IMPORT) for word in words if word.startswith(IMPORT))
+    """Returns the parser, with the flags of all tasks.
+
+    Also of tasks in files that --import names, or that the run remembers.
+    """
+    words = [*(sys.argv[1:] if argv is None else argv), ""]
+    given = {IMPORT: [], WORKDIR: []}
+    for word, after in itertools.pairwise(words):
+        name, equals, value = word.partition("=")
+        given.get(name, []).append(value if equals else after)
+    import_files(given[IMPORT])
+    for place in given[WORKDIR]:
+        stored = absolute(split_checkpoint(place)[0]) / "config.json"
+        if stored.exists():
+            import_remembered(read_json(stored), place)
     parser = Parser(__doc__, takes_fields=False)
     text = "of a run, or an exported model; for --fill also a BERT or ALBERT of Hugging Face"
     add_model_flags(parser, text)
@@ -79,7 +92,6 @@ def predict(options: Options) -> None:
         )
     route = None
     if options.overlay:
-        from widenet_jax.files import absolute
         from widenet_jax.ops.analysis.image_overlay import draw_overlay, image_router
 
         absolute(options.overlay).parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,47 @@
+"""Training, evaluation, prediction and finetuning need neither `ops/` nor `papers/`."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+from small_runs import ROOT, run_of
+
+PROGRAM = """
+import sys
+
+from widenet_jax.cli import evaluate, predict
+from widenet_jax.main import main
+
+flags = sys.argv[1:]
+assert main(["main", *flags, "--workdir=pretrained"]) == 0
+assert main(["main", *flags, "--workdir=finetuned", "--config.init_from=pretrained"]) == 0
+assert evaluate.main(["--workdir=finetuned"]) == 0
+assert predict.main(["--workdir=finetuned", "digit.png"]) == 0
+"""
+
+
+def test_in_a_copy_without_them(tmp_path: Path):
+    shutil.copytree(
+        ROOT / "widenet_jax",
+        tmp_path / "widenet_jax",
+        ignore=shutil.ignore_patterns("__pycache__", "ops", "papers"),
+    )
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    cv2.imwrite(str(tmp_path / "digit.png"), np.full((8, 8, 3), 200, np.uint8))
+    config, fields = run_of("digits")
+    fields = fields | {"duration": "2 steps", "evaluation.every": "2 steps"}
+    flags = [f"--config={config}", *(f"--config.{name}={value}" for name, value in fields.items())]
+    one = re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"])
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *flags],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "XLA_FLAGS": one},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
