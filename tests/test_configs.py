@@ -12,8 +12,7 @@ from widenet_jax.config.durations import to_steps
 from widenet_jax.config.fields import fields_of, override
 from widenet_jax.config.files import NO_EXPERIMENTS
 from widenet_jax.experiment import build_task, check_batch, input_spec
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.ops.plan.data_info import data_info
 from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING
 from widenet_jax.optim.build import build_optimizer

@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.inference.exported import Exported, write_exported
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.specs import resolve, task_spec
 
 

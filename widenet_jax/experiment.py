@@ -21,8 +21,7 @@ from ml_collections import ConfigDict
 from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.optim.parts import check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings

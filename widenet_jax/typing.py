@@ -3,9 +3,9 @@
 Axes: B batch, T tokens per example, D embed, N heads, H head dim, F mlp, V classes or vocabulary,
 L depth; routing: G groups of tokens, S tokens per group, E experts, C capacity (slots per expert),
 K selected experts; text: P positions to predict, I instances packed in one row; Transformer-XL: M
-rows of memory, R sinusoids of `layers.distances`. Comments give shapes in these letters, but images
-are [H, W, C]: height, width, channels. The letters of an einsum string are its own; those of
-`layers.dense.linear` choose a sharding.
+rows of memory, R sinusoids of `nn.attention.distances`. Comments give shapes in these letters, but
+images are [H, W, C]: height, width, channels. The letters of an einsum string are its own; the
+letters of `nn.dense.linear` choose a sharding.
 """
 
 from collections.abc import Mapping

@@ -7,8 +7,7 @@ import pytest
 from configs import sizes
 from configs.sizes import LANGUAGE_SIZES
 from configs.variants import PRESETS, model_section
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import count_parameters, parameter_shapes
+from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 
 
 def count(variant: str, vocab_size: int) -> int:

@@ -5,8 +5,7 @@ import pytest
 
 from configs.sizes import ROUTERS, dense_parameters
 from configs.variants import model_section
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import count_parameters, parameter_shapes
+from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.ops.plan import printed as paper
 from widenet_jax.vision.model import image_spec

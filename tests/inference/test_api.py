@@ -18,7 +18,7 @@ from configs import glue, language_model, squad, text_tiny
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.errors import BadExampleError, BadInputError
-from widenet_jax.nn.counting import count_parameters, parameter_shapes
+from widenet_jax.nn.build import count_parameters, parameter_shapes
 from widenet_jax.vision.model import image_spec
 from widenet_jax.vision.predict import read_file, read_pillow
 

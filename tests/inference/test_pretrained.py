@@ -18,7 +18,7 @@ from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.finetune import finetune_params
 from widenet_jax.inference.pretrained import differing_fields, load_pretrained
 from widenet_jax.inference.trained import read_model
-from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.build import parameter_shapes
 
 FULL = {"name": "full", "head_dim": 0}  # attention of N heads of size D / N
 DIGITS_HEADS = {"attention": FULL | {"num_heads": 4}}

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from configs.variants import model_section
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.moe.routers import ROUTERS
 
 T, V, D = 8, 13, 16

@@ -7,8 +7,7 @@ import pytest
 from compiled import apply, init
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.mlp import Mlp
-from widenet_jax.nn.top_k_mlp import TopKMlp
+from widenet_jax.nn.mlp import Mlp, TopKMlp
 
 CASES, T, D, F, K = 60, 4, 3, 8, 3
 

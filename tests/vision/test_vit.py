@@ -8,8 +8,7 @@ from compiled import apply, init
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import count_unrolled, parameter_shapes
+from widenet_jax.nn.build import build_model, count_unrolled, parameter_shapes
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.vision.model import image_spec
 

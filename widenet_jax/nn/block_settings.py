@@ -46,9 +46,9 @@ class BlockSettings(nn.Module):
       norm_epsilon: added to the variance in every LayerNorm.
       dropout: rate after attention and in the feed-forward.
       ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
-      activation: a name in `layers.activations.ACTIVATIONS`.
-      kernel_init: a name in `layers.initializers.KERNEL_INITS`.
-      ffn_output_activation: see `layers.mlp.Mlp`.
+      activation: a name in `nn.activations.ACTIVATIONS`.
+      kernel_init: a name in `nn.initializers.KERNEL_INITS`.
+      ffn_output_activation: see `nn.mlp.Mlp`.
       unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a
         slower step. Parameters are stored the same way.
       remat: "none", or "block": the backward pass recomputes each block, or the blocks that share a

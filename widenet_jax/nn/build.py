@@ -23,13 +23,16 @@ To add a model: one file, and its `specs.ModelSpec`.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import flax.linen as nn
+import jax
 
 from widenet_jax.errors import check_section, choose
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.specs import model_spec, resolve
+from widenet_jax.typing import PyTree, Shapes
 
 
 def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
@@ -60,3 +63,20 @@ def build_model(model: Mapping, **model_fields: int | str) -> nn.Module:
     module = build(feed_forwards=sections, **fields, **model_fields)
     module.check()
     return module
+
+
+def parameter_shapes(model: nn.Module, input_spec: Shapes) -> PyTree:
+    """Returns shapes and dtypes of a model's parameters, without allocating any."""
+    init = partial(model.init, train=False)
+    return jax.eval_shape(init, jax.random.key(0), dict(input_spec))["params"]
+
+
+def count_parameters(shapes: PyTree) -> int:
+    """Returns the number of scalars in a tree of arrays or shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def count_unrolled(model: nn.Module, input_spec: Shapes) -> int:
+    """Counts the parameters of the same model with nothing shared: all that its blocks apply."""
+    apart = model.clone(share_attention=False, share_ffn=False, share_norms=False)
+    return count_parameters(parameter_shapes(apart, input_spec))

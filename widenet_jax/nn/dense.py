@@ -129,3 +129,24 @@ class Dense(nn.Module):
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
         bias = self.param("bias", self.bias_init, (self.features,)) if self.use_bias else None
         return linear("btd,df->btf", x.astype(self.dtype), kernel, bias)
+
+
+class KernelAndBias(nn.Module):
+    """Holds a kernel and a bias, or a kernel alone, under one name, as `nn.Dense` does.
+
+    Attributes:
+      shape: of the kernel.
+      bias_shape: None for no bias.
+      kernel_init, bias_init: initialisers.
+    """
+
+    shape: tuple[int, ...]
+    bias_shape: tuple[int, ...] | None
+    kernel_init: nn.initializers.Initializer
+    bias_init: nn.initializers.Initializer = nn.initializers.zeros
+
+    @nn.compact
+    def __call__(self) -> tuple[Array, Array | None]:
+        kernel = self.param("kernel", self.kernel_init, self.shape)
+        bias = self.bias_shape and self.param("bias", self.bias_init, self.bias_shape)
+        return kernel, bias

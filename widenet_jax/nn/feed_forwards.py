@@ -44,6 +44,6 @@ COMMON = {
 FEED_FORWARDS: dict[str, type[nn.Module] | str] = {
     PLAIN: "widenet_jax.nn.mlp:Mlp",
     "moe": "widenet_jax.nn.moe.layer:MoeLayer",
-    "top_k_mlp": "widenet_jax.nn.top_k_mlp:TopKMlp",
+    "top_k_mlp": "widenet_jax.nn.mlp:TopKMlp",
     "product_key": "widenet_jax.nn.product_key:ProductKey",
 }

@@ -1,12 +1,14 @@
-"""The dense feed-forward layer."""
+"""The dense feed-forward layer, with all hidden units or the K largest of each token."""
 
 import flax.linen as nn
 import jax.numpy as jnp
 
+from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.nn.activations import ACTIVATIONS
 from widenet_jax.nn.dense import Dense
 from widenet_jax.nn.dropout import Dropout
 from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.selection import keep_largest
 from widenet_jax.typing import Array, FfnOutput, Routing
 
 
@@ -61,3 +63,34 @@ class Mlp(nn.Module):
     def forward_flops(self, B: int, T: int, D: int) -> int:
         """Returns the FLOPs of the two products."""
         return B * T * 4 * D * self.mlp_dim
+
+
+class TopKMlp(Mlp, kw_only=True):
+    """y = keep_K(relu(x W_i + b_i)) W_o + b_o (Csordás et al. 2023, section 3.1).
+
+    keep_K sets all but the K largest of a token's hidden units to 0, after the dropout of the
+    hidden layer; of equal ones those with the lower index are kept, and the gradient passes through
+    them alone. It costs as much as the dense layer: it shows how few units would do.
+    As in the paper, the norms of W_o's rows do not weight the choice.
+
+    Attributes:
+      num_active: K, 1 to F; F is the dense layer.
+      The rest: see `Mlp`; the activation must be "relu".
+    """
+
+    num_active: int
+
+    def select(self, hidden: Array) -> Array:
+        """Keeps the K largest of a token's hidden units."""
+        section = "config.model.top_k_mlp"
+        check_range(f"{section}.num_active", self.num_active, 1, self.mlp_dim)
+        if self.activation != "relu":
+            raise BadInputError(
+                f"{section} keeps the largest of units that are not negative: set "
+                f"{section}.activation=relu in place of {self.activation}"
+            )
+        return keep_largest(hidden, self.num_active)
+
+    def forward_flops(self, B: int, T: int, D: int) -> int:
+        """Returns the FLOPs: the output layer needs the K largest units only."""
+        return B * T * 2 * D * (self.mlp_dim + self.num_active)

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.norms import layer_norm
 from widenet_jax.typing import Array
 
 
@@ -55,7 +54,7 @@ class TokenEmbed(nn.Module):
         position = self.param("position", init, (self.num_positions, self.embedding_dim))
         x = jnp.take(token, tokens, axis=0) + rows_at(token_type, token_types)
         x = x + (position[:T] if positions is None else rows_at(position, positions))
-        norm = layer_norm(epsilon=self.norm_epsilon, dtype=self.dtype, name="norm")
+        norm = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=self.dtype, name="norm")
         return norm(x), token
 
 

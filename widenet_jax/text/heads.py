@@ -23,7 +23,6 @@ from widenet_jax.nn.block_settings import DTYPES
 from widenet_jax.nn.dense import Dense, linear
 from widenet_jax.nn.dropout import Dropout
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.norms import layer_norm
 from widenet_jax.text.embeddings import rows_at
 from widenet_jax.typing import Array, Inputs, Shapes
 
@@ -148,7 +147,7 @@ class MaskedLmHead(nn.Module):
     def __call__(self, x: Array, table: Array) -> Array:  # [B, P, D] -> [B, P, V] float32
         h = Dense(self.embedding_dim, self.dtype, self.kernel_init.kernel(), name="dense")(x)
         h = ACTIVATIONS[self.activation](h)
-        h = layer_norm(epsilon=self.norm_epsilon, dtype=jnp.float32, name="norm")(h)
+        h = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=jnp.float32, name="norm")(h)
         bias = self.param("bias", nn.initializers.zeros, (table.shape[0],))
         return jnp.einsum("bpe,ve->bpv", h, table) + bias
 
@@ -230,5 +229,5 @@ class EndLogits(nn.Module):
         of_token = linear("btd,df->btf", x, kernel[:D], bias)
         of_start = linear("bkd,df->bkf", rows_at(x, start), kernel[D:], None)
         h = jnp.tanh(of_token[:, None] + of_start[:, :, None])  # [B, K, T, D]
-        h = layer_norm(epsilon=self.norm_epsilon, dtype=jnp.float32, name="norm")(h)
+        h = nn.LayerNorm(epsilon=self.norm_epsilon, dtype=jnp.float32, name="norm")(h)
         return dense(self.kernel_init, 1, "out")(h)[..., 0]

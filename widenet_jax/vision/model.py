@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
-from widenet_jax.nn.dense import linear
+from widenet_jax.nn.dense import KernelAndBias, linear
 from widenet_jax.nn.dropout import Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import ENCODER
@@ -48,7 +48,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
       num_classes: V.
       patch_size: in pixels.
       embed_dim: D.
-      cls_token: "learned", "zero" or "none", see `layers.embeddings.PositionEmbed`.
+      cls_token: "learned", "zero" or "none", see `PositionEmbed`.
       pool: "token" (the CLS token) or "mean".
       pre_logits: a tanh layer D -> D before the classifier (pretraining).
       dropout: rate after the embedding, too.
@@ -117,7 +117,7 @@ class VisionTransformer(BlockSettings, kw_only=True):
 
 
 class PatchEmbed(nn.Module):
-    """One linear map per non-overlapping patch (ViT, eq. 1).
+    """One linear map per non-overlapping patch (ViT, eq. 1), with a convolution's kernel.
 
     Attributes:
       patch_size: side of a patch in pixels; must divide the image's sides.
@@ -143,25 +143,9 @@ class PatchEmbed(nn.Module):
         # Channels outermost, as a TPU keeps images: [B, h, P, w, P, C] -> [B, T, C P P].
         x = images.astype(self.dtype).reshape(B, height // P, P, width // P, P, channels)
         x = x.transpose(0, 1, 3, 5, 2, 4).reshape(B, -1, channels * P * P)
-        return Projection(P, channels, self.embed_dim, self.kernel_init, name="projection")(x)
-
-
-class Projection(nn.Module):
-    """Maps patches [B, T, C P P] to [B, T, D] by a convolution's kernel [P, P, C, D].
-
-    A product rather than a strided convolution, which on a TPU transposes the images first.
-    """
-
-    patch_size: int
-    channels: int
-    embed_dim: int
-    kernel_init: KernelInit
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        P, C, D = self.patch_size, self.channels, self.embed_dim
-        kernel = self.param("kernel", self.kernel_init.kernel(), (P, P, C, D))
-        bias = self.param("bias", nn.initializers.zeros, (D,))
+        # A product rather than a strided convolution, which on a TPU transposes the images first.
+        D, init = self.embed_dim, self.kernel_init.kernel()
+        kernel, bias = KernelAndBias((P, P, channels, D), (D,), init, name="projection")()
         return linear("btd,df->btf", x, kernel.transpose(2, 0, 1, 3).reshape(-1, D), bias)
 
 

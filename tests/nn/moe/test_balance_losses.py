@@ -15,7 +15,7 @@ from widenet_jax.typing import Routing
 
 
 def routing(logits: jax.Array, mask: jax.Array) -> Routing:
-    return route_top_k(logits, mask, None, num_selected_experts=1, noise_std=0.0)
+    return route_top_k(logits, mask, None, num_selected=1, noise_std=0.0)
 
 
 # Group 0 sends both tokens to expert 0, group 1 to expert 1, each with probability 1.
@@ -69,7 +69,7 @@ def test_router_logits_are_without_noise_and_gates_of_padding_zero():
     mask = jnp.array([[True, False]])
     logits = jnp.array([[[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]])
     key = jax.random.key(0)
-    noisy = route_top_k(logits, mask, key, num_selected_experts=2, noise_std=1.0)
+    noisy = route_top_k(logits, mask, key, num_selected=2, noise_std=1.0)
     np.testing.assert_array_equal(noisy.router_logits, logits)
     assert (noisy.router_probs != jax.nn.softmax(logits)).all()
     np.testing.assert_array_equal(noisy.gate[0, 1], 0)

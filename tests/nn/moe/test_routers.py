@@ -19,8 +19,9 @@ from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.moe.routers.hierarchical import route_hierarchical
 from widenet_jax.nn.moe.routers.noisy import route_noisy_top_k
 from widenet_jax.nn.moe.routers.sigmoid import route_sigmoid
-from widenet_jax.nn.moe.routers.sinkhorn import released_offset, route_sinkhorn, sinkhorn_offset
+from widenet_jax.nn.moe.routers.sinkhorn import released_offset, sinkhorn_offset
 from widenet_jax.nn.moe.routers.softmax import route_softmax
+from widenet_jax.specs import resolve
 from widenet_jax.typing import Routing
 
 GROUPS, S = 50, 3
@@ -46,17 +47,17 @@ def random_tokens(rng: np.random.Generator, columns: int, E: int) -> dict[str, n
 
 def of_logits(route: Callable, **settings) -> Callable:
     def run(t: dict, mask: jax.Array, K: int) -> Routing:
-        return route(t["z"], mask, t["keep"], num_selected_experts=K, **settings)
+        return route(t["z"], mask, t["keep"], K, **settings)
 
     return run
 
 
 def with_offset(t: dict, mask: jax.Array, K: int) -> Routing:
-    return route_sinkhorn(t["z"], t["offset"], mask, t["keep"], num_selected_experts=K)
+    return route_sigmoid(t["z"], mask, t["keep"], K, t["offset"])
 
 
 def noisy(t: dict, mask: jax.Array, K: int, route: Callable = route_noisy_top_k, **sizes):
-    return route(t["z"], t["std"], t["noise"], mask, num_selected_experts=K, **sizes)
+    return route(t["z"], t["std"], t["noise"], mask, K, **sizes)
 
 
 hierarchical = partial(noisy, route=route_hierarchical, groups=3, selected_groups=2)
@@ -173,14 +174,14 @@ def test_softmax_by_hand(renormalized: bool, keep: tuple | None, index: list, ga
     """Logits ln 1, ln 2, ln 5: probabilities 1/8, 2/8, 5/8; K = 2."""
     keep = None if keep is None else token(*keep).astype(bool)
     logits = jnp.log(token(1.0, 2.0, 5.0))
-    sizes = {"num_selected_experts": 2, "renormalized": renormalized}
+    sizes = {"num_selected": 2, "renormalized": renormalized}
     same(route_softmax(logits, ONE, keep, **sizes), index, gate)
 
 
 def test_sigmoid_by_hand():
     """sigmoid(0) = 1/2, sigmoid(ln 3) = 3/4, sigmoid(-ln 3) = 1/4: the gates sum to 5/4."""
     logits = token(0.0, math.log(3), -math.log(3))
-    same(route_sigmoid(logits, ONE, None, num_selected_experts=2), [1, 0], [3 / 4, 1 / 2])
+    same(route_sigmoid(logits, ONE, None, 2), [1, 0], [3 / 4, 1 / 2])
 
 
 def test_noisy_by_hand():
@@ -190,7 +191,7 @@ def test_noisy_by_hand():
     """
     noise = token(0.0, 2.0, 0.0)
     logits, std = token(1.0, 0.0, 0.0), jnp.ones((1, 1, 3))
-    routing = route_noisy_top_k(logits, std, noise, ONE, num_selected_experts=1)
+    routing = route_noisy_top_k(logits, std, noise, ONE, 1)
     same(routing, [1], [1.0])
     load = routing.extra["load_probability"]
     np.testing.assert_allclose(load[0, 0], [0.1586553, 0.1586553, 0.0227501], rtol=1e-5)
@@ -199,7 +200,7 @@ def test_noisy_by_hand():
 def test_all_experts_have_hard_loads_without_gradient():
     def load(logits: jax.Array) -> jax.Array:
         noise = token(0.3, -1.0)
-        routing = route_noisy_top_k(logits, jnp.ones((1, 1, 2)), noise, ONE, num_selected_experts=2)
+        routing = route_noisy_top_k(logits, jnp.ones((1, 1, 2)), noise, ONE, 2)
         return routing.extra["load_probability"]
 
     assert load(token(1.0, 0.0)).tolist() == [[[1, 1]]]
@@ -209,7 +210,7 @@ def test_all_experts_have_hard_loads_without_gradient():
 def test_hierarchical_by_hand():
     """Groups ln 3, 0: gates 3/4, 1/4. Expert 1 of group 0 and expert 0 of group 1 have gate 1."""
     scores = token(math.log(3), 0.0, *(0.0, 5.0), *(5.0, 0.0))
-    sizes = {"num_selected_experts": 2, "groups": 2, "selected_groups": 2}
+    sizes = {"num_selected": 2, "groups": 2, "selected_groups": 2}
     routing = route_hierarchical(scores, jnp.ones_like(scores), None, ONE, **sizes)
     same(routing, [1, 2], [3 / 4, 1 / 4])
 
@@ -224,7 +225,7 @@ def test_sinkhorn_by_hand():
     logits, mask = jnp.array([[[2.0, 0.0], [1.0, 0.0]]]), jnp.ones((1, 2), bool)
     h = jax.jit(sinkhorn_offset)(logits, mask)
     np.testing.assert_allclose(h[0, 0, 0] - h[0, 0, 1], -1.5, atol=1e-3)
-    routing = route_sinkhorn(logits, h, mask, None, num_selected_experts=1)
+    routing = route_sigmoid(logits, mask, None, 1, h)
     assert routing.expert_index.ravel().tolist() == [0, 1]
     np.testing.assert_allclose(routing.gate.ravel(), [0.8807971, 0.5], rtol=1e-5)
 
@@ -240,7 +241,7 @@ def random_batch(std: float = 1.0) -> tuple[jax.Array, jax.Array]:
 
 
 def load_variation(logits: jax.Array, offset: jax.Array, mask: jax.Array) -> float:
-    routing = route_sinkhorn(logits, offset, mask, None, num_selected_experts=2)
+    routing = route_sigmoid(logits, mask, None, 2, offset)
     counts = np.bincount(np.asarray(routing.expert_index[mask]).ravel(), minlength=8)
     return counts.std() / counts.mean()
 
@@ -296,7 +297,7 @@ def test_sinkhorn_equals_loops_over_tokens():
 
 
 def module(name: str, K: int = 2, E: int = 4, **fields) -> nn.Module:
-    return ROUTERS[name](num_experts=E, num_selected_experts=K, **fields)
+    return resolve(ROUTERS[name])(num_experts=E, num_selected_experts=K, **fields)
 
 
 def init_router(router: nn.Module, x: jax.Array) -> dict:

@@ -8,8 +8,7 @@ import pytest
 from flax import linen as nn
 
 from configs.variants import model_section
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.ops.analysis.captured import active_counts, dense_blocks
 from widenet_jax.ops.analysis.figures import (
     draw_active,

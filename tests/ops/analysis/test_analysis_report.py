@@ -8,8 +8,7 @@ from etils import epath
 from configs import digits
 from widenet_jax.inference.exported import Exported, write_exported
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.ops.analysis.report import analyze_model
 from widenet_jax.run.workdir import plain
 from widenet_jax.trained import Trained

@@ -7,8 +7,7 @@ import pytest
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import parameter_shapes
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.ops.analysis.captured import routed_blocks, token_routing
 
 # The last image is padding.

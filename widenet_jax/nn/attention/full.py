@@ -34,7 +34,7 @@ def attend(
     rounding, and the residue would be multiplied by the component that all keys have in common.
 
     Args:
-      query: queries; key, value: keys and values.
+      query, key, value: their dtype is the result's.
       mask: [B, Tk] bool, True for keys that may be attended to; None: all.
       segment_ids: ([B, Tq], [B, Tk]) int32: a query attends to the keys with its own number only.
 
@@ -50,14 +50,8 @@ def attend(
 
 
 @jax.custom_vjp
-def _attend(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    segment_ids: SegmentIds | None,
-) -> Array:
-    return _attend_forward(query, key, value, mask, segment_ids)[0]
+def _attend(*arrays: Array | SegmentIds | None) -> Array:
+    return _attend_forward(*arrays)[0]
 
 
 def _attend_forward(

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.distances import distance_basis, rotate
 from widenet_jax.nn.attention.full import MultiHeadAttention, attention_gradients, centred
-from widenet_jax.nn.dense import Dense, linear
+from widenet_jax.nn.dense import Dense, KernelAndBias, linear
 from widenet_jax.nn.dropout import Dropout
-from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array, Aux
 
 
@@ -32,7 +31,7 @@ def relative_attend(
     Query i stands at place M + i among the keys. It attends to the keys j <= M + i, but not to the
     memory's first M - memory_length rows, which are empty.
 
-    The position keys r are never computed: see `layers.distances`.
+    The position keys r are never computed: see `nn.attention.distances`.
 
     Returns:
       [B, T, N, H].
@@ -60,27 +59,25 @@ def relative_attend(
 
 
 @jax.custom_vjp
-def _attend(
+def _attend(*arrays: Array) -> Array:
+    """Computes causal attention with the scores query key + at_query at_key.
+
+    The gradient is written out as in `nn.attention.full.attend`: scores are kept in the inputs'
+    dtype, weights are recomputed, and gradients of queries use centred keys. Unlike there, the sum
+    of the exponentials is one more column of the product with the values, which saves a pass over
+    the scores.
+    """
+    return _attend_forward(*arrays)[0]
+
+
+def _attend_forward(
     query: Array,  # [B, T, N, H], scaled
     key: Array,  # [B, S, N, H]
     value: Array,  # [B, S, N, H]
     at_query: Array,  # [B, N, T, R]
     at_key: Array,  # [S, R], a constant: its gradient is 0
     first: Array,  # [B] int32, the first key that is not empty
-) -> Array:  # [B, T, N, H]
-    """Computes causal attention with the scores query key + at_query at_key.
-
-    The gradient is written out as in `layers.attention.attend`: scores are kept in the inputs'
-    dtype, weights are recomputed, and gradients of queries use centred keys. Unlike there, the sum
-    of the exponentials is one more column of the product with the values, which saves a pass over
-    the scores.
-    """
-    return _attend_forward(query, key, value, at_query, at_key, first)[0]
-
-
-def _attend_forward(
-    query: Array, key: Array, value: Array, at_query: Array, at_key: Array, first: Array
-) -> tuple[Array, tuple]:
+) -> tuple[Array, tuple]:  # [B, T, N, H], and what the gradient needs
     # One product for both terms. Scores lie as [B, N, S, T]: summing over the last but one axis is
     # cheap on a TPU.
     queries = beside(at_query, query.swapaxes(1, 2))
@@ -163,11 +160,12 @@ class RelativeAttention(MultiHeadAttention):
         def heads(name: str, x: Array) -> Array:  # [B, T, D] -> [B, T, N, H]
             return dense(N * H, name)(x).reshape(*x.shape[:2], N, H)
 
+        position, _ = KernelAndBias((D, N * H), None, self.kernel_init.kernel(), name="position")()
         y = relative_attend(
             heads("query", x),
             heads("key", context),
             heads("value", context),
-            PositionKernel((D, N, H), self.kernel_init, name="position")(),
+            position.reshape(D, N, H),
             self.param("content_bias", nn.initializers.zeros, (N, H)),
             self.param("position_bias", nn.initializers.zeros, (N, H)),
             memory_length=memory_length,
@@ -194,15 +192,3 @@ class RelativeAttention(MultiHeadAttention):
         M, W = memory, self.num_heads * self.head_size(D)
         seen = T * M + T * (T + 1) // 2
         return B * ((4 * T + 4 * (M + T)) * D * W + 6 * seen * W)
-
-
-class PositionKernel(nn.Module):
-    """Holds the kernel [D, N H] of the position keys and returns it as [D, N, H]."""
-
-    shape: tuple[int, int, int]
-    kernel_init: KernelInit
-
-    @nn.compact
-    def __call__(self) -> Array:
-        D, N, H = self.shape
-        return self.param("kernel", self.kernel_init.kernel(), (D, N * H)).reshape(self.shape)

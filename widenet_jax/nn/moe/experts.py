@@ -6,9 +6,10 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from flax.typing import Initializer
 
 from widenet_jax.nn.activations import ACTIVATIONS
-from widenet_jax.nn.dense import linear
+from widenet_jax.nn.dense import KernelAndBias, linear
 from widenet_jax.nn.dropout import Words, draw_words, drop
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array
@@ -19,7 +20,7 @@ LayerWords = tuple[Words | None, Words | None]
 
 @flax.struct.dataclass
 class ExpertFfn:
-    """E layers as `layers.mlp.Mlp`, each with its own weights: a function and its arrays.
+    """E layers as `nn.mlp.Mlp`, each with its own weights: a function and its arrays.
 
     A pytree rather than a module, so that it may be called inside `jax.shard_map`.
 
@@ -28,7 +29,7 @@ class ExpertFfn:
       key: key of the dropout; None is no dropout.
       dropout: its rate.
       drops_hidden, drops_output: whether it acts after the hidden layer, after the output layer.
-      activation: a name in `layers.activations.ACTIVATIONS`.
+      activation: a name in `nn.activations.ACTIVATIONS`.
       output_activation: applies the activation to the output too.
     """
 
@@ -139,54 +140,26 @@ def scaled(h: Array, gate: Array) -> Array:
 class Experts(nn.Module):
     """Holds the parameters of `ExpertFfn`: wi and wo, kernel [E, in, out] and bias [E, out].
 
-    Attributes: see `ExpertFfn` and `layer.MoeLayer`.
+    Attributes: see `layer.MoeLayer`.
     """
 
     num_experts: int  # E
     mlp_dim: int  # F
-    dropout: float
-    drops_hidden: bool
-    drops_output: bool
-    activation: str
-    output_activation: bool
     use_bias: bool
     kernel_init: KernelInit
 
     @nn.compact
-    def __call__(self, embed_dim: int, *, train: bool) -> ExpertFfn:
-        E, D, F = self.num_experts, embed_dim, self.mlp_dim
-        dense = partial(ExpertDense, use_bias=self.use_bias, bias_init=self.kernel_init.ffn_bias)
+    def __call__(self, embed_dim: int, *, drops: bool) -> dict[str, Array | None]:
+        """Returns the arrays of `ExpertFfn`, with a key of the dropout if it `drops`."""
+        E, D, F, init = self.num_experts, embed_dim, self.mlp_dim, self.kernel_init
+
+        def dense(name: str, inputs: int, outputs: int, kernel_init: Initializer) -> tuple:
+            bias = (E, outputs) if self.use_bias else None
+            held = KernelAndBias((E, inputs, outputs), bias, kernel_init, init.ffn_bias, name=name)
+            return held()
+
         # The fans are those of one expert's kernel: E is a batch axis, not part of a fan.
-        of_wi, of_wo = self.kernel_init.kernel(batch_axis=(0,)), self.kernel_init.experts_out(E, F)
-        wi, wi_bias = dense((E, D, F), of_wi, name="wi")()
-        wo, wo_bias = dense((E, F, D), of_wo, name="wo")()
-        key = self.make_rng("dropout") if train and self.dropout else None
-        return ExpertFfn(
-            wi,
-            wi_bias,
-            wo,
-            wo_bias,
-            key,
-            dropout=self.dropout,
-            drops_hidden=self.drops_hidden,
-            drops_output=self.drops_output,
-            activation=self.activation,
-            output_activation=self.output_activation,
-        )
-
-
-class ExpertDense(nn.Module):
-    """Holds kernel [E, in, out] and bias [E, out] under one name, as `nn.Dense` would."""
-
-    shape: tuple[int, int, int]
-    kernel_init: nn.initializers.Initializer
-    bias_init: nn.initializers.Initializer
-    use_bias: bool
-
-    @nn.compact
-    def __call__(self) -> tuple[Array, Array | None]:
-        kernel = self.param("kernel", self.kernel_init, self.shape)
-        if not self.use_bias:
-            return kernel, None
-        bias_shape = (self.shape[0], self.shape[2])
-        return kernel, self.param("bias", self.bias_init, bias_shape, jnp.float32)
+        wi, wi_bias = dense("wi", D, F, init.kernel(batch_axis=(0,)))
+        wo, wo_bias = dense("wo", F, D, init.experts_out(E, F))
+        key = self.make_rng("dropout") if drops else None
+        return {"wi": wi, "wi_bias": wi_bias, "wo": wo, "wo_bias": wo_bias, "key": key}

@@ -11,14 +11,15 @@ from widenet_jax.errors import check_group, check_range, check_section, choose
 from widenet_jax.nn.activations import ACTIVATIONS
 from widenet_jax.nn.dropout import Dropout
 from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.moe.choices import routing_statistics, summarize
 from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
-from widenet_jax.nn.moe.experts import Experts
+from widenet_jax.nn.moe.experts import ExpertFfn, Experts
 from widenet_jax.nn.moe.losses import balance_losses
 from widenet_jax.nn.moe.routers import ROUTERS
 from widenet_jax.nn.moe.slots import UNLIMITED, assign_slots, capacity_limit
-from widenet_jax.nn.moe.statistics import routing_statistics, summarize
 from widenet_jax.param_names import EXPERTS
 from widenet_jax.sharding import BATCH, constrain, platform
+from widenet_jax.specs import resolve
 from widenet_jax.typing import Array, Aux, FfnOutput, Routing
 
 SECTION = "config.model.moe"
@@ -40,10 +41,10 @@ class MoeLayer(nn.Module):
       losses: weights of the balance losses (lambda of eq. 8), see `losses.balance_losses`.
       dispatch: see `dispatch.DISPATCHERS`; "auto" is the cheapest, see `choose_dispatch`.
       use_bias: whether both layers of an expert have a bias.
-      dropout, hidden_dropout: in every expert, as in `layers.mlp.Mlp`.
+      dropout, hidden_dropout: in every expert, as in `nn.mlp.Mlp`.
       output_dropout: rate after the weighted sum of the experts' outputs. Where it is not 0,
         `dropout` does not act after each expert's output.
-      activation, output_activation, kernel_init: as in `layers.mlp.Mlp`; the initialiser is the
+      activation, output_activation, kernel_init: as in `nn.mlp.Mlp`; the initialiser is the
         router's, too.
       dtype: dtype of the experts' computation; the router runs in float32.
     """
@@ -102,7 +103,7 @@ class MoeLayer(nn.Module):
             with jax.named_scope("router"):
                 mask = mask.reshape(B // g, g * T)
                 routing, aux = self.route(grouped, mask, capacity=C, train=train)
-        experts = self.build_experts()(D, train=train)
+        experts = self.build_experts(D, train=train)
         method = self.method(g * T, capacity=C, platform=platform())
         y = DISPATCHERS[method](grouped.astype(self.dtype), routing, experts, capacity=C)
         y = constrain(y, BATCH).reshape(B, T, D)
@@ -126,12 +127,9 @@ class MoeLayer(nn.Module):
         routing = self.build_router()(x.astype(jnp.float32), mask, key=key, train=train)
         losses, loss = balance_losses(routing, mask, self.losses)
         limit = self.limit(mask.sum(axis=1, dtype=jnp.int32), train=train)
+        limit = jnp.minimum(limit, capacity)
         routing = assign_slots(
-            routing,
-            mask,
-            capacity=capacity,
-            limit=jnp.minimum(limit, capacity),
-            priority=self.priority,
+            routing, mask, capacity=capacity, limit=limit, priority=self.priority
         )
         sums = routing_statistics(routing, mask, capacity)
         return routing, {"loss": loss, "losses": losses, "sums": sums}
@@ -147,25 +145,25 @@ class MoeLayer(nn.Module):
           BadInputError: an unknown router, or a field that is unknown or missing.
         """
         fields = {key: value for key, value in self.router.items() if key != "name"}
-        build = choose(ROUTERS, self.router.get("name", ""), field=f"{SECTION}.router.name")
+        name = self.router.get("name", "")
+        build = resolve(choose(ROUTERS, name, field=f"{SECTION}.router.name"))
         names = ("num_experts", "num_selected_experts", "kernel_init")
         check_section(build, fields, section=f"{SECTION}.router", decided=names)
         common = {name: getattr(self, name) for name in names}
         return build(**common, **fields, parent=self, name="router")
 
-    def build_experts(self) -> Experts:
-        """Builds the module that holds the experts' parameters."""
-        return Experts(
-            num_experts=self.num_experts,
-            mlp_dim=self.mlp_dim,
+    def build_experts(self, embed_dim: int, *, train: bool) -> ExpertFfn:
+        """Returns the experts with their parameters, and in training the key of their dropout."""
+        held = Experts(
+            self.num_experts, self.mlp_dim, self.use_bias, self.kernel_init, name=EXPERTS
+        )
+        return ExpertFfn(
+            **held(embed_dim, drops=train and self.dropout > 0),
             dropout=self.dropout,
             drops_hidden=self.hidden_dropout,
             drops_output=not self.output_dropout,
             activation=self.activation,
             output_activation=self.output_activation,
-            use_bias=self.use_bias,
-            kernel_init=self.kernel_init,
-            name=EXPERTS,
         )
 
     def method(self, tokens: int, *, capacity: int, platform: str) -> str:
@@ -186,13 +184,8 @@ class MoeLayer(nn.Module):
     def limit(self, tokens: Array | int, *, train: bool) -> Array | int:
         """Returns the slots that each expert may fill in a group of `tokens` real tokens."""
         factor = self.capacity_factor if train else self.capacity_factor_eval
-        return capacity_limit(
-            tokens,
-            rule=self.capacity_rule,
-            capacity_factor=factor,
-            num_selected=self.num_selected_experts,
-            num_experts=self.num_experts,
-        )
+        sizes = self.num_selected_experts, self.num_experts
+        return capacity_limit(tokens, self.capacity_rule, factor, *sizes)
 
 
 def dispatch_methods(model: Mapping, num_tokens: int, *, platform: str) -> dict[str, str]:

@@ -44,12 +44,7 @@ CAPACITY_RULES: dict[str, Callable[..., Array | int]] = {
 
 
 def capacity_limit(
-    num_tokens: Array | int,
-    *,
-    rule: str,
-    capacity_factor: float,
-    num_selected: int,
-    num_experts: int,
+    num_tokens: Array | int, rule: str, capacity_factor: float, num_selected: int, num_experts: int
 ) -> Array | int:
     """Returns the slots that each expert may fill in a group of `num_tokens` real tokens, >= 0.
 

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.config.files import configs_module
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.ops.plan import printed
 from widenet_jax.typing import Shapes
 

@@ -10,8 +10,7 @@ from widenet_jax.config.durations import to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
-from widenet_jax.nn.build import build_model
-from widenet_jax.nn.counting import count_parameters, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.nn.moe.layer import dispatch_methods
 from widenet_jax.ops.plan.compile import TpuCompiler
 from widenet_jax.ops.plan.flops import train_flops

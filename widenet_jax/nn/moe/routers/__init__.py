@@ -3,7 +3,7 @@
 A router is a Linen module that owns its projection. `MoeLayer` builds it with the fields
 `num_experts`, `num_selected_experts` and `kernel_init`, with those of the section
 `config.model.moe.router` but `name`, and with the module name "router". `kernel_init.router()`, of
-`layers.initializers.KernelInit`, initialises the projection. The router is called as
+`nn.initializers.KernelInit`, initialises the projection. The router is called as
 
     router(x, mask, *, key, train) -> Routing
       x      [G, S, D] float32 tokens
@@ -18,30 +18,20 @@ experts. A router whose own loss needs more than the fields of `Routing` puts it
 
 The routers here are modules around pure functions; `scoring.py` holds what they share.
 
-To add a router: one file here, one entry below.
+To add a router: one file here, and one entry below, the class or its dotted name.
 """
 
 import flax.linen as nn
 
-from widenet_jax.nn.moe.routers.hierarchical import HierarchicalRouter
-from widenet_jax.nn.moe.routers.noisy import NoisyTopKRouter
-from widenet_jax.nn.moe.routers.sigmoid import SigmoidRouter
-from widenet_jax.nn.moe.routers.sinkhorn import ReleasedSinkhornRouter, SinkhornRouter
-from widenet_jax.nn.moe.routers.softmax import (
-    SoftmaxRenormalizedRouter,
-    SoftmaxRouter,
-    SwitchRouter,
-)
-from widenet_jax.nn.moe.routers.top_k import TopKRouter
-
-ROUTERS: dict[str, type[nn.Module]] = {
-    "top_k": TopKRouter,
-    "softmax": SoftmaxRouter,
-    "softmax_renormalized": SoftmaxRenormalizedRouter,
-    "noisy_top_k": NoisyTopKRouter,
-    "switch": SwitchRouter,
-    "sigmoid": SigmoidRouter,
-    "sinkhorn": SinkhornRouter,
-    "sinkhorn_released": ReleasedSinkhornRouter,
-    "hierarchical": HierarchicalRouter,
+PLACE = "widenet_jax.nn.moe.routers"
+ROUTERS: dict[str, type[nn.Module] | str] = {
+    "top_k": f"{PLACE}.top_k:TopKRouter",
+    "softmax": f"{PLACE}.softmax:SoftmaxRouter",
+    "softmax_renormalized": f"{PLACE}.softmax:SoftmaxRenormalizedRouter",
+    "noisy_top_k": f"{PLACE}.noisy:NoisyTopKRouter",
+    "switch": f"{PLACE}.softmax:SwitchRouter",
+    "sigmoid": f"{PLACE}.sigmoid:SigmoidRouter",
+    "sinkhorn": f"{PLACE}.sinkhorn:SinkhornRouter",
+    "sinkhorn_released": f"{PLACE}.sinkhorn:ReleasedSinkhornRouter",
+    "hierarchical": f"{PLACE}.hierarchical:HierarchicalRouter",
 }

@@ -37,16 +37,8 @@ class HierarchicalRouter(NoisyTopKRouter):
         self.check()
         scores, std = self.scores_and_noise(x, self.groups + self.num_experts)
         noise = jax.random.normal(needed(key), scores.shape, scores.dtype) if train else None
-        K = self.num_selected_experts
-        return route_hierarchical(
-            scores,
-            std,
-            noise,
-            mask,
-            num_selected_experts=K,
-            groups=self.groups,
-            selected_groups=self.selected_groups,
-        )
+        sizes = self.num_selected_experts, self.groups, self.selected_groups
+        return route_hierarchical(scores, std, noise, mask, *sizes)
 
     def check(self) -> None:
         """Raises BadInputError where the groups do not fit the experts."""
@@ -66,8 +58,7 @@ def route_hierarchical(
     std: Array,  # of the noise
     noise: Array | None,  # of N(0, 1); None: no noise
     mask: Array,  # [G, S] True for real tokens
-    *,
-    num_selected_experts: int,
+    num_selected: int,
     groups: int,
     selected_groups: int,
 ) -> Routing:
@@ -86,15 +77,11 @@ def route_hierarchical(
         """Returns the columns of the experts, [G, S, E1, E2]."""
         return x[..., groups:].reshape(*mask.shape, groups, -1)
 
-    K1, K2 = selected_groups, num_selected_experts // selected_groups
+    K1, K2 = selected_groups, num_selected // selected_groups
     noise_1 = None if noise is None else noise[..., :groups]
     noise_2 = None if noise is None else experts(noise)
-    of_groups = route_noisy_top_k(
-        scores[..., :groups], std[..., :groups], noise_1, mask, num_selected_experts=K1
-    )
-    within = route_noisy_top_k(
-        experts(scores), experts(std), noise_2, mask[..., None], num_selected_experts=K2
-    )
+    of_groups = route_noisy_top_k(scores[..., :groups], std[..., :groups], noise_1, mask, K1)
+    within = route_noisy_top_k(experts(scores), experts(std), noise_2, mask[..., None], K2)
     E2 = within.router_probs.shape[-1]
     group_chosen = chosen_experts(of_groups.expert_index, groups)[..., None]  # [G, S, E1, 1]
 
@@ -104,7 +91,7 @@ def route_hierarchical(
     group_gate = spread(of_groups.gate, of_groups.expert_index, groups)[..., None]
     gate = flat(group_gate * spread(within.gate, within.expert_index, E2))
     chosen = flat(chosen_experts(within.expert_index, E2) & group_chosen)
-    expert_index = choose_experts(jnp.where(chosen, gate, -1), num_selected_experts)
+    expert_index = choose_experts(jnp.where(chosen, gate, -1), num_selected)
     load = jnp.where(group_chosen, within.extra["load_probability"], 0)
     logits = of_groups.router_logits[..., None] + jax.nn.log_softmax(within.router_logits)
     return Routing(

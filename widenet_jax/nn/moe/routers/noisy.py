@@ -31,8 +31,7 @@ class NoisyTopKRouter(ScoringRouter):
         """
         logits, std = self.scores_and_noise(x, self.num_experts)
         noise = jax.random.normal(needed(key), logits.shape, logits.dtype) if train else None
-        K = self.num_selected_experts
-        return route_noisy_top_k(logits, std, noise, mask, num_selected_experts=K)
+        return route_noisy_top_k(logits, std, noise, mask, self.num_selected_experts)
 
     def scores_and_noise(self, x: Array, columns: int) -> tuple[Array, Array]:
         """Returns the clean scores and the standard deviation of their noise, [G, S, columns]."""
@@ -46,8 +45,7 @@ def route_noisy_top_k(
     std: Array,  # [..., E] of the noise
     noise: Array | None,  # [..., E] of N(0, 1); None: no noise
     mask: Array,  # [...] True for real tokens
-    *,
-    num_selected_experts: int,
+    num_selected: int,
 ) -> Routing:
     """Chooses the K largest h = logits + noise * std; the gates are the softmax over these K.
 
@@ -55,7 +53,7 @@ def route_noisy_top_k(
     Differs from the paper: eq. 4 has no least standard deviation; the released code adds 0.01.
     """
     noisy = logits if noise is None else logits + noise * std
-    expert_index = choose_experts(noisy, num_selected_experts)
+    expert_index = choose_experts(noisy, num_selected)
     gate = jax.nn.softmax(pick(noisy, expert_index))
     std = None if noise is None else std
     return Routing(

@@ -1,44 +1,32 @@
 """Routers that balance the choices of a batch in training: S-BASE, and as it was released."""
 
-from typing import ClassVar
-
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.moe.routers.scoring import DroppingRouter, choose_experts, gates
-from widenet_jax.typing import Array, Routing
+from widenet_jax.nn.moe.routers.sigmoid import SigmoidRouter
+from widenet_jax.typing import Array
 
 ITERATIONS = 3
 
 
-class SinkhornRouter(DroppingRouter):
+class SinkhornRouter(SigmoidRouter):
     """Chooses experts by a nearly balanced assignment in training (S-BASE, Clark et al. 2022).
 
     As Csordás et al. 2023 describe it: the gate is the sigmoid of the raw logit. In evaluation the
     K largest logits are chosen. In training a token's experts depend on the other tokens of the
     batch, later ones of its own sequence included, so that a language model in training sees a
-    trace of the future; in evaluation it does not. Under gradient accumulation the balance is that
-    of a micro-batch.
+    trace of the future; in evaluation it does not. Under gradient accumulation a micro-batch is
+    balanced.
 
     Attributes: see `scoring.DroppingRouter`.
     """
 
-    released: ClassVar[bool] = False
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
-        """Routes tokens; see the contract in `moe.routers`."""
-        logits = self.scores(x)
-        keep = self.draw_keep(logits.shape, key, train=train)
-        offset = jnp.zeros((1, 1, self.num_experts), logits.dtype)
-        if train:
-            offset = (released_offset if self.released else sinkhorn_offset)(logits, mask)
-        K = self.num_selected_experts
-        return route_sinkhorn(logits, offset, mask, keep, num_selected_experts=K)
+    def offset(self, logits: Array, mask: Array) -> Array:
+        """Returns `sinkhorn_offset`."""
+        return sinkhorn_offset(logits, mask)
 
 
-class ReleasedSinkhornRouter(SinkhornRouter):
+class ReleasedSinkhornRouter(SigmoidRouter):
     """S-BASE as in the code that Csordás et al. 2023 released, for rerunning their rows only.
 
     Its iteration differs from Sinkhorn's, see `released_offset`, and its loads are less even. Its
@@ -47,26 +35,9 @@ class ReleasedSinkhornRouter(SinkhornRouter):
     Attributes: see `scoring.DroppingRouter`.
     """
 
-    released: ClassVar[bool] = True
-
-
-def route_sinkhorn(
-    logits: Array,  # [G, S, E]
-    offset: Array,  # broadcasts to [G, S, E]: what is added to an expert's logits
-    mask: Array,  # [G, S] True for real tokens
-    keep: Array | None,  # [G, S, E] False for dropped experts; None: all are kept
-    *,
-    num_selected_experts: int,
-) -> Routing:
-    """Chooses the K largest logits + offset; the gates are sigmoid(logits)."""
-    scores = logits + offset
-    expert_index = choose_experts(scores, num_selected_experts, keep)
-    return Routing(
-        expert_index=expert_index,
-        gate=gates(jax.nn.sigmoid(logits), expert_index, mask, keep),
-        router_probs=jax.nn.softmax(scores),
-        router_logits=logits,
-    )
+    def offset(self, logits: Array, mask: Array) -> Array:
+        """Returns `released_offset`."""
+        return released_offset(logits, mask)
 
 
 def sinkhorn_offset(logits: Array, mask: Array) -> Array:

@@ -24,10 +24,7 @@ class SoftmaxRouter(DroppingRouter):
         """Routes tokens; see the contract in `moe.routers`."""
         logits = self.scores(x)
         keep = self.draw_keep(logits.shape, key, train=train)
-        K = self.num_selected_experts
-        return route_softmax(
-            logits, mask, keep, num_selected_experts=K, renormalized=self.renormalized
-        )
+        return route_softmax(logits, mask, keep, self.num_selected_experts, self.renormalized)
 
 
 class SoftmaxRenormalizedRouter(SoftmaxRouter):
@@ -52,16 +49,14 @@ class SwitchRouter(ScoringRouter):
     def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
         """Routes tokens; see the contract in `moe.routers`."""
         del key, train  # the same in training and in evaluation
-        K = self.num_selected_experts
-        return route_softmax(self.scores(x), mask, None, num_selected_experts=K, renormalized=False)
+        return route_softmax(self.scores(x), mask, None, self.num_selected_experts, False)
 
 
 def route_softmax(
     logits: Array,  # [G, S, E]
     mask: Array,  # [G, S] True for real tokens
     keep: Array | None,  # [G, S, E] False for dropped experts; None: all are kept
-    *,
-    num_selected_experts: int,
+    num_selected: int,
     renormalized: bool,
 ) -> Routing:
     """Chooses the K largest logits; the gates are softmax probabilities.
@@ -69,7 +64,7 @@ def route_softmax(
     With `renormalized` the probabilities are those of the chosen experts that are kept, and sum to
     1; otherwise those of all E experts, dropped ones included.
     """
-    expert_index = choose_experts(logits, num_selected_experts, keep)
+    expert_index = choose_experts(logits, num_selected, keep)
     probs = jax.nn.softmax(logits)
     if renormalized:
         kept = 1 if keep is None else pick(keep, expert_index)

@@ -30,16 +30,14 @@ class TopKRouter(ScoringRouter):
         check_range(f"{SECTION}.noise_std", self.noise_std, 0, 1e3)
         noise_std = self.noise_std if train else 0.0
         key = needed(key) if noise_std else None
-        K = self.num_selected_experts
-        return route_top_k(self.scores(x), mask, key, num_selected_experts=K, noise_std=noise_std)
+        return route_top_k(self.scores(x), mask, key, self.num_selected_experts, noise_std)
 
 
 def route_top_k(
     logits: Array,  # [G, S, E] float32
     mask: Array,  # [G, S] True for real tokens
     key: Array | None,  # read only where noise_std > 0
-    *,
-    num_selected_experts: int,
+    num_selected: int,
     noise_std: float,
 ) -> Routing:
     """Chooses the K largest of softmax(logits + noise_std / E * eps), eps ~ N(0, 1).
@@ -54,7 +52,7 @@ def route_top_k(
         E = logits.shape[-1]
         noisy = logits + noise_std / E * jax.random.normal(key, logits.shape, logits.dtype)
     probs = jax.nn.softmax(noisy, axis=-1)
-    gate, expert_index = jax.lax.top_k(probs, num_selected_experts)
+    gate, expert_index = jax.lax.top_k(probs, num_selected)
     return Routing(
         expert_index=expert_index.astype(jnp.int32),
         gate=gate * mask[..., None],
