@@ -68,25 +68,24 @@ def test_a_broken_pipe_to_another_program_is_not_about_stdout():
         exit_code_of(raising(BrokenPipeError("of a helper program")))
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
-def test_positive_numbers(text):
-    assert positive("12") == 12
-    with pytest.raises(argparse.ArgumentTypeError, match="at least 1"):
-        positive(text)
-
-
-@pytest.mark.parametrize("text", ["-1", "1.5", "many", ""])
-def test_numbers_that_may_be_zero(text):
-    assert not_negative("0") == 0 and not_negative("12") == 12
-    with pytest.raises(argparse.ArgumentTypeError, match="at least 0"):
-        not_negative(text)
-
-
-@pytest.mark.parametrize("text", ["-1", "nan", "inf", "1e12", "soon"])
-def test_seconds(text):
-    assert seconds("0") == 0 and seconds("1.5") == 1.5
-    with pytest.raises(argparse.ArgumentTypeError, match="must be a number of seconds"):
-        seconds(text)
+@pytest.mark.parametrize(
+    ("convert", "good", "bad", "message"),
+    [
+        (positive, ["12"], ["0", "-1", "1.5", "many", ""], "at least 1"),
+        (not_negative, ["0", "12"], ["-1", "1.5", "many", ""], "at least 0"),
+        (
+            seconds,
+            ["0", "1.5"],
+            ["-1", "nan", "inf", "1e12", "soon"],
+            "must be a number of seconds",
+        ),
+    ],
+)
+def test_numbers(convert, good: list[str], bad: list[str], message: str):
+    assert [convert(text) for text in good] == [float(text) for text in good]
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match=message):
+            convert(text)
 
 
 @pytest.fixture
@@ -121,10 +120,7 @@ def test_the_home_directory_after_an_equals_sign(parser, monkeypatch):
         (["--work=2"], r"there is no flag --work; did you mean --workdir\?"),  # no abbreviation
         (["--workdir=a", "--bogus"], "there is no flag --bogus; --help lists the flags"),
         (["--workdir=a", "-x"], "not a flag: '-x'"),
-        (["--workdir=a", "--top=x"], "--top: invalid int value: 'x'"),
         (["--workdir=a", "--config.b"], "--config.b has no value; write --config.b=VALUE"),
-        (["--config.b", "--workdir=a"], "--config.b has no value"),
-        (["--workdir=a", "--noconfig.b"], "there is no flag --noconfig.b"),
     ],
 )
 def test_mistakes(parser, words: list[str], told: str):

@@ -1,7 +1,6 @@
 """The order of records: each once per epoch, a function of the seed and the position only."""
 
 import numpy as np
-import pytest
 
 from widenet_jax.data import sampler
 
@@ -50,9 +49,3 @@ def test_augmentation_streams_are_distinct():
     # It also differs from the permutation's stream, although NumPy pads [seed, epoch] with zeros.
     rng = np.random.default_rng([sampler.PERMUTATION_STREAM, 0, 0])
     assert rng.integers(2**63) not in draws.values()
-
-
-@pytest.mark.parametrize(("positions", "n"), [([-1, 0], 5), ([0], 0)])
-def test_impossible_positions_are_refused(positions, n):
-    with pytest.raises(ValueError, match="positions"):
-        sampler.record_at(np.array(positions), seed=0, num_records=n)
