@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from ops import trial_program
 
-from widenet_jax.cli import sweep
+from widenet_jax.cli import plan, sweep
 from widenet_jax.cli.reproduce import launching, main, total_text
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.norm_divergence import norm_divergence
-from widenet_jax.ops.launch import plan_line
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import Trial
 from widenet_jax.papers.experiments import EXPERIMENTS, chosen
@@ -88,7 +87,7 @@ def test_the_papers_scale_is_listed_with_core_days_and_their_sum(monkeypatch, ca
             found = plans.get(command[3].removeprefix("--config="))
             self.stdout, self.stderr = json.dumps(found) if found else "", "no compiler"
 
-    monkeypatch.setattr(plan_line.subprocess, "run", lambda command, **_: Planned(command))
+    monkeypatch.setattr(plan.subprocess, "run", lambda command, **_: Planned(command))
     flags = ["table1", "--sizes=b", "--scale=paper", "--dry_run"]
     assert call(*flags, "--json") == 0
     runs = json.loads(capsys.readouterr().out)["runs"]

@@ -17,7 +17,7 @@
   python scripts/benchmark.py checkpoint --config configs/imagenet.py:widenet_b --out DIR
                                                      saving to, and restoring from, a disk
 
-Prints a table, or with --json a JSON list; --picture=FILE.png draws it. Exit codes: 0 done, 2 your
+Prints a table, or with --json a JSON list. Exit codes: 0 done, 2 your
 input, 3 the device ran out of memory.
 """
 
@@ -57,7 +57,6 @@ def main(argv: Argv = None) -> int:
         sub = kinds.add_parser(name, help=text, takes_fields=takes_fields)
         sub.set_defaults(measure=measure)
         sub.add_argument("--json", action="store_true", help="print JSON and nothing else")
-        sub.add_argument("--picture", type=Path, help="draw the table into this PNG file")
         sub.add_argument("--rounds", type=positive, default=5, help="rounds; the median counts")
         return sub.add_argument
 
@@ -76,7 +75,6 @@ def main(argv: Argv = None) -> int:
     text = "a dense layer and experts, over every combination of the sizes, here or on a TPU"
     feeding = kind("feed_forward", feed_forward, text)
     feeding("--method", nargs="+", default=["dense", "auto"], help="dense, or a dispatch method")
-    feeding("--capacity_factor", type=float, default=0.0, help="of the experts; 0 for no limit")
     feeding("--topology", metavar="TPU", help="price for a device of this slice instead: v3-8, ...")
     for name, add in (("dispatch", dispatching), ("feed_forward", feeding)):
         add("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
@@ -99,13 +97,11 @@ def main(argv: Argv = None) -> int:
 
 
 def run(options: Options) -> None:
-    """Measures, prints and draws."""
+    """Measures and prints."""
     rows = options.measure(options)
-    from widenet_jax.ops.benchmark.report import draw, table
+    from widenet_jax.ops.benchmark.report import table
 
     show(options, rows, table(rows))
-    if options.picture:
-        draw(options.benchmark, rows, options.picture)
 
 
 def experiments(options: Options) -> list[tuple[str, Any]]:
@@ -151,8 +147,7 @@ def feed_forward(options: Options) -> Rows:
     topology = parse_topology(options.topology) if options.topology else None
     from widenet_jax.ops.benchmark.feed_forward import LayerSize, feed_forward_row
 
-    fixed = {"capacity_factor": options.capacity_factor, "topology": topology}
-    return layer_rows(options, LayerSize, partial(feed_forward_row, **fixed))
+    return layer_rows(options, LayerSize, partial(feed_forward_row, topology=topology))
 
 
 def layer_rows(options: Options, kind: type, row: Callable[..., dict[str, Any]]) -> Rows:
@@ -199,7 +194,3 @@ def pipeline(config: Any, options: Options) -> Rows:
 
     names = ("peer", "batch_size", "workers", "rounds", "seconds")
     return pipeline_rows(config, **{name: getattr(options, name) for name in names})
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

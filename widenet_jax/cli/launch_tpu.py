@@ -15,16 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from widenet_jax.cli.plan import DATA_SIZES, add_data_flags
+from widenet_jax.cli.plan import DATA_SIZES, add_data_flags, plan_line, plan_of
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, seconds
 from widenet_jax.errors import STOPPED, BadInputError
 from widenet_jax.ops.launch import requests
 from widenet_jax.ops.launch.following import CloudTpu
-from widenet_jax.ops.launch.plan_line import check_plan, plan_line, plan_of
 from widenet_jax.ops.launch.requests import Job, Tools
-from widenet_jax.ops.launch.workers import check_config
 from widenet_jax.ops.plan.topology import parse_topology
 from widenet_jax.run.stopping import say
 
@@ -103,7 +101,11 @@ def show_plan(options: Options) -> None:
     """
     if not options.skip_plan:
         plan = plan_of(options.config, options.tpu, [*data_flags(options), *options.fields])
-        check_plan(plan, options.tpu)
+        if isinstance(plan, str) or not plan["fits"]:
+            raise BadInputError(
+                f"{plan_line(plan)} on --tpu={options.tpu}; scripts/plan.py prints what to change, "
+                "and --skip_plan launches without this check"
+            )
         print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
 
 
@@ -126,7 +128,7 @@ def job_of(options: Options) -> Job:
     if ":" in options.tpu:  # a shape, which only `plan.py --topology` accepts
         raise BadInputError(f"--tpu={options.tpu}: write generation and size, as in v3-256")
     tpu = parse_topology(options.tpu, field="--tpu")
-    config = check_config(options.config)
+    config = requests.check_config(options.config)
     requests.check_places(override(load_config(options.config), options.fields))
     if not options.workdir.startswith("gs://"):
         raise BadInputError(

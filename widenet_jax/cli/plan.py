@@ -9,24 +9,17 @@ Any field of the configs can be set, as in --config.batch_size=2048. Exit codes:
 input.
 """
 
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
-from widenet_jax.config.parser import (
-    Argv,
-    Options,
-    Parser,
-    add_import_flag,
-    positive,
-    show,
-)
-from widenet_jax.errors import BadInputError
+from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, positive, show
 from widenet_jax.files import user_cache
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.ops.plan.topology import parse_topology
@@ -36,7 +29,6 @@ if TYPE_CHECKING:
 
 DATA_SIZES = ("num_examples", "num_classes", "vocab_size")
 PAPER_CONFIG = "configs/imagenet.py"
-CACHE = user_cache("plan")
 
 
 def main(argv: Argv = None) -> int:
@@ -52,10 +44,8 @@ def main(argv: Argv = None) -> int:
     add("--topology", default="v3-256", metavar="TPU", help="v3-256, v4-128, v5e-16, v3:8x16, ...")
     add("--json", action="store_true", help="print JSON and nothing else")
     add("--breakdown", action="store_true", help="add where the step's time goes")
-    add("--dump_hlo", type=Path, metavar="FILE", help="write the optimised HLO (one run)")
     add("--price_per_core_hour", type=float, metavar="PRICE", help="in any currency")
     add_data_flags(add)
-    add("--no_cache", action="store_true", help=f"compile again; do not read {CACHE}")
     return parser.run(run, argv)
 
 
@@ -104,23 +94,44 @@ def plan(options: Options) -> list[dict[str, Any]]:
         from widenet_jax.ops.plan.report import PAPER_VARIANTS
 
         names = [f"{PAPER_CONFIG}:{variant}" for variant in PAPER_VARIANTS]
-    if len(names) > 1 and options.dump_hlo:
-        raise BadInputError("--dump_hlo writes one program; give one --config")
     configs = read_configs(names, options)
     from widenet_jax.ops.plan.compile import TpuCompiler
     from widenet_jax.ops.plan.planner import plan_run
     from widenet_jax.ops.plan.pricing import breakdown
 
     note = partial(print, file=sys.stderr, flush=True)
-    compiler = TpuCompiler(topology, cache=None if options.no_cache else CACHE, note=note)
+    compiler = TpuCompiler(topology, cache=user_cache("plan"), note=note)
     reports = []
     for config in configs:
-        planned = plan_run(*config, compiler, options.price_per_core_hour)
-        parts = {"breakdown": breakdown(planned.prices)} if options.breakdown else {}
-        reports.append(planned.facts | parts)
-        if options.dump_hlo:
-            options.dump_hlo.write_text(planned.hlo)
+        facts, prices = plan_run(*config, compiler, options.price_per_core_hour)
+        parts = {"breakdown": breakdown(prices)} if options.breakdown else {}
+        reports.append(facts | parts)
     return reports
+
+
+def plan_of(config: str, tpu: str, flags: Sequence[str]) -> dict[str, Any] | str:
+    """Returns the JSON object that this command prints, or the reason why it printed none.
+
+    Runs in its own process, because the compiler for TPUs takes JAX's devices away. Callers read
+    `fits` (bool), `hours` and `core_days` (numbers; None if the run does not fit).
+    """
+    command = [sys.executable, "-m", "widenet_jax.cli.plan", f"--config={config}"]
+    command += [f"--topology={tpu}", "--json", *flags]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if found.stdout:
+        return json.loads(found.stdout)
+    reason = found.stderr.strip() or f"plan.py ended with exit code {found.returncode}"
+    # The launcher has another name for the flag.
+    return reason.splitlines()[-1].removeprefix("error: ").replace("--topology=", "--tpu=")
+
+
+def plan_line(plan: dict[str, Any] | str) -> str:
+    """Formats a plan: "plan: fits, 13 h, 81 core-days", or "no plan: REASON"."""
+    if isinstance(plan, str):
+        return f"no plan: {plan}"
+    if not plan["fits"]:
+        return "plan: does not fit"
+    return f"plan: fits, {plan['hours']:.3g} h, {plan['core_days']:.3g} core-days"
 
 
 if __name__ == "__main__":

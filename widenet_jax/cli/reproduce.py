@@ -21,11 +21,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from widenet_jax.cli.plan import plan_line, plan_of
 from widenet_jax.cli.sweep import add_launch_flags, check_launch_flags, handing_over
 from widenet_jax.config.parser import Argv, Options, Parser, positive, show
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_json, write_json
-from widenet_jax.ops.launch.plan_line import plan_line, plan_of
 from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.trials import MakeCommand, Status, Trial, check_shared, exit_code
 from widenet_jax.papers.experiments import EXPERIMENTS, GROUPS, PAPER_SIZES, chosen

@@ -15,14 +15,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from widenet_jax.config.parser import (
-    Argv,
-    Options,
-    Parser,
-    add_import_flag,
-    positive,
-    show,
-)
+from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, positive, show
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.ops.launch.requests import LAUNCHER
 from widenet_jax.ops.sweep import axes

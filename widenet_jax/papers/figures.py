@@ -280,9 +280,9 @@ def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
     choices = {name: [value] for name, value in scale.layer.items()}
     choices[experiment.layer] = list(scale.layer_sweeps[experiment.layer])
     topology = parse_topology(scale.layer_topology) if scale.layer_topology else None
-    options = {"dtype": "bfloat16" if topology else "float32", "capacity_factor": 0.0}
+    dtype = "bfloat16" if topology else "float32"
     rows = [
-        feed_forward_row(method, size, topology=topology, rounds=ROUNDS, **options)
+        feed_forward_row(method, size, dtype=dtype, topology=topology, rounds=ROUNDS)
         for size in sizes(LayerSize, **choices)
         for method in ("dense", "auto")
     ]
@@ -295,7 +295,7 @@ def show_layers(
     """Draws the rows there are; returns them and the page."""
     rows = read_json(file) if file.exists() else []
     if rows:
-        benchmark_report.draw("feed_forward", rows, picture)
+        save(benchmark_report.draw_layers(rows), picture)
     lines = [f"The paper: {experiment.claim}"] + ([] if rows else ["Not run."])
     about = f"on {scale.layer_topology}" if scale.layer_topology else "on this machine"
     text = page(

@@ -118,7 +118,7 @@ def test_the_input_command_beside_a_peer(photos: Path, capsys):
     peer.write_text("def batches(config, source, *, batch_size, num_workers):\n"
                     "    while True:\n        yield [source[0]] * batch_size\n")  # fmt: skip
     argv = ["input", f"--path={photos}", "--image_size=16", "--batch_size=2", "--seconds=0.01"]
-    argv += ["--rounds=1", "--workers", "0", f"--picture={photos}/input.png", f"--peer={peer}"]
+    argv += ["--rounds=1", "--workers", "0", f"--peer={peer}"]
     assert command()([*argv, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["operations"], row["pipeline"]) for row in rows] == [
@@ -127,7 +127,6 @@ def test_the_input_command_beside_a_peer(photos: Path, capsys):
         for pipeline in ("ours, threads", "peer")
     ]
     assert all(row["images_per_second"] > 0 and row["of_peer"] > 0 for row in rows)
-    assert cv2.imread(f"{photos}/input.png").shape[1] > 500
 
 
 @pytest.mark.parametrize(

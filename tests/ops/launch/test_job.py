@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.ops.launch.requests import RUNTIME_VERSIONS, check_name, default_name
-from widenet_jax.ops.launch.workers import check_config
+from widenet_jax.ops.launch.requests import (
+    RUNTIME_VERSIONS,
+    check_config,
+    check_name,
+    default_name,
+)
 from widenet_jax.ops.plan.topology import CHIPS
 
 

@@ -84,7 +84,6 @@ def feed_forward_row(
     size: LayerSize,
     *,
     dtype: str,
-    capacity_factor: float,
     topology: Topology | None,
     rounds: int,
 ) -> dict[str, Any]:
@@ -95,7 +94,6 @@ def feed_forward_row(
         "auto".
       size: of the layer and its input.
       dtype: of the computation.
-      capacity_factor: 0 for experts without a limit.
       topology: a slice, of which one device counts; None for a measurement.
       rounds: number of rounds, of which the median counts.
 
@@ -105,32 +103,31 @@ def feed_forward_row(
     Raises:
       BadInputError: an unknown method; libtpu is not installed.
     """
-    layer = build(method, size, dtype=dtype, capacity_factor=capacity_factor)
+    layer = build(method, size, dtype=dtype)
     shape = (size.tokens // size.length, size.length, size.embed_dim)
     used = (size.experts if method == DENSE else size.selected) * size.expert_dim
     found = measure(layer, shape, used, dtype=dtype, rounds=rounds, topology=topology)
     return {"method": method, **size._asdict(), **found}
 
 
-def build(method: str, size: LayerSize, *, dtype: str, capacity_factor: float) -> nn.Module:
-    """Builds the layer that `method` names, as `feed_forward_row`."""
+def build(method: str, size: LayerSize, *, dtype: str) -> nn.Module:
+    """Builds the layer that `method` names, with experts that drop no token."""
     if method == DENSE:
         width = size.experts * size.expert_dim
         return Mlp(mlp_dim=width, activation="relu", dtype=jnp.dtype(dtype))
-    limited = {"capacity_rule": "paper"} if capacity_factor else {"capacity_rule": UNLIMITED}
     return MoeLayer(
         mlp_dim=size.expert_dim,
         num_experts=size.experts,
         num_selected_experts=size.selected,
-        capacity_factor=capacity_factor or 1.0,
-        capacity_factor_eval=capacity_factor or 1.0,
+        capacity_factor=1.0,
+        capacity_factor_eval=1.0,
+        capacity_rule=UNLIMITED,
         examples_per_group=1,
         router={"name": "sigmoid", "expert_dropout": 0.0},
         dispatch=method,
         activation="relu",
         use_bias=False,
         dtype=jnp.dtype(dtype),
-        **limited,
     )
 
 

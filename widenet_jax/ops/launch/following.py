@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from widenet_jax.errors import BadInputError, RunFailedError
-from widenet_jax.ops.launch import workers
-from widenet_jax.ops.launch.requests import Job, Tools, cause, check_ssh_key
+from widenet_jax.ops.launch import requests
+from widenet_jax.ops.launch.requests import Job, Tools, cause, verb
 from widenet_jax.run.stopping import say
 
 NOT_FOUND = re.compile(r"NOT_FOUND|was not found|not found", re.IGNORECASE)
@@ -66,7 +66,7 @@ class CloudTpu:
         self.may_exist = state in READY and self.runs_this_job()
         if not self.may_exist:
             if self.job.tpu.several_hosts:
-                check_ssh_key(self.tools)
+                requests.check_ssh_key(self.tools)
             plan()
             self.bring_up(state)
             self.begin()
@@ -193,17 +193,17 @@ class CloudTpu:
     def start(self) -> None:
         """Copies the code to every worker, installs it and starts the run on all of them."""
         for _ in range(CONNECTION_ATTEMPTS - 1):
-            if not self.tools.attempt(self.job.ssh(workers.CREATE_FOLDER, "all")).returncode:
+            if not self.tools.attempt(self.job.ssh(requests.CREATE_FOLDER, "all")).returncode:
                 break
             time.sleep(self.poll_seconds)
         else:
-            self.tools.run(self.job.ssh(workers.CREATE_FOLDER, "all"))
+            self.tools.run(self.job.ssh(requests.CREATE_FOLDER, "all"))
         with tempfile.TemporaryDirectory(prefix="widenet_launch_") as directory:
-            self.tools.run(self.job.scp(workers.stage(self.job, Path(directory))))
+            self.tools.run(self.job.scp(requests.stage(self.job, Path(directory))))
         if self.tools.dry:
-            print(f"# command.sh: {workers.run_command(self.job)}", end="")
+            print(f"# command.sh: {requests.run_command(self.job)}", end="")
         for words in ("setup", "start"):
-            self.tools.run(self.job.ssh(workers.verb(words), "all"))
+            self.tools.run(self.job.ssh(verb(words), "all"))
 
     def on_first(self, command: str, *, dry_answer: str = "") -> str | None:
         """Returns the output of a command on worker 0; None if the command failed."""
@@ -217,10 +217,10 @@ class CloudTpu:
           BadInputError: another job is running there.
           RunFailedError: worker 0 cannot be reached.
         """
-        running = self.on_first(workers.verb_if_set_up("job"))
+        running = self.on_first(requests.verb_if_set_up("job"))
         if running is None:
             raise RunFailedError(self.unreached())
-        own = hashlib.sha256(workers.run_command(self.job).encode()).hexdigest()
+        own = hashlib.sha256(requests.run_command(self.job).encode()).hexdigest()
         if running and running.split()[0] != own:
             raise BadInputError(
                 f"{self.job.name} is running another job; stop it (`{self.job.managing('stop')}`) "
@@ -247,7 +247,7 @@ class CloudTpu:
         lines, unreached, began = 100, 0, time.monotonic()
         while True:
             self.stream(f"log {lines}", "0")
-            state = self.on_first(workers.verb("state"), dry_answer="exit 0")
+            state = self.on_first(verb("state"), dry_answer="exit 0")
             if state == "exit 0":
                 return 0
             word, _, code = (state or "").partition(" ")
@@ -272,7 +272,7 @@ class CloudTpu:
 
     def stream(self, words: str, worker: str) -> None:
         """Runs a verb of worker.sh whose output goes to the terminal."""
-        self.tools.attempt(self.job.ssh(workers.verb(words), worker), captured=False)
+        self.tools.attempt(self.job.ssh(verb(words), worker), captured=False)
 
     def status(self) -> str:
         """Describes the state of the TPU and of the run, for people."""
@@ -280,7 +280,7 @@ class CloudTpu:
         text = f"{self.job.name}: {state or 'there is no such TPU'}"
         if state not in READY:
             return text
-        run = self.on_first(workers.verb_if_set_up("status"))
+        run = self.on_first(requests.verb_if_set_up("status"))
         return f"{text}\n{'worker 0 cannot be reached' if run is None else run or 'no run'}"
 
     def logs(self) -> None:
@@ -288,7 +288,7 @@ class CloudTpu:
 
     def stop(self) -> None:
         """Asks the run to save and end; the TPU stays."""
-        self.tools.run(self.job.ssh(workers.verb("stop"), "all"))
+        self.tools.run(self.job.ssh(verb("stop"), "all"))
 
     def delete(self) -> None:
         self.tools.run(self.job.delete())

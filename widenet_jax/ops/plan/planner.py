@@ -45,12 +45,10 @@ class Plan(NamedTuple):
         advice: a change that makes the step fit, see `advise`; None if it fits.
         The times, from step_ms to cost, are None if the step does not compile into the memory.
       prices: cost of every instruction; empty without times.
-      hlo: the optimised program; "" without times.
     """
 
     facts: dict[str, Any]
     prices: list[Price]
-    hlo: str
 
 
 def plan_run(
@@ -91,7 +89,7 @@ def plan_without_advice(
         "fits": step.fits and step.peak_bytes <= limit * GIB,
         "compile_seconds": step.seconds,
     }
-    return Plan(facts | time_facts(facts, prices, topology, price), prices, step.hlo)
+    return Plan(facts | time_facts(facts, prices, topology, price), prices)
 
 
 def size_facts(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[str, Any]:
