@@ -11,7 +11,7 @@ from small_runs import small_config
 
 from widenet_jax.data import ArraySpec, DataInfo
 from widenet_jax.experiment import build_experiment, train_batch_shapes
-from widenet_jax.run.batches import records_of_step
+from widenet_jax.run.session import records_of_step
 from widenet_jax.step import forward
 
 IMAGE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}

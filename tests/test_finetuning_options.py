@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_runs import assert_same_end, at_step, final_state, run_here, train_here
 
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.config.files import stored_config
 from widenet_jax.inference.trained import open_trained
 

@@ -12,7 +12,7 @@ from compiled import apply
 from extensions.life_of_a_run import StopAfterOneStep
 from small_runs import assert_same_end, at_step, finish, metrics_of, run_here, start_two
 
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.inference.finetune import finetune_params

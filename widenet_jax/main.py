@@ -26,9 +26,8 @@ from widenet_jax.config.machine import keep_compiled
 from widenet_jax.config.parser import Parser, add_import_flag, exit_code_of, positive, seconds
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.inference.pretrained_config import set_fields
-from widenet_jax.run.markdown import text_table
-from widenet_jax.run.metric_rows import beside, number, routing_rows
 from widenet_jax.run.stopping import Stop, end_process, say
+from widenet_jax.run.tables import beside, number, routing_rows, text_table
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 JOIN_SECONDS = 300.0  # for all hosts to start

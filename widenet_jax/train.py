@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.data import Data
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -26,11 +26,8 @@ from widenet_jax.files import absolute
 from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.optim.parts import is_frozen
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
-from widenet_jax.run.batches import read_batches
 from widenet_jax.run.extension import check_length
-from widenet_jax.run.profile import check_profiler, profiled
-from widenet_jax.run.replay import replay
-from widenet_jax.run.session import Session, errors_in_one_line
+from widenet_jax.run.session import Session, errors_in_one_line, read_batches
 from widenet_jax.run.stopping import Stop, StopRequestedError, say
 from widenet_jax.run.summary import (
     best_of,
@@ -97,7 +94,9 @@ def run(
 
     # Data
     on_every_host(partial(check_workdir, workdir, config, mode=mode))
-    if profile:
+    if profile:  # imported where they are asked for: profile, replay, pretrained models
+        from widenet_jax.run.profile import check_profiler, profiled
+
         on_every_host(check_profiler)
     data = on_every_host(partial(open_data, config, workdir))
     check_agreement({"the data": data.data_info})
@@ -114,6 +113,8 @@ def run(
         stack.enter_context(jax.set_mesh(mesh))
         stack.enter_context(errors_in_one_line(workdir, stop))
         if mode == "replay":
+            from widenet_jax.run.replay import replay
+
             return replay(experiment, data, workdir)
         if mode == "eval":
             return evaluate_newest(experiment, data, workdir, stop)
@@ -138,7 +139,9 @@ def run(
             session.note(line)
 
         # Loop
-        train_step = profiled(session, start_step=step, steps=profile)
+        train_step = experiment.train_step
+        if profile:
+            train_step = profiled(session, start_step=step, steps=profile)
         measure = partial(
             evaluate,
             experiment,

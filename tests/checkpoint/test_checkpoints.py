@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from widenet_jax.checkpoint.checkpoints import Checkpoints, load_checkpoint
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.sharding import build_mesh, tree_shardings
 from widenet_jax.step import TrainState

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.checkpoint.hashes import fingerprint, params_sha256
+from widenet_jax.checkpoint.manifest import fingerprint, params_sha256
 from widenet_jax.sharding import build_mesh, tree_shardings
 
 

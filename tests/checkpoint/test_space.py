@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from widenet_jax.checkpoint.series import Series
-from widenet_jax.checkpoint.space import check_space, tree_bytes
+from widenet_jax.checkpoint.series import Series, check_space, tree_bytes
 from widenet_jax.errors import BadInputError, RunFailedError
 
 META = {"format_version": 1, "fingerprint": "f"}

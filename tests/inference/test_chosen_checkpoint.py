@@ -20,7 +20,7 @@ from small_runs import metrics_of, small_config
 import widenet_jax as wj
 from widenet_jax import train
 from widenet_jax.checkpoint.checkpoints import CHOICES, load_checkpoint
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.files import split_checkpoint

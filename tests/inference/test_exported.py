@@ -11,7 +11,7 @@ import safetensors.numpy
 from etils import epath
 
 from configs.variants import model_section
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import (
     read_arrays,

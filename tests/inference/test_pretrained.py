@@ -12,7 +12,7 @@ from inference import reference_vit as reference
 from inference.ours import our_vit
 
 from configs.variants import model_section
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.finetune import finetune_params

@@ -10,7 +10,7 @@ import pytest
 from configs import defaults
 from configs.variants import model_section
 from widenet_jax import train
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.pretrained_config import pretrained_sections

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.optim.schedules import build_schedule
+from widenet_jax.optim.build import build_schedule
 
 
 def rates(name: str, steps: list[int], *, warmup: int = 4, total: int = 12) -> list[float]:

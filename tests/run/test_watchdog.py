@@ -10,7 +10,7 @@ from small_runs import ROOT, command, finish, start
 
 CODE = """
 import threading, time
-from widenet_jax.run.watchdog import Watchdog
+from widenet_jax.run.stopping import Watchdog
 
 def hanging():
     time.sleep(60)

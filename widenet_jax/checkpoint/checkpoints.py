@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from widenet_jax.checkpoint.hashes import fingerprint
+from widenet_jax.checkpoint.manifest import fingerprint
 from widenet_jax.checkpoint.series import FORMAT_VERSION, Restored, Series
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.optim.average import swap

@@ -1,4 +1,7 @@
-"""Checksums of a checkpoint's files: written before it is committed, checked before it is read.
+"""Checksums of a checkpoint's files, and hashes of its parameters.
+
+The checksums are written before a checkpoint is committed, and checked before it is read.
+
 
 Storage flips bits, copies stop half-way and users delete files. Orbax restores most such damage
 without an error. `manifest.json` lists the size and SHA-256 of every file, and a checksum of this
@@ -10,9 +13,14 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 
 from widenet_jax.files import is_remote
+from widenet_jax.param_names import named_leaves
+from widenet_jax.typing import PyTree
 
 MANIFEST = "manifest.json"
 # Orbax writes these after the manifest; restoring does not need them.
@@ -95,3 +103,21 @@ def in_threads(function, names: list[str]) -> list:
     """Computes [function(name) for name in names] in threads; hashing releases the GIL."""
     with ThreadPoolExecutor(MAX_THREADS) as pool:
         return list(pool.map(function, names))
+
+
+def fingerprint(params: PyTree) -> str:
+    """Hashes a tree's names, shapes and types, but not its values."""
+    rows = [(name, list(x.shape), str(x.dtype)) for name, x in named_leaves(params)]
+    return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:16]
+
+
+def params_sha256(params: PyTree) -> str:
+    """Hashes the bytes of every parameter, in the order of their names, gathered from all hosts."""
+    digest = hashlib.sha256()
+    for name, leaf in sorted(named_leaves(params), key=lambda pair: pair[0]):
+        whole = leaf
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            whole = multihost_utils.process_allgather(leaf, tiled=True)
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(whole).tobytes())
+    return digest.hexdigest()

@@ -20,7 +20,7 @@ training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 import math
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
-from widenet_jax.run.markdown import markdown_table
+from widenet_jax.run.tables import markdown_table
 
 MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
 

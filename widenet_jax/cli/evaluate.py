@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, show
 from widenet_jax.errors import BadInputError
-from widenet_jax.run.markdown import text_table
-from widenet_jax.run.metric_rows import beside, number, routing_rows
+from widenet_jax.run.tables import beside, number, routing_rows, text_table
 from widenet_jax.specs import resolve, task_spec, task_specs
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 from etils import epath
 
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError, check_format, choose, first_line, require
 from widenet_jax.files import read_json, write_bytes, write_json, write_text
 from widenet_jax.inference.model_card import model_card

@@ -5,15 +5,14 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import optax
 
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError, check_fields, check_range, choose, nearest
 from widenet_jax.optim.average import with_average
-from widenet_jax.optim.lamb import decay_mask, lamb
 from widenet_jax.optim.parts import scale_layers, without_frozen
-from widenet_jax.optim.schedules import DECAYS, build_schedule
 from widenet_jax.param_names import PathPredicate, matches
 from widenet_jax.typing import PyTree
 
@@ -120,19 +119,26 @@ class Exclusions(NamedTuple):
     trust_ratio: PathPredicate
 
 
+def _decay_mask(exclude: PathPredicate) -> Callable[[PyTree], PyTree]:
+    """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
+    return lambda params: param_names.map_with_path(lambda path, _: not exclude(path), params)
+
+
 def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     excluded = {"exclude_decay": exclude.decay, "exclude_trust_ratio": exclude.trust_ratio}
+    from widenet_jax.optim.lamb import lamb
+
     return lamb(schedule, **_adam_numbers(section), **excluded)
 
 
 def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
-    return optax.adamw(schedule, **_adam_numbers(section), mask=decay_mask(exclude.decay))
+    return optax.adamw(schedule, **_adam_numbers(section), mask=_decay_mask(exclude.decay))
 
 
 def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     """Builds SGD: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
     momentum = _number(section, "momentum", below=1.0)
-    decay, mask = _number(section, "weight_decay"), decay_mask(exclude.decay)
+    decay, mask = _number(section, "weight_decay"), _decay_mask(exclude.decay)
     return optax.chain(
         optax.add_decayed_weights(decay, mask=mask),
         optax.trace(decay=momentum) if momentum else optax.identity(),
@@ -193,3 +199,51 @@ def _number(section: Mapping, name: str, *, below: float = math.inf) -> float:
             f"{WHERE}.{name}={value!r} is out of range; give a finite number, at least 0{upper}"
         )
     return float(value)
+
+
+# The remaining share of (peak - end) after the fraction t in [0, 1] of the decay.
+DECAYS: dict[str, Callable] = {
+    "cosine": lambda t: 0.5 * (1.0 + jnp.cos(math.pi * t)),
+    "linear": lambda t: 1.0 - t,
+    "constant": lambda t: jnp.ones_like(t),
+}
+
+
+def build_schedule(
+    name: str,
+    *,
+    learning_rate: float,
+    end_learning_rate: float,
+    warmup_steps: int,
+    total_steps: int,
+) -> optax.Schedule:
+    """Builds the learning rate as a function of the step: the number of updates before it.
+
+      step 0                       0, or the peak if there is no warm-up
+      step s < warmup_steps        learning_rate * s / warmup_steps
+      step warmup_steps            learning_rate, exactly
+      step total_steps and later   end_learning_rate (`constant`: learning_rate)
+    The run's last update is step total_steps - 1, one step before the end rate is reached.
+
+    Args:
+      name: cosine, linear or constant.
+      learning_rate: the peak.
+      end_learning_rate: the rate at the end of the decay; ignored by `constant`.
+      warmup_steps: length of the warm-up, 0..total_steps; 0 for none.
+      total_steps: length of the run, including the warm-up.
+
+    Raises:
+      BadInputError: the name is unknown.
+    """
+    decay = choose(DECAYS, name, field="config.optimizer.schedule")
+    # The divisors are at least 1 to avoid 0 / 0; no step lies inside an empty phase.
+    decay_steps = max(total_steps - warmup_steps, 1)
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32)
+        warm = learning_rate * step / max(warmup_steps, 1)
+        t = jnp.clip((step - warmup_steps) / decay_steps, 0.0, 1.0)
+        left = end_learning_rate + (learning_rate - end_learning_rate) * decay(t)
+        return jnp.where(step < warmup_steps, warm, left)
+
+    return schedule

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from widenet_jax.param_names import PathPredicate, map_with_path, matches, trust_ratio_unit_axes
-from widenet_jax.typing import Array, PyTree
+from widenet_jax.typing import Array
 
 nothing = matches("")  # the predicate that excludes no path
 
@@ -89,14 +89,14 @@ def lamb(
       exclude_decay: paths without weight decay.
       exclude_trust_ratio: paths whose ratio is 1.
     """
+    def decays(params: PyTree) -> PyTree:
+        return map_with_path(lambda path, _: not exclude_decay(path), params)
+
     return optax.chain(
         optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-        optax.add_decayed_weights(weight_decay, mask=decay_mask(exclude_decay)),
+        optax.add_decayed_weights(
+            weight_decay, mask=lambda p: map_with_path(lambda path, _: not exclude_decay(path), p)
+        ),
         scale_by_trust_ratio(exclude=exclude_trust_ratio),
         optax.scale_by_learning_rate(learning_rate),
     )
-
-
-def decay_mask(exclude: PathPredicate) -> Callable[[PyTree], PyTree]:
-    """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
-    return lambda params: map_with_path(lambda path, _: not exclude(path), params)

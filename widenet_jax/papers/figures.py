@@ -33,8 +33,8 @@ from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import number, page
 from widenet_jax.run.figures import block_panels, run_colour, save, subplots
-from widenet_jax.run.markdown import markdown_table
 from widenet_jax.run.metrics import JsonLines
+from widenet_jax.run.tables import markdown_table
 
 # Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
 AXES: dict[str, tuple[str, Callable[[ConfigDict], int]]] = {

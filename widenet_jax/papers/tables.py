@@ -14,7 +14,7 @@ from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
 from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
 from widenet_jax.papers.scales import Scale, run_of
-from widenet_jax.run.markdown import markdown_table, table_of
+from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
 SIGNIFICANT = 0.05  # of Welch's t-test, two-sided

@@ -107,20 +107,19 @@ class Profile:
             self.note(f"--profile: this start ended before step {self.first:,}, no step was traced")
 
 
-def profiled(session: Session, *, start_step: int, steps: int | None) -> TrainStep:
-    """Returns the training step of an opened session, traced under --profile until it closes.
+def profiled(session: Session, *, start_step: int, steps: int) -> TrainStep:
+    """Returns the training step of an opened session, traced until the session closes.
 
     Args:
       session: of this start.
       start_step: the step after which it starts or resumes.
-      steps: number of steps to trace; None traces none.
+      steps: number of steps to trace.
     """
-    train_step = session.experiment.train_step
-    if not steps:
-        return train_step
     traced = {"steps": steps, "start_step": start_step, "workdir": session.workdir}
     hooks = {"note": session.note, "pause": session.progress.pause}
-    return session.stack.enter_context(closing(Profile(train_step, **traced | hooks)))
+    return session.stack.enter_context(
+        closing(Profile(session.experiment.train_step, **traced | hooks))
+    )
 
 
 def check_profiler() -> None:

@@ -12,13 +12,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.checkpoint.checkpoints import FAILED, arrays_of
-from widenet_jax.checkpoint.hashes import fingerprint
+from widenet_jax.checkpoint.manifest import fingerprint
 from widenet_jax.checkpoint.series import Series
 from widenet_jax.data import Data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
 from widenet_jax.param_names import named_leaves
-from widenet_jax.run.batches import read_batches, records_of_step
+from widenet_jax.run.session import read_batches, records_of_step
 from widenet_jax.sharding import global_batch, to_host
 from widenet_jax.step import forward
 from widenet_jax.typing import Array, PyTree

@@ -12,18 +12,19 @@ from etils import epath
 from orbax.checkpoint import multihost
 
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
-from widenet_jax.checkpoint.series import all_finite
-from widenet_jax.checkpoint.space import check_space, space_text, tree_bytes
+from widenet_jax.checkpoint.series import all_finite, check_space, space_text, tree_bytes
+from widenet_jax.data import Data
 from widenet_jax.data.blocks import bad_allowed, bad_allowed_text
+from widenet_jax.data.pipeline import Batches, reading, train_batches
+from widenet_jax.data.sampler import record_at, stream_at
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.agreement import on_every_host
-from widenet_jax.run.batches import records_of_step
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.run.progress import Progress
-from widenet_jax.run.stopping import Stop, StopRequestedError, say
-from widenet_jax.run.watchdog import Watchdog
+from widenet_jax.run.stopping import Stop, StopRequestedError, Watchdog, say
+from widenet_jax.sharding import host_positions
 from widenet_jax.step import TrainState
 
 ADVICE = (
@@ -258,3 +259,33 @@ def errors_in_one_line(workdir: epath.Path, stop: Stop) -> Iterator[None]:
             f"--workdir={workdir}: {error.strerror}{space_text(workdir, 0)}; make room, and run "
             "the same command again to resume from the last checkpoint"
         ) from error
+
+
+def records_of_step(experiment: Experiment, step: int) -> list[int]:
+    """Returns the training records of the global batch that follows `step` updates, in order."""
+    B = experiment.config.batch_size
+    N, seed = experiment.data_info.num_examples, experiment.config.seed
+    positions = step * B + np.arange(B)
+    if experiment.data_info.stream:
+        _, records = stream_at(positions, batch_size=B, num_windows=N, whole=False)
+    else:
+        _, records = record_at(positions, seed=seed, num_records=N)
+    return records.tolist()
+
+
+def read_batches(
+    experiment: Experiment, data: Data, start_step: int, num_steps: int, **options: Any
+) -> Batches:
+    """Returns this host's batches of steps start_step..num_steps - 1; see `train_batches`."""
+    config = experiment.config
+    return train_batches(
+        data.train,
+        transform=data.train_transform,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        positions=host_positions(experiment.mesh, config.batch_size),
+        start_step=start_step,
+        num_steps=num_steps,
+        **reading(config.data),
+        **options,
+    )

@@ -11,7 +11,7 @@ from etils import epath
 from inference import reference_bert as reference
 from inference.our_bert import exported
 
-from widenet_jax.checkpoint.hashes import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported, write_huggingface

@@ -12,7 +12,7 @@ from etils import epath
 
 from widenet_jax.checkpoint.checkpoints import LAST, Checkpoints
 from widenet_jax.checkpoint.manifest import damage
-from widenet_jax.checkpoint.space import directory_bytes, tree_bytes
+from widenet_jax.checkpoint.series import directory_bytes, tree_bytes
 from widenet_jax.experiment import Experiment
 from widenet_jax.step import TrainState
 

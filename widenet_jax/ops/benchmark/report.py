@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from widenet_jax.run.figures import subplots
-from widenet_jax.run.markdown import markdown_table
+from widenet_jax.run.tables import markdown_table
 
 # Columns of sizes, of which the first that varies is the horizontal axis.
 SIZES = ("embed_dim", "experts", "expert_dim", "selected", "tokens", "length")

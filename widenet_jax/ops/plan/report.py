@@ -5,7 +5,7 @@ from typing import Any
 
 from widenet_jax.nn.moe.layer import dispatch_text
 from widenet_jax.ops.plan.printed import PRETRAINING
-from widenet_jax.run.markdown import table_of, text_table
+from widenet_jax.run.tables import table_of, text_table
 
 PAPER_CORE_DAYS = {row.variant: row.core_days for row in PRETRAINING if row.core_days}
 # Every model of the paper, and WideNet with groups of one image, whose dispatch is cheaper.

@@ -17,7 +17,7 @@ from widenet_jax.ops.sweep.axes import Settings
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status, text_of
 from widenet_jax.run.figures import draw_learning_curves, save, subplots
-from widenet_jax.run.markdown import text_table
+from widenet_jax.run.tables import text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
 STATISTICS = ("seeds", "mean", "std", "median")
