@@ -1,8 +1,6 @@
 """Checksums of a checkpoint's files, and hashes of its parameters.
 
 The checksums are written before a checkpoint is committed, and checked before it is read.
-
-
 Storage flips bits, copies stop half-way and users delete files. Orbax restores most such damage
 without an error. `manifest.json` lists the size and SHA-256 of every file, and a checksum of this
 list.

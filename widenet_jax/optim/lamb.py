@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from widenet_jax.param_names import PathPredicate, map_with_path, matches, trust_ratio_unit_axes
-from widenet_jax.typing import Array
+from widenet_jax.typing import Array, PyTree
 
 nothing = matches("")  # the predicate that excludes no path
 
@@ -89,6 +89,7 @@ def lamb(
       exclude_decay: paths without weight decay.
       exclude_trust_ratio: paths whose ratio is 1.
     """
+
     def decays(params: PyTree) -> PyTree:
         return map_with_path(lambda path, _: not exclude_decay(path), params)
 
