@@ -78,7 +78,7 @@ def placed_batches(
       source: a split.
       transform: the evaluation transform.
       stop: checked between batches.
-      beat: called at every batch, see `run.watchdog`.
+      beat: called at every batch, see `run.stopping.Watchdog`.
       note: receives a line for every unreadable example, where the config allows for some.
     """
     B = config.evaluation.batch_size
