@@ -139,10 +139,10 @@ def left_out_text(counts: Counter[str]) -> str:
     return f"{counts.total():,} {files} left out ({counts_text(counts)})"
 
 
-def names_text(names: Sequence[str], most: int = 5) -> str:
-    """Returns the first names, and how many more there are: "cat, dog and 3 more"."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def names_text(names: Sequence[str], between: str = ", ") -> str:
+    """Returns the first five names, and how many more there are: "cat, dog and 3 more"."""
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return between.join(names[:5]) + more
 
 
 def counts_text(counts: Counter[str]) -> str:

@@ -26,7 +26,7 @@ def test_the_name_of_a_class_stands_whole_above_its_row(tmp_path: Path):
     fields = [f"--config.data.path={tmp_path}", "--config.data.image_size=32"]
     fields += ["--config.augment.eval_crop_fraction=1.0"]
     config = override(load_config(f"{ROOT}/configs/finetune.py"), fields)
-    grid = augmentation_grid(config, num_images=2, num_draws=1, seed=0, note=str)
+    grid = augmentation_grid(config, num_images=2, num_draws=1, seed=0)
     name = line_of_text(LONG, height=22)
     assert grid.shape[1] == name.shape[1] > 2 * (128 + 2)
     np.testing.assert_array_equal(grid[:22], name)

@@ -1,6 +1,5 @@
-"""Converters of image sets in other layouts to the packed format of `data.records`, and previews.
+"""Packing of image sets in other layouts into the format of `data.records`; checks and previews.
 
-`convert` states the contract of a converter. A tar archive is read by `tar_files` alone, which
-verifies it to its end; input files are opened by `convert.open_input` or `data.input_files`, which
-refuse all but regular files; labels are checked by `convert.check_labels`.
+`packing` states the contract of a reader. `archives` reads tar archives and verifies them to their
+end; input files are opened by `data.input_files`, which refuses all but regular files.
 """

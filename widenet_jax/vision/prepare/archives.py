@@ -1,20 +1,32 @@
-"""Converters of tar archives of images, and of CIFAR-10's binary archive.
+"""Readers of tar archives of images, and of CIFAR-10's binary archive.
 
-Nothing is extracted to disk. JPEG and PNG files are kept byte for byte; CIFAR-10's raw pixels
-become PNG, which is lossless.
+Archives are read forwards, in memory; nothing is extracted to disk. JPEG and PNG files are kept
+byte for byte; CIFAR-10's raw pixels become PNG, which is lossless.
+
+Python's `tarfile` takes a header that it cannot read for the end of the archive, so a damaged or
+cut archive would look like a shorter one. Here such a header is an error, and after the last member
+come two blocks of zeros and nothing but zeros. A compressed archive is thereby read to its end,
+where gzip, bzip2 and xz verify their checksums.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import bz2
+import contextlib
+import gzip
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
 
-from widenet_jax.data.input_files import read_text
+from widenet_jax.config.parser import Options
+from widenet_jax.data.input_files import BZIP2, GZIP, MAX_IMAGE_BYTES, XZ, open_input, read_text
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.folders import IMAGE_SUFFIXES
-from widenet_jax.vision.prepare.convert import Converted, check_labels
-from widenet_jax.vision.prepare.tar_files import Member, members, read_archive
+from widenet_jax.vision.prepare.packing import Converted, check_labels, split_files
 
 CIFAR_CLASSES = 10
 CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
@@ -22,56 +34,187 @@ CIFAR_FILE_BYTES = 10_000 * CIFAR_RECORD_BYTES
 CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR_TEST, CIFAR_NAMES = "test_batch.bin", "batches.meta.txt"
 
+MAX_INNER_ARCHIVE_BYTES = 4 << 30
+MAX_EXTENDED_HEADER_BYTES = 1 << 20
+MAX_PADDING_BYTES = 16 << 20  # zeros after the end-of-archive blocks
+_COMPRESSIONS = {GZIP: gzip.open, BZIP2: bz2.open, XZ: lzma.open}
+# Raised for damaged or cut data, and by xz for a header that asks for too much memory.
+_READ_ERRORS = (
+    tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError, ValueError
+)  # fmt: skip
+_EXTENDED_HEADERS = (
+    tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
 
-def read_tar(files: Mapping[str, Sequence[str]], labels: str | None = None) -> Converted:
+
+class Member(NamedTuple):
+    """A regular file in an archive, to be read before the next one is asked for.
+
+    Attributes:
+      name: its path in the archive.
+      size: bytes of its content.
+      where: archive and name, for messages.
+      content: its content.
+    """
+
+    name: str
+    size: int
+    where: str
+    content: BinaryIO
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether it is a tar archive itself, by its name."""
+        return self.name.endswith(".tar")
+
+    def read(self) -> bytes:
+        """Returns the content; raises BadInputError if it is cut short."""
+        with _named(self.where):
+            data = self.content.read()
+            if len(data) < self.size:
+                raise EOFError("the archive is cut short")
+            return data
+
+
+class _Header(tarfile.TarInfo):
+    """A header that raises an error which `tarfile` does not take for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> "_Header":
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:
+            raise
+        except tarfile.HeaderError as error:
+            cut = len(buf) < tarfile.BLOCKSIZE
+            raise EOFError("no end-of-archive blocks: it is cut short" if cut else error) from None
+        if header.type in _EXTENDED_HEADERS and header.size > MAX_EXTENDED_HEADER_BYTES:
+            raise ValueError(f"extended header of {header.size:,} bytes")
+        return header
+
+
+@contextlib.contextmanager
+def _named(where: str, content: Any = None) -> Iterator[None]:
+    """Turns an error in reading into one that names the archive and the place in `content`."""
+    try:
+        yield
+    except _READ_ERRORS as error:
+        if isinstance(error, BadInputError):  # of an archive around this one
+            raise
+        at = content.offset if isinstance(content, tarfile.TarFile) else 0
+        raise BadInputError(
+            f"{where}: damaged at byte {at:,} of the (uncompressed) archive, or no tar archive: "
+            f"{str(error) or type(error).__name__}; download or copy it again"
+        ) from None
+
+
+def read_archive(path: str) -> Iterator[Member]:
+    """Yields the regular files of a tar archive, plain or compressed (gzip, bzip2, xz).
+
+    Raises:
+      BadInputError: as `members` does.
+    """
+    with open_input(path) as file:
+        start = file.read(max(map(len, _COMPRESSIONS)))
+        file.seek(0)
+        found = [opens for mark, opens in _COMPRESSIONS.items() if start.startswith(mark)]
+        yield from members(found[0](file) if found else file, path)
+
+
+def members(content: BinaryIO, where: str) -> Iterator[Member]:
+    """Yields the regular files of a tar archive; directories and hidden files are left out.
+
+    Raises:
+      BadInputError: the archive is damaged or cut anywhere but in the files' content, for which tar
+        has no checksum; or a member is a link, a device, a sparse file, or too big.
+    """
+    with _named(where):
+        archive = tarfile.TarFile(fileobj=content, tarinfo=_Header)
+    while True:
+        with _named(where, archive):
+            header = archive.next()
+            archive.members.clear()  # it would keep every header
+        if header is None:
+            break
+        place = f"{where}:{header.name}"
+        if header.isdir() or Path(header.name).name.startswith("."):
+            continue
+        if header.issparse() or not header.isreg():
+            kind = "sparse file" if header.issparse() else "link or device"
+            raise BadInputError(f"{place}: a {kind}; remove it from the archive")
+        member = Member(header.name, header.size, place, archive.extractfile(header))
+        if header.size > (MAX_INNER_ARCHIVE_BYTES if member.is_archive else MAX_IMAGE_BYTES):
+            raise BadInputError(f"{place}: {header.size:,} bytes: too big; remove it")
+        yield member
+    with _named(where, archive):
+        _verify_end(archive, content)
+
+
+def _verify_end(archive: tarfile.TarFile, content: BinaryIO) -> None:
+    """Reads both end-of-archive blocks and the padding, to the end of the stream."""
+    content.seek(archive.offset)
+    if content.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
+        raise EOFError("only one of the two end-of-archive blocks")
+    size = 0
+    while padding := content.read(1 << 16):
+        size += len(padding)
+        if padding.count(0) != len(padding):
+            raise ValueError("data follow the end-of-archive blocks")
+        if size > MAX_PADDING_BYTES:
+            raise ValueError(f"more than {MAX_PADDING_BYTES:,} bytes of padding")
+
+
+# --- Sets of images -------------------------------------------------------------------------------
+
+
+def read_tar(options: Options) -> Converted:
     """Reads tar archives of images.
 
     The class of an image is the name of its folder (`[.../]CLASS/image.jpg`), or the name of the
     inner archive that holds it (`CLASS.tar` in the outer one: ImageNet's training archive), or for
-    a flat archive (ImageNet's validation images) the class that the labels file gives. Labels
-    number the class names in sorted order. Archives are read twice: for the classes, then for the
-    images.
-
-    Args:
-      files: for each split its archives, in order.
-      labels: a text file of lines "image-file-name class".
+    a flat archive (ImageNet's validation images) the class that the file --labels gives, in lines
+    "image-file-name class". Labels number the class names in sorted order. Archives are read twice:
+    for the classes, then for the images.
 
     Raises:
       BadInputError: an archive is damaged, or an image has no class.
     """
-    labels_by_name = _read_labels(labels) if labels else {}
+    labels_by_name = _read_labels(options.labels) if options.labels else {}
+    files = split_files(options.input)
     names: set[str] = set()
     counts: dict[str, int | None] = {}
     for split, paths in files.items():
-        count = 0
-        nested = False
-        for path in paths:
-            for member in _images_and_archives(read_archive(path)):
-                names.add(_class_of(member, labels_by_name))
-                nested |= member.is_archive
-                count += 1
-        counts[split] = None if nested else count
-    class_names = tuple(sorted(names))
-    label_of = {name: label for label, name in enumerate(class_names)}
-    splits = {split: _from_tars(paths, labels_by_name, label_of) for split, paths in files.items()}
-    return Converted(class_names, splits, counts)
+        found = [(_class_of(m, labels_by_name), m.is_archive) for m in _wanted(paths)]
+        names.update(name for name, _ in found)
+        counts[split] = None if any(is_archive for _, is_archive in found) else len(found)
+    label_of = {name: label for label, name in enumerate(sorted(names))}
+
+    def examples(paths: Iterable[str]) -> Iterator[tuple[int, bytes]]:
+        for member in _wanted(paths):
+            label = label_of[_class_of(member, labels_by_name)]
+            for image in _images_of(member):
+                yield label, image.read()
+
+    return Converted(tuple(label_of), {k: examples(v) for k, v in files.items()}, counts)
 
 
 def _read_labels(path: str) -> dict[str, str]:
-    labels = {}
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        pair = line.split(maxsplit=1)
+    pairs = [line.split(maxsplit=1) for line in read_text(path).splitlines()]
+    for number, pair in enumerate(pairs, 1):
         if len(pair) == 1:
             raise BadInputError(f"{path} line {number}: expected 'image-file-name class'")
-        if pair:
-            labels[pair[0]] = pair[1].strip()
-    return labels
+    return {pair[0]: pair[1].strip() for pair in pairs if pair}
 
 
-def _images_and_archives(found: Iterator[Member]) -> Iterator[Member]:
-    for member in found:
-        if member.is_archive or member.name.lower().endswith(IMAGE_SUFFIXES):
-            yield member
+def _wanted(paths: Iterable[str]) -> Iterator[Member]:
+    """Yields the images and the inner archives of some archives."""
+    for path in paths:
+        yield from filter(_is_wanted, read_archive(path))
+
+
+def _is_wanted(member: Member) -> bool:
+    return member.is_archive or member.name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
@@ -84,28 +227,18 @@ def _class_of(member: Member, labels_by_name: Mapping[str, str]) -> str:
     return label
 
 
-def _from_tars(
-    paths: Sequence[str], labels_by_name: Mapping[str, str], label_of: Mapping[str, int]
-) -> Iterator[tuple[int, bytes]]:
-    for path in paths:
-        for member in _images_and_archives(read_archive(path)):
-            label = label_of[_class_of(member, labels_by_name)]
-            for image in _images_of(member):
-                yield label, image.read()
-
-
 def _images_of(member: Member) -> Iterator[Member]:
     """Yields an image itself, or the images of an inner archive."""
     if not member.is_archive:
         yield member
         return
-    for image in _images_and_archives(members(member.content, member.where)):
+    for image in filter(_is_wanted, members(member.content, member.where)):
         if image.is_archive:
             raise BadInputError(f"{image.where}: an archive in an inner archive; unpack it")
         yield image
 
 
-def read_cifar10_binary(archive: str) -> Converted:
+def read_cifar10_binary(options: Options) -> Converted:
     """Reads the official cifar-10-binary.tar.gz: 50,000 training and 10,000 test images of 32x32.
 
     A record is a label byte, then the red, green and blue planes. (The archive for Python is a
@@ -114,7 +247,7 @@ def read_cifar10_binary(archive: str) -> Converted:
     Raises:
       BadInputError: the archive is damaged, or is another one.
     """
-    files: dict[str, bytes] = {}
+    archive, files = options.input, {}
     for member in read_archive(archive):
         name = Path(member.name).name
         if name in (*CIFAR_TRAIN, CIFAR_TEST, CIFAR_NAMES):
@@ -131,30 +264,26 @@ def read_cifar10_binary(archive: str) -> Converted:
         names = tuple(files.get(CIFAR_NAMES, b"").decode().split())
     except UnicodeDecodeError as error:
         raise BadInputError(f"{archive}:{CIFAR_NAMES}: not UTF-8 text ({error})") from None
-    names = names or tuple(str(label) for label in range(CIFAR_CLASSES))
-    records = {
-        split: [_cifar_records(f"{archive}:{name}", files[name], len(names)) for name in chosen]
-        for split, chosen in {"train": train, "test": [CIFAR_TEST]}.items()
-    }
-    splits = {split: _cifar_examples(parts) for split, parts in records.items()}
-    return Converted(names, splits, {k: sum(map(len, parts)) for k, parts in records.items()})
+    names = names or tuple(map(str, range(CIFAR_CLASSES)))
+
+    def records_of(name: str) -> np.ndarray:
+        """Returns one row of bytes per record: uint8 [N, CIFAR_RECORD_BYTES]."""
+        data, where = files[name], f"{archive}:{name}"
+        if len(data) % CIFAR_RECORD_BYTES or not data:
+            raise BadInputError(
+                f"{where}: {len(data):,} bytes, not a multiple of {CIFAR_RECORD_BYTES:,}: it is "
+                "cut short; download it again"
+            )
+        rows = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
+        check_labels(rows[:, 0], where, len(names))
+        return rows
+
+    splits = {"train": np.concatenate([*map(records_of, train)]), "test": records_of(CIFAR_TEST)}
+    examples = {split: map(_cifar_example, rows) for split, rows in splits.items()}
+    return Converted(names, examples, {split: len(rows) for split, rows in splits.items()})
 
 
-def _cifar_records(where: str, data: bytes, num_classes: int) -> np.ndarray:
-    """Returns one row of bytes per record: uint8 [N, CIFAR_RECORD_BYTES]."""
-    if len(data) % CIFAR_RECORD_BYTES or not data:
-        raise BadInputError(
-            f"{where}: {len(data):,} bytes, not a multiple of {CIFAR_RECORD_BYTES:,}: it is cut "
-            "short; download it again"
-        )
-    rows = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD_BYTES)
-    check_labels(rows[:, 0], where, num_classes)
-    return rows
-
-
-def _cifar_examples(parts: Sequence[np.ndarray]) -> Iterator[tuple[int, bytes]]:
-    for part in parts:
-        for record in part:
-            # Three planes of 32 x 32, red first; OpenCV takes [32, 32, 3], blue first.
-            pixels = record[1:].reshape(3, 32, 32)[::-1].transpose(1, 2, 0)
-            yield int(record[0]), cv2.imencode(".png", np.ascontiguousarray(pixels))[1].tobytes()
+def _cifar_example(record: np.ndarray) -> tuple[int, bytes]:
+    # Three planes of 32 x 32, red first; OpenCV takes [32, 32, 3], blue first.
+    pixels = record[1:].reshape(3, 32, 32)[::-1].transpose(1, 2, 0)
+    return int(record[0]), cv2.imencode(".png", np.ascontiguousarray(pixels))[1].tobytes()

@@ -1,36 +1,63 @@
-"""Packing of image sets in other layouts into ArrayRecord files."""
+"""Packing of image sets in other layouts into ArrayRecord files, and readers of two layouts: image
+folders and TFDS sets.
 
+A reader turns the options of its subcommand into a `Converted`, whose (label, encoded image) pairs
+`records.write_set` packs. `archives` and `arrays` hold the other readers. A new layout is one new
+reader, and a subcommand in `command`. JPEG and PNG files are kept byte for byte. Nothing is
+unpickled.
+"""
+
+import dataclasses
 import glob
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
+import numpy as np
 import tqdm
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
 from widenet_jax.data.checks import problem_of
-from widenet_jax.data.labelled import left_out_text
-from widenet_jax.errors import BadInputError
-from widenet_jax.vision.data import files
-from widenet_jax.vision.data.folders import Holdout
-from widenet_jax.vision.prepare import archives, convert, npz
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES
+from widenet_jax.data.labelled import left_out_text, names_text
+from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
+from widenet_jax.specs import resolve
+from widenet_jax.vision.data import files, folders
 
-MOST_NAMED = 5  # unreadable images that the warning names
+
+@dataclasses.dataclass
+class Converted:
+    """An image set in another layout.
+
+    Attributes:
+      class_names: label k is class_names[k].
+      splits: for each split an iterable, to be read once, of (label, encoded image); the error in
+        place of the image where a file cannot be read.
+      counts: images of each split, for the progress bar; None where unknown before the end.
+      notes: lines for the user.
+      left_out: how many files are not read, by suffix.
+    """
+
+    class_names: tuple[str, ...]
+    splits: Mapping[str, Iterable[tuple[int, bytes | BadExampleError]]]
+    counts: Mapping[str, int | None]
+    notes: Sequence[str] = ()
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 def pack(options: Options) -> None:
-    """Converts the set that `options` name into ArrayRecord files."""
-    damaged: list[str] = []
-    found = read_input(options, damaged)
+    """Converts the set that `options` name, by their reader, into ArrayRecord files."""
+    found = resolve(options.reader)(options)
     if not found:  # a TFDS set that is read where it is
         return
-    splits = {name: examined(name, found, damaged, options.skip_bad) for name in found.splits}
+    damaged: list[str] = []
     manifest = records.write_set(
         options.out,
-        splits,
+        {split: examined(split, found, damaged, options.skip_bad) for split in found.splits},
         class_names=found.class_names,
-        provenance={"converter": options.command, "input": origin(options)},
+        provenance={"converter": options.command, "input": options.input},
         overwrite=options.overwrite,
     )
     counts = {name: entry["count"] for name, entry in manifest["splits"].items()}
@@ -40,79 +67,39 @@ def pack(options: Options) -> None:
     info |= {"damaged": damaged, "left_out": found.left_out, "notes": found.notes}
     show(options, info, "\n".join(lines))
     if damaged:
-        more = "" if len(damaged) <= MOST_NAMED else f" and {len(damaged) - MOST_NAMED:,} more"
-        named = "; ".join(damaged[:MOST_NAMED]) + more
-        what = f"left out {len(damaged):,} images that cannot be read: {named}"
+        text = f"left out {len(damaged):,} images that cannot be read: {names_text(damaged, '; ')}"
         if not options.skip_bad:
-            what = (
-                f"packed as they are, but cannot be read: {named}. Training stops at such an "
-                "image, or replaces it with --config.data.on_bad_example=skip; --skip_bad leaves "
-                "them out here"
+            text = (
+                f"packed as they are, but cannot be read: {names_text(damaged, '; ')}. Training "
+                "stops at such an image, or replaces it with --config.data.on_bad_example=skip; "
+                "--skip_bad leaves them out here"
             )
-        print(f"warning: {what}", file=sys.stderr)
+        print(f"warning: {text}", file=sys.stderr)
 
 
-def read_input(options: Options, damaged: list[str]) -> convert.Converted | None:
-    """Opens the files that `options` name, by the reader of their format."""
-    if options.command == "tfds":
-        builder = convert.prepare_tfds(options.name, options.data_dir)
-        if options.out:
-            return convert.read_tfds(builder)
-        place, counts = tfds_counts(builder)
-        show(options, {"path": place, "images": counts}, counts_text(place, counts))
-        return None
-    if options.command == "image_folder":
-        holdout = Holdout(options.eval_fraction, field="eval_fraction")
-        bad = damaged if options.skip_bad else None
-        return convert.read_image_folder(options.input, holdout, bad)
-    if options.command == "cifar10_binary":
-        return archives.read_cifar10_binary(options.input)
-    files = split_files(options.split)
-    if options.command == "tar":
-        return archives.read_tar(files, options.labels)
-    if options.command == "npz":
-        return npz.read_npz(files)
-    from widenet_jax.vision.prepare import parquet  # pyarrow is slow to import
-
-    columns = {"image_column": options.image_column, "label_column": options.label_column}
-    return parquet.read_parquet(files, **columns)
-
-
-def origin(options: Options) -> str | list[str]:
-    """Returns what the set is packed from, as the user named it."""
-    return next(filter(None, (getattr(options, k, None) for k in ("input", "split", "name"))))
-
-
-def counts_text(place: str, counts: dict[str, int]) -> str:
+def counts_text(place: str, counts: Mapping[str, int]) -> str:
     images = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     return f"{place}: {images} images"
 
 
-def tfds_counts(builder: Any) -> tuple[str, dict[str, int]]:
-    """Returns where the prepared set is and its images per split.
-
-    Raises:
-      BadInputError: the set is stored in a format that training cannot read.
-    """
-    stored = builder.info.file_format.value
-    if stored != "array_record":
-        raise BadInputError(
-            f"tfds {builder.name}: already prepared as {stored} in {builder.data_dir}, which "
-            "training cannot read; pass --out DIR to pack it"
-        )
-    return str(builder.data_dir), {k: v.num_examples for k, v in builder.info.splits.items()}
-
-
 def examined(
-    split: str, found: convert.Converted, damaged: list[str], skip_bad: bool
-) -> convert.Examples:
+    split: str, found: Converted, damaged: list[str], skip_bad: bool
+) -> Iterator[tuple[int, bytes]]:
     """Yields the examples of a split under a progress bar; names unreadable ones in `damaged`.
 
-    With `skip_bad` they are left out, and each image is decoded, which finds more damage.
+    With `skip_bad` they are left out, and each image is decoded, which finds more damage. Without
+    it a file that cannot be read raises its error.
     """
     examples = tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
-    for number, (label, image) in enumerate(examples):
+    number = 0
+    for label, image in examples:
         where = f"image {number:,} of {split}"
+        if isinstance(image, BadExampleError):
+            if not skip_bad:
+                raise image
+            damaged.append(str(image))
+            continue
+        number += 1
         if skip_bad:
             problem = problem_of(partial(files.decode, image, where))
         elif problem := files.examine(image).problem:
@@ -123,20 +110,157 @@ def examined(
             yield label, image
 
 
-def split_files(options: list[str]) -> dict[str, list[str]]:
-    """Maps NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded.
+# --- Checks that readers share --------------------------------------------------------------------
+
+
+def split_files(splits: Sequence[str]) -> dict[str, list[str]]:
+    """Maps --split=NAME=FILE[,FILE...] options to {name: [file]}, wildcards expanded.
 
     Raises:
       BadInputError: an option of another form, or without a file.
     """
-    files: dict[str, list[str]] = {}
-    for option in options:
+    found: dict[str, list[str]] = {}
+    for option in splits:
         name, separator, patterns = option.partition("=")
         if not separator or not name.isidentifier():
             raise BadInputError(f"--split {option}: expected NAME=FILE[,FILE...]")
         for pattern in patterns.split(","):
-            found = sorted(glob.glob(pattern))
-            if not found:
+            matching = sorted(glob.glob(pattern))
+            if not matching:
                 raise BadInputError(f"--split {option}: no file {pattern}")
-            files.setdefault(name, []).extend(found)
-    return files
+            found.setdefault(name, []).extend(matching)
+    return found
+
+
+def check_labels(labels: np.ndarray, where: str, num_classes: int, first: int = 0) -> None:
+    """Checks the labels of some consecutive records of a file.
+
+    Args:
+      labels: integers [n].
+      where: the file, for the message.
+      num_classes: labels must be below it.
+      first: index in the file of the first of these records.
+
+    Raises:
+      BadInputError: they are not all from 0 to num_classes - 1.
+    """
+    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(bad):
+        raise BadInputError(
+            f"{where} record {first + bad[0]}: label {labels[bad[0]]} has no class name; labels "
+            f"run from 0 to {num_classes - 1}"
+        )
+
+
+def check_size(num_bytes: int, where: str) -> None:
+    """Raises BadInputError where an image is too large to be one."""
+    if num_bytes > MAX_IMAGE_BYTES:
+        raise BadInputError(f"{where}: an image of {num_bytes:,} bytes: too big; remove it")
+
+
+def same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the class names that all files have.
+
+    Raises:
+      BadInputError: two of them differ.
+    """
+    (first, expected), *rest = names.items()
+    for other, classes in rest:
+        if classes != expected:
+            odd = sorted(set(classes) ^ set(expected))
+            how = f"e.g. {odd[0]}" if odd else "in another order"
+            raise BadInputError(f"{first} and {other} have different classes ({how})")
+    return expected
+
+
+# --- A folder of class folders --------------------------------------------------------------------
+
+
+def read_image_folder(options: Options) -> Converted:
+    """Reads INPUT/SPLIT/CLASS/image files, or INPUT/CLASS/image files, divided by eval_fraction.
+
+    The classes of the folder are those of all splits; only "train" must have every one.
+
+    Raises:
+      BadInputError: no such directory, no splits, or the training split lacks a class.
+    """
+    root, holdout = options.input, folders.Holdout(options.eval_fraction, field="eval_fraction")
+    folders.check_folder(root)
+    names = folders.splits_of(root, holdout)
+    if not names:
+        raise BadInputError(f"{root}: no split folders; images belong in {root}/SPLIT/CLASS/")
+    found = {split: folders.ImageFolder(root, split, holdout) for split in names}
+    class_names = tuple(sorted({name for source in found.values() for name in source.class_names}))
+    notes = []
+    for split, source in found.items():
+        present = {*source.class_names} - {*source.missing}
+        if missing := tuple(name for name in class_names if name not in present):
+            lacks = f"{split} has no image of {names_text(missing)}"
+            if split == holdout.train_split:
+                advice = "copy the images again, or remove these classes from every split"
+                raise BadInputError(f"{root}: split {lacks}; {source.split_advice or advice}")
+            notes.append(lacks + (source.split_advice and f"; {source.split_advice}"))
+
+    def examples(source: folders.ImageFolder) -> Iterator[tuple[int, bytes | BadExampleError]]:
+        labels = [class_names.index(name) for name in source.class_names]
+        for index, label in enumerate(source.record_labels):
+            try:
+                yield labels[label], source[index]["image"]
+            except BadExampleError as error:
+                yield labels[label], error
+
+    return Converted(
+        class_names,
+        {split: examples(source) for split, source in found.items()},
+        {split: len(source) for split, source in found.items()},
+        notes=notes,
+        left_out=sum((Counter(source.left_out) for source in found.values()), Counter()),
+    )
+
+
+# --- TensorFlow Datasets --------------------------------------------------------------------------
+
+
+def read_tfds(options: Options) -> Converted | None:
+    """Downloads and prepares a TFDS image classification set, and reads it where --out is set.
+
+    Needs TensorFlow. The set becomes array_record, unless it has been prepared in another format.
+
+    Raises:
+      BadInputError: no TensorFlow, no such set, not a classification set, or a set that training
+        cannot read where it is.
+    """
+    name = options.input
+    require("tensorflow", extra="prepare", what=f"preparing the TFDS set {name}")
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name, data_dir=options.data_dir)
+    except tfds.core.registered.DatasetNotFoundError as error:
+        raise BadInputError(f"tfds {name}: {first_line(error)}") from None
+    if not {"image", "label"} <= set(builder.info.features):
+        raise BadInputError(f"tfds {name}: has no image and label features")
+    builder.download_and_prepare(file_format="array_record")
+    stored, place = builder.info.file_format.value, str(builder.data_dir)
+    counts = {split: info.num_examples for split, info in builder.info.splits.items()}
+    if not options.out:
+        if stored != "array_record":
+            raise BadInputError(
+                f"tfds {name}: already prepared as {stored} in {place}, which training cannot "
+                "read; pass --out DIR to pack it"
+            )
+        show(options, {"path": place, "images": counts}, counts_text(place, counts))
+        return None
+
+    def examples(split: str) -> Iterator[tuple[int, bytes]]:
+        encoded = {"image": tfds.decode.SkipDecoding()}
+        if stored == "array_record":  # as_dataset refuses this one
+            dataset = builder.as_data_source(split, decoders=encoded)
+        else:
+            dataset = builder.as_dataset(split=split, shuffle_files=False, decoders=encoded)
+            dataset = tfds.as_numpy(dataset)
+        for example in dataset:
+            yield int(example["label"]), bytes(example["image"])
+
+    names = tuple(builder.info.features["label"].names)
+    return Converted(names, {split: examples(split) for split in counts}, counts)

@@ -1,7 +1,7 @@
 """Pictures of an image classifier's inputs: a grid of augmentations."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,37 +27,26 @@ def draw_augmentations(config: Any, options: Options) -> None:
     """Writes the picture of `augmentation_grid` to --out."""
     if not options.out:
         raise BadInputError("preview of images needs --out=PNG")
-    picture = augmentation_grid(
-        config,
-        seed=options.seed,
-        note=lambda line: print(line, file=sys.stderr),
-        num_images=options.num,
-        num_draws=options.draws or 6,
-    )
+    picture = augmentation_grid(config, options.num, options.draws or 6, options.seed)
     png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
     write_bytes(options.out, png.tobytes())
     print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")
 
 
 def augmentation_grid(
-    config: Mapping[str, Any],
-    *,
-    num_images: int,
-    num_draws: int,
-    seed: int,
-    note: Callable[[str], None],
+    config: Mapping[str, Any], num_images: int, num_draws: int, seed: int
 ) -> np.ndarray:
     """Draws one row per image: the evaluation input, then the augmentations of the first epochs.
 
-    The name of its class stands above each row.
+    The name of its class stands above each row. Prints on stderr a line on the split, and one for
+    each image that cannot be read, in whose place the next one is drawn where `data.on_bad_example`
+    is "skip".
 
     Args:
       config: reads `data` and `augment`.
       num_images: number of rows, spread evenly over the training split.
       num_draws: number of epochs drawn.
       seed: the run's seed, so that the augmentations are the same as in the run.
-      note: receives a line on the split, and one for each image that cannot be read, in whose place
-        the next one is drawn where `data.on_bad_example` is "skip".
 
     Returns:
       uint8 [height, width, 3] RGB.
@@ -69,18 +58,17 @@ def augmentation_grid(
     source = build_source(data, data["train_split"])
     train, evaluation = build_transforms(config["augment"], data["image_size"])
     chosen = np.linspace(0, len(source) - 1, min(num_images, len(source))).astype(int)
-    note(overview([(data["train_split"], source)], "images"))
+    print(overview([(data["train_split"], source)], "images"), file=sys.stderr)
     complaints: Complaints = []
 
     def row_of(example: Example, record: int) -> np.ndarray:
         image = train.image_of(example)
-        tiles = [evaluation.picture(image)]
+        tiles = [_captioned(evaluation.picture(image), "evaluation")]
         for epoch in range(num_draws):
             rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
-            tiles.append(train.picture(image, rng))
-        name = source.class_names[example["label"]]
-        row = _row(tiles, ["evaluation", *(f"epoch {epoch}" for epoch in range(num_draws))])
-        return _stack([line_of_text(name, height=_NAME_HEIGHT), row])
+            tiles.append(_captioned(train.picture(image, rng), f"epoch {epoch}"))
+        name = line_of_text(source.class_names[example["label"]], height=_NAME_HEIGHT)
+        return _stack([name, np.concatenate(tiles, axis=1)])
 
     skip = skips(data["on_bad_example"])
     rows = [
@@ -88,14 +76,8 @@ def augmentation_grid(
         for record in chosen.tolist()
     ]
     for line in dict(complaints).values():
-        note(line)
+        print(line, file=sys.stderr)
     return _stack(rows)
-
-
-def _row(tiles: Sequence[np.ndarray], captions: Sequence[str]) -> np.ndarray:
-    return np.concatenate(
-        [_captioned(tile, caption) for tile, caption in zip(tiles, captions, strict=True)], axis=1
-    )
 
 
 def _stack(rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,0 +1,176 @@
+"""Each reader's tiny input is packed; the packed set has the same images and labels."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preparing import (
+    NAMES,
+    cifar_record,
+    make_cifar,
+    make_npz,
+    make_parquet,
+    make_tar,
+    photo,
+    refused,
+    run,
+    write,
+)
+
+from widenet_jax.data.sources import build_source
+from widenet_jax.vision.data import files
+
+
+def read_back(path: Path, split: str = "train") -> tuple[tuple[str, ...], list[tuple[int, bytes]]]:
+    source = build_source({"source": "array_record", "path": str(path)}, split)
+    examples = [source[i] for i in range(len(source))]
+    return source.class_names, [(e["label"], e["image"]) for e in examples]
+
+
+def make_folder(root: Path, **photos: bytes) -> Path:
+    """Writes images, each named SPLIT_CLASS_FILE."""
+    for name, data in photos.items():
+        path = root / (name.replace("_", "/") + ".jpg")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, data)
+    return root
+
+
+# --- Image folders --------------------------------------------------------------------------------
+
+
+def test_image_folder(tmp_path):
+    values = {"train_cat_x": 1, "train_dog_x": 2, "val_cat_x": 3, "val_dog_x": 4}
+    root = make_folder(tmp_path / "in", **{name: photo(value) for name, value in values.items()})
+    assert run("image_folder", "--input", root, "--out", tmp_path / "out") == 0
+    assert read_back(tmp_path / "out") == (("cat", "dog"), [(0, photo(1)), (1, photo(2))])
+    assert read_back(tmp_path / "out", "val")[1] == [(0, photo(3)), (1, photo(4))]
+
+
+def test_damaged_files_are_packed_and_named(tmp_path, capsys):
+    """Seven of nine files are truncated; the message names five."""
+    photos = {f"train_cat_{k}": photo(k)[: None if k < 2 else -2] for k in range(9)}
+    packing = ["image_folder", "--input", make_folder(tmp_path / "in", **photos)]
+    assert run(*packing, "--out", tmp_path / "out") == 0
+    warning = capsys.readouterr().err
+    assert "cannot be read: image 2 of train: truncated JPEG (no end-of-image marker); " in warning
+    assert "image 6 of train" in warning and "image 7" not in warning and "and 2 more" in warning
+    assert read_back(tmp_path / "out")[1][2] == (0, photo(2)[:-2])
+    assert run(*packing, "--out", tmp_path / "out", "--overwrite", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["images"] == {"train": 9} and len(report["damaged"]) == 7
+
+
+def test_image_folder_with_other_classes_in_one_split(tmp_path, capsys):
+    """A class may be missing where images are evaluated, and not where they train."""
+    photos = dict.fromkeys(("train_cat_x", "train_dog_x", "val_dog_x"), photo(1))
+    packing = ["image_folder", "--input", make_folder(tmp_path / "in", **photos), "--out"]
+    assert run(*packing, tmp_path / "out") == 0
+    assert "val has no image of cat" in capsys.readouterr().out
+    assert read_back(tmp_path / "out", "val") == (("cat", "dog"), [(1, photo(1))])
+    make_folder(tmp_path / "in", val_eel_x=photo(1))
+    assert "split train has no image of eel" in refused(capsys, *packing, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+# --- Files that hold many images ------------------------------------------------------------------
+
+
+def test_npz_joins_files_of_a_split(tmp_path):
+    for name, values in {"a": [0, 1], "b": [2], "c": [5]}.items():
+        make_npz(tmp_path / f"{name}.npz", values)
+    splits = [f"train={tmp_path}/a.npz,{tmp_path}/b.npz", f"test={tmp_path}/c*.npz"]
+    options = ["--split", splits[0], "--split", splits[1], "--out", tmp_path / "out"]
+    assert run("npz", *options) == 0
+    expected = ("even", "odd"), [(0, photo(0)), (1, photo(1)), (0, photo(2))]
+    assert read_back(tmp_path / "out") == expected
+    assert read_back(tmp_path / "out", "test")[1] == [(1, photo(5))]
+    provenance = json.loads((tmp_path / "out" / "dataset.json").read_text())["provenance"]
+    assert provenance == {"converter": "npz", "input": splits}
+
+
+@pytest.mark.parametrize("names", [["cat", "dog", "elk"], None])
+def test_parquet(tmp_path, names):
+    for name, labels in {"train-0": [2, 0], "train-1": [1], "test": [1]}.items():
+        make_parquet(tmp_path / f"{name}.parquet", labels, names)
+    options = ["--split", f"train={tmp_path}/train-*.parquet"]
+    options += ["--split", f"test={tmp_path}/test.parquet", "--out", tmp_path / "out"]
+    assert run("parquet", *options) == 0
+    expected = tuple(names or ["0", "1", "2"]), [(2, photo(20)), (0, photo(0)), (1, photo(10))]
+    assert read_back(tmp_path / "out") == expected
+    assert read_back(tmp_path / "out", "test")[1] == [(1, photo(10))]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_tar_of_class_folders(tmp_path, mode):
+    members = {"set/zoo/1.jpg": photo(1), "set/ant/2.JPEG": photo(2), "set/readme.txt": b"x"}
+    make_tar(tmp_path / "a.tar", members, mode)
+    assert run("tar", "--split", f"train={tmp_path}/a.tar", "--out", tmp_path / "out") == 0
+    assert read_back(tmp_path / "out") == (("ant", "zoo"), [(1, photo(1)), (0, photo(2))])
+
+
+def test_tar_of_one_archive_a_class_and_a_flat_one_with_labels(tmp_path):
+    inner = {
+        "n02.tar": make_tar(tmp_path / "2", {"n02_1.JPEG": photo(21)}).read_bytes(),
+        "n01.tar": make_tar(tmp_path / "1", {"n01_9.JPEG": photo(11)}).read_bytes(),
+    }
+    make_tar(tmp_path / "train.tar", inner)
+    make_tar(tmp_path / "val.tar", {"V_1.JPEG": photo(31), "V_2.JPEG": photo(32)})
+    labels = write(tmp_path / "labels.txt", "V_1.JPEG n02\nV_2.JPEG n01\n")
+    options = ["--split", f"train={tmp_path}/train.tar", "--split", f"val={tmp_path}/val.tar"]
+    assert run("tar", *options, "--labels", labels, "--out", tmp_path / "o") == 0
+    assert read_back(tmp_path / "o") == (("n01", "n02"), [(1, photo(21)), (0, photo(11))])
+    assert read_back(tmp_path / "o", "val")[1] == [(1, photo(31)), (0, photo(32))]
+
+
+def test_cifar10_binary_is_exact(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    batches = {
+        "data_batch_2.bin": cifar_record(3, pixels[2]),
+        "data_batch_1.bin": cifar_record(9, pixels[0]) + cifar_record(0, pixels[1]),
+        "test_batch.bin": cifar_record(1, pixels[3]) + cifar_record(2, pixels[4]),
+    }
+    archive, out = make_cifar(tmp_path / "c.tar.gz", batches), tmp_path / "out"
+    assert run("cifar10_binary", "--input", archive, "--out", out) == 0
+    names, train = read_back(out)
+    _, test = read_back(out, "test")
+    assert names == tuple(NAMES) and [label for label, _ in train + test] == [9, 0, 3, 1, 2]
+    decoded = np.stack([files.decode(image, "") for _, image in train + test])
+    np.testing.assert_array_equal(decoded, pixels)
+
+
+# --- Writing, and the command ---------------------------------------------------------------------
+
+
+def test_overwriting_is_asked_for_and_atomic(tmp_path, capsys):
+    make_npz(tmp_path / "a.npz", [0, 1])
+    make_npz(tmp_path / "b.npz", [3])
+    make_npz(tmp_path / "bad.npz", [0, 1], labels=np.array([0, 7]))
+    out = tmp_path / "out"
+
+    def options(name: str, place: Path = out) -> list[object]:
+        return ["npz", "--split", f"train={tmp_path}/{name}", "--out", place]
+
+    assert run(*options("a.npz")) == 0
+    assert "pass --overwrite" in refused(capsys, *options("b.npz"))
+    refused(capsys, *options("bad.npz"), "--overwrite")
+    assert len(read_back(out)[1]) == 2  # a failed attempt leaves the old set intact
+    assert run(*options("b.npz"), "--overwrite") == 0
+    assert read_back(out)[1] == [(1, photo(3))] and len(list(out.iterdir())) == 2
+    (tmp_path / "home").mkdir()
+    thesis = write(tmp_path / "home" / "thesis.txt", "mine")
+    message = refused(capsys, *options("a.npz", tmp_path / "home"), "--overwrite")
+    assert "holds other files (thesis.txt" in message and thesis.read_text() == "mine"
+
+
+@pytest.mark.parametrize("split", ["train", "=a.npz", "train=nowhere.npz"])
+def test_split_options_are_checked(tmp_path, capsys, split):
+    assert f"--split {split}: " in refused(capsys, "npz", "--split", split, "--out", tmp_path)
+
+
+def test_tfds_says_it_needs_tensorflow(tmp_path, capsys):
+    if importlib.util.find_spec("tensorflow"):
+        pytest.skip("TensorFlow is installed")
+    assert "needs the tensorflow package" in refused(capsys, "tfds", "cifar10", "--out", tmp_path)

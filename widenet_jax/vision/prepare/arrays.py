@@ -1,0 +1,190 @@
+"""Readers of files that hold many images: .npz packs, and Hugging Face's parquet files."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from widenet_jax.config.parser import Options
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input, open_parquet
+from widenet_jax.data.input_files import class_names as class_names_of
+from widenet_jax.errors import BadInputError, first_line
+from widenet_jax.vision.prepare.packing import (
+    Converted,
+    check_labels,
+    check_size,
+    same_classes,
+    split_files,
+)
+
+MAX_TABLE_BYTES = 256 << 20  # of the offsets, labels and class names of a pack
+MAX_CLASSES = 1_000_000  # a label that a damaged file holds must not size the table of class names
+IMAGE_ROWS, LABEL_ROWS = 256, 1 << 16  # read at once
+
+
+# --- .npz packs -----------------------------------------------------------------------------------
+
+
+def read_npz(options: Options) -> Converted:
+    """Reads .npz packs: arrays of encoded images, end to end, and their labels.
+
+    A pack holds `jpeg` (uint8, all files end to end), `offsets` (integers [n + 1]), `labels`
+    (integers [n]) and `class_names` ([classes]); image i is jpeg[offsets[i]:offsets[i + 1]]. Images
+    are streamed, never held together.
+
+    Raises:
+      BadInputError: a pack is damaged, or holds other arrays.
+    """
+    files = split_files(options.input)
+    names, labels, sizes = {}, {}, {}
+    for path in dict.fromkeys(itertools.chain.from_iterable(files.values())):
+        with _open_pack(path) as pack:
+            names[path], labels[path], sizes[path] = _tables(pack, path)
+            if bad := pack.zip.testzip():
+                raise ValueError(f"Bad CRC-32 for file {bad}")
+
+    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+        for path in paths:
+            with _open_pack(path) as pack, _open_images(pack) as (content, _):
+                for label, size in zip(labels[path].tolist(), sizes[path].tolist(), strict=True):
+                    yield label, content.read(size)
+
+    counts = {split: sum(len(labels[path]) for path in files[split]) for split in files}
+    splits = {split: examples(paths) for split, paths in files.items()}
+    return Converted(same_classes(names), splits, counts)
+
+
+@contextlib.contextmanager
+def _open_pack(path: str) -> Iterator[Any]:
+    try:
+        with open_input(path) as file, np.load(file, allow_pickle=False) as pack:
+            yield pack
+    except BadInputError:
+        raise
+    except Exception as error:  # zipfile and NumPy's parser raise many kinds
+        reason = first_line(error)
+        raise BadInputError(f"{path}: damaged, or not an .npz pack ({reason})") from None
+
+
+@contextlib.contextmanager
+def _open_images(pack: Any) -> Iterator[tuple[IO[bytes], int]]:
+    """Opens the images at the first one, with the number of bytes."""
+    with pack.zip.open("jpeg.npy") as content:
+        if npy.read_magic(content) != (1, 0):
+            raise ValueError("jpeg has another version of NumPy's format")
+        shape, _, dtype = npy.read_array_header_1_0(content)
+        size = pack.zip.getinfo("jpeg.npy").file_size - content.tell()
+        if dtype != np.uint8 or shape != (size,):
+            raise ValueError(f"jpeg must be uint8 [{size}], not {dtype} of shape {shape}")
+        yield content, size
+
+
+def _tables(pack: Any, path: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """Returns the class names, the labels [n] and the images' sizes [n] of a pack, checked."""
+    tables = {}
+    for key, kinds in {"class_names": "Uiu", "labels": "iu", "offsets": "iu"}.items():
+        if pack.zip.getinfo(f"{key}.npy").file_size > MAX_TABLE_BYTES:
+            raise ValueError(f"{key} is larger than any image set's")
+        table = tables[key] = pack[key]
+        if table.dtype.kind not in kinds or table.ndim != 1:
+            allowed = "text or integers" if "U" in kinds else "integers"
+            found = f"{table.dtype} of shape {table.shape}"
+            raise ValueError(f"{key} must be {allowed} [n], not {found}")
+    with _open_images(pack) as (_, num_bytes):
+        pass
+    names, labels = tuple(map(str, tables["class_names"].tolist())), tables["labels"]
+    check_labels(labels, path, len(names))
+    offsets = tables["offsets"].astype(np.int64)
+    sizes = np.diff(offsets)
+    fit = len(sizes) == len(labels) and (offsets[0], offsets[-1]) == (0, num_bytes)
+    if not fit or (sizes < 0).any():
+        raise BadInputError(f"{path}: offsets do not fit the labels and the image bytes")
+    for record in np.flatnonzero(sizes > MAX_IMAGE_BYTES)[:1]:
+        check_size(sizes[record], f"{path} record {record}")
+    return names, labels, sizes
+
+
+# --- Parquet --------------------------------------------------------------------------------------
+
+
+def read_parquet(options: Options) -> Converted:
+    """Reads parquet files of images, each bytes or a struct {bytes, path}, with an integer label.
+
+    Class names come from the description that the `datasets` library stores in the file. Without
+    one, the labels that the files hold are numbered: "0", "1", ...
+
+    Raises:
+      BadInputError: a file is damaged, or has other columns, or a label is no class.
+    """
+    files, names, highest = split_files(options.input), {}, 0
+    columns = [options.image_column, options.label_column]
+    counts: dict[str, int | None] = dict.fromkeys(files, 0)
+    for split, paths in files.items():
+        for path in paths:
+            with _open_table(path) as file:
+                _check_columns(file.schema_arrow, path, *columns)
+                names[path] = class_names_of(file.schema_arrow.metadata, columns[1])
+                num_classes = len(names[path]) or MAX_CLASSES
+                highest = max(highest, _highest_label(file, path, columns[1], num_classes))
+                counts[split] += file.metadata.num_rows
+    class_names = same_classes(names) or tuple(map(str, range(highest + 1)))
+
+    def examples(paths: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+        for path in paths:
+            with _open_table(path) as file:
+                batches = file.iter_batches(IMAGE_ROWS, columns=columns)
+                rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+                for number, row in enumerate(rows):
+                    image, label = (row[column] for column in columns)
+                    yield label, _image_bytes(image, f"{path} record {number}")
+
+    splits = {split: examples(paths) for split, paths in files.items()}
+    return Converted(class_names, splits, counts)
+
+
+def _open_table(path: str) -> contextlib.AbstractContextManager:
+    """Opens a regular file; Arrow reads by the path, without Python's file object."""
+    open_input(path).close()
+    return open_parquet(path, path)
+
+
+def _check_columns(schema: Any, path: str, image_column: str, label_column: str) -> None:
+    import pyarrow as pa  # slow to import
+
+    for column, option in ((image_column, "--image-column"), (label_column, "--label-column")):
+        if schema.names.count(column) != 1:
+            known = f"there are {', '.join(schema.names)} (choose with {option})"
+            raise BadInputError(f"{path}: no column {column!r}; {known}")
+    label, image = schema.field(label_column).type, schema.field(image_column).type
+    if not pa.types.is_integer(label):
+        raise BadInputError(f"{path}: column {label_column!r} holds {label}; needs integers")
+    if pa.types.is_struct(image) and image.get_field_index("bytes") >= 0:
+        image = image.field("bytes").type
+    if not (pa.types.is_binary(image) or pa.types.is_large_binary(image)):
+        raise BadInputError(f"{path}: column {image_column!r} holds {image}; needs images as bytes")
+
+
+def _highest_label(file: Any, path: str, column: str, num_classes: int) -> int:
+    """Checks all labels of a file and returns the highest; 0 for an empty file."""
+    highest = row = 0
+    for batch in file.iter_batches(LABEL_ROWS, columns=[column]):
+        labels = batch.column(0)
+        if labels.null_count:
+            row += labels.is_null().index(True).as_py()
+            raise BadInputError(f"{path} record {row}: column {column!r} is null; needs a label")
+        values = labels.to_numpy()
+        check_labels(values, path, num_classes, first=row)
+        highest = max(highest, int(values.max(initial=0)))
+        row += len(values)
+    return highest
+
+
+def _image_bytes(value: Any, where: str) -> bytes:
+    image = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(image, bytes):
+        raise BadInputError(f"{where}: the image is not stored in the file (no bytes)")
+    check_size(len(image), where)
+    return image
