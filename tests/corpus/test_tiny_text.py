@@ -10,7 +10,7 @@ import pytest
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.tiny_text import TinyText
+from widenet_jax.text.data.text_records import TinyText
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,23 +30,23 @@ def test_both_splits_hold_whole_chapters():
 
 
 def test_every_character_has_a_piece():
-    source = TinyText("train", 128)
+    source = TinyText({"max_length": 128}, "train", {})
     unknown = [np.sum(s == 1) for k in range(len(source)) for s in source[k]["sentences"]]
     assert sum(unknown) == 0
 
 
 def test_the_length_of_chunks_follows_the_config():
-    lengths = {}
+    lengths, sizes = {}, {}
     for max_length in (64, 512):
-        source = TinyText("train", max_length)
+        source = TinyText({"max_length": max_length}, "train", {})
         full = [sum(map(len, source[k]["sentences"])) >= max_length - 3 for k in range(len(source))]
-        lengths[max_length] = np.mean(full)
+        lengths[max_length], sizes[max_length] = np.mean(full), len(source)
     assert min(lengths.values()) > 0.5
-    assert len(TinyText("train", 64)) > 2 * len(TinyText("train", 512))
+    assert sizes[64] > 2 * sizes[512]
 
 
 def test_a_pickled_copy_reads_the_same():
-    source = TinyText("valid", 128)
+    source = TinyText({"max_length": 128}, "valid", {})
     copy = pickle.loads(pickle.dumps(source))
     assert np.array_equal(copy[3]["sentences"][0], source[3]["sentences"][0])
     assert copy.describe(3) == "embedded text, valid sequence 3"
@@ -54,7 +54,7 @@ def test_a_pickled_copy_reads_the_same():
 
 def test_an_unknown_split():
     with pytest.raises(BadInputError, match="no split 'test'"):
-        TinyText("test", 128)
+        TinyText({"max_length": 128}, "test", {})
 
 
 def test_the_package_includes_the_files():

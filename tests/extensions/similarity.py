@@ -8,9 +8,8 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.specs import CardSpec, HeadSpec, Part, PredictSpec, SourceSpec, TaskSpec, register
 from widenet_jax.task import Evaluation, Metrics, PrimaryMetric, layer_losses, layer_sums
 from widenet_jax.text.classification import TextClassification
-from widenet_jax.text.data import finetuning
-from widenet_jax.text.data.split_files import read_split
-from widenet_jax.text.data.table_files import read_columns
+from widenet_jax.text.data import sequences
+from widenet_jax.text.data.files import read_columns, read_split
 from widenet_jax.text.heads import dense, pooled
 from widenet_jax.trained import Predictions, over_rows
 
@@ -25,18 +24,18 @@ class Pairs:
                 raise BadInputError(f"{file}: needs the columns first, second and score")
             return zip(columns["first"], columns["second"], columns["score"], strict=True)
 
-        self.tokenizer = finetuning.tokenizer_in(info) or finetuning.tokenizer_of(data)
-        self.rows = read_split(data["path"], split, read, suffixes=(".tsv",))
+        self.tokenizer = sequences.tokenizer_for(data, info)
+        self.rows = read_split(data["path"], split, read)
         self.length, self.split = data["max_length"], split
-        self.info = finetuning.tokenizer_info(self.tokenizer)
+        self.info = sequences.tokenizer_info(self.tokenizer)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict:
         *pair, score = self.rows[index]
-        joined = finetuning.join(self.tokenizer, *map(self.tokenizer.encode, pair), self.length)
-        return {**finetuning.padded(joined, self.length), "score": np.float32(score)}
+        joined = sequences.join(self.tokenizer, *map(self.tokenizer.encode, pair), self.length)
+        return {**sequences.sequence_row(joined, length=self.length), "score": np.float32(score)}
 
     def describe(self, index: int) -> str:
         return f"{self.split} row {index + 1}"
@@ -78,7 +77,7 @@ def head(model, x, table, inputs, *, train):  # [B, T, D] -> [B]
 def predict(options, trained):
     tokenizer, length = trained.tokenizer, trained.config.data.max_length
     texts = map(tokenizer.encode, (options.first, options.second))
-    row = finetuning.padded(finetuning.join(tokenizer, *texts, length), length)
+    row = sequences.sequence_row(sequences.join(tokenizer, *texts, length), length=length)
     find = over_rows(trained, lambda task, apply, batch: apply(task.inputs(batch), None)[0])
     score = float(find([row])[0])
     return Predictions("similarities", [({"score": score}, [f"similarity {score:.2f} of 5"])])
@@ -89,7 +88,7 @@ def arrays(example, rng):
 
 
 def example(config, params):
-    return {**finetuning.sequence_spec(config.data.max_length), "score": ArraySpec((), "float32")}
+    return {**sequences.sequence_spec(config.data.max_length), "score": ArraySpec((), "float32")}
 
 
 data = {

@@ -14,9 +14,8 @@ import numpy as np
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
 from widenet_jax.data.sources import build_transforms
 from widenet_jax.errors import BadArgumentError, BadInputError
-from widenet_jax.text.data.finetuning import join, padded
-from widenet_jax.text.data.squad import Squad
-from widenet_jax.text.data.squad_files import Question
+from widenet_jax.text.data.sequences import join, sequence_row
+from widenet_jax.text.data.squad import Question, Squad
 from widenet_jax.text.span import NO_SPAN
 from widenet_jax.trained import Predictions, Trained, best, classifier, of_one, shares
 
@@ -45,8 +44,7 @@ def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndar
             raise BadArgumentError(empty[0], texts[empty[0]], "is empty: give a text to classify")
         length = trained.config.data.max_length
         joined = join(tokenizer, ids["text"], ids.get("pair"), length)
-        row = transform({**joined._asdict(), "label": 0}, NO_RNG)
-        return {name: array for name, array in row.items() if name != "label"}
+        return transform(joined, NO_RNG)
 
     return row_of
 
@@ -79,7 +77,7 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
         raise BadArgumentError("context", context, "is empty: the answer is a part of it")
     asked = Question("question", question, context, ())
     data = trained.config.data
-    source = Squad(data, data.eval_split, tokenizer=trained.tokenizer, questions=[asked])
+    source = Squad(data, data.eval_split, trained.info, questions=[asked])
     _, transform = build_transforms(trained.config, trained.info)
     task = trained.task
     rows_of = of_one(trained, lambda apply, batch: task.evaluate(apply, batch).rows)
@@ -117,7 +115,7 @@ def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any
     tokenizer, T = trained.tokenizer, trained.config.data.max_length
     ids = masked_ids(tokenizer, text)
     sequence = join(tokenizer, ids, None, T)
-    places = np.flatnonzero(sequence.tokens == tokenizer.mask_id)
+    places = np.flatnonzero(sequence["tokens"] == tokenizer.mask_id)
     masks = text.count(MASK)
     if not masks:
         raise BadInputError(f"{text!r} has no {MASK} for the model to fill")
@@ -128,7 +126,7 @@ def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any
         )
     task = trained.task
     outputs = of_one(trained, lambda apply, batch: apply(task.inputs(batch), None)[0])
-    row = padded(sequence, T) | {"mlm_positions": places.astype(np.int32)}
+    row = sequence_row(sequence, length=T) | {"mlm_positions": places.astype(np.int32)}
     found = softmax(outputs(row)["mlm_logits"][0])
     return [
         [{"word": word(tokenizer, k), "probability": float(probs[k])} for k in order[:top]]

@@ -36,11 +36,11 @@ MASKED_LM = TaskSpec(
         },
     },
     transforms="widenet_jax.text.data.instances:instance_transforms",
-    example="widenet_jax.text.data.instances:example_of",
+    example="widenet_jax.text.data.instances:instance_spec",
     sources={
-        "text": SourceSpec("widenet_jax.text.data.text_records:open_text"),
+        "text": SourceSpec("widenet_jax.text.data.text_records:TextRecords"),
         "tiny_text": SourceSpec(
-            "widenet_jax.text.data.tiny_text:open_tiny_text",
+            "widenet_jax.text.data.text_records:TinyText",
             reads="the embedded novel",
             instead="text for a set that scripts/prepare_data.py text wrote",
         ),
@@ -100,9 +100,9 @@ TEXT_CLASSIFICATION = TaskSpec(
             "label_names": ("", 'of labels 0, 1, ...: "negative,positive"; "": as in the file'),
         },
     },
-    transforms="widenet_jax.text.data.tables:table_transforms",
+    transforms="widenet_jax.text.data.sequences:sequence_transforms",
     example="widenet_jax.text.data.tables:example_of",
-    sources={"table": SourceSpec("widenet_jax.text.data.tables:open_table", reads_slices=True)},
+    sources={"table": SourceSpec("widenet_jax.text.data.tables:Table", reads_slices=True)},
     sizes=("num_examples", "num_classes"),
     sets={"SST-2": (67_349, 2), "MNLI": (392_702, 3)},
     usual=ALBERT,
@@ -164,9 +164,9 @@ SPAN = TaskSpec(
             "stride": (128, "tokens between the starts of two windows", 1, 2**20),
         },
     },
-    transforms="widenet_jax.text.data.squad:window_transforms",
+    transforms="widenet_jax.text.data.sequences:sequence_transforms",
     example="widenet_jax.text.data.squad:example_of",
-    sources={"squad": SourceSpec("widenet_jax.text.data.squad:open_squad", reads_slices=True)},
+    sources={"squad": SourceSpec("widenet_jax.text.data.squad:Squad", reads_slices=True)},
     sets={"train-v1.1": (88_600,), "train-v2.0": (131_000,)},  # windows of 384 and 512 tokens
     usual=ALBERT,
     heads={

@@ -3,7 +3,7 @@
 import numpy as np
 
 from widenet_jax.text.data.instances import MOST_CHUNKS
-from widenet_jax.text.prepare.shards import length_in_row, pack
+from widenet_jax.text.prepare.preparation import length_in_row, pack
 
 
 def chunk(length: int) -> list[np.ndarray]:

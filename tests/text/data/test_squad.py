@@ -13,9 +13,9 @@ from configs import squad as config_file
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.split_files import find_files
-from widenet_jax.text.data.squad import Squad, Window, cut, seen, tokens_of
-from widenet_jax.text.data.squad_files import SUFFIXES, Answer, read_questions
+from widenet_jax.text.data.files import find_files
+from widenet_jax.text.data.sequences import sequence_row
+from widenet_jax.text.data.squad import Answer, Squad, cut, read_questions, seen, tokens_of
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CLS, SEP = 2, 3
@@ -47,7 +47,7 @@ def official(*questions: dict) -> str:
 def squad(directory: Path, tokenizer: Tokenizer, *questions: dict, **changes) -> Squad:
     (directory / "dev-v2.0.json").write_text(official(*questions))
     data = {"path": str(directory), "max_length": 13, "max_question_length": 4, "stride": 4}
-    return Squad(data | changes, "dev-v2.0", tokenizer=tokenizer)
+    return Squad(data | changes, "dev-v2.0", {"tokenizer": tokenizer.json})
 
 
 def test_cutting():
@@ -123,7 +123,7 @@ def test_questions_are_cut(tmp_path: Path, tokenizer: Tokenizer):
 
 def test_the_transform(tmp_path: Path, tokenizer: Tokenizer):
     source = squad(tmp_path, tokenizer, asked("a", "who", "Rollo"))
-    row = Window(16)({**source[1], "where": ""}, None)
+    row = sequence_row({**source[1], "where": ""}, length=16)
     assert {name: (x.shape, str(x.dtype)) for name, x in row.items()} == {
         "tokens": ((16,), "int32"), "token_types": ((16,), "int32"), "length": ((), "int32"),
         "start": ((), "int32"), "end": ((), "int32"), "may_start": ((16,), "bool"),
@@ -167,7 +167,7 @@ def test_the_configs_splits_are_those_of_hugging_face(tmp_path: Path):
     for version in ("v1", "v2"):
         data = config_file.get_config(version).data
         for split, name in ((data.train_split, "train"), (data.eval_split, "validation")):
-            (found,) = find_files(str(tmp_path), split, SUFFIXES)
+            (found,) = find_files(str(tmp_path), split)
             assert found.name == f"{name}-00000-of-00001.parquet"
 
 
@@ -210,5 +210,5 @@ def test_hostile_files_are_one_line(tmp_path: Path, tokenizer: Tokenizer, conten
     (tmp_path / "dev-v2.0.json").write_text(content)
     data = {"path": str(tmp_path), "max_length": 13, "max_question_length": 4, "stride": 4}
     with pytest.raises(BadInputError, match=said) as raised:
-        Squad(data, "dev-v2.0", tokenizer=tokenizer)
+        Squad(data, "dev-v2.0", {"tokenizer": tokenizer.json})
     assert "\n" not in str(raised.value)

@@ -13,14 +13,8 @@ from widenet_jax.corpus.readers import Input, texts
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadExampleError, BadInputError
-from widenet_jax.text.data.finetuning import Joined, join, padded
-from widenet_jax.text.data.tables import (
-    Table,
-    class_names_of,
-    label_numbers,
-    read_rows,
-    split_names,
-)
+from widenet_jax.text.data.sequences import join, sequence_row
+from widenet_jax.text.data.tables import Table, class_names_of, label_numbers, read_rows
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [*SPECIAL, *"abcdefghij", '"', ","]
@@ -46,6 +40,13 @@ def data(path: Path, **changes) -> dict:
 
 def rows(path: Path, split: str = "train", **changes) -> list[tuple]:
     return [tuple(row)[:3] for row in read_rows(data(path, **changes), split)]
+
+
+def table(
+    path: Path, tokenizer: Tokenizer, split: str = "train", names: tuple = (), **changes
+) -> Table:
+    info = {"tokenizer": tokenizer.json, "class_names": names}
+    return Table(data(path, **changes), split, info)
 
 
 def write_parquet(path: Path, columns: dict, names: list[str] | None = None) -> None:
@@ -85,13 +86,13 @@ def test_splits_are_named_cut_and_joined(tmp_path: Path):
     assert texts("dev_matched+train[:2]") == "xyab"  # as Hugging Face's validation_matched
     assert texts("train.tsv[1:2]") == "b"
     assert texts("[5:]", tmp_path / "train.tsv") == "fghij"
-    for split, said in {
+    for split, problem in {
         "test": r"no split 'test'.*there are train, validation_matched",
         "train[3]": r"a slice is written as train\[90%:\]",
         "train[9:4]": r"split 'train\[9:4\]' has no rows: name another, or take a longer slice",
         "train[:5]+dev_matched[:1%]": r"split 'dev_matched\[:1%\]', a part of .* leave it out",
     }.items():
-        with pytest.raises(BadInputError, match=said):
+        with pytest.raises(BadInputError, match=problem):
             texts(split)
     with pytest.raises(BadInputError, match=r"is one file.*train_split=\[500:\]"):
         texts("train", tmp_path / "train.tsv")
@@ -127,16 +128,13 @@ def test_labels_go_by_name(tmp_path: Path, tokenizer: Tokenizer):
     """Whatever the order of first appearance in a split, and whatever numbers a file has."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\nc\tyes\n")
     (tmp_path / "dev.tsv").write_text("text\tlabel\na\tyes\nb\tno\nc\tno\n")  # a class is missing
-    write_parquet(
-        tmp_path / "other.parquet",
-        {"text": ["a", "b", "c"], "label": [0, 1, 2]},
-        ["yes", "maybe", "no"],
-    )
+    columns = {"text": ["a", "b", "c"], "label": [0, 1, 2]}
+    write_parquet(tmp_path / "other.parquet", columns, ["yes", "maybe", "no"])
     for split, expected in (("train", [1, 0, 2]), ("dev", [2, 1, 1]), ("other", [2, 0, 1])):
-        table = Table(data(tmp_path), split, tokenizer=tokenizer)
-        assert table.class_names == ("maybe", "no", "yes")
-        assert [table[i]["label"] for i in range(3)] == expected
-    permuted = Table(data(tmp_path), "dev", tokenizer=tokenizer, class_names=["yes", "no", "other"])
+        found = table(tmp_path, tokenizer, split)
+        assert found.class_names == ("maybe", "no", "yes")
+        assert [found[i]["label"] for i in range(3)] == expected
+    permuted = table(tmp_path, tokenizer, "dev", names=("yes", "no", "other"))
     assert [permuted[i]["label"] for i in range(3)] == [0, 1, 1]
 
 
@@ -146,27 +144,23 @@ def test_empty_texts(tmp_path: Path, tokenizer: Tokenizer):
     (tmp_path / "train.tsv").write_text("\n".join(lines))
     row = rf"{tmp_path}/train\.tsv row"
     with pytest.raises(BadInputError, match=rf"{row} 2: the second text is empty \(2 such rows\)"):
-        Table(data(tmp_path), "train", tokenizer=tokenizer)
-    table = Table(data(tmp_path, on_bad_example="skip"), "train", tokenizer=tokenizer)
-    assert len(table) == 4
-    assert table[0]["tokens"].tolist() == [CLS, 5, SEP, 6, SEP]
-    with pytest.raises(BadExampleError, match=f"{row} 3: the text is empty"):
-        table[2]
-    single = data(tmp_path, text_column="hypothesis", on_bad_example="skip")
-    table = Table(single, "train", tokenizer=tokenizer)
-    assert table[2]["tokens"].tolist() == [CLS, 8, SEP]
-    with pytest.raises(BadExampleError, match=f"{row} 2: the text is empty"):
-        table[1]
+        table(tmp_path, tokenizer)
+    pairs = table(tmp_path, tokenizer, on_bad_example="skip")
+    assert len(pairs) == 4 and pairs[0]["tokens"].tolist() == [CLS, 5, SEP, 6, SEP]
+    single = table(tmp_path, tokenizer, text_column="hypothesis", on_bad_example="skip")
+    assert single[2]["tokens"].tolist() == [CLS, 8, SEP]
+    for found, index in ((pairs, 2), (single, 1)):
+        with pytest.raises(BadExampleError, match=f"{row} {index + 1}: the text is empty"):
+            found[index]
 
 
 def test_numbered_labels(tmp_path: Path):
     """GLUE's 0 and 1 are names of `label_names`; numbers without names are sorted as numbers."""
     (tmp_path / "train.tsv").write_text("text\tlabel\na\t1\nb\t0\nc\tpositive\n")
     found = read_rows(data(tmp_path), "train")
-    names = split_names("negative, positive")
-    assert names == ["negative", "positive"]
-    assert label_numbers(found, names, "negative, positive").tolist() == [1, 0, 1]
-    assert label_numbers(found, ["positive", "negative"], "negative,positive").tolist() == [0, 1, 0]
+    for names in (["negative", "positive"], ["positive", "negative"]):
+        numbers = label_numbers(found, names, "negative, positive").tolist()
+        assert [names[number] for number in numbers] == ["positive", "negative", "positive"]
     (tmp_path / "train.tsv").write_text("text\tlabel\na\t10\nb\t9\nc\t2\n")
     assert class_names_of(read_rows(data(tmp_path), "train")) == ["2", "9", "10"]
 
@@ -178,30 +172,23 @@ def test_numbered_labels(tmp_path: Path):
         ("abcdef", "gh", 8, "[abc]gh]"),  # the first is longer
         ("ab", "cdefgh", 8, "[ab]cde]"),
         ("abcdef", "ghijab", 8, "[abc]gh]"),  # equal: the second loses the last token
-        ("abcde", "fgh", 9, "[abc]fgh]"),
         ("abcdef", None, 5, "[abc]"),
-        ("", "a", 8, "[]a]"),
     ],
 )
-def test_pairs_are_cut_longest_first(
+def test_pairs_are_cut_longest_first_and_padded(
     tokenizer: Tokenizer, first: str, second: str | None, length: int, expected: str
 ):
-    ids = lambda text: np.array([VOCABULARY.index(letter) for letter in text], np.int32)  # noqa: E731
-    joined = join(tokenizer, ids(first), None if second is None else ids(second), length)
-    names = {CLS: "[", SEP: "]"}
-    assert "".join(names.get(i, VOCABULARY[i]) for i in joined.tokens) == expected
-    assert joined.second == (expected.index("]") + 1)
-
-
-def test_padding():
-    row = padded(Joined(np.array([2, 7, 3, 8, 3], np.int32), 3), 7)
-    assert row["tokens"].tolist() == [2, 7, 3, 8, 3, 0, 0]
-    assert row["token_types"].tolist() == [0, 0, 0, 1, 1, 0, 0]
-    assert row["length"] == 5 and row["tokens"].dtype == np.int32
+    ids = {text: tokenizer.encode(" ".join(text)) for text in (first, second) if text}
+    row = sequence_row(join(tokenizer, ids[first], ids.get(second), length), length=length + 2)
+    names, n = {CLS: "[", SEP: "]"}, len(expected)
+    assert "".join(names.get(i, VOCABULARY[i]) for i in row["tokens"][:n]) == expected
+    ends = expected.index("]") + 1
+    assert row["token_types"].tolist() == [0] * ends + [1] * (n - ends) + [0] * (length + 2 - n)
+    assert row["length"] == n and not row["tokens"][n:].any()
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "problem"),
     [
         ("train.tsv", b"", "train.tsv: empty"),
         ("train.tsv", b"text\tlabel\na\t1\nb\n", "line 3: 1 columns, and the header names 2"),
@@ -215,19 +202,15 @@ def test_padding():
         ("train.json", b"[]", "holds no list of objects"),
         ("train.json", b"[" * 100_000, "neither a JSON list"),
         ("train.json", b'[{"text": 7, "label": 1}]', "row 1: column 'text' holds 7, and not a"),
-        (
-            "train.json",
-            b'[{"text": "a\\ud83d", "label": 1}]',
-            r"row 1: .* holds 'a\\ud83d', and not a",
-        ),
+        ("train.json", b'[{"text": "a\\ud83d", "label": 1}]', r"row 1: .* 'a\\ud83d', and not a"),
         ("train.json", b'[{"text": "a", "label": 1}, {"text": "b"}]', "row 2: column 'label'"),
         ("train.parquet", b"PAR1 and no more", "damaged, or not a parquet file"),
         ("train.tsv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "damaged or cut short"),
     ],
 )
-def test_hostile_files_are_one_line(tmp_path: Path, name: str, content: bytes, said: str):
+def test_hostile_files_are_one_line(tmp_path: Path, name: str, content: bytes, problem: str):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadInputError, match=said) as raised:
+    with pytest.raises(BadInputError, match=problem) as raised:
         rows(tmp_path)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
@@ -256,29 +239,24 @@ def test_parquet_of_another_encoding(tmp_path: Path):
 def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
     (tmp_path / "dev.tsv").write_text("text\tlabel\na\tno\nb\tmaybe\n")
-    with pytest.raises(BadInputError, match=r"dev.tsv row 2: label 'maybe' is none of the 2"):
-        Table(data(tmp_path), "dev", tokenizer=tokenizer)
     (tmp_path / "same.tsv").write_text("text\tlabel\na\tno\nb\tno\n")
-    with pytest.raises(BadInputError, match="have 1 different values"):
-        Table(data(tmp_path, train_split="same"), "same", tokenizer=tokenizer)
-    with pytest.raises(BadInputError, match="row 1: label 'no' is none of the 3 classes"):
-        Table(data(tmp_path, label_names="a,b,c"), "train", tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize("names", ["no,no,yes", "no,yes,", ",no,yes"])
-def test_label_names_that_are_no_names(tmp_path: Path, tokenizer: Tokenizer, names: str):
-    """They used to make a class without examples, and to shift the numbers of a file."""
-    (tmp_path / "train.tsv").write_text("text\tlabel\na\t0\nb\t1\n")
-    with pytest.raises(BadInputError, match=f"config.data.label_names={names}: give each class"):
-        Table(data(tmp_path, label_names=names), "train", tokenizer=tokenizer)
+    for split, changes, problem in (
+        ("dev", {}, r"dev.tsv row 2: label 'maybe' is none of the 2"),
+        ("same", {"train_split": "same"}, "have 1 different values"),
+        ("train", {"label_names": "a,b,c"}, "row 1: label 'no' is none of the 3 classes"),
+        ("train", {"label_names": "no,no,yes"}, "label_names=no,no,yes: give each class"),
+        ("train", {"label_names": "no,yes,"}, "label_names=no,yes,: give each class"),
+    ):
+        with pytest.raises(BadInputError, match=problem):
+            table(tmp_path, tokenizer, split, **changes)
 
 
 def test_no_tokenizer_and_no_path(tmp_path: Path):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
     with pytest.raises(BadInputError, match=r"config.data.tokenizer is empty.*--config.init_from"):
-        Table(data(tmp_path, tokenizer=""), "train")
-    for path, said in (("", "name a file or a directory"), (tmp_path / "none", "no such file")):
-        with pytest.raises(BadInputError, match=said):
+        Table(data(tmp_path, tokenizer=""), "train", {})
+    for path, problem in (("", "name a file or a directory"), (tmp_path / "none", "no such file")):
+        with pytest.raises(BadInputError, match=problem):
             rows(path)
 
 

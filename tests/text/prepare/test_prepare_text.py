@@ -16,7 +16,7 @@ from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.tiny_text import TinyText
+from widenet_jax.text.data.text_records import TinyText
 
 
 def prepare(inputs: object, out: Path, *options: object) -> int:
@@ -39,7 +39,7 @@ def test_the_set_holds_what_the_embedded_text_does(novel: Path):
     for split in ("train", "valid"):
         ours, embedded = (
             build_source({"source": "text", "path": str(novel)}, split),
-            TinyText(split, 128),
+            TinyText({"max_length": 128}, split, {}),
         )
         assert len(ours) == len(embedded) and ours.info == embedded.info
         for index in range(0, len(ours), 7):

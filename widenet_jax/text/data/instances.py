@@ -15,6 +15,7 @@ from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data.contract import ArraySpec, Example
 from widenet_jax.errors import check_range
 from widenet_jax.text.data.masking import MaskingRules, cut, mask, truncate
+from widenet_jax.text.data.sequences import padded
 
 MOST_CHUNKS = 8  # in a packed row
 
@@ -121,13 +122,6 @@ class InstanceTransform:
         }
 
 
-def padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
-    """Returns int32 [size]: `values`, then `fill`."""
-    out = np.full(size, fill, np.int32)
-    out[: len(values)] = values
-    return out
-
-
 def instance_transforms(
     config: Any, info: Mapping[str, Any]
 ) -> tuple[InstanceTransform, InstanceTransform]:
@@ -173,29 +167,13 @@ def row_predictions(mask_fraction: float, max_length: int) -> int:
     return round(mask_fraction * max_length) + MOST_CHUNKS
 
 
-def instance_spec(config: Any, *, packed: bool = False) -> dict[str, ArraySpec]:
-    """Returns the arrays of one example, as the transform makes them, without any data."""
-    T, P = config.data.max_length, max_predictions(config)
-    row = ArraySpec((T,), "int32")
-    scalar = ArraySpec((), "int32")
-    if packed:
-        P = row_predictions(config.task.mask_fraction, T)
-        extra = {"positions": row, "segment_ids": row, "num_instances": scalar}
-        order = ArraySpec((MOST_CHUNKS,), "int32")
-    else:
-        extra, order = {"length": scalar}, scalar
-    predictions = dict.fromkeys(("mlm_positions", "mlm_labels"), ArraySpec((P,), "int32"))
-    return {
-        "tokens": row,
-        "token_types": row,
-        **extra,
-        **predictions,
-        "mlm_count": scalar,
-        "order": order,
-    }
-
-
-def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+def instance_spec(config: Any, params: Any = None) -> dict[str, ArraySpec]:
     """Returns the arrays of one example that is not packed; see `specs.TaskSpec`."""
     del params
-    return instance_spec(config)
+    row, scalar = ArraySpec((config.data.max_length,), "int32"), ArraySpec((), "int32")
+    predictions = ArraySpec((max_predictions(config),), "int32")
+    return {
+        **dict.fromkeys(("tokens", "token_types"), row),
+        **dict.fromkeys(("mlm_positions", "mlm_labels"), predictions),
+        **dict.fromkeys(("length", "mlm_count", "order"), scalar),
+    }

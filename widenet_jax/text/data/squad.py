@@ -4,31 +4,47 @@ A window is [CLS] question [SEP] part of the context [SEP]; long contexts give s
 which overlap. One record is one window.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
-from widenet_jax.corpus.tokenizer import Encoded, Tokenizer
-from widenet_jax.data.contract import ArraySpec, Example, Transform
-from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.finetuning import (
-    Joined,
+from widenet_jax.corpus.tokenizer import Encoded
+from widenet_jax.data.contract import ArraySpec
+from widenet_jax.errors import BadInputError, BadRowsError, first_line
+from widenet_jax.text.data.files import is_text, read_columns, read_split, read_text, suffix_of
+from widenet_jax.text.data.sequences import (
     encode_all,
     in_threads,
-    padded,
+    join,
     sequence_spec,
-    tokenizer_in,
+    tokenizer_for,
     tokenizer_info,
-    tokenizer_of,
 )
-from widenet_jax.text.data.split_files import read_split
-from widenet_jax.text.data.squad_files import SUFFIXES, Answer, Question, read_questions
 
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 # A token's context counts this share of its window's length, besides its shorter side (BERT).
 LENGTH_SHARE = 0.01
+# Raised where a file has another layout.
+LAYOUT_ERRORS = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
+
+
+class Answer(NamedTuple):
+    """A text of the context, and the character at which it starts."""
+
+    text: str
+    start: int
+
+
+class Question(NamedTuple):
+    """A question about a context; without answers it cannot be answered from the context."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]
 
 
 class Squad:
@@ -47,87 +63,70 @@ class Squad:
         self,
         data: Mapping[str, Any],
         split: str,
-        *,
-        tokenizer: Tokenizer | None = None,
+        info: Mapping[str, Any],
         questions: Sequence[Question] | None = None,
     ):
         """Reads, tokenises and cuts a split.
 
         Args:
           data: `config.data`.
-          split: see `split_files`.
-          tokenizer: by default `config.data.tokenizer`.
+          split: see `files`.
+          info: of the trained model, whose tokenizer is used; {} in training.
           questions: to ask instead of the split's, whose files are then not read.
 
         Raises:
           BadInputError: a file is missing or damaged, or windows would have no room.
         """
-        room = data["max_length"] - data["max_question_length"] - SPECIAL_TOKENS
-        if room < 1:
+        self._length, longest = data["max_length"], data["max_question_length"]
+        if self._length - longest - SPECIAL_TOKENS < 1:
             raise BadInputError(
-                f"config.data.max_length={data['max_length']} has no room for a context after "
-                f"questions of config.data.max_question_length={data['max_question_length']} "
-                f"tokens and {SPECIAL_TOKENS} special ones"
+                f"config.data.max_length={self._length} has no room for a context after "
+                f"questions of config.data.max_question_length={longest} tokens and "
+                f"{SPECIAL_TOKENS} special ones"
             )
-        self._stride = data["stride"]
-        self._tokenizer = tokenizer or tokenizer_of(data)
+        self._tokenizer = tokenizer_for(data, info)
         if questions is None:
-            questions = read_split(data["path"], split, read_questions, suffixes=SUFFIXES)
-        self.questions: list[Question] = list(questions)
-        asked = encode_all(self._tokenizer, [question.text for question in self.questions])
-        self._asked = [ids[: data["max_question_length"]] for ids in asked]
-        contexts = list(dict.fromkeys(question.context for question in self.questions))
+            questions = read_split(data["path"], split, read_questions)
+        self.questions = list(questions)
+        unanswerable = not all(question.answers for question in questions)
+        self.info = {**tokenizer_info(self._tokenizer), "unanswerable": unanswerable}
+        asked = encode_all(self._tokenizer, [question.text for question in questions])
+        self._asked = [ids[:longest] for ids in asked]
+        contexts = list(dict.fromkeys(question.context for question in questions))
         encoded = in_threads(self._tokenizer.encode_with_offsets, contexts)
         self._contexts: dict[str, Encoded] = dict(zip(contexts, encoded, strict=True))
         windows = []
-        for number, question in enumerate(self.questions):
-            room = data["max_length"] - len(self._asked[number]) - SPECIAL_TOKENS
-            for first, count in cut(len(self.context(question).ids), room, self._stride):
+        for number, question in enumerate(questions):
+            room = self._length - len(self._asked[number]) - SPECIAL_TOKENS
+            for first, count in cut(len(self.context(question).ids), room, data["stride"]):
                 windows.append((number, first, count))
         self.windows = np.array(windows, np.int32)
-
-    @property
-    def info(self) -> dict[str, Any]:
-        unanswerable = not all(question.answers for question in self.questions)
-        return {**tokenizer_info(self._tokenizer), "unanswerable": unanswerable}
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, first, count = self.windows[index].tolist()
-        question, asked = self.questions[number], self._asked[number]
-        context = self.context(question)
-        cls, sep = [self._tokenizer.cls_id], [self._tokenizer.sep_id]
+        question, context = self.questions[number], self.context(self.questions[number])
         part = context.ids[first : first + count]
-        tokens = np.concatenate([cls, asked, sep, part, sep]).astype(np.int32)
-        second = len(asked) + 2
+        sequence = join(self._tokenizer, self._asked[number], part, self._length)
+        second = sequence["second"]
         start = end = 0
         if question.answers:
             low, high = tokens_of(question.answers[0], context.offsets)
             if first <= low and high < first + count:
                 start, end = low - first + second, high - first + second
-        may_start = np.zeros(len(tokens), bool)
+        may_start = np.zeros(len(sequence["tokens"]), bool)
         may_start[second : second + count] = self._best_here(index)
-        places = {"start": start, "end": end, "may_start": may_start}
-        return {"tokens": tokens, "second": second, **places}
+        return {**sequence, "start": start, "end": end, "may_start": may_start}
 
     def _best_here(self, index: int) -> np.ndarray:
         """Returns [count] bool: the tokens for which this window has the maximum context (BERT)."""
         number, first, count = self.windows[index].tolist()
-        own = np.arange(first, first + count)
-        ours = seen(own, first, count)
-        best = np.full(count, True)
-        # Windows of a question are neighbours, in the order of their contexts.
-        for step in (-1, 1):
-            other = index + step
-            while 0 <= other < len(self.windows) and self.windows[other, 0] == number:
-                theirs = seen(own, *self.windows[other, 1:].tolist())
-                if (theirs < 0).all():
-                    break  # those beyond are further away
-                best &= theirs < ours if step < 0 else theirs <= ours
-                other += step
-        return best
+        low, high = np.searchsorted(self.windows[:, 0], [number, number + 1])
+        firsts, counts = self.windows[low:high, 1:, None].swapaxes(0, 1)
+        scores = seen(np.arange(first, first + count), firsts, counts)
+        return scores.argmax(axis=0) == index - low  # of equal windows the first
 
     def context(self, question: Question) -> Encoded:
         """Returns the tokens of a question's context."""
@@ -176,39 +175,83 @@ def tokens_of(answer: Answer, offsets: np.ndarray) -> tuple[int, int]:
     return int(low), int(max(low, high))
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """The transform of `Squad`: a window of the model's length, and where its answer is.
-
-    Attributes:
-      max_length: T.
-    """
-
-    max_length: int
-
-    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        del rng
-        row = padded(Joined(example["tokens"], example["second"]), self.max_length)
-        may_start = np.zeros(self.max_length, bool)
-        may_start[: len(example["may_start"])] = example["may_start"]
-        places = {name: np.int32(example[name]) for name in ("start", "end")}
-        return {**row, **places, "may_start": may_start}
-
-
-def open_squad(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Squad:
-    """Opens a split of questions; see `specs.SourceSpec`."""
-    return Squad(data, split, tokenizer=tokenizer_in(info))
-
-
-def window_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
-    """Returns the transform of training and of evaluation, which draw nothing."""
-    del info
-    return (Window(config.data.max_length),) * 2
-
-
 def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
-    """Returns the arrays of one example, as `Window` makes them."""
+    """Returns the arrays of one example in a batch."""
     del params
     T = config.data.max_length
     places = dict.fromkeys(("start", "end"), ArraySpec((), "int32"))
     return {**sequence_spec(T), **places, "may_start": ArraySpec((T,), "bool")}
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def read_questions(file: epath.Path) -> list[Question]:
+    """Reads the questions of a file: the official JSON, or parquet.
+
+    Raises:
+      BadInputError: the file is damaged.
+      BadRowsError: questions have another layout, or answers that do not stand where they should.
+    """
+    questions: list[Question] = []
+    bad: list[str] = []
+    layout = f"{file}: not SQuAD's layout, data > paragraphs > context, qas"
+    try:
+        found = _from_parquet(file) if suffix_of(file) == ".parquet" else _from_json(file)
+        for number, (asked, context) in enumerate(found, 1):
+            try:
+                questions.append(_question(asked, context))
+                bad += _misplaced(questions[-1], file)
+            except LAYOUT_ERRORS as error:
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                bad.append(f"{layout} (question {number}, {reason})")
+    except BadInputError:
+        raise
+    except LAYOUT_ERRORS as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        bad.append(f"{layout} ({reason}); nothing after it was read")
+    if bad:
+        raise BadRowsError(bad)
+    return questions
+
+
+def _misplaced(question: Question, file: epath.Path) -> Iterator[str]:
+    """Yields a line for each answer that does not stand where it should."""
+    for answer in question.answers:
+        there = question.context[answer.start : answer.start + len(answer.text)]
+        if answer.start < 0 or there != answer.text or not answer.text:
+            yield (
+                f"{file}: question {question.id}: its context has {there!r} at {answer.start}, "
+                f"and not the answer {answer.text!r}"
+            )
+
+
+def _from_json(file: epath.Path) -> Iterator[tuple[Any, Any]]:
+    """Yields each question as the file has it, and its context."""
+    for article in json.loads(read_text(file))["data"]:
+        for paragraph in article["paragraphs"]:
+            for asked in paragraph["qas"]:
+                yield asked, paragraph.get("context")
+
+
+def _from_parquet(file: epath.Path) -> Iterator[tuple[Any, Any]]:
+    columns = read_columns(file)
+    names = ("id", "question", "answers")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    for row, context in zip(rows, columns["context"], strict=True):
+        yield dict(zip(names, row, strict=True)), context
+
+
+def _question(asked: Mapping[str, Any], context: Any) -> Question:
+    """Returns a question; raises one of LAYOUT_ERRORS where it has another layout."""
+    answers = () if asked.get("is_impossible") else asked["answers"]
+    if isinstance(answers, dict):  # of parquet: a list for each field
+        found = tuple(map(Answer, answers["text"], answers["answer_start"]))
+    else:
+        found = tuple(Answer(answer["text"], answer["answer_start"]) for answer in answers)
+    question = Question(asked["id"], asked["question"], context, found)
+    if not all(map(is_text, (*question[:3], *(answer.text for answer in found)))):
+        raise TypeError(f"question {question.id!r}: a text is missing or is no text")
+    if not all(type(answer.start) is int for answer in found):
+        raise TypeError(f"question {question.id!r}: answer_start is no whole number")
+    return question

@@ -4,7 +4,7 @@ Labels go by name: an example's label is the place of its name among the class n
 number a file gives it.
 """
 
-import dataclasses
+import itertools
 import reprlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,21 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data.contract import ArraySpec, Example, Transform
+from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
-from widenet_jax.text.data.finetuning import (
-    Joined,
+from widenet_jax.text.data.files import Columns, is_text, read_columns, read_split, shown
+from widenet_jax.text.data.sequences import (
     encode_all,
     join,
-    padded,
     sequence_spec,
-    tokenizer_in,
+    tokenizer_for,
     tokenizer_info,
-    tokenizer_of,
 )
-from widenet_jax.text.data.split_files import is_text, read_split
-from widenet_jax.text.data.table_files import READERS, Columns, read_columns, shown
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -45,7 +40,7 @@ LEAST_LENGTH = 5  # tokens of a sequence
 
 
 class MissingColumnError(BadInputError):
-    """A table has no such column; a command names its flag instead (`of_flag`).
+    """A table has no such column.
 
     Args:
       problem: the file, the column, and those that there are.
@@ -54,11 +49,7 @@ class MissingColumnError(BadInputError):
 
     def __init__(self, problem: str, field: str):
         super().__init__(f"{problem} (choose with --config.data.{field}=NAME)")
-        self.problem, self.field = problem, field
-
-    def of_flag(self, name: str) -> BadInputError:
-        """Returns the same mistake, with the flag of that name to mend it."""
-        return BadInputError(f"{self.problem} (choose with --{name}=NAME)")
+        self.field = field
 
 
 class Row(NamedTuple):
@@ -77,23 +68,17 @@ class Table:
 
     Attributes:
       class_names: label k is class_names[k].
+      info: the class names, the tokenizer, and "pairs": whether rows have two texts.
     """
 
-    def __init__(
-        self,
-        data: Mapping[str, Any],
-        split: str,
-        *,
-        class_names: Sequence[str] | None = None,
-        tokenizer: Tokenizer | None = None,
-    ):
+    def __init__(self, data: Mapping[str, Any], split: str, info: Mapping[str, Any]):
         """Reads and tokenises a split.
 
         Args:
           data: `config.data`.
-          split: see `split_files`.
-          class_names: the model's; by default the training split's.
-          tokenizer: by default `config.data.tokenizer`.
+          split: see `files`.
+          info: of the trained model, whose class names and tokenizer are used. {} in training: the
+            class names of the training split, and `config.data.tokenizer`.
 
         Raises:
           BadInputError: a file, column or label is missing or damaged, or a text has no tokens and
@@ -105,35 +90,28 @@ class Table:
                 "[CLS], two [SEP] and a token of each text"
             )
         rows = read_rows(data, split)
-        if class_names is None and data["label_names"]:
-            class_names = split_names(data["label_names"])
-        elif class_names is None:
-            known = rows if split == data["train_split"] else read_rows(data, data["train_split"])
-            class_names = class_names_of(known)
-        self.class_names = tuple(class_names)
+        names = info.get("class_names") or split_names(data["label_names"])
+        if not names:
+            train = data["train_split"]
+            names = class_names_of(rows if split == train else read_rows(data, train))
+        self.class_names = tuple(names)
         self._where = [row.where for row in rows]
         self._labels = label_numbers(rows, self.class_names, data["label_names"])
-        self._tokenizer = tokenizer or tokenizer_of(data)
-        texts = encode_all(self._tokenizer, [row.text for row in rows])
-        pairs: list = [None] * len(rows)
-        self._has_pairs = rows[0].pair is not None
-        if self._has_pairs:
-            pairs = encode_all(self._tokenizer, [row.pair or "" for row in rows])
-        put = partial(join, self._tokenizer, length=data["max_length"])
-        joined = [put(text, pair) for text, pair in zip(texts, pairs, strict=True)]
+        tokenizer = tokenizer_for(data, info)
+        paired = rows[0].pair is not None
+        self.info = {"class_names": list(names), "pairs": paired, **tokenizer_info(tokenizer)}
+        texts = encode_all(tokenizer, [row.text for row in rows])
+        pairs = encode_all(tokenizer, [row.pair or "" for row in rows]) if paired else None
+        both = zip(texts, pairs or [None] * len(rows), strict=True)
+        joined = [join(tokenizer, text, pair, data["max_length"]) for text, pair in both]
         # One array: thousands of small ones are slow to send to worker processes.
-        self._ends = np.cumsum([0, *(len(one.tokens) for one in joined)])
-        self._tokens = np.concatenate([one.tokens for one in joined])
-        self._second = np.array([one.second for one in joined], np.int32)
+        self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
+        self._tokens = np.concatenate([one["tokens"] for one in joined])
+        self._second = np.array([one["second"] for one in joined], np.int32)
         no_pair = self._second + 1 == np.diff(self._ends)
-        self._empty = (self._second == 2) | (self._has_pairs & no_pair)
+        self._empty = (self._second == 2) | (paired & no_pair)
         if data["on_bad_example"] == "error" and self._empty.any():
             raise self._bad(int(self._empty.argmax()))
-
-    @property
-    def info(self) -> dict[str, Any]:
-        own = {"class_names": list(self.class_names), "pairs": self._has_pairs}
-        return {**tokenizer_info(self._tokenizer), **own}
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -141,9 +119,9 @@ class Table:
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self._empty[index]:
             raise self._bad(index)
-        low, high = self._ends[index], self._ends[index + 1]
-        label, second = int(self._labels[index]), int(self._second[index])
-        return {"tokens": self._tokens[low:high], "second": second, "label": label}
+        tokens = self._tokens[self._ends[index] : self._ends[index + 1]]
+        second, label = int(self._second[index]), int(self._labels[index])
+        return {"tokens": tokens, "second": second, "label": label}
 
     def describe(self, index: int) -> str:
         return self._where[index]
@@ -156,40 +134,21 @@ class Table:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class LabelledSequence:
-    """The transform of a `Table`: a sequence of the model's length, and its label.
-
-    Attributes:
-      max_length: T.
-    """
-
-    max_length: int
-
-    def __call__(self, example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        del rng
-        sequence = Joined(example["tokens"], example["second"])
-        return {**padded(sequence, self.max_length), "label": np.int32(example["label"])}
-
-
 def read_rows(data: Mapping[str, Any], split: str) -> list[Row]:
     """Reads the texts and labels of a split.
 
     Raises:
       BadInputError: no such split or column, or a text or label is missing.
     """
-    read = partial(read_file, data=data)
-    return read_split(data["path"], split, read, suffixes=tuple(READERS))
+    return read_split(data["path"], split, partial(read_file, data=data))
 
 
 def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
     """Reads the texts and labels of a file; raises as `read_rows`."""
-    columns, name = read_columns(file), str(file)
-    text, pair, label = layout_of(columns, data, name)
-    count = len(columns[text])
-    texts, labels = columns[text], columns[label]
-    pairs = columns[pair] if pair else [None] * count
-    where = [f"{name} row {number + 1}" for number in range(count)]
+    columns = read_columns(file)
+    text, pair, label = layout_of(columns, data, file)
+    labels = [str("" if value is None else value).strip() for value in columns[label]]
+    where = [f"{file} row {number}" for number in range(1, len(labels) + 1)]
     bad = [
         f"{place}: column {column!r} holds {reprlib.repr(value)}, and not a text"
         for column in filter(None, (text, pair))
@@ -198,36 +157,35 @@ def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
     ]
     bad += [
         f"{place}: column {label!r} holds no label ({value!r})"
-        for place, value in zip(where, labels, strict=True)
-        if value is None or str(value).strip() in ("", "-", "-1")
+        for place, value, name in zip(where, columns[label], labels, strict=True)
+        if name in ("", "-", "-1")
     ]
     if bad:
         raise BadRowsError(bad)
-    names = [str(value).strip() for value in labels]
-    return [Row(*row) for row in zip(texts, pairs, names, where, strict=True)]
+    pairs = columns[pair] if pair else [None] * len(labels)
+    return [Row(*row) for row in zip(columns[text], pairs, labels, where, strict=True)]
 
 
-def layout_of(columns: Columns, data: Mapping[str, Any], file: str) -> tuple[str, str, str]:
+def layout_of(columns: Columns, data: Mapping[str, Any], file: epath.Path) -> tuple[str, str, str]:
     """Returns the names of the columns of the text, of its pair ("" for none) and of the label.
 
     Raises:
       MissingColumnError: the file has no such columns, or none that is known.
     """
-    text, pair, label = data["text_column"], data["pair_column"], data["label_column"]
+    fields = ("text_column", "pair_column", "label_column")
+    text, pair, label = (data[field] for field in fields)
     if not (text or pair or label):
-        for layout in LAYOUTS:
-            if all(name in columns for name in layout if name):
-                return layout
-        for layout in LAYOUTS:  # of texts without labels, the label column is what is missing
-            if all(name in columns for name in layout[:2] if name):
-                text, pair = layout[:2]
-                break
-    text, label = text or "text", label or "label"
-    for field, name in (("text_column", text), ("pair_column", pair), ("label_column", label)):
+        # Of texts without labels, the label column is what is missing.
+        unlabelled = ((*layout[:2], "label") for layout in LAYOUTS)
+        known = (one for one in LAYOUTS if columns.keys() >= set(one) - {""})
+        texts = (one for one in unlabelled if columns.keys() >= set(one[:2]) - {""})
+        text, pair, label = next(itertools.chain(known, texts), ("", "", ""))
+    layout = (text or "text", pair, label or "label")
+    for field, name in zip(fields, layout, strict=True):
         if name and name not in columns:
             problem = f"{file}: no column {name!r}; there are {shown(list(columns))}"
             raise MissingColumnError(problem, field)
-    return text, pair, label
+    return layout
 
 
 def split_names(label_names: str) -> list[str]:
@@ -279,18 +237,7 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
     return np.array([index[row.label] for row in rows], np.int32)
 
 
-def open_table(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Table:
-    """Opens a split of a table; see `specs.SourceSpec`."""
-    return Table(data, split, class_names=info.get("class_names"), tokenizer=tokenizer_in(info))
-
-
-def table_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
-    """Returns the transform of training and of evaluation, which draw nothing."""
-    del info
-    return (LabelledSequence(config.data.max_length),) * 2
-
-
 def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
-    """Returns the arrays of one example, as `LabelledSequence` makes them."""
+    """Returns the arrays of one example in a batch."""
     del params
     return {**sequence_spec(config.data.max_length), "label": ArraySpec((), "int32")}

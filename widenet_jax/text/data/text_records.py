@@ -1,4 +1,4 @@
-"""The records of a prepared text set, and the source that reads them.
+"""The records of a prepared text set, and the sources of pretraining: sets, the embedded novel.
 
 A record is one chunk, little-endian: uint16 number of sentences, uint16 length of each, then the
 ids of all (uint16, or uint32 if the vocabulary has more than 65,536 entries). In a packed set a
@@ -9,20 +9,26 @@ A set is a directory of ArrayRecord shards and `tokenizer.json`, with a `dataset
 of the training split's ids in nats, and `rule` says how the chunks were made.
 """
 
+import functools
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from widenet_jax.corpus.chunking import Chunk
-from widenet_jax.corpus.tokenizer import load_written_tokenizer
+from widenet_jax.corpus.chunking import Chunk, Chunking, chunks_of
+from widenet_jax.corpus.novel import FOLDER, TEXT
+from widenet_jax.corpus.tokenizer import FILE, load_tokenizer, load_written_tokenizer
 from widenet_jax.data.shards import PackedSet
-from widenet_jax.data.sources import path_of
+from widenet_jax.data.sources import path_of, unigram_entropy
+from widenet_jax.data.splits import check_split
 from widenet_jax.errors import BadInputError
 
 KIND = "text"
 _COUNT = np.dtype("<u2")
+# Of the novel: every run has the same validation chapters, whatever its seed.
+VALID_PER_MILLE = 50
+SEED = 0
 
 
 def id_type(vocab_size: int) -> np.dtype:
@@ -98,13 +104,20 @@ class TextRecords(PackedSet):
       packed: whether a record is a row of several chunks.
     """
 
-    def __init__(self, directory: str, split: str, max_length: int | None = None):
-        """Opens a split for sequences of `max_length` tokens; None: of the set's own length.
+    def __init__(self, data: Mapping[str, Any], split: str, info: Mapping[str, Any]):
+        """Opens a split for sequences of `max_length` tokens, by default of the set's own length.
+
+        Args:
+          data: `config.data`: "path", and "max_length" where it is known.
+          split: its name.
+          info: not used.
 
         Raises:
           BadInputError: nothing readable there, or prepared for shorter sequences; rows of a packed
             set have one length only.
         """
+        del info
+        directory, max_length = path_of(data), data.get("max_length")
         super().__init__(directory, split, kind=KIND, unit="sequence")
         tokenizer = load_written_tokenizer(directory, self.manifest["tokenizer_sha256"])
         self.info: Mapping[str, Any] = {
@@ -137,7 +150,48 @@ class TextRecords(PackedSet):
         return {"sentences": decode_chunk(record, vocab_size)}
 
 
-def open_text(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TextRecords:
-    """Opens a split of a prepared text set; see `specs.SourceSpec`."""
-    del info
-    return TextRecords(path_of(data), split, data.get("max_length"))
+class TinyText:
+    """Jane Austen's Persuasion in chunks made when it is opened; one chapter is a document.
+
+    As `TextRecords`: `source[i]` is {"sentences": [int32 [n], ...]}.
+
+    Attributes:
+      info: "tokenizer", "vocab_size" and "unigram_entropy".
+    """
+
+    def __init__(self, data: Mapping[str, Any], split: str, info: Mapping[str, Any]):
+        """Opens a split for sequences of `config.data.max_length` tokens; `info` is not used."""
+        del info
+        check_split(split, ("train", "valid"), "the embedded text")
+        chunks, self.info = _read_novel(data["max_length"])
+        self._chunks = chunks[split]
+        self._split = split
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"sentences": self._chunks[index]}
+
+    def describe(self, index: int) -> str:
+        return f"embedded text, {self._split} sequence {index}"
+
+
+@functools.cache  # a run opens both splits
+def _read_novel(max_length: int) -> tuple[dict[str, list[Chunk]], dict[str, Any]]:
+    """Returns the chunks of each split, and the source's `info`."""
+    from widenet_jax.corpus.inputs import documents
+    from widenet_jax.corpus.readers import Input
+
+    tokenizer = load_tokenizer(str(FOLDER / FILE))
+    rule = Chunking(max_length, SEED)
+    chunks: dict[str, list[Chunk]] = {"train": [], "valid": []}
+    for document in documents([Input(str(TEXT), TEXT.name, "titles")]):
+        side = "valid" if document.validates(VALID_PER_MILLE) else "train"
+        chunks[side] += chunks_of(document, tokenizer, rule)
+    counts = np.bincount(np.concatenate([np.concatenate(chunk) for chunk in chunks["train"]]))
+    return chunks, {
+        "tokenizer": tokenizer.json,
+        "vocab_size": tokenizer.vocab_size,
+        "unigram_entropy": unigram_entropy(counts),
+    }

@@ -8,11 +8,11 @@ from etils import epath
 
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.inputs import files_below
-from widenet_jax.corpus.readers import COMPRESSED_SUFFIXES, Input, detect, first_bytes, texts
+from widenet_jax.corpus.readers import Input, detect, first_bytes, texts
 from widenet_jax.data.checks import Check, Checked
-from widenet_jax.errors import BadInputError, BadRowsError
-from widenet_jax.text.data import table_files
-from widenet_jax.text.data.squad_files import read_questions
+from widenet_jax.errors import BadInputError
+from widenet_jax.text.data.files import READERS, suffix_of
+from widenet_jax.text.data.squad import read_questions
 from widenet_jax.text.data.tables import MissingColumnError, read_file
 from widenet_jax.text.data.text_records import TextRecords
 
@@ -22,7 +22,7 @@ COLUMNS = ("text_column", "pair_column", "label_column")
 
 def checks_of_set(directory: str, split: str) -> Iterator[Check]:
     """Returns a check of each sequence of a prepared set."""
-    source = TextRecords(directory, split)
+    source = TextRecords({"path": directory}, split, {})
     return (partial(source.__getitem__, index) for index in range(len(source)))
 
 
@@ -40,13 +40,11 @@ def check(path: str, options: Options) -> Checked:
         bad: list[str] = []
         try:
             count += read(file, columns, options.format, bad)
-        except BadRowsError as error:
-            bad += error.problems
         except MissingColumnError as error:
             found = unlabelled.setdefault(file, []) if error.field == "label_column" else bad
-            found.append(str(error.of_flag(error.field)))
+            found.append(str(error).replace("--config.data.", "--"))
         except BadInputError as error:
-            bad.append(str(error))
+            bad += getattr(error, "problems", [str(error)])
         problems[file] = bad
     what = f"{len(files):,} files, {count:,} documents, rows and questions"
     if columns["label_column"] and len(unlabelled) == sum(_is_table(f, columns) for f in files):
@@ -74,7 +72,7 @@ def read(path: str, columns: Mapping[str, str], format: str, bad: list[str]) -> 
         empty = [row.where for row in rows if not all(map(str.strip, (row.text, row.pair or "-")))]
         bad += [f"{where}: the text is empty" for where in empty]
         return len(rows)
-    if _suffix_of(path) == ".json" and b'"paragraphs"' in beginning:
+    if suffix_of(path) == ".json" and b'"paragraphs"' in beginning:
         return len(read_questions(epath.Path(path)))
     source = Input(path, path, detect(path) if format == "auto" else format)
     found = sum(bool(text) for text, _ in texts(source, columns["text_column"] or "text", bad))
@@ -84,11 +82,5 @@ def read(path: str, columns: Mapping[str, str], format: str, bad: list[str]) -> 
 
 
 def _is_table(path: str, columns: Mapping[str, str]) -> bool:
-    suffix = _suffix_of(path)
-    return suffix in TABLES or bool(columns["label_column"] and suffix in table_files.READERS)
-
-
-def _suffix_of(path: str) -> str:
-    """Returns the suffix that tells the format: ".jsonl" for a.jsonl.gz."""
-    place = epath.Path(path)
-    return (place.with_suffix("") if place.suffix in COMPRESSED_SUFFIXES else place).suffix.lower()
+    suffix = suffix_of(path)
+    return suffix in TABLES or bool(columns["label_column"] and suffix in READERS)

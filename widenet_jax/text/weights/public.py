@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.finetuning import tokenizer_info
+from widenet_jax.text.data.sequences import tokenizer_info
 
 MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
 

@@ -1,0 +1,216 @@
+"""Files of texts to finetune on: splits found by name, and tables read as columns.
+
+A split is the name of a file without its suffix ("train" for train.tsv), a part of it
+("train[:90%]", "train[-5000:]"), or several joined by "+" ("dev+train[-5000:]"), as in TFDS. Each
+must have rows.
+"""
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from etils import epath
+
+from widenet_jax.corpus.readers import COMPRESSED_SUFFIXES, decoded, guarded, opened
+from widenet_jax.data.input_files import class_names, open_parquet
+from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
+from widenet_jax.errors import BadInputError, BadRowsError, first_line
+from widenet_jax.files import absolute
+
+# Hugging Face and TFDS call the evaluation split validation, GLUE's files dev.
+_OTHER_NAMES = (("dev", "validation"), ("validation", "dev"))
+_VERSION = re.compile(r"-v\d\.\d$")  # of SQuAD's files, which Hugging Face's lack
+_FILE = re.compile(
+    r"([^.].*?)(?:-\d{5}-of-\d{5})?(\.[a-z]+)(?:\.gz|\.bz2|\.xz)?"
+)  # its split, its suffix
+_MAX_CELL = 1 << 30
+
+Columns = dict[str, list[Any]]  # of equal length, by name
+
+# --- Splits ---------------------------------------------------------------------------------------
+
+
+def read_split(path: str, split: str, read: Callable[[epath.Path], list]) -> list[Any]:
+    """Returns the rows of a split, in the order of its files.
+
+    Args:
+      path: `config.data.path`: a directory of splits, or a file whose parts are splits.
+      split: see the module's docstring.
+      read: returns the rows of one file.
+
+    Raises:
+      BadInputError: no such split, or a part of the split has no rows.
+    """
+    rows: list[Any] = []
+    for part in parts_of(split):
+        name, bounds = parse_slice(part)
+        found = [row for file in find_files(path, name) for row in read(file)]
+        chosen = found[slice_of(bounds, len(found))] if bounds else found
+        check_part(part, split, len(chosen), where=f"config.data.path={path}")
+        rows += chosen
+    return rows
+
+
+def find_files(path: str, name: str) -> list[epath.Path]:
+    """Returns the files of the split `name`: NAME.tsv, or NAME-00000-of-00002.parquet, ...
+
+    Raises:
+      BadInputError: there are none, or several that the name could mean.
+    """
+    place, where = absolute(path), f"config.data.path={path}"
+    if not path or not place.exists():
+        there = "no such file or directory" if path else "name a file or a directory of splits"
+        raise BadInputError(f"{where}: {there}")
+    if not place.is_dir():
+        if name:
+            raise BadInputError(
+                f"{where} is one file, so that splits are parts of it; add "
+                "--config.data.train_split=[500:] --config.data.eval_split=[:500]"
+            )
+        return [place]
+    stems = _splits_in(place)
+    if not stems and (place / "data").is_dir():  # Hugging Face's layout
+        stems = _splits_in(place / "data")
+    names = [name, *(new + name[len(old) :] for old, new in _OTHER_NAMES if name.startswith(old))]
+    for one in (*names, *(_VERSION.sub("", one) for one in names)):
+        found = [file for file, stem in stems.items() if one in (file.name, stem)]
+        if len({stems[file] + file.suffix for file in found}) > 1:
+            listed = ", ".join(file.name for file in found)
+            raise BadInputError(
+                f"{where}: split {name!r} may be {listed}; give the file's whole name"
+            )
+        if found:
+            return found
+    known = ", ".join(dict.fromkeys(stems.values())) or "none"
+    raise BadInputError(
+        f"{where}: no split {name!r} ({', '.join(READERS)}); there are {known} "
+        "(config.data.train_split, config.data.eval_split)"
+    )
+
+
+def _splits_in(place: epath.Path) -> dict[epath.Path, str]:
+    """Returns the files of splits, and for each its split: "train" for train.tsv.gz."""
+    found = {file: _FILE.fullmatch(file.name) for file in sorted(place.iterdir())}
+    return {file: match[1] for file, match in found.items() if match and match[2] in READERS}
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def suffix_of(file: str | epath.Path) -> str:
+    """Returns the suffix that tells the format: ".jsonl" for a.jsonl.gz."""
+    place = epath.Path(file)
+    return (place.with_suffix("") if place.suffix in COMPRESSED_SUFFIXES else place).suffix.lower()
+
+
+def read_bytes(file: epath.Path) -> bytes:
+    """Returns a file's content, decompressed; raises BadInputError if it cannot be read."""
+    with opened(str(file)) as content:
+        return guarded(str(file), content.read)
+
+
+def read_text(file: epath.Path) -> str:
+    """Returns a file's text, without a byte order mark; raises BadInputError as `decoded`."""
+    return decoded(read_bytes(file).removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
+
+
+def is_text(value: object) -> bool:
+    """Returns whether a value is a str of whole characters; JSON can escape half of one."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def read_columns(file: epath.Path) -> Columns:
+    """Reads a table.
+
+    Raises:
+      BadInputError: it is damaged, of another format than its suffix says, or of none of `READERS`.
+    """
+    if (suffix := suffix_of(file)) not in READERS:
+        known = ", ".join(READERS)
+        raise BadInputError(f"{file}: no table by its suffix; there are {known}, also with .gz")
+    return READERS[suffix](file)
+
+
+def _from_tsv(file: epath.Path) -> Columns:
+    """Reads tab-separated values under a header. Quotes are ordinary characters, as in GLUE."""
+    lines = read_text(file).rstrip("\r\n").split("\n")
+    return _by_header([line.rstrip("\r").split("\t") for line in lines], file)
+
+
+def _from_csv(file: epath.Path) -> Columns:
+    """Reads comma-separated values under a header, quoted where needed."""
+    csv.field_size_limit(_MAX_CELL)  # by default 128 KiB, and documents may be longer
+    try:
+        lines = list(csv.reader(io.StringIO(read_text(file), newline=""), strict=True))
+    except csv.Error as error:
+        raise BadInputError(f"{file}: not a CSV file ({error})") from None
+    return _by_header([line for line in lines if line], file)
+
+
+def _by_header(lines: Sequence[Sequence[str]], file: epath.Path) -> Columns:
+    header, *rows = lines or [[]]
+    if not any(header):
+        raise BadInputError(f"{file}: empty")
+    if len(set(header)) < len(header):
+        raise BadInputError(f"{file}: two columns have the same name; there are {shown(header)}")
+    if odd := [
+        f"{file} line {number}: {len(row)} columns, and the header names {len(header)} "
+        f"({shown(header)})"
+        for number, row in enumerate(rows, 2)
+        if len(row) != len(header)
+    ]:
+        raise BadRowsError(odd)
+    return {name: [row[k] for row in rows] for k, name in enumerate(header)}
+
+
+def _from_json(file: epath.Path) -> Columns:
+    """Reads a list of objects, or an object a line."""
+    text = read_text(file).strip()
+    try:
+        lines = [text] if text.startswith("[") else filter(str.strip, text.split("\n"))
+        found = [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        reason = first_line(error)
+        raise BadInputError(
+            f"{file}: neither a JSON list of objects nor an object a line ({reason})"
+        ) from None
+    records = found[0] if text.startswith("[") else found
+    if not records or not all(isinstance(record, dict) for record in records):
+        raise BadInputError(f"{file}: holds no list of objects, such as [{{'text': 'a'}}, ...]")
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def _from_parquet(file: epath.Path) -> Columns:
+    """Reads parquet; integers that the `datasets` library has names for become these names."""
+    try:
+        with open_parquet(io.BytesIO(read_bytes(file)), file) as parquet:
+            table = parquet.read()
+            columns = table.to_pydict()
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{file}: holds a text that is not UTF-8 ({error})") from None
+    for name, values in columns.items():
+        if known := class_names(table.schema.metadata, name):
+            columns[name] = [known[v] if v in range(len(known)) else None for v in values]
+    return columns
+
+
+def shown(names: Sequence[str]) -> str:
+    """Lists names for a message, the first of them."""
+    return ", ".join(map(repr, list(names)[:12])) + (", ..." if len(names) > 12 else "")
+
+
+READERS: dict[str, Callable[[epath.Path], Columns]] = {
+    ".tsv": _from_tsv,
+    ".csv": _from_csv,
+    ".json": _from_json,
+    ".jsonl": _from_json,
+    ".parquet": _from_parquet,
+}
