@@ -59,6 +59,6 @@ def test_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert wj.load(out).task == "similarity"
 
     plan_config = load_config(config)
-    sizes = data_info(plan_config, num_examples=128, vocab_size=23)
+    sizes = data_info(plan_config, num_examples=128, vocab_size=32)
     facts = size_facts(plan_config, sizes, parse_topology("v3-8"))
     assert facts["params"] == result["params"] and facts["gflops_per_example"] > 0
