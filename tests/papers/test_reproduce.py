@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ops import trial_program
 
-from widenet_jax.cli import plan, sweep
+from widenet_jax.cli import sweep
 from widenet_jax.cli.reproduce import launching, main, total_text
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.norm_divergence import norm_divergence
@@ -71,36 +71,12 @@ def test_a_dry_run_lists_every_run_once(tmp_path: Path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_papers_scale_is_listed_with_core_days_and_their_sum(monkeypatch, capsys):
-    """11.5 + 30 core-days; the third model has no plan, which the total mentions."""
-    plans = {
-        "configs/imagenet.py:vit_b": {"fits": True, "hours": 1.0, "core_days": 11.5},
-        "configs/imagenet.py:widenet_b": {"fits": True, "hours": 2.0, "core_days": 30.0},
-    }
-
-    class Planned:
-        """Stands in for plan.py, which would compile each model for minutes."""
-
-        def __init__(self, command: list[str]):
-            assert command[1:3] == ["-m", "widenet_jax.cli.plan"]
-            assert command[4] == "--topology=v3-256"
-            found = plans.get(command[3].removeprefix("--config="))
-            self.stdout, self.stderr = json.dumps(found) if found else "", "no compiler"
-
-    monkeypatch.setattr(plan.subprocess, "run", lambda command, **_: Planned(command))
-    flags = ["table1", "--sizes=b", "--scale=paper", "--dry_run"]
-    assert call(*flags, "--json") == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert [run["plan"] for run in runs if run["config"] in plans] == list(plans.values())
-    assert call(*flags) == 0
-    printed = capsys.readouterr().out
-    assert "v3-256, plan: fits, 1 h, 11.5 core-days" in printed
-    assert "v3-256, no plan: no compiler" in printed
-    assert printed.endswith(
-        "3 runs of 3 models, 0 of them done: 42 core-days of TPUv3, without 1 of the models\n"
-    )
-    row = {"seeds": 2, "plan": {"fits": True, "core_days": 0.385}}
-    assert total_text([row]) == ": 0.8 core-days of TPUv3"
+def test_core_days_are_added_up():
+    """2 x 0.4 and 11.5 + 30 core-days; a model without a plan is mentioned."""
+    plans = [{"fits": True, "core_days": days} for days in (0.385, 11.5, 30.0)]
+    rows = [{"seeds": 1, "plan": plan} for plan in (*plans[1:], "no compiler")]
+    assert total_text(rows) == ": 42 core-days of TPUv3, without 1 of the models"
+    assert total_text([{"seeds": 2, "plan": plans[0]}]) == ": 0.8 core-days of TPUv3"
 
 
 def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_path: Path, capsys):

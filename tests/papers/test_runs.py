@@ -137,5 +137,5 @@ def test_rates_and_training_metrics(tmp_path: Path):
     with_lines("metrics.jsonl", trials, directory, *lines)
     first, *others = look_at(trials, directory).values()
     assert first.rate == 20.0 and first.first("unit") == "tokens"
-    assert first.training["accuracy"] == pytest.approx(0.4)
-    assert [(of.training, of.rate) for of in others] == [({}, None)] * 2
+    assert first.in_training(TOP_1) == pytest.approx(40)
+    assert [(of.in_training(TOP_1), of.rate) for of in others] == [(None, None)] * 2

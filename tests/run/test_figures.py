@@ -54,11 +54,6 @@ def test_loss_is_on_the_left_and_accuracy_on_the_right(tmp_path: Path, drawn):
         draw(runs[:1], tmp_path / "both.png", names=["one", "two"])
 
 
-def test_a_single_point_is_a_dot(tmp_path: Path, drawn):
-    draw([write_run(tmp_path / "run", [0.5])], tmp_path / "curve.png", splits=["train"])
-    assert [line.get_marker() for line in drawn[0].axes[0].lines] == ["o"]
-
-
 def test_a_run_that_is_still_writing_and_one_without_records(tmp_path: Path, drawn):
     run = write_run(tmp_path / "run", [0.25, 0.75])
     with (run / "metrics.jsonl").open("a") as file:
@@ -95,19 +90,16 @@ def test_a_loss_that_no_drawn_split_records_is_left_out(tmp_path: Path, drawn):
     assert [len(figure.axes) for figure in drawn] == [1, 2]
 
 
-def test_the_title_names_the_splits(tmp_path: Path, drawn):
-    run, other = (write_run(tmp_path / name, [0.5, 0.6]) for name in ("run", "other"))
-    for workdir, split in ((run, "val"), (other, "test")):
-        data = {"train_split": "train[10%:]", "eval_split": split}
-        (workdir / "config.json").write_text(json.dumps({"data": data}))
+def test_the_legend_names_the_splits(tmp_path: Path, drawn):
+    run = write_run(tmp_path / "run", [0.5, 0.6])
+    data = {"train_split": "train[10%:]", "eval_split": "val"}
+    (run / "config.json").write_text(json.dumps({"data": data}))
     draw([run], tmp_path / "a.png")
-    training = "training, each point one batch: split train[10%:]"
-    assert drawn[0].get_suptitle() == f"{training}\nevaluation: split val"
-    (legend,) = (axis.get_legend() for axis in drawn[0].axes if axis.get_legend())
-    assert [text.get_text() for text in legend.get_texts()] == ["train[10%:]", "val"]
+    draw([run, run], tmp_path / "b.png", names=["a", "b"], splits=("eval",))
+    legends = [axis.get_legend() for figure in drawn for axis in figure.axes if axis.get_legend()]
+    texts = [[text.get_text() for text in legend.get_texts()] for legend in legends]
+    assert texts == [["train[10%:]", "val"], ["a val", "b val"]]
     assert drawn[0].axes[0].get_ylabel() == "cross-entropy"
-    draw([run, other], tmp_path / "b.png", names=["a", "b"], splits=("eval",))
-    assert drawn[1].get_suptitle() == "evaluation: split val or test"
 
 
 def labels(axis: Axes, side: str) -> set[str]:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from widenet_jax.inference.over_source import sums_over_source
 from widenet_jax.losses import softmax_cross_entropy
-from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.figures import save, subplots, write_in_cells
 from widenet_jax.step import forward
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
@@ -129,10 +129,9 @@ def draw_matrix(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
     figure.suptitle(title, fontsize=10)
     image = axis.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
     figure.colorbar(image, ax=axis, label="colour: share of the class")
-    for (i, j), count in np.ndenumerate(accuracy.confusion):
-        if count or (i == j and counts[i]):
-            colour = "black" if shares[i, j] > 0.6 else "white"
-            axis.text(j, i, str(count), ha="center", va="center", color=colour, fontsize=8)
+    shown = (accuracy.confusion > 0) | np.diag(counts > 0)
+    texts = np.where(shown, accuracy.confusion.astype(str), "")
+    write_in_cells(axis, texts, shares > 0.6, fontsize=8)
     axis.set(xlabel="predicted class", ylabel="class")
     axis.set_xticks(range(V), accuracy.class_names, rotation=90)
     axis.set_yticks(range(V), accuracy.class_names)

@@ -177,19 +177,16 @@ def has_entropy_loss(variant: str) -> bool:
     return any(losses.get(loss) for loss in ENTROPY_OF.values())
 
 
-_BY_SECTION = {name: (*experiments_of(name, dict(of)),) for name, of in SECTIONS.items()}
-EXPERIMENTS = {one.name: one for group in _BY_SECTION.values() for one in group}
-# Names on the command line that stand for several experiments.
-GROUPS = {
-    "table2": tuple(name for name in EXPERIMENTS if name.startswith("table2_")),
-    **{
-        name: tuple(one.name for one in group)
-        for name, group in _BY_SECTION.items()
-        if name not in EXPERIMENTS
-    },
-    "sigma": tuple(name for name in EXPERIMENTS if name.startswith("sigma_")),
-    "all": tuple(name for name in EXPERIMENTS if not name.startswith("sigma_")),
+EXPERIMENTS = {
+    one.name: one for name, of in SECTIONS.items() for one in experiments_of(name, dict(of))
 }
+# Names on the command line that stand for several experiments, whose names begin with them.
+GROUPS = {
+    name: tuple(one for one in EXPERIMENTS if one.startswith(f"{name}_"))
+    for name in ("table2", *SECTIONS, "sigma")
+    if name not in EXPERIMENTS
+}
+GROUPS["all"] = tuple(name for name in EXPERIMENTS if not name.startswith("sigma_"))
 
 
 def chosen(names: Sequence[str], sizes: Sequence[str] = PAPER_SIZES) -> list[PaperExperiment]:

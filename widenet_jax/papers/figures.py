@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 from ml_collections import ConfigDict
 
 from widenet_jax.config.files import load_config
@@ -28,12 +27,11 @@ from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage, measure_act
 from widenet_jax.ops.benchmark import report as benchmark_report
 from widenet_jax.ops.benchmark.feed_forward import LayerSize, feed_forward_row, sizes
 from widenet_jax.ops.plan.topology import parse_topology
-from widenet_jax.papers.experiments import Metric, PaperExperiment
+from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import number, page
-from widenet_jax.run.figures import block_panels, run_colour, save, subplots
-from widenet_jax.run.metrics import JsonLines
+from widenet_jax.run.figures import block_panels, draw_learning_curves, save, subplots
 from widenet_jax.run.tables import markdown_table
 
 # Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
@@ -86,40 +84,17 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
 def draw_curves(
     experiment: PaperExperiment, scale: Scale, measured: Measurements, out: Path
 ) -> None:
-    """Draws the metric of every evaluation against steps.
+    """Draws the metric of every evaluation against steps, of the first finished seed of each run.
 
-    A line is the mean over the seeds that are done, a band their range; the legend's order is the
-    order in which the lines end. A run that stands for several rows is drawn once.
+    A run that stands for several rows is drawn once.
     """
-    labels: dict[tuple[str, ...], str] = {}  # workdirs -> label
+    labels: dict[str, str] = {}  # workdir -> label
     for row in experiment.rows:
-        workdirs = measured[run_of(scale, experiment, row)].workdirs
-        labels.setdefault(workdirs, row.label.strip())
-    curves = [(label, *evaluations(seeds, experiment.metric)) for seeds, label in labels.items()]
-    curves = sorted((c for c in curves if c[1]), key=lambda curve: -curve[2][:, -1].mean())
-    if not curves:
-        return
-    figure, axis = subplots(size=(9, 5))
-    for index, (label, steps, values) in enumerate(curves):
-        colour = run_colour(index, len(curves))
-        axis.plot(steps, values.mean(axis=0), color=colour, marker="o", ms=3, label=label)
-        axis.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
-    axis.set(xlabel="step", ylabel=f"{experiment.metric.label}, evaluated in training")
-    axis.set_title(f"{experiment.title}\n(lines: means; bands: range of the seeds)", fontsize=9)
-    axis.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
-    save(figure, out)
-
-
-def evaluations(workdirs: Sequence[str], metric: Metric) -> tuple[list[int], np.ndarray]:
-    """Returns the steps [N] at which every run was evaluated, and the metric then [runs, N]."""
-    runs = []
-    for workdir in workdirs:
-        records = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
-        found = [r for r in records if r["split"] == "eval" and r.get(metric.name) is not None]
-        runs.append({r["step"]: metric.scale * r[metric.name] for r in found})
-    steps = sorted(set.intersection(*map(set, runs))) if runs else []
-    return steps, np.array([[run[step] for step in steps] for run in runs])
+        for workdir in measured[run_of(scale, experiment, row)].workdirs[:1]:
+            labels.setdefault(workdir, row.label.strip())
+    if labels:
+        metric, names = experiment.metric.name, list(labels.values())
+        draw_learning_curves(list(labels), out, metric=metric, names=names, splits=("eval",))
 
 
 def draw_against(
@@ -260,13 +235,10 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
 
 def as_json(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the numbers as the experiment's JSON file holds them."""
-
-    def numbers(one: np.ndarray | ActiveUnits | ExpertUsage) -> Any:
-        if isinstance(one, ExpertUsage):
-            return {"shares": one.importance.tolist(), "co_occurrence": one.co_occurrence.tolist()}
-        return one.as_json() if isinstance(one, ActiveUnits) else one.tolist()
-
-    return {name: numbers(one) for name, one in found.items()}
+    return {
+        name: one.tolist() if isinstance(one, np.ndarray) else one.as_json()
+        for name, one in found.items()
+    }
 
 
 def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:

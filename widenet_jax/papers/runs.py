@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from etils import epath
 
@@ -26,14 +26,13 @@ class Measured:
       workdirs: of the seeds that are done.
       rate: units a second in training, the median over all lines of timing.jsonl, whatever else
         the machine was doing; None before the first line.
-      training: means of the training metrics over the last tenth of the steps and the seeds that
-        are done, by name.
+      training: the records of training over the last tenth of the steps, of each seed that is done.
     """
 
     outcomes: tuple[Outcome, ...]
     workdirs: tuple[str, ...] = ()
     rate: float | None = None
-    training: Mapping[str, float] = field(default_factory=dict)
+    training: tuple[list[dict], ...] = ()
 
     @property
     def ended(self) -> list[Outcome]:
@@ -53,6 +52,12 @@ class Measured:
         """The test metric of every seed that ended, as the paper scales it; NaN: diverged."""
         name = f"test_{metric.name}"
         return [metric.scale * outcome.result.get(name, math.nan) for outcome in self.ended]
+
+    def in_training(self, metric: Metric) -> float | None:
+        """The metric in training, the mean over the seeds, as the paper scales it."""
+        seeds = [[r[metric.name] for r in of if metric.name in r] for of in self.training]
+        means = [statistics.fmean(values) for values in seeds if values]
+        return metric.scale * statistics.fmean(means) if means else None
 
 
 Measurements = Mapping[Run, Measured]
@@ -130,14 +135,6 @@ def gather(outcomes: Sequence[Outcome], directory: Directory) -> Measured:
         rates += [line[name] for line in JsonLines(epath.Path(workdir) / "timing.jsonl").read()]
         lines = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
         lines = [line for line in lines if line["split"] == "train"]
-        last = [line for line in lines if line["step"] > 0.9 * lines[-1]["step"]]
-        seeds += [means_by_name(last)] if last else []
+        seeds.append([line for line in lines if line["step"] > 0.9 * lines[-1]["step"]])
     rate = statistics.median(rates) if rates else None
-    return Measured(tuple(outcomes), tuple(workdirs), rate, means_by_name(seeds))
-
-
-def means_by_name(records: Sequence[Mapping]) -> dict[str, float]:
-    """Averages every number that all records have."""
-    numbers = [{k for k, v in record.items() if isinstance(v, int | float)} for record in records]
-    names = set.intersection(*numbers) if numbers else set()
-    return {name: statistics.fmean(record[name] for record in records) for name in sorted(names)}
+    return Measured(tuple(outcomes), tuple(workdirs), rate, tuple(seeds))

@@ -15,12 +15,7 @@ from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import VARIANT, Trial, expand, name_of
-from widenet_jax.papers.experiments import (
-    EXPERIMENTS,
-    METRICS,
-    PaperExperiment,
-    PaperRow,
-)
+from widenet_jax.papers.experiments import EXPERIMENTS, METRICS, PaperExperiment, PaperRow
 
 sizes = configs_module("sizes")
 variants = configs_module("variants")
@@ -102,9 +97,8 @@ class Scale:
 
 def scale_of(section: dict[str, Any], stages: Mapping[str, Stage]) -> Scale:
     """Makes the scale of a section of scales.toml, which names its stages."""
-    fields = section | {
-        name: stages[section[name]] for name in ("pretrain", "backbone", "finetune")
-    }
+    own = ("pretrain", "backbone", "finetune")
+    fields = section | {name: stages[section[name]] for name in own}
     flags = tuple(fields.pop("finetune_text", ()))
     text = {name: stages[stage] for name, stage in section["text"].items()}
     fields["text"] = {k: replace(of, flags=flags) if of.variant else of for k, of in text.items()}
@@ -188,12 +182,8 @@ def runnable(scale: Scale, experiments: Iterable[PaperExperiment]) -> list[Paper
       BadInputError: none is left.
     """
     experiments = list(experiments)
-    left = [
-        of_scale(scale, one)
-        for one in experiments
-        if (not one.text or one.text in scale.text)
-        and (not one.language or one.language in scale.language)
-    ]
+    known = {"", *scale.text, *scale.language}
+    left = [of_scale(scale, one) for one in experiments if {one.text, one.language} <= known]
     if not left:
         names = ", ".join(one.name for one in experiments)
         raise BadInputError(f"this --scale has no data for {names}; choose another scale")
@@ -210,10 +200,8 @@ def of_scale(scale: Scale, experiment: PaperExperiment) -> PaperExperiment:
     own = scale.language[experiment.language].variant
     if own == experiment.language:
         return experiment
-    rows = tuple(row for row in experiment.rows if is_at_size(own, row))
-    return replace(
-        experiment, rows=rows, metric=METRICS["bits"], paper_label=experiment.metric.label
-    )
+    rows, label = [row for row in experiment.rows if is_at_size(own, row)], experiment.metric.label
+    return replace(experiment, rows=tuple(rows), metric=METRICS["bits"], paper_label=label)
 
 
 def is_at_size(size: str, row: PaperRow) -> bool:

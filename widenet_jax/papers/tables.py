@@ -49,7 +49,7 @@ def rows_of(
     for row in experiment.rows:
         run = run_of(scale, experiment, row)
         of = measured[run]
-        values, training = of.values(metric), of.training.get(metric.name)
+        values = of.values(metric)
         in_paper = printed.get(row.variant)
         found = {
             "label": row.label,
@@ -62,7 +62,7 @@ def rows_of(
             "values": values,
             "mean": mean_of(values),
             "std": std_of(values),
-            "training": None if training is None else metric.scale * training,
+            "training": of.in_training(metric),
             "rate": of.rate,
             "unit": of.first("unit"),
             "statuses": [outcome.status for outcome in of.outcomes],
@@ -117,7 +117,7 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             values = [mean_of(of.values(metric)) for metric in metrics]
             means.append(None if None in values else mean_of(values))
             in_paper = getattr(printed, column)
-            cells[-1] += [joined(in_paper if isinstance(in_paper, tuple) else [in_paper])]
+            cells[-1] += [joined(in_paper if isinstance(in_paper, list) else [in_paper])]
             cells[-1] += [joined(values)]
         cells[-1] += [joined([printed.mean]), joined([None if None in means else mean_of(means)])]
     lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
@@ -195,14 +195,6 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
         )
     if 1 in seeds:
         lines.append("A single seed has no error bar: there only the sign counts.")
-    for row in (row for row in rows if not row["same_as"] and row["values"]):
-        lost, label = lost_of(row), row["label"].strip()
-        in_paper = isinstance(row["paper"], float) and math.isnan(row["paper"])
-        if lost:
-            how = ", as in the paper" if in_paper else ""
-            lines.append(f"{label} diverged in {lost} of {len(row['statuses'])} seeds here{how}.")
-        elif in_paper:
-            lines.append(f"{label} diverged in the paper, and did not here.")
     return lines
 
 
@@ -227,20 +219,19 @@ def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
     "undecided" is a difference that is not significant; "by one seed" one that has no test; "" a
     row that did not run.
     """
-    pairs = [pair for pair in compared(experiment, rows) if pair[0] is row]
-    if not pairs or not all(one["values"] for one in pairs[0]):
+    pair = next((of for of in compared(experiment, rows) if of[0] is row), ())
+    if not pair or not all(of["values"] for of in pair):
         return ""
-    ((one, other),) = pairs
     words = {-1: "worse", 0: "undecided", 1: "better"}
     direction = 1 if experiment.metric.higher_is_better else -1
     in_paper = ""
-    if one["paper"] is not None and other["paper"] is not None:
-        printed = paper_sign(experiment, one, other) * direction
+    if all(of["paper"] is not None for of in pair):
+        printed = paper_sign(experiment, *pair) * direction
         in_paper = f" (paper: {words[printed] if printed else 'equal'})"
-    sign = sign_of(one, other)
+    sign = sign_of(*pair)
     if sign is None:
         return f"a seed diverged{in_paper}"
-    untested = " by one seed" if min(len(of["values"]) for of in (one, other)) == 1 else ""
+    untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else ""
     return words[sign * direction] + untested + in_paper
 
 

@@ -35,7 +35,7 @@ def draw_learning_curves(
     """Draws the loss (left) and the primary metric (right) against steps.
 
     Each run has a colour; evaluation is dashed with dots. A curve is left out if its split does not
-    record the metric, and so is the loss if no curve is left. The title names the splits.
+    record the metric, and so is the loss if no curve is left. The legend names the splits.
 
     Args:
       workdirs: of runs of one task.
@@ -56,7 +56,7 @@ def draw_learning_curves(
         colour = run_colour(index, len(labels))
         for split in splits:
             rows = [r for r in records if r["split"] == split]
-            which = "" if label and len(splits) == 1 else split_name(configs[index], split)
+            which = split_name(configs[index], split)
             for axis, metric in zip(axes, metrics, strict=True):
                 points = [(r["step"], r[metric]) for r in rows if r.get(metric) is not None]
                 steps, values = zip(*points, strict=True) if points else ((), ())
@@ -68,7 +68,6 @@ def draw_learning_curves(
     for axis, metric in zip(axes, metrics, strict=True):
         axis.set(xlabel="step", ylabel=LABELS.get(metric, metric.replace("_", " ")))
         axis.grid(alpha=0.3)
-    figure.suptitle("\n".join(title_lines(configs, splits)), fontsize=9)
     if len(labels) <= 2:
         axes[-1].legend()
     else:  # beside the curves, not over them
@@ -93,14 +92,6 @@ def split_name(config: ConfigDict, split: str) -> str:
     """Returns the data's name of "train" or "eval", such as "val"."""
     fallback = {"train": "train", "eval": "evaluation"}[split]
     return config.get("data", {}).get(f"{split}_split") or fallback
-
-
-def title_lines(configs: Sequence[ConfigDict], splits: Sequence[str]) -> list[str]:
-    """Returns a line for each split of the runs: "evaluation: split val"."""
-    begun = [config for config in configs if config]
-    kinds = {"train": "training, each point one batch", "eval": "evaluation"}
-    named = lambda split: dict.fromkeys(split_name(config, split) for config in begun)  # noqa: E731
-    return [f"{kinds[s]}: split {' or '.join(named(s))}" for s in splits] if begun else []
 
 
 def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
@@ -170,9 +161,9 @@ def block_panels(
 
 def write_in_cells(axis: Axes, texts: np.ndarray, bright: np.ndarray, fontsize: int = 7) -> None:
     """Writes into the cells of a matrix that `imshow` drew, in black where they are bright."""
-    for (i, j), text in np.ndenumerate(texts):
+    for i, j in np.argwhere(texts != ""):
         colour = "black" if bright[i, j] else "white"
-        axis.text(j, i, text, ha="center", va="center", color=colour, fontsize=fontsize)
+        axis.text(j, i, texts[i, j], ha="center", va="center", color=colour, fontsize=fontsize)
 
 
 def save(figure: Figure, out: epath.PathLike) -> None:

@@ -51,19 +51,15 @@ def families_for(letters: frozenset[str]) -> list[str]:
     """
     lacking = {letter for letter in letters if letter.isprintable() and not letter.isspace()}
     lacking -= characters_of(OWN)
-    families = [OWN]
-    for name in installed() if lacking else ():
-        if lacking & characters_of(name):
-            families.append(name)
-            lacking -= characters_of(name)
-    if lacking:
+    others = {name: characters_of(name) & lacking for name in (installed() if lacking else ())}
+    if lacking := lacking.difference(*others.values()):
         print(
             f"warning: no font here draws {''.join(sorted(lacking))[:12]} (characters: "
             f"{len(lacking)}), so that pictures have boxes instead; install a font of that script, "
             "such as Noto Sans (pip install -e '.[fonts]' brings Japanese)",
             file=sys.stderr,
         )
-    return families
+    return [OWN, *(name for name, letters in others.items() if letters)]
 
 
 def installed() -> list[str]:

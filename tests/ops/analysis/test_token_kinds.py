@@ -57,18 +57,6 @@ def test_bands_of_frequency():
     assert np.sum(list(bands.values()), axis=0).max() == 1
 
 
-def test_sentencepieces():
-    """A word mark alone begins a word; each ordinary token is one part of a word."""
-    tokenizer = load_tokenizer(str(FOLDER))
-    counts = np.bincount(tokenizer.encode("walking slowly, on a fine day"), minlength=2000)
-    kinds = kinds_of(tokenizer, counts)
-    assert "▁walking" in kinds["starts a word"] and "▁" in kinds["starts a word"]
-    assert set(kinds["continues a word"]) == {"s", "lo", "w", "ly"}
-    assert kinds["punctuation"] == [","]
-    members = [set(tokens) for name, tokens in kinds.items() if not name.startswith("rank")]
-    assert sum(map(len, members)) == len(set.union(*members)) == (counts > 0).sum()
-
-
 def test_bytes():
     """Each value is of one kind; "\u00e9" is two bytes, and there are no digits."""
     counts = np.bincount(list("Caf\u00e9 <b>\n".encode()), minlength=256)

@@ -61,23 +61,18 @@ def test_a_diverged_trial_is_run_again_only_on_request(tmp_path: Path):
 
 
 def test_as_many_trials_run_at_a_time_as_there_are_workers(tmp_path: Path):
-    trials = trials_of(range(4), pause=0.1)
-    most = 0
-    ended = threading.Event()
+    """Counted as each trial starts."""
+    running = []
 
-    def watch() -> None:
-        nonlocal most
-        while not ended.wait(0.02):
-            begun = sum(starts(tmp_path, trial) for trial in trials)
-            done = sum((tmp_path / trial.name / "result.json").exists() for trial in trials)
-            most = max(most, begun - done)
+    def command(trial: Trial, workdir: str) -> list[str]:
+        begun = sum(starts(tmp_path, one) for one in source.trials)
+        done = sum((tmp_path / one.name / "result.json").exists() for one in source.trials)
+        running.append(1 + begun - done)
+        return trial_program.command(trial, workdir)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    run(trials, tmp_path, workers=2)
-    ended.set()
-    watcher.join()
-    assert most == 2
+    source = Listed(trials_of(range(4), pause=0.1), Directory(tmp_path))
+    Runner(source, workers=2, command=command).run()
+    assert max(running) <= 2 and len(running) == 4
 
 
 def test_index_runs_one_and_finds_what_others_did(tmp_path: Path):

@@ -79,9 +79,8 @@ def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
     axis.figure.colorbar(image, ax=axis, label=f"share of the {what}'s pairs")
     plural = {"class": "classes", "kind": "kinds"}[what]
     title = f"block {usage.blocks[chosen]}, where {plural} differ most"
-    experts = usage.load.shape[-1]
     axis.set(xlabel="expert", ylabel=what, title=title)
-    tick_experts(axis, experts)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     if len(usage.names) <= MOST_NAMES:
         axis.set_yticks(range(len(usage.names)), usage.names, fontsize=7)
 
@@ -102,7 +101,7 @@ def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     for axis, values in zip(axes, shares, strict=True):
         image = axis.imshow(values, aspect="auto", cmap="viridis", vmin=0, vmax=shares.max())
         axis.axhline(0.5, color="white", lw=2)
-        tick_experts(axis, E)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         axis.set_yticks(range(V), labels, fontsize=8)
         if E <= MOST_EXPERTS:
             bright = values > 0.7 * shares.max()
@@ -110,14 +109,6 @@ def draw_kinds(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
     figure.supxlabel("expert")
     figure.colorbar(image, ax=figure.axes, label="share of the kind's pairs")
     save(figure, out)
-
-
-def tick_experts(axis: Axes, experts: int) -> None:
-    """Numbers the experts along the horizontal axis, all or some of them."""
-    if experts <= MOST_EXPERTS:
-        axis.set_xticks(range(experts))
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
 def draw_between_blocks(axis: Axes, values: np.ndarray, blocks: Sequence[int], title: str) -> None:

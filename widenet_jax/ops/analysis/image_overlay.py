@@ -21,6 +21,7 @@ from widenet_jax.typing import Array
 TINT = 0.55  # weight of an expert's colour over a patch
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
 PANELS_A_ROW = 6
+MARKS = "fill: first expert, dot: second, cross: first dropped"
 TITLE_WIDTH = 30  # characters over a panel; longer titles take more lines
 Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
 
@@ -80,26 +81,9 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
             draw_block(axis, trained, picture, routing, position)
             axis.set_title(f"block {block}", fontsize=8)
     handles = [Patch(color=c, label=f"expert {e}") for e, c in enumerate(expert_colours(E))]
-    marks = legend_title([routing for _, _, routing in images])
-    figure.legend(
-        handles=handles,
-        title=marks,
-        title_fontsize=8,
-        fontsize=8,
-        loc="outside lower center",
-        ncols=min(E, 8),
-    )
+    place = {"loc": "outside lower center", "ncols": min(E, 8)}
+    figure.legend(handles=handles, title=MARKS, title_fontsize=8, fontsize=8, **place)
     save(figure, out)
-
-
-def legend_title(routings: Sequence[TokenRouting]) -> str:
-    """Returns what fill, dot and cross mean, of those that occur."""
-    parts = ["fill: first expert"]
-    if routings[0].expert_index.shape[-1] > 1:
-        parts.append("dot: second")
-    if any(routing.dropped[..., 0].any() for routing in routings):
-        parts.append("cross: first dropped")
-    return ", ".join(parts)
 
 
 def draw_block(

@@ -20,7 +20,6 @@ from widenet_jax.run.figures import draw_learning_curves, save, subplots
 from widenet_jax.run.tables import text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
-STATISTICS = ("seeds", "mean", "std", "median")
 TABLE, PICTURES = "results.csv", ("learning_curves.png", "sweep.png")
 UNFINISHED = (Status.STOPPED, Status.WAITING, Status.HANDED_OVER)
 SEED = "seed"
@@ -74,9 +73,9 @@ class Results:
         """Averages the primary metric over seeds.
 
         Returns:
-          A row for each setting of the other fields, the best first: those fields and STATISTICS:
-          the number of finished seeds, `std` by n - 1 (None for a single seed). Empty where seeds
-          are not swept.
+          A row for each setting of the other fields, the best first: those fields, the number of
+          finished `seeds`, `mean`, `std` by n - 1 (None for a single seed) and `median`. Empty
+          where seeds are not swept.
         """
         others = [name for name in self.fields if name != SEED]
         groups: dict[tuple, list[float]] = {}
@@ -85,9 +84,10 @@ class Results:
             groups.setdefault(key, []).append(row[self.metric])
         found = []
         for key, values in groups.items():
-            std = statistics.stdev(values) if len(values) > 1 else None
-            numbers = len(values), statistics.fmean(values), std, statistics.median(values)
-            found.append(dict(zip((*others, *STATISTICS), (*key, *numbers), strict=True)))
+            row = dict(zip(others, key, strict=True))
+            row |= {"seeds": len(values), "mean": statistics.fmean(values)}
+            row["std"] = statistics.stdev(values) if len(values) > 1 else None
+            found.append(row | {"median": statistics.median(values)})
         return self.best_first(found, "mean")
 
     def as_json(self) -> dict[str, Any]:
@@ -115,8 +115,7 @@ class Results:
             columns.append(self.progress)
         parts = [table(self.rows, columns)]
         if means := self.over_seeds():
-            names = [name for name in self.fields if name != SEED]
-            parts.append("over seeds\n" + table(means, [*names, *STATISTICS]))
+            parts.append("over seeds\n" + table(means, list(means[0])))
         parts += [
             f"{one.status}: {one.trial.name}, exit code {one.exit_code}: {one.message}\n"
             f"  its whole log: {self.directory.log(one.trial)}"
@@ -141,9 +140,8 @@ class Results:
 
     def write(self) -> None:
         """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
-        columns = dict.fromkeys(
-            name for row in self.rows for name in row if name not in LAST_COLUMNS
-        )
+        columns = dict.fromkeys(name for row in self.rows for name in row)
+        columns = [name for name in columns if name not in LAST_COLUMNS]
         out = io.StringIO()
         writer = csv.DictWriter(out, [*columns, *LAST_COLUMNS], lineterminator="\n")
         writer.writeheader()
