@@ -53,7 +53,10 @@ class Holdout:
         It depends on the name alone: the split is the same on every machine, and other files keep
         their part when one is added. Each class therefore has about its share, not exactly.
         """
-        return _number(name) < self.fraction * 2**64
+        # Systems store accented and Japanese letters as one character (NFC) or as two (NFD).
+        whole = unicodedata.normalize("NFC", name).encode(errors="surrogateescape")
+        number = int.from_bytes(hashlib.sha256(whole).digest()[:8], "big")
+        return number < self.fraction * 2**64
 
     def split_advice(self, root: str) -> str:
         """Says how both parts get images of each class.
@@ -63,13 +66,6 @@ class Holdout:
         """
         parts = " and ".join(f"{root}/{part}/CLASS" for part in (self.train_split, self.eval_split))
         return f"set another --{self.field}, or divide the images yourself, into {parts}"
-
-
-def _number(name: str) -> int:
-    """Returns a number below 2^64 that depends on the file name "CLASS/FILE" alone."""
-    # Systems store accented and Japanese letters as one character (NFC) or as two (NFD).
-    whole = unicodedata.normalize("NFC", name).encode(errors="surrogateescape")
-    return int.from_bytes(hashlib.sha256(whole).digest()[:8], "big")
 
 
 class ImageFolder(LabelledImages):
@@ -97,43 +93,49 @@ class ImageFolder(LabelledImages):
             return not divided or holdout.holds(name) == (split == holdout.eval_split)
 
         names = {unicodedata.normalize("NFC", name): name for name in _subfolders(folder)}
-        found = {name: _Files(folder / names[name], names[name]) for name in sorted(names)}
+        found = {name: _contents(folder / names[name], names[name]) for name in sorted(names)}
         if divided:  # an empty folder is no class; in a split's own folder it may be a broken copy
-            found = {name: files for name, files in found.items() if files.images or files.others}
+            found = {name: contents for name, contents in found.items() if any(contents)}
         if not found:
             raise BadInputError(
                 f"{folder}: has no class folders; images belong in {root}/SPLIT/CLASS/, or in "
                 f"{root}/CLASS/ with --{holdout.field}=0.1"
             )
-        for files in found.values():
-            if divided and not files.images:
-                kinds, others = ", ".join(IMAGE_SUFFIXES), Counter(files.others.values())
+        _, beside = _contents(folder)
+        others = {name: f"{kind} in no class" for name, kind in beside.items() if kind != "folder"}
+        for name, (images, rest) in found.items():
+            others |= rest
+            if divided and not images:
                 raise BadInputError(
-                    f"{folder / files.name}: no image in it ({kinds}), but other files "
-                    f"({counts_text(others)}); convert or remove them"
+                    f"{folder / names[name]}: no image in it ({', '.join(IMAGE_SUFFIXES)}), but "
+                    f"other files ({counts_text(Counter(rest.values()))}); convert or remove them"
                 )
         self.class_names = tuple(found)
         self._folder = str(folder)
-        chosen = [[file for file in files.images if inside(file)] for files in found.values()]
-        self._files = [file for files in chosen for file in files]
-        counts = [len(files) for files in chosen]
+        chosen = [[file for file in images if inside(file)] for images, _ in found.values()]
+        self._files = [file for images in chosen for file in images]
+        counts = [len(images) for images in chosen]
         if divided and not all(counts):
             self.split_advice = holdout.split_advice(root)
         self.record_labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        others = {k: v for files in found.values() for k, v in files.others.items()}
-        beside = _Files(folder, "").others.items()
-        others |= {name: f"{kind} in no class" for name, kind in beside if kind != "folder"}
         self.left_out = Counter(kind for name, kind in others.items() if inside(name))
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        path = self._path(index)
         try:
-            image = read_regular(self._path(index))
+            return {"image": read_regular(path), "label": int(self.record_labels[index])}
         except OSError as error:
-            raise self._unreadable(index, error) from None
-        return {"image": image, "label": int(self.record_labels[index])}
+            if not os.path.isdir(folder := os.path.dirname(path)):
+                raise BadInputError(
+                    f"{folder}: class folder is gone; is its disk still there?"
+                ) from None
+            dangling = error.errno == errno.ENOENT and os.path.islink(path)
+            reason = "link to a file that is not there" if dangling else error.strerror
+            kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
+            raise kind(f"{self.describe(index)}: {reason}; replace or remove it") from None
 
     def describe(self, index: int) -> str:
         return f"{self._path(index)} (image {index})"
@@ -146,65 +148,44 @@ class ImageFolder(LabelledImages):
     def _path(self, index: int) -> str:
         return f"{self._folder}/{self._files[index]}"
 
-    def _unreadable(self, index: int, error: OSError) -> BadInputError:
-        path = self._path(index)
-        folder = os.path.dirname(path)
-        if not os.path.isdir(folder):
-            return BadInputError(f"{folder}: class folder is gone; is its disk still there?")
-        dangling = error.errno == errno.ENOENT and os.path.islink(path)
-        reason = "link to a file that is not there" if dangling else error.strerror
-        kind = BadExampleError if error.errno in FILE_ERRORS else BadInputError
-        return kind(f"{self.describe(index)}: {reason}; replace or remove it")
-
 
 def check_folder(root: str, field: str = "") -> None:
     """Raises BadInputError unless `root` is a local directory; `field` names it in messages."""
-    check_local(root, field)
-    if not Path(root).is_dir():
-        raise BadInputError(f"{field}{root}: no such directory")
-
-
-def check_local(root: str, field: str = "") -> None:
-    """Raises BadInputError where an image folder is on an object store, such as gs://."""
     if is_remote(root):
         raise BadInputError(
             f"{field}{root}: image folders are read from local disks only; pack it on a machine "
             "that has it (scripts/prepare_data.py image_folder) and give the packed set, also on "
             "gs://, with --config.data.source=array_record --config.data.eval_fraction=0"
         )
+    if not Path(root).is_dir():
+        raise BadInputError(f"{field}{root}: no such directory")
 
 
-class _Files:
-    """The content of one class folder.
+def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
+    """Lists the folder of the class `name`; without a name, all in it counts as no image.
 
-    Attributes:
-      name: of the folder.
-      images: "CLASS/FILE" of each image, sorted.
-      others: the same of all other entries, with their kind: a suffix, "hidden" or "folder".
+    Returns:
+      "CLASS/FILE" of each image, sorted, and of all other entries, with their kind: a suffix,
+      "hidden" or "folder".
     """
-
-    def __init__(self, folder: Path, name: str):
-        self.name = name
-        self.images: list[str] = []
-        self.others: dict[str, str] = {}
-        for entry in _entries(folder):
-            path = f"{name}/{entry.name}" if name else entry.name
-            kind = kind_left_out(entry.name)
-            if kind is None and name:
-                self.images.append(path)
-            else:
-                self.others[path] = "folder" if entry.is_dir() else kind or suffix_of(entry.name)
-        self.images.sort()
+    images, others = [], {}
+    for entry in _entries(folder):
+        path, kind = os.path.join(name, entry.name), kind_left_out(entry.name)
+        if kind is None and name:
+            images.append(path)
+        else:
+            others[path] = "folder" if entry.is_dir() else kind or _suffix_of(entry.name)
+    return sorted(images), others
 
 
 def kind_left_out(name: str) -> str | None:
     """Returns the kind of a file that is not read, by which they are counted; None for images."""
     if name.startswith("."):
         return name if name == ".DS_Store" else "hidden"
-    return None if name.lower().endswith(IMAGE_SUFFIXES) else suffix_of(name)
+    return None if name.lower().endswith(IMAGE_SUFFIXES) else _suffix_of(name)
 
 
-def suffix_of(name: str) -> str:
+def _suffix_of(name: str) -> str:
     return Path(name).suffix.lower() or "no suffix"
 
 

@@ -36,28 +36,34 @@ class Tfds(Packed, LabelledImages):
     def __init__(self, name: str, path: str, split: str):
         import tensorflow_datasets as tfds
 
-        builder = _tfds_builder(name, path)
         label = name or path
-        features = builder.info.features
+        builder = _tfds_builder(name, path)
+        info = builder.info
+        features = info.features
         if features is None or not {"image", "label"} <= set(features):
             raise BadInputError(
                 f"config.data.name={label}: has no image and label features; choose a TFDS image "
                 "classification set"
             )
         for part in parts_of(split):
-            _check_tfds_part(builder, part, split, label)
-        encoded = {"image": tfds.decode.SkipDecoding()}
+            check_split(part.split("[")[0], tuple(info.splits), f"TFDS {label}")
         try:
+            for part in parts_of(split):
+                size = info.splits[part].num_examples
+                check_part(part, split, size, where=f"TFDS {label}")
+            encoded = {"image": tfds.decode.SkipDecoding()}
             self._records = builder.as_data_source(split, decoders=encoded)
-            files = builder.info.splits[split].file_instructions
+            files = info.splits[split].file_instructions
+        except BadInputError:
+            raise
         except NotImplementedError:
             raise BadInputError(
-                f"TFDS {label}: prepared as {builder.info.file_format.value}, which cannot be read "
+                f"TFDS {label}: prepared as {info.file_format.value}, which cannot be read "
                 "in random order; pack it where TensorFlow is installed: "
                 f"python scripts/prepare_data.py tfds {builder.name} --out DIR"
             ) from None
         except (ValueError, AssertionError) as error:
-            raise BadInputError(_tfds_advice(label, first_line(error))) from None
+            raise _unreadable(label, first_line(error)) from None
         self._shards = Shards(
             paths=[file.filename for file in files],
             sizes=[file.examples_in_shard for file in files],
@@ -87,25 +93,14 @@ def _tfds_builder(name: str, path: str) -> Any:
         else:
             builder = tfds.builder_from_directory(path)
     except Exception as error:  # TFDS raises many kinds; each means that it cannot open the set
-        raise BadInputError(_tfds_advice(name or path, first_line(error))) from None
+        raise _unreadable(name or path, first_line(error)) from None
     if not builder.info.splits:
-        raise BadInputError(_tfds_advice(name or path, f"not prepared in {builder.data_dir}"))
+        raise _unreadable(name or path, f"not prepared in {builder.data_dir}")
     return builder
 
 
-def _check_tfds_part(builder: Any, part: str, split: str, label: str) -> None:
-    """Raises BadInputError where a part of a split is not there, or selects nothing."""
-    where = f"TFDS {label}"
-    check_split(part.split("[")[0], tuple(builder.info.splits), where)
-    try:
-        size = builder.info.splits[part].num_examples
-    except (ValueError, AssertionError) as error:
-        raise BadInputError(_tfds_advice(label, first_line(error))) from None
-    check_part(part, split, size, where=where)
-
-
-def _tfds_advice(name: str, reason: str) -> str:
-    return (
+def _unreadable(name: str, reason: str) -> BadInputError:
+    return BadInputError(
         f"TFDS {name}: not readable ({reason}); prepare it where TensorFlow is installed: "
         f"python scripts/prepare_data.py tfds {name}"
     )
