@@ -47,58 +47,45 @@ def test_image_folder_reads_sorted_classes(folder):
     assert source.describe(2) == f"{folder}/val/zebra/a.png (image 2)"
 
 
-def test_image_folder_lists_the_splits_there_are(folder):
+def test_mistakes_in_the_path_or_the_split(folder):
     data = {"source": "image_folder", "path": str(folder)}
     assert "no split 'test'; there are train, val" in refused(data, "test")
-
-
-def test_image_folder_without_images(folder, tmp_path):
-    data = {"source": "image_folder", "path": str(tmp_path / "nowhere")}
-    assert "no such directory" in refused(data, "train")
+    assert "no such directory" in refused(data | {"path": str(folder / "nowhere")}, "train")
     assert "from local disks only" in refused(data | {"path": "gs://bucket/photos"}, "train")
-    (tmp_path / "train3").mkdir()
-    assert "has no class folders" in refused(
-        {"source": "image_folder", "path": str(tmp_path)}, "train3"
-    )
+    (folder / "train3").mkdir()
+    assert "has no class folders" in refused(data, "train3")
 
 
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (lambda path: path.unlink(), "No such file"),
-        (lambda path: (path.unlink(), path.symlink_to("gone.png")), "link to a file that is not"),
-        (lambda path: (path.unlink(), path.symlink_to(path.name)), "Too many levels"),
-        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "not a regular file"),
-        (lambda path: os.truncate(path, 1 << 36), "68,719,476,736 bytes, more than"),
+        (lambda path: path.symlink_to("gone.png"), "link to a file that is not"),
+        (lambda path: path.symlink_to(path.name), "Too many levels"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: os.mkfifo(path), "not a regular file"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 36)), "68,719,476,736 bytes, more"),
     ],
 )
 def test_an_unreadable_file_is_a_bad_example(folder, damage, found):
     source = build_source({"source": "image_folder", "path": str(folder)}, "val")
+    (folder / "val" / "ant" / "a.png").unlink()
     damage(folder / "val" / "ant" / "a.png")
     with pytest.raises(BadExampleError, match=rf"val/ant/a\.png \(image 0\): {found}") as error:
         source[0]
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [(errno.EACCES, BadExampleError), (errno.EIO, BadExampleError), (errno.EMFILE, BadInputError)],
-)
-def test_only_what_lies_with_the_file_is_a_bad_example(folder, monkeypatch, number, kind):
-    def refuse(path: str, flags: int) -> None:
-        raise OSError(number, os.strerror(number), path)
-
+def test_only_what_lies_with_the_file_is_a_bad_example(folder, monkeypatch):
     source = build_source({"source": "image_folder", "path": str(folder)}, "val")
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(BadInputError, match=os.strerror(number)) as error:
-        source[0]
-    assert type(error.value) is kind
+    for number, kind in ((errno.EIO, BadExampleError), (errno.EMFILE, BadInputError)):
 
+        def refuse(path: str, flags: int, number: int = number) -> None:
+            raise OSError(number, os.strerror(number), path)
 
-def test_a_class_folder_that_went_away_is_no_bad_example(folder):
-    source = build_source({"source": "image_folder", "path": str(folder)}, "val")
+        with monkeypatch.context() as patch, pytest.raises(BadInputError) as error:
+            patch.setattr(os, "open", refuse)
+            source[0]
+        assert type(error.value) is kind and os.strerror(number) in str(error.value)
     (folder / "val").rename(folder / "unmounted")
     with pytest.raises(BadInputError, match=r"val/ant: class folder is gone") as error:
         source[0]
@@ -141,15 +128,16 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
     assert [data.eval[i]["label"] for i in range(2)] == [1, 1] and data.eval.missing == ("ant",)
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_class_without_training_images_is_refused(folder, split):
+def test_a_class_without_training_images_is_refused(folder):
     for image in (folder / "train" / "ant").glob("*.*"):
         image.unlink()
-    if split == "train":
-        (folder / "train" / "ant" / "._a.png").unlink(missing_ok=True)
-        (folder / "train" / "ant").rmdir()
-    with pytest.raises(BadInputError, match=r"split train has no image of 1 of 2 classes \(ant\)"):
-        open_data(config_of(folder))
+    for _ in ("an empty folder", "no folder"):
+        with pytest.raises(BadInputError, match=r"train has no image of 1 of 2 classes \(ant\)"):
+            open_data(config_of(folder))
+        if (folder / "train" / "ant").exists():
+            for hidden in (folder / "train" / "ant").iterdir():
+                hidden.unlink()
+            (folder / "train" / "ant").rmdir()
 
 
 def test_classes_are_counted_where_the_task_weights_them(folder):
@@ -255,12 +243,9 @@ def test_splits_that_are_there_go_before_the_fraction(folder):
     assert {path.split("/")[-3] for path in train | held_out} == {"train"}
 
 
-def test_a_flat_folder_without_a_fraction_gets_advice(flat):
+def test_a_flat_folder_gets_advice(flat):
     message = refused({"source": "image_folder", "path": str(flat)}, "train")
     assert "if they are the classes, add --config.data.eval_fraction=0.1" in message
-
-
-def test_a_class_of_files_that_are_not_read_is_refused(flat):
     (flat / "bee").mkdir()
     (flat / "bee" / "a.HEIC").write_bytes(b"")
     message = refused(config_of(flat, eval_fraction=0.1).data, "train")

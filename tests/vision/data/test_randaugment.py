@@ -28,14 +28,10 @@ def photo(seed: int = 0, height: int = 96, width: int = 128) -> np.ndarray:
     return np.clip(110 + 60 * waves + rng.normal(0, 14, waves.shape), 20, 240).astype(np.uint8)
 
 
-def transformed(image: np.ndarray, matrix: tuple[float, ...]) -> np.ndarray:
-    picture = Image.fromarray(image)
-    return np.asarray(
-        picture.transform(
-            picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST,
-            fillcolor=(128,) * 3,
-        )
-    )  # fmt: skip
+def transformed(image: np.ndarray, *matrix: float) -> np.ndarray:
+    size, kind = image.shape[1::-1], Image.Transform.AFFINE
+    moved = Image.fromarray(image).transform(size, kind, matrix, fillcolor=(128,) * 3)
+    return np.asarray(moved)
 
 
 def rotated(image: np.ndarray, degrees: float) -> np.ndarray:
@@ -60,34 +56,36 @@ PILLOW = {
 }
 
 
-@pytest.mark.parametrize("magnitude", MAGNITUDES)
 @pytest.mark.parametrize("name", PILLOW)
-def test_colour_operations_equal_pillows(name, magnitude):
+def test_colour_operations_equal_pillows(name):
     reference, allowed = PILLOW[name]
     image = photo()
-    ours = OPERATIONS[name](image, magnitude, Sign(1))
-    theirs = np.asarray(reference(Image.fromarray(image), magnitude))
-    assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= allowed
+    for magnitude in MAGNITUDES:
+        ours = OPERATIONS[name](image, magnitude, Sign(1))
+        theirs = np.asarray(reference(Image.fromarray(image), magnitude))
+        assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= allowed
 
 
-@pytest.mark.parametrize("magnitude", MAGNITUDES)
-@pytest.mark.parametrize("sign", [1, 0])
-@pytest.mark.parametrize("name", ["Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"])
-def test_geometric_operations_equal_pillows(name, sign, magnitude):
+# name -> Pillow's version for a share of the nominal strength
+GEOMETRY = {
+    "Rotate": lambda image, part: rotated(image, 30 * part),
+    "ShearX": lambda image, part: transformed(image, 1, 0.3 * part, 0, 0, 1, 0),
+    "ShearY": lambda image, part: transformed(image, 1, 0, 0, 0.3 * part, 1, 0),
+    "TranslateX": lambda image, part: transformed(image, 1, 0, 100 * part * 128 / 224, 0, 1, 0),
+    "TranslateY": lambda image, part: transformed(image, 1, 0, 0, 0, 1, 100 * part * 96 / 224),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_geometric_operations_equal_pillows(name):
     image = photo()
-    height, width = image.shape[:2]
-    part = (1 if sign else -1) * magnitude / 10
-    theirs = {
-        "Rotate": lambda: rotated(image, 30 * part),
-        "ShearX": lambda: transformed(image, (1, 0.3 * part, 0, 0, 1, 0)),
-        "ShearY": lambda: transformed(image, (1, 0, 0, 0.3 * part, 1, 0)),
-        "TranslateX": lambda: transformed(image, (1, 0, 100 * part * width / 224, 0, 1, 0)),
-        "TranslateY": lambda: transformed(image, (1, 0, 0, 0, 1, 100 * part * height / 224)),
-    }[name]()
-    ours = OPERATIONS[name](image, magnitude, Sign(sign))
-    # Ties between two nearest pixels go either way; at 45 degrees both diagonals are ties.
-    assert (ours == theirs).all(axis=-1).mean() > 0.99
-    assert not np.array_equal(ours, image)
+    for magnitude in MAGNITUDES:
+        for sign in (1, 0):
+            theirs = GEOMETRY[name](image, (1 if sign else -1) * magnitude / 10)
+            ours = OPERATIONS[name](image, magnitude, Sign(sign))
+            # Ties between two nearest pixels go either way; at 45 degrees both diagonals are ties.
+            assert (ours == theirs).all(axis=-1).mean() > 0.99
+            assert not np.array_equal(ours, image)
 
 
 def test_solarize_add_by_hand():
@@ -116,14 +114,14 @@ def test_cutout_is_120_pixels_at_size_224():
     assert (corner == 128).sum() == 60 * 60 * 3
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3), (17, 40, 3), (1, 1, 3)])
-def test_shape_type_and_input_are_kept(name, shape):
+@pytest.mark.parametrize("shape", [(8, 8, 1), (17, 40, 3), (1, 1, 3)])
+def test_shape_type_and_input_are_kept(shape):
     image = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
     before = image.copy()
-    result = OPERATIONS[name](image, 15.0, np.random.default_rng(2))
-    assert result.shape == shape and result.dtype == np.uint8
-    np.testing.assert_array_equal(image, before)
+    for name, operation in OPERATIONS.items():
+        result = operation(image, 15.0, np.random.default_rng(2))
+        assert result.shape == shape and result.dtype == np.uint8, name
+        np.testing.assert_array_equal(image, before)
 
 
 def test_grey_equals_rgb_of_the_same_grey():
