@@ -27,9 +27,11 @@ def count(variant: str, vocab_size: int) -> int:
     [
         # As printed in section 6 of the paper, less the two scalars a block of its attention.
         ("wt_s", 8000, 47_260_136 - 2 * 16, 47_260_248 - 2 * 16),
-        ("wt_s_star", 8000, 237.70e6, 237.00e6),
-        ("wt_b", 8000, 262.48e6, 262.46e6),
-        ("e8", 205, 41.23e6, 41.24e6),  # 205 of the 256 bytes occur in enwik8
+        pytest.param("wt_s_star", 8000, 237.70e6, 237.00e6, marks=pytest.mark.slow),
+        pytest.param("wt_b", 8000, 262.48e6, 262.46e6, marks=pytest.mark.slow),
+        pytest.param(
+            "e8", 205, 41.23e6, 41.24e6, marks=pytest.mark.slow
+        ),  # 205 of the 256 bytes occur in enwik8
     ],
 )
 def test_parameters_of_the_paper(size: str, vocab_size: int, dense: float, experts: float):
@@ -45,7 +47,10 @@ def test_wt_s_by_hand():
     assert count("wt_s", V) == V * D + 16 * block + 2 * D + D * V + V
 
 
-@pytest.mark.parametrize("size", LANGUAGE_SIZES)
+SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in LANGUAGE_SIZES if size != "tiny"]
+
+
+@pytest.mark.parametrize("size", ["tiny", *SLOW])
 def test_every_size_has_equal_parameters(size: str):
     """Dense and product keys, as solved, are within 0.5% of the whole model with experts."""
     base = LANGUAGE_SIZES[size]
@@ -103,14 +108,10 @@ def test_rows_of_the_tables():
     assert {k: v for k, v in switch["losses"].items() if v} == {"switch": 0.01, "over": "batch"}
     assert (switch["kernel_init"], switch["dropout"]) == ("switch", 0.1)
     assert moe("wt_s,preset=switch_no_dropout")["dropout"] == 0.0
-    wide = moe("wt_s,preset=switch,selected=4,mlp_dim=128")
-    assert [wide[key] for key in sizes] == [16, 128, 4]
 
     assert [moe("wt_b,preset=sigma_moe,selected=8,mlp_dim=64")[key] for key in sizes] == [64, 64, 8]
-    unregularized = moe("wt_b,preset=unregularized")
-    assert not unregularized["losses"]["entropy"]
-    assert not unregularized["router"]["expert_dropout"]
-    assert moe("wt_b,preset=standard_dropout")["dropout"] == 0.2
+    plain = moe("wt_b,preset=unregularized")
+    assert not plain["losses"]["entropy"] and not plain["router"]["expert_dropout"]
     assert moe("byte_s,preset=standard_dropout,dropout=0.1")["dropout"] == 0.1
     assert moe("wt_b,preset=standard_init")["kernel_init"] == "pre_norm_each_expert"
     assert moe("wt_b,preset=s_base_released")["router"]["name"] == "sinkhorn_released"
@@ -125,6 +126,6 @@ def test_rows_of_the_tables():
     }
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_row_builds(preset: str):
-    build_model(model_section(f"tiny,preset={preset},dropout=0.1"), vocab_size=10)
+def test_every_row_builds():
+    for preset in PRESETS:
+        build_model(model_section(f"tiny,preset={preset},dropout=0.1"), vocab_size=10)

@@ -1,5 +1,7 @@
 """Names of models, and the exact number of parameters of every model of the paper."""
 
+import itertools
+
 import jax
 import pytest
 
@@ -48,12 +50,18 @@ def count(variant: str, *, num_classes: int = 1000, pre_logits: bool = True) -> 
     return count_parameters(parameter_shapes(model, image_spec((224, 224, 3))))
 
 
-@pytest.mark.parametrize("variant", PRETRAINING)
+def some_by_default(table: dict, *default: str) -> list:
+    """Returns the keys of a table as parameters of a test; others than `default` with --slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(key, marks=() if key in default else slow) for key in table]
+
+
+@pytest.mark.parametrize("variant", some_by_default(PRETRAINING, "vit_b", "widenet_l"))
 def test_parameters_at_pretraining(variant: str):
     assert count(variant) == PRETRAINING[variant]
 
 
-@pytest.mark.parametrize("variant", FINETUNING)
+@pytest.mark.parametrize("variant", some_by_default(FINETUNING, "vit_moe_b"))
 def test_parameters_at_finetuning(variant: str):
     assert count(variant, num_classes=10, pre_logits=False) == FINETUNING[variant]
 
@@ -82,19 +90,22 @@ def test_widenet_b_by_hand():
     assert total == PRETRAINING["widenet_b"]
 
 
-@pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize("family", ["vit_moe_tiny", "widenet_4_tiny"])
-def test_every_router_has_a_variant(family: str, router: str):
+def test_every_router_has_a_variant():
     """Of images and texts, with the losses of the router's paper."""
-    moe = model_section(f"{family},router={router},depth=1,selected=2")["moe"]
-    assert moe["router"]["name"] == router
-    assert {name for name, weight in moe["losses"].items() if weight} - {"over"}
-    MoeLayer(**moe).check()
+    for family, router in itertools.product(("vit_moe_tiny", "widenet_4_tiny"), ROUTERS):
+        moe = model_section(f"{family},router={router},depth=1,selected=2")["moe"]
+        assert moe["router"]["name"] == router
+        assert {name for name, weight in moe["losses"].items() if weight} - {"over"}
+        MoeLayer(**moe).check()
 
 
-@pytest.mark.parametrize("ffn", ["top_k", "product_key"])
 @pytest.mark.parametrize(
-    "variant", ["widenet_tiny,depth=2", "vit_moe_tiny,depth=2", "bert_tiny,depth=1"]
+    ("variant", "ffn"),
+    [
+        ("widenet_tiny,depth=2", "top_k"),
+        ("vit_moe_tiny,depth=2", "product_key"),
+        ("bert_tiny,depth=1", "product_key"),
+    ],
 )
 def test_other_feed_forwards(variant: str, ffn: str):
     """As many parameters as the dense layer, in the blocks that have experts otherwise."""

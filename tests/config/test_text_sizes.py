@@ -17,12 +17,16 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("variant", COUNTS)
+SLOW = [pytest.param(variant, marks=pytest.mark.slow) for variant in COUNTS if variant != "albert"]
+
+
+@pytest.mark.parametrize("variant", ["albert", *SLOW])
 def test_parameters(variant: str):
     names = ("encoder", "with_embeddings", "params", "with_heads")
     assert tuple(count_text(variant)[name] for name in names) == COUNTS[variant]
 
 
+@pytest.mark.slow
 def test_the_last_norm_of_pre_norm_has_1536_parameters():
     pre, post = (count_text(f"albert{option}") for option in (",norm_position=pre", ""))
     assert pre["encoder"] - post["encoder"] == 2 * 768
@@ -54,12 +58,11 @@ def test_the_paper_s_settings():
             assert (model["moe"]["num_selected_experts"], model["moe"]["mlp_dim"]) == (2, 3072)
 
 
-@pytest.mark.parametrize("variant", ["mnli", "sst2", "own"])
-def test_finetuning_of_experts_suits_eight_devices(variant: str):
+def test_finetuning_of_experts_suits_eight_devices():
     """Batches of 32, 48 and 128 divide, since each sequence is routed alone."""
-    made = [glue.get_config(f"{variant},model=widenet_4")]
-    made += [squad.get_config(f"{version},model=widenet_4") for version in ("v1", "v2")]
-    for config in made:
+    configs = [glue.get_config(f"{name},model=widenet_4") for name in ("mnli", "sst2", "own")]
+    configs += [squad.get_config(f"{version},model=widenet_4") for version in ("v1", "v2")]
+    for config in configs:
         group = config.model.moe.examples_per_group
         assert group == 1
         assert config.batch_size % (8 * group) == config.evaluation.batch_size % (8 * group) == 0

@@ -1,17 +1,13 @@
 """The rule that splits paragraphs into sentences."""
 
-import pytest
-
 from widenet_jax.corpus.sentences import paragraphs_of, split_sentences
 
 CASES = [
     ("One. Two. Three.", ["One.", "Two.", "Three."]),
     ("No stop at the end", ["No stop at the end"]),
     ("", []),
-    ("   ", []),
     ("Dr. Who met Mr. Bean. They left.", ["Dr. Who met Mr. Bean.", "They left."]),
-    ("J. S. Bach wrote it. So?", ["J. S. Bach wrote it.", "So?"]),
-    ("It was I. He left.", ["It was I.", "He left."]),
+    ("J. S. Bach wrote it. It was I. So?", ["J. S. Bach wrote it.", "It was I.", "So?"]),
     ("He cost 3.50 pounds. 4 came.", ["He cost 3.50 pounds.", "4 came."]),
     ("Really?! Yes... No.", ["Really?!", "Yes...", "No."]),
     ('He said "Go." Then he went.', ['He said "Go."', "Then he went."]),
@@ -22,18 +18,13 @@ CASES = [
     ("e.g. Berlin and i.e. Paris.", ["e.g. Berlin and i.e. Paris."]),
     ("See vol. 2 and pp. 3. Then no. 7.", ["See vol. 2 and pp. 3.", "Then no. 7."]),
     ("Éric came. Émile too. ça va.", ["Éric came.", "Émile too. ça va."]),
-    ("Привет. Мир.", ["Привет.", "Мир."]),
     ("他来了。她走了！", ["他来了。", "她走了！"]),
 ]
 
 
-@pytest.mark.parametrize(("paragraph", "sentences"), CASES, ids=lambda x: str(x)[:20])
-def test_sentences(paragraph: str, sentences: list[str]):
-    assert split_sentences(paragraph) == sentences
-
-
-def test_nothing_is_lost():
-    text = " ".join(paragraph for paragraph, _ in CASES)
+def test_sentences():
+    assert [(paragraph, split_sentences(paragraph)) for paragraph, _ in CASES] == CASES
+    text = " ".join(paragraph for paragraph, _ in CASES)  # nothing is lost
     assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 

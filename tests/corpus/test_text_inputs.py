@@ -138,11 +138,8 @@ def test_a_tfds_set(tmp_path: Path):
         ("a.txt", b"One.\nTw\xffo.", "line 2: not UTF-8"),
         ("a.txt", b"One.\0", "line 1: holds a NUL"),
         ("a.txt", gzip.compress(b"One. Two. " * 999, mtime=0)[:-20], "damaged or cut short"),
-        ("a.txt.gz", b"\x1f\x8bgarbage", "damaged or cut short"),
         ("a.xml.bz2", bz2.compress(b'<mediawiki xml:lang="en">\n'), "extract its text first"),
         ("a.jsonl", b'{"text": "One."}\n{"body": "Two."}', "line 2: no text 'text'; it has body"),
-        ("a.jsonl", b'{"text": 3}', "line 1: no text 'text'"),
-        ("a.jsonl", b'{"text": "One.\\u0000"}', "line 1: holds a NUL"),
         ("a.jsonl", b'{"text": "One.\\ud800"}', "line 1: not UTF-8"),
         ("a.jsonl", b"[1]", "line 1: no text 'text'; it is no object"),
         ("a.jsonl", b'{"text": "One."', "line 1: not valid JSON"),
@@ -154,12 +151,12 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, capsys, name, content
     assert problem in message
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"= Title =\n"])
-def test_a_file_without_text_is_refused(tmp_path: Path, capsys, content: bytes):
-    path = write(tmp_path / "empty.txt", content)
-    out = tmp_path / "out"
-    message = refused(capsys, "text", path, "--out", out, "--tokenizer", FOLDER)
-    assert "split train: no text found" in message
+def test_a_file_without_text_is_refused(tmp_path: Path, capsys):
+    for content in (b"", b"\n\n", b"= Title =\n"):
+        path = write(tmp_path / "empty.txt", content)
+        out = ("--out", tmp_path / f"out{len(content)}")
+        message = refused(capsys, "text", path, *out, "--tokenizer", FOLDER)
+        assert "split train: no text found" in message
 
 
 def test_parquet_without_the_column(tmp_path: Path, capsys):

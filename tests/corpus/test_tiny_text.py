@@ -5,11 +5,9 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.data.sources import build_source
-from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.text_records import TinyText
 
 ROOT = Path(__file__).parents[2]
@@ -36,13 +34,11 @@ def test_every_character_has_a_piece():
 
 
 def test_the_length_of_chunks_follows_the_config():
-    lengths, sizes = {}, {}
-    for max_length in (64, 512):
-        source = TinyText({"max_length": max_length}, "train", {})
-        full = [sum(map(len, source[k]["sentences"])) >= max_length - 3 for k in range(len(source))]
-        lengths[max_length], sizes[max_length] = np.mean(full), len(source)
-    assert min(lengths.values()) > 0.5
-    assert sizes[64] > 2 * sizes[512]
+    sources = [TinyText({"max_length": max_length}, "train", {}) for max_length in (64, 512)]
+    for source, room in zip(sources, (61, 509), strict=True):
+        lengths = [sum(map(len, source[k]["sentences"])) for k in range(len(source))]
+        assert np.mean(np.array(lengths) >= room) > 0.5
+    assert len(sources[0]) > 2 * len(sources[1])
 
 
 def test_a_pickled_copy_reads_the_same():
@@ -50,11 +46,6 @@ def test_a_pickled_copy_reads_the_same():
     copy = pickle.loads(pickle.dumps(source))
     assert np.array_equal(copy[3]["sentences"][0], source[3]["sentences"][0])
     assert copy.describe(3) == "embedded text, valid sequence 3"
-
-
-def test_an_unknown_split():
-    with pytest.raises(BadInputError, match="no split 'test'"):
-        TinyText({"max_length": 128}, "test", {})
 
 
 def test_the_package_includes_the_files():

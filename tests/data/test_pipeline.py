@@ -68,18 +68,12 @@ def test_resuming_equals_the_unbroken_stream(digits):
         assert_same(train_stream(digits, start_step=start), unbroken[start:])
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_make_the_global_batch(digits, hosts):
+def test_hosts_together_make_the_global_batch(digits):
     whole = train_stream(digits)
-    shards = np.split(np.arange(100), hosts)
+    shards = np.split(np.arange(100), 4)
     assert_same(joined([train_stream(digits, positions=shard) for shard in shards]), whole)
     scattered = train_stream(digits, positions=np.array([5, 17, 99]))
     assert_same(scattered, [{k: b[k][[5, 17, 99]] for k in b} for b in whole])
-
-
-def test_three_workers_change_nothing(digits):
-    assert_same(train_stream(digits, num_workers=3, start_step=1), train_stream(digits)[1:])
-    assert_no_worker_left()
 
 
 def test_evaluation_sees_each_record_once_and_masks_the_rest(digits):
@@ -98,19 +92,19 @@ def test_a_host_with_padding_only_still_gets_its_shape(digits):
     # 360 images in batches of 500: the last 140 positions are padding, a whole host's share.
     (batch,) = eval_stream(digits, 500, positions=np.arange(400, 500))
     assert batch["image"].shape == (100, 8, 8, 1) and not batch["mask"].any()
-    assert_same(eval_stream(digits, 500, positions=np.arange(400, 500), num_workers=1), [batch])
 
 
 def test_workers_outlast_sigterm_and_leave_at_close(digits):
+    """The batches are those of one process, also after the signals."""
     whole = train_stream(digits, num_steps=30)
     batches = pipeline.train_batches(
         digits, transform=TRAIN, seed=3, batch_size=100, positions=np.arange(100), start_step=0,
-        num_steps=30, num_workers=1, prefetch=1,
+        num_steps=30, num_workers=2, prefetch=1,
     )  # fmt: skip
     first = next(batches)
-    (worker,) = multiprocessing.active_children()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        os.kill(worker.pid, signum)
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGINT)
     assert_same([first, *(next(batches) for _ in range(12))], whole[:13])
     batches.close()
     batches.close()
@@ -180,6 +174,7 @@ def test_workers_leave_when_the_run_is_killed(tmp_path):
     assert wait_until_gone(pids, 3.0) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
 def test_a_run_that_forgets_to_close_still_ends(tmp_path):
     process, pids = start_orphans(tmp_path, "1")
@@ -188,7 +183,7 @@ def test_a_run_that_forgets_to_close_still_ends(tmp_path):
     assert wait_until_gone(pids, 3.0) == []
 
 
-@pytest.mark.parametrize("field", ["num_workers", "prefetch"])
-def test_impossible_settings_are_named(digits, field):
-    with pytest.raises(BadInputError, match=rf"^config\.data\.{field}=-1 must be . or more$"):
-        train_stream(digits, **{field: -1})
+def test_impossible_settings_are_named(digits):
+    for field in ("num_workers", "prefetch"):
+        with pytest.raises(BadInputError, match=rf"^config\.data\.{field}=-1 must be . or more$"):
+            train_stream(digits, **{field: -1})

@@ -37,19 +37,10 @@ def to_steps(
       BadInputError: `text` is not a duration, is 0, is longer than `total_steps` or `MOST`, or is a
         share where there are no `total_steps`.
     """
-    number, unit = parse(text, field)
-    if number == 0 and not may_be_zero:
+    exact = exact_steps(text, field, batch_size, num_examples, total_steps)
+    if exact == 0 and not may_be_zero:
         raise BadInputError(f"{field}={text!r} must be longer than 0")
-    if unit == "%" and total_steps is None:
-        raise BadInputError(
-            f"{field}={text!r}: only config.optimizer.warmup may be a share of the run; write "
-            f"steps, examples or epochs, as in --{field}='10 epochs'"
-        )
-    if unit == "%":
-        exact = number * total_steps / 100
-    else:
-        exact = number * examples_in(unit, batch_size, num_examples) / batch_size
-    steps = max(1, math.floor(exact + Fraction(1, 2))) if number else 0
+    steps = max(1, math.floor(exact + Fraction(1, 2))) if exact else 0
     if steps > MOST:
         raise BadInputError(f"{field}={text!r} is longer than {MOST:,} steps; give a shorter one")
     if total_steps is not None and steps > total_steps:
@@ -88,13 +79,23 @@ def to_interval(text: str, *, field: str, batch_size: int, num_examples: int) ->
     """Converts a duration to an interval. Arguments and errors as in `to_steps`."""
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     to_steps(text, field=field, **sizes)  # raises where `text` is no duration of a step or more
+    return Interval(max(exact_steps(text, field, **sizes), Fraction(1)))
+
+
+def exact_steps(
+    text: str, field: str, batch_size: int, num_examples: int, total_steps: int | None = None
+) -> Fraction:
+    """Returns a duration in steps, without rounding. Arguments and errors as in `to_steps`."""
     number, unit = parse(text, field)
-    return Interval(max(number * examples_in(unit, **sizes) / batch_size, Fraction(1)))
-
-
-def examples_in(unit: str, batch_size: int, num_examples: int) -> int:
-    """Returns how many examples a step, an example or an epoch has."""
-    return {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
+    if unit != "%":
+        examples = {"steps": batch_size, "examples": 1, "epochs": num_examples}[unit]
+        return number * examples / batch_size
+    if total_steps is None:
+        raise BadInputError(
+            f"{field}={text!r}: only config.optimizer.warmup may be a share of the run; write "
+            f"steps, examples or epochs, as in --{field}='10 epochs'"
+        )
+    return number * total_steps / 100
 
 
 def parse(text: str, field: str) -> tuple[Fraction, str]:

@@ -66,9 +66,9 @@ class Preparation(Protocol):
 def prepare(
     preparation: Preparation,
     directory: str | Path,
-    *,
     workers: int,
     provenance: Mapping[str, Any],
+    *,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Prepares a set under a progress bar, or resumes a preparation that was interrupted.
@@ -125,15 +125,9 @@ def _open_directory(
     Raises:
       BadInputError: the directory holds other things.
     """
-    if directory.exists() and not directory.is_dir():
-        raise BadInputError(f"{directory}: is a file; give --out a directory")
-    directory.mkdir(parents=True, exist_ok=True)
     ours = _ours(directory)
-    others = sorted({path.name for path in directory.iterdir()} - {path.name for path in ours})
-    if others:
-        raise BadInputError(
-            f"{directory}: holds other files ({others[0]}, ...); give --out a new directory"
-        )
+    records.refuse_other_files(directory, ours)
+    directory.mkdir(parents=True, exist_ok=True)
     manifest, plan = _read_json(directory / records.MANIFEST), _read_json(directory / PLAN)
     if manifest and manifest.get("settings") == preparation.settings:
         if manifest.get("inputs_sha256") == list(map(inputs_sha256, preparation.units)):

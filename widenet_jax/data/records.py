@@ -188,21 +188,24 @@ def _remove_unfinished(directory: Path) -> None:
 
 def _shards_to_replace(directory: Path, overwrite: bool) -> list[Path]:
     """Returns the shards of an older set in `directory`; refuses a directory of other files."""
-    if not directory.exists():
-        return []
-    if not directory.is_dir():
-        raise BadInputError(f"{directory}: is a file; give --out a directory")
     shards = sorted(directory.glob("*.array_record"))
     if (directory / MANIFEST).exists() or shards:
         if not overwrite:
             raise BadInputError(f"{directory}: already holds a packed set; pass --overwrite")
-        return shards
-    others = [path.name for path in directory.iterdir() if not path.name.startswith(_UNFINISHED)]
+    else:
+        refuse_other_files(directory, directory.glob(f"{_UNFINISHED}*"))
+    return shards
+
+
+def refuse_other_files(directory: Path, ours: Iterable[Path]) -> None:
+    """Raises BadInputError unless a directory for a set is new or holds files of sets alone."""
+    if directory.exists() and not directory.is_dir():
+        raise BadInputError(f"{directory}: is a file; give --out a directory")
+    others = sorted({*directory.glob("*")} - {*ours})
     if others:
         raise BadInputError(
-            f"{directory}: holds other files ({sorted(others)[0]}, ...); give --out a new directory"
+            f"{directory}: holds other files ({others[0].name}, ...); give --out a new directory"
         )
-    return []
 
 
 def _checked(

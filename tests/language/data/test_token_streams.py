@@ -11,7 +11,6 @@ import pytest
 from batch_streams import assert_same
 from batch_streams import eval_stream as eval_stream_of
 from batch_streams import train_stream as train_stream_of
-from worker_processes import assert_no_worker_left
 
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
@@ -57,10 +56,9 @@ def test_a_hand_worked_epoch(text):
 
 
 def test_a_plain_file_has_splits(text):
-    first = {name: open_stream(text, name, T)[0]["tokens"][0] for name in ("valid", "test", "all")}
-    assert first == {"valid": 180, "test": 190, "all": 0}
-    sizes = {name: open_stream(text, name, T).num_tokens for name in first}
-    assert sizes == {"valid": 10, "test": 10, "all": 200}
+    splits = {name: open_stream(text, name, T) for name in ("valid", "test", "all")}
+    found = {name: (split[0]["tokens"][0], len(split.tokens)) for name, split in splits.items()}
+    assert found == {"valid": (180, 10), "test": (190, 10), "all": (0, 200)}
 
 
 def test_rows_follow_the_rule_of_the_specification():
@@ -97,13 +95,6 @@ def test_hosts_and_a_later_start_read_the_same(text):
             joined = np.concatenate([host[step][key] for host in hosts])
             np.testing.assert_array_equal(joined, batch[key])
     assert_same(train_stream(pickle.loads(pickle.dumps(source)), num_steps=5), unbroken[:5])
-
-
-@pytest.mark.slow
-def test_workers_read_the_same(text):
-    source = open_stream(text, "train", T)
-    assert_same(train_stream(source, num_workers=2), train_stream(source))
-    assert_no_worker_left()
 
 
 def test_evaluation_reads_every_window_once_and_in_order(text):
@@ -161,10 +152,6 @@ def test_a_damaged_file_is_named(tmp_path):
     prepared = written(tmp_path, np.full(100, 701, "<u2"))
     with pytest.raises(BadInputError, match=r"train\.tokens: holds token 701.* prepare the set"):
         open_stream(prepared, "train", 9)[0]
-    few = written(tmp_path, np.full(100, 201, "u1"), vocab_size=200)
-    with pytest.raises(BadInputError, match=r"train\.tokens: holds token 201"):
-        open_stream(few, "train", 9)[0]
-    prepared = written(tmp_path, np.full(100, 701, "<u2"))
     with pytest.raises(BadInputError, match=r"train\.tokens: 200 bytes, 202 were written"):
         open_stream(written(tmp_path, np.zeros(100, "<u2"), file_bytes=202), "train", 9)
     prepared = written(tmp_path, np.ones(100, "<u2"))
@@ -219,22 +206,15 @@ def test_mistakes_are_one_line(text, tmp_path):
         opened(large)[0]
 
 
-def test_the_embedded_novel_is_a_stream():
-    source = build_source({"source": "token_stream", "path": "", "max_length": 64}, "valid")
-    assert source.describe(1) == "the embedded novel, split valid, tokens 64 to 128"
-    assert source.info["vocab_size"] == 256 and source.bytes_per_token == 1.0
-    assert bytes(source[0]["tokens"].astype("u1")).decode().isascii()
-
-
 def test_the_smallest_config_reads_the_path_that_it_is_given(text: str):
     """Without one it reads the embedded novel. The first line of a run says which."""
-    told = []
+    lines = []
     for flags in ([], [f"--config.data.path={text}", "--config.data.max_length=2"]):
         config = override(load_config(f"{ROOT}/configs/language_model.py:tiny"), flags)
         data = open_data(config)
-        told.append(overview((("train", data.train), ("valid", data.eval)), "sequences"))
+        lines.append(overview((("train", data.train), ("valid", data.eval)), "sequences"))
     sizes = [(TEXT.stat().st_size * share // 100 - 1) // 64 for share in (90, 5)]
-    assert told == [
+    assert lines == [
         f"train: {sizes[0]:,} sequences of the embedded novel; valid: {sizes[1]} sequences",
         # 180 and 10 bytes, in windows of 2 and the byte after them
         f"train: 89 sequences of {text}; valid: 4 sequences",

@@ -79,11 +79,7 @@ def prepare_stream(options: Options) -> None:
     provenance = {"converter": "stream", "input": options.inputs}
     provenance |= {split: files[split] for split in ("valid", "test") if files[split]}
     manifest = prepare(
-        preparation,
-        options.out,
-        workers=options.workers,
-        provenance=provenance,
-        overwrite=options.overwrite,
+        preparation, options.out, options.workers, provenance, overwrite=options.overwrite
     )
     lines = [
         f"{options.out}: {split} {entry['tokens']:,} tokens, {entry['bytes']:,} bytes, "

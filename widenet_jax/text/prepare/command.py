@@ -148,11 +148,7 @@ def prepare_text(options: Options) -> None:
         )
     else:
         manifest = prepare(
-            preparation,
-            options.out,
-            workers=options.workers,
-            provenance=provenance,
-            overwrite=options.overwrite,
+            preparation, options.out, options.workers, provenance, overwrite=options.overwrite
         )
     report(options, manifest)
 
