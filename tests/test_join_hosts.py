@@ -21,7 +21,6 @@ sys.exit(main.main(sys.argv))
     ("coordinator", "num_processes", "process_id", "message"),
     [
         ("HOST", 2, 1, "--coordinator=HOST must be HOST:PORT"),
-        ("HOST:http", 2, 0, "--coordinator=HOST:http must be HOST:PORT"),
         ("HOST:65536", 2, 1, "--coordinator=HOST:65536 must be HOST:PORT"),
         ("HOST:8476", 0, 0, "--num_processes=0 must be at least 1"),
         ("HOST:8476", 2, 2, "--process_id=2 must be at least 0 and less than --num_processes=2"),

@@ -54,43 +54,31 @@ def refused(capsys: pytest.CaptureFixture, *arguments: str) -> str:
 ELSEWHERE = [
     ("", "--config is missing, as in python -m widenet_jax.main --config=configs/digits.py"),
     ("--config=configs/digits.py", "--workdir is missing, as in"),
-    ("--config=configs/digits.py --workdir", "argument --workdir: expected one argument"),
     ("--config=configs/digits.py --wrkdir=W", "no flag --wrkdir; did you mean --workdir?"),
     ("--config=configs/nope.py --workdir=W", "no Python file 'configs/nope.py'; there are"),
-    ("--config=pyproject.toml --workdir=W", "no Python file 'pyproject.toml'"),
     ("--config=configs/imagenet.py:widnet_b --workdir=W", "no model is named 'widnet_b'; did"),
-    ("--config=configs/imagnet.py --workdir=W", "did you mean configs/imagenet.py? there"),
     ("--config=configs/imagenet.py:vit_b,experts=x --workdir=W", "option experts='x' needs"),
-    ("--config=configs/imagenet.py:vit_b,foo=1 --workdir=W", "vit_b has no option 'foo'"),
     ("--config=configs/digits.py:vit_tiny --ffn=top_k", "--ffn; it is an option after the colon"),
     ("--config configs/language_model.py --key-heads 3", ":VARIANT,key_heads=..."),
     ("--config=configs/glue.py --ffn=top_k", "did you mean --config.model.ffn?"),
-    ("--config=configs/finetune.py:pretrained --ffn=a", "did you mean --config.model.ffn?"),
 ]
 OF_A_RUN = [
     ("--config=configs/digits.py:vit_tiny --config.model.moe.num_experts=8", "is empty in this"),
-    ("--bogus=1", "there is no flag --bogus; --help lists the flags"),
     ("runs/x", "not a flag: 'runs/x'; flags are written --name=value"),
-    ("--mode=test", "argument --mode: invalid choice: 'test'"),
     ("--mode=eval --profile=3", "--profile traces training steps;"),
-    ("--profile=0", "must be a whole number of at least 1"),
-    ("--process_id=first", "--process_id: invalid int value: 'first'"),
     ("--max_seconds=nan", "--max_seconds: 'nan' must be a number of seconds"),
     ("--process_id=1", "--process_id also needs --coordinator, --num_processes; on a TPU pod give"),
     ("--config.lerning_rate=1", "did you mean --config.optimizer.learning_rate?"),
     ("--lr=1", "no flag --lr; did you mean --config.optimizer.learning"),
     ("--config.epochs=9", 'did you mean --config.duration="10 epochs"?'),
     ("--config.model.moe.num_expert=1", "did you mean --config.model.moe.num_experts?"),
-    ("--config.model.depth.x=1", "did you mean --config.model.depth?"),
     ("--config.batch_size=abc", "this field needs a whole number, such as 64"),
     ("--config.optimizer.learning_rate=fast", "this field needs a number, such as 0.003"),
     ("--config.augment.flip=up", "this field needs true or false, such as False"),
     ("--config.data=cifar10", "this is a section; set one of its fields, as in"),
     ("--config.batch_size", "--config.batch_size has no value; write --config.batch_size=VALUE"),
     ("--config.optimizer.learning_rate=nan", "learning_rate=nan must be a finite number"),
-    ("--config.model.moe.router.noise_std=-1", "noise_std=-1.0 must be a finite"),
     ("--config.seed=-1", "--config.seed=-1 is too small; give at least 0"),
-    ("--config.sharding.fsdp=-2", "--config.sharding.fsdp=-2 is too small; give at least -1"),
 ]
 EARLY = [(flags.split(), answer) for flags, answer in ELSEWHERE]
 EARLY += [([DIGITS, "--workdir=W", *flags.split()], answer) for flags, answer in OF_A_RUN]
@@ -126,12 +114,10 @@ def test_they_are_answered_without_importing_jax():
             "--config.optimizer.name=lam",
             "choose one of lamb, sgd, adamw (--config.optimizer.name=l",
         ),
-        ("--config.task.name=segmentation", "(--config.task.name=classification?)"),
         ("--config.task.label_smoothing=2", "config.task.label_smoothing=2.0 must be in [0, 1)"),
         ("--config.duration=soon", "config.duration='soon' is not a duration"),
         ("--config.data.source=array_record --config.data.path=/no/where", "/no/where"),
         ("--config.batch_size=62", "config.batch_size=62 must be a multiple of 8"),
-        ("--config.sharding.fsdp=3", "must divide the number of devices, 8"),
         ("--mode=eval", "no run there"),
     ],
 )
@@ -150,8 +136,6 @@ def test_mistakes_that_need_jax(
         ("def get_config():\n    return nothing\n", "line 2: NameError: name 'nothing' is not"),
         ("def get_config(:\n", "line 1: SyntaxError: invalid syntax"),
         ("def get_config():\n    return {'seed': 1}\n", "get_config() must return a ConfigDict"),
-        ("def get_config(variant):\n    return 1\n", "missing 1 required positional argument"),
-        ("x = 1\n", "has no attribute 'get_config'"),
     ],
 )
 def test_a_config_of_ones_own_that_fails(
@@ -180,13 +164,6 @@ def test_fields_are_set_with_their_types():
     assert config.optimizer.learning_rate == 1.0
     assert config.model.moe.num_experts == 8
     assert config.batch_size == load_config("configs/imagenet.py").batch_size
-
-
-def test_one_call_leaves_nothing_to_the_next():
-    for seed in (5, 6):
-        own, config = parse_flags(["main", DIGITS, f"--workdir=W{seed}", f"--config.seed={seed}"])
-        assert (own.workdir, config.seed) == (f"W{seed}", seed)
-    assert parse_flags(["main", DIGITS, "--workdir=W"])[1].seed == 0
 
 
 def test_help(capsys: pytest.CaptureFixture):

@@ -45,17 +45,20 @@ def flag_parser() -> Parser:
     """Returns the parser of every flag but the config's fields, which the config file defines."""
     parser = Parser(USAGE)
     add = parser.add_argument
-    text = "configs/digits.py, configs/imagenet.py:widenet_b, ...; a run that is evaluated has one"
-    add("--config", metavar="FILE[:VARIANT]", help=text)
+    add(
+        "--config",
+        metavar="FILE[:VARIANT]",
+        help="configs/digits.py, configs/imagenet.py:widenet_b, ...",
+    )
     add_import_flag(parser)
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
-    text = "train; evaluate; or repeat the step whose loss or gradient was not finite"
-    add("--mode", choices=["train", "eval", "replay"], default="train", help=text)
-    text = "a longer config.duration may change the learning rate of a run; see docs/GUIDE.md"
-    add("--extend", action="store_true", help=text)
+    modes = {"choices": ["train", "eval", "replay"], "default": "train"}
+    add("--mode", **modes, help="replay repeats the step whose loss or gradient was not finite")
+    add("--extend", action="store_true", help="accept a longer config.duration; see docs/GUIDE.md")
     add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
-    text = "print every field with its value, type and meaning, and do nothing else"
-    add("--print_config", action="store_true", help=text)
+    add(
+        "--print_config", action="store_true", help="print every field and its meaning; run nothing"
+    )
     text = "write a trace of STEPS training steps to WORKDIR/profile, for XProf and Perfetto"
     add("--profile", type=positive, metavar="STEPS", help=text)
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")

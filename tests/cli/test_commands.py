@@ -104,29 +104,21 @@ def test_analyze(exported, digits_run, tmp_path, capsys):
     assert ours == theirs and len(ours["gamma"]["block"]) == 2 and min(ours["beta"]["block"]) > 0
 
 
-def test_mistakes_are_one_line(exported, digits_run, digit_files, tmp_path, capsys):
-    there = f"--workdir={exported}"
-    for count in ("0", "many"):
-        said = refused(capsys, "predict", "x.jpg", there, f"--top={count}")
-        assert f"'{count}' must be a whole number of at least 1" in said
-    assert "no finished checkpoint there" in refused(
-        capsys, "evaluate", f"--workdir={tmp_path / 'gone'}"
-    )
-    assert "did you mean --config.data.path" in refused(
-        capsys, "evaluate", there, "--config.data.pth=x"
-    )
-    assert "gone.jpg: No such file" in refused(capsys, "predict", there, tmp_path / "gone.jpg")
-    (tmp_path / "text.jpg").write_text("no picture")
-    assert "text.jpg: no JPEG, PNG, WebP, BMP, GIF or TIFF file" in refused(
-        capsys, "predict", there, tmp_path / "text.jpg"
-    )
-    assert "is not empty" in refused(capsys, "export", there, f"--out={exported}")
-    assert "no finished checkpoint" in refused(
-        capsys, "analyze", there, f"--out={tmp_path / 'a'}", f"--compare={tmp_path}"
-    )
-    assert "text.jpg: " in refused(  # a file, where a folder would have to be
-        capsys, "predict", there, digit_files[0], f"--overlay={tmp_path / 'text.jpg' / 'o.png'}"
-    )
+def test_mistakes_are_one_line(exported, digit_files, tmp_path, capsys):
+    text = tmp_path / "text.jpg"
+    text.write_text("no picture")
+    for words, answer in (
+        (["predict", "x.jpg", "--top=0"], "'0' must be a whole number of at least 1"),
+        (["evaluate", "--config.data.pth=x"], "did you mean --config.data.path"),
+        (["predict", tmp_path / "gone.jpg"], "gone.jpg: No such file"),
+        (["predict", text], "text.jpg: no JPEG, PNG, WebP, BMP, GIF or TIFF file"),
+        (["export", f"--out={exported}"], "is not empty"),
+        (["analyze", f"--out={tmp_path / 'a'}", f"--compare={tmp_path}"], "no finished checkpoint"),
+        # a file, where a folder would have to be
+        (["predict", digit_files[0], f"--overlay={text / 'o.png'}"], "text.jpg: "),
+    ):
+        assert answer in refused(capsys, *words, f"--workdir={exported}")
+    assert "no finished checkpoint" in refused(capsys, "evaluate", f"--workdir={tmp_path / 'gone'}")
 
 
 def test_no_whole_checkpoint_is_exit_code_3(digits_run, tmp_path, capsys):

@@ -109,25 +109,23 @@ def test_a_text_is_continued(folder: Path, capsys):
 
 
 def test_mistakes_are_one_line(folder: Path, capsys, tmp_path: Path):
-    model, text = ("--workdir", folder / "bytes"), folder / "text.txt"
-    empty = tmp_path / "empty.txt"
-    empty.touch()
-    assert "missing.txt" in refused(evaluate, capsys, *model, "--file", tmp_path / "missing.txt")
-    also = (*model, "--file", empty, "--config.data.eval_split=test")
-    assert "eval_split=test and --file both say what to read" in refused(evaluate, capsys, *also)
-    assert "empty.txt: 0 tokens, too few" in refused(evaluate, capsys, *model, "--file", empty)
-    assert "--continue='' is empty: give" in refused(predict, capsys, *model, "--continue=")
-    message = refused(predict, capsys, *model, "--continue=A", "--temperature=-1")
-    assert "error: --temperature=-1.0 must be 0 or more" in message
-    message = refused(predict, capsys, *model, "--continue=A", "--top_p=2")
-    assert "error: --top_p=2.0 must be above 0 and at most 1" in message
-    for flag in ("--top_k=3", "--seed=0"):
-        message = refused(predict, capsys, *model, "--text=A", flag)
-        assert f"{flag[:-2]} goes with --continue" in message
-    message = refused(predict, capsys, *model, "--text=A")
-    assert "of the task language_modeling, which takes --continue" in message
-    stream = ("--config.data.source=token_stream", "--config.data.eval_split=all")
-    message = refused(
-        evaluate, capsys, "--workdir", folder / "pieces", *stream, f"--config.data.path={text}"
-    )
-    assert "is a model of word pieces, and the set is of bytes" in message
+    (tmp_path / "empty.txt").touch()
+    empty, data = f"--file={tmp_path}/empty.txt", "--config.data"
+    stream = (f"{data}.source=token_stream", f"{data}.path={folder / 'text.txt'}")
+    for command, model, flags, answer in (
+        (evaluate, "bytes", [f"--file={tmp_path}/missing.txt"], "missing.txt"),
+        (evaluate, "bytes", [empty, f"{data}.eval_split=test"], "and --file both say what to read"),
+        (evaluate, "bytes", [empty], "empty.txt: 0 tokens, too few"),
+        (evaluate, "pieces", [*stream, f"{data}.eval_split=all"], "and the set is of bytes"),
+        (predict, "bytes", ["--continue="], "--continue='' is empty: give"),
+        (predict, "bytes", ["--continue=A", "--temperature=-1"], "--temperature=-1.0 must be 0 or"),
+        (
+            predict,
+            "bytes",
+            ["--continue=A", "--top_p=2"],
+            "--top_p=2.0 must be above 0 and at most",
+        ),
+        (predict, "bytes", ["--text=A", "--top_k=3"], "--top_k goes with --continue"),
+        (predict, "bytes", ["--text=A"], "of the task language_modeling, which takes --continue"),
+    ):
+        assert answer in refused(command, capsys, f"--workdir={folder / model}", *flags), flags

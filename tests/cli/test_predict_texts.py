@@ -12,10 +12,8 @@ from untrained import export_untrained
 
 from configs import glue, squad, text_tiny
 from widenet_jax.cli import evaluate, predict
-from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.text.predict import masked_ids, word
 from widenet_jax.trained import Trained
 
 
@@ -160,53 +158,28 @@ def test_words_for_masks(filler: Path, capsys):
         np.testing.assert_allclose([one["probability"] for one in found], -np.sort(-probs), 1e-4)
 
 
-def test_a_mask_after_which_no_word_begins():
-    """The tokenizer of the embedded text marks the beginning of every text it encodes."""
-    tokenizer = load_tokenizer(str(FOLDER))
-    pieces = lambda text: [tokenizer.token(k) for k in masked_ids(tokenizer, text)]  # noqa: E731
-    assert pieces("the [MASK] house [MASK].") == ["▁the", "[MASK]", "▁house", "[MASK]", "."]
-    assert pieces("[MASK]ly") == ["[MASK]", "ly"]
-    house, ly = tokenizer.encode("house")[-1], masked_ids(tokenizer, "[MASK]ly")[-1]
-    assert (word(tokenizer, house), word(tokenizer, ly)) == ("house", "##ly")
+REFUSED = [  # model, flags, part of the one line
+    ("gone", [], "and one of these only"),
+    ("gone", ["--text=a", "--fill=[MASK]"], "and one of these only"),
+    ("gone", ["--fill=[MASK]", "--pair=b"], "--pair goes with --text=TEXT"),
+    ("gone", ["--text=a", "--overlay=o"], "--overlay goes with image files"),
+    ("reviews", ["--fill=a [MASK]"], 'for --fill="A [MASK] word" give the --workdir of a model of'),
+    ("filler", ["x.jpg"], 'of the task masked_lm, which takes --fill="A [MASK] word"; '),
+    ("reviews", ["--text=the day", "--pair=was good"], "was trained on single texts: leave"),
+    ("reviews", ["--text=a", "--text=b", "--pair=c"], "2 --text and 1 --pair"),
+    ("reviews", ["--text="], "error: --text='' is empty: give a text to classify"),
+    ("reviews", ["--text=the day", "--text=  "], "error: --text='  ' is empty"),
+    ("pairs", ["--text=a", "--pair= "], "error: --pair=' ' is empty"),
+    ("span", ["--question=", "--context=a day"], "error: --question='' is empty: give"),
+    ("span", ["--question=who?"], "--question needs --context"),
+    ("filler", ["--fill=the day"], "has no [MASK] for the model to fill"),
+    ("filler", [f"--fill={'the day ' * 10}[MASK]"], "error: the text has 21 tokens, of which"),
+]
 
 
-def test_an_empty_text_and_a_pair_too_many(reviews_run: Path, folder: Path, capsys):
-    """Nothing but spaces has no tokens, and an empty flag is not a missing one."""
-    there = f"--workdir={reviews_run}"
-    said = refused(capsys, there, "--text=the day", "--pair=was good")
-    assert "was trained on single texts: leave the pair out" in said
-    assert "error: --text='' is empty: give a text to classify" in refused(capsys, there, "--text=")
-    assert "error: --text='  ' is empty" in refused(capsys, there, "--text=the day", "--text=  ")
-    there = f"--workdir={pairs(folder)}"
-    assert "error: --pair=' ' is empty" in refused(capsys, there, "--text=a", "--pair= ")
-    there = f"--workdir={answerer(folder, 'span')}"
-    said = refused(capsys, there, "--question=", "--context=a day")
-    assert "error: --question='' is empty: give" in said
-    said = refused(capsys, there, "--question=a", "--context=")
-    assert "error: --context='' is empty: the answer" in said
-
-
-def test_a_model_of_another_task(reviews_run: Path, filler: Path, capsys):
-    said = refused(capsys, f"--workdir={reviews_run}", "--fill=a [MASK]")
-    assert "holds a model of the task text_classification, which takes --text=TEXT; " in said
-    assert said.endswith('word" give the --workdir of a model of the task masked_lm\n')
-    for flags in (["--text=x"], ["--question=x", "--context=y"], ["x.jpg"]):
-        said = refused(capsys, f"--workdir={filler}", *flags)
-        assert 'of the task masked_lm, which takes --fill="A [MASK] word"; ' in said
-
-
-def test_flags_that_do_not_go_together(reviews_run: Path, filler: Path, folder: Path, capsys):
+def test_mistakes_are_one_line(reviews_run: Path, filler: Path, folder: Path, capsys):
     """Flags of different tasks are refused before the model is read."""
-    there = "--workdir=gone"
-    assert "and one of these only" in refused(capsys, there)
-    assert "and one of these only" in refused(capsys, there, "--text=a", "--fill=[MASK]")
-    assert "--pair goes with --text=TEXT" in refused(capsys, there, "--fill=[MASK]", "--pair=b")
-    assert "--overlay goes with image files" in refused(capsys, there, "--text=a", "--overlay=o")
-    there = f"--workdir={answerer(folder, 'span')}"
-    assert "--question needs --context" in refused(capsys, there, "--question=who?")
-    there = f"--workdir={reviews_run}"
-    assert "2 --text and 1 --pair" in refused(capsys, there, "--text=a", "--text=b", "--pair=c")
-    there = f"--workdir={filler}"
-    assert "has no [MASK] for the model to fill" in refused(capsys, there, "--fill=the day")
-    long = f"--fill={'the day ' * 10}[MASK]"
-    assert "error: the text has 21 tokens, of which" in refused(capsys, there, long)
+    places = {"gone": "gone", "reviews": reviews_run, "filler": filler}
+    places |= {"pairs": pairs(folder), "span": answerer(folder, "span")}
+    for model, flags, answer in REFUSED:
+        assert answer in refused(capsys, f"--workdir={places[model]}", *flags), flags

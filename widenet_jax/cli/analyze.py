@@ -30,8 +30,7 @@ def main(argv: Argv = None) -> int:
     parser = Parser(__doc__)
     add_model_flags(parser)
     add = parser.add_argument
-    text = "other models, for eq. 9, also as DIR@best"
-    add("--compare", action="append", default=[], metavar="DIR", help=text)
+    add("--compare", action="append", default=[], metavar="DIR", help="more models, for eq. 9")
     add("--out", required=True, metavar="DIR", help="where the files go")
     add("--images", type=positive, default=4, metavar="N", help="images in the overlay")
     add("--json", action="store_true", help="print one JSON object")

@@ -4,15 +4,15 @@
       --zone=europe-west4-a --workdir=gs://BUCKET/widenet_b --dry_run
   python scripts/launch_tpu.py status|logs|stop|delete NAME --zone=europe-west4-a
 
---config.FIELD=VALUE sets fields, as in training. Every command is printed before it runs. Exit
-codes: those of the run; 2 your input; 3 the launch or the run failed; 143 the run was stopped and
-saved ("the run ended with exit code 143"), or the launcher received SIGTERM and the run goes on.
+--config.FIELD=VALUE sets fields, as in training. Flags such as --gcloud_flags="--network=NAME
+--labels=team=vision" go to the command that creates the TPU. Every command is printed before it
+runs. Exit codes: those of the run; 2 your input; 3 the launch or the run failed; 143 the run was
+stopped and saved ("the run ended with exit code 143"), or the launcher received SIGTERM and the run
+goes on.
 """
 
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from widenet_jax.cli.plan import DATA_SIZES, add_data_flags, plan_line, plan_of
@@ -48,13 +48,11 @@ def main(argv: Argv = None) -> int:
     add("--config", required=True, metavar="FILE[:VARIANT]")
     add("--workdir", required=True, help="gs://...: all workers write there, and resume from it")
     add("--tpu", required=True, help="v3-256, v5e-16, ...")
-    text = "as of training: a longer config.duration may change the learning rate of a run"
-    add("--extend", action="store_true", help=text)
+    add("--extend", action="store_true", help="as of training: a longer config.duration")
     add("--name", help="of the TPU; derived from the config by default")
     add("--spot", action="store_true", help="cheaper, and may be preempted")
     add("--runtime_version", default="", help="of the TPU VM image; by default the generation's")
-    text = "further flags of `gcloud ... create`, as in '--network=NAME --labels=team=vision'"
-    add("--gcloud_flags", default="", metavar="FLAGS", help=text)
+    add("--gcloud_flags", default="", metavar="FLAGS", help="more flags of `gcloud ... create`")
     add("--skip_plan", action="store_true", help="do not compile for the TPU first")
     add_data_flags(add)
     add("--delete_when_done", action="store_true", help="delete the TPU when the run has succeeded")
@@ -64,33 +62,20 @@ def main(argv: Argv = None) -> int:
 def launch(options: Options) -> int:
     """Runs a config on a TPU; however the launch ends, says that the TPU may still exist."""
     tpu = CloudTpu(job_of(options), Tools(dry=options.dry_run), options.poll_seconds)
+    # A stopped sweep sends SIGTERM, which would end the process without the lines below.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
     try:
-        with sigterm_as_exit():
-            code = tpu.launch(partial(show_plan, options))
-            if options.delete_when_done and code == 0:
-                tpu.delete()
-            elif not options.dry_run:
-                costs = f"{tpu.job.name} still costs money: {tpu.job.managing('delete')}"
-                say(f"the run ended with exit code {code}; {costs}")
+        code = tpu.launch(partial(show_plan, options))
+        if options.delete_when_done and code == 0:
+            tpu.delete()
+        elif not options.dry_run:
+            costs = f"{tpu.job.name} still costs money: {tpu.job.managing('delete')}"
+            say(f"the run ended with exit code {code}; {costs}")
     except BaseException:  # Ctrl-C and SIGTERM, too
         if tpu.may_exist and not options.dry_run:
             say(f"{tpu.job.name} may exist and cost money: {tpu.job.managing('delete')}")
         raise
     return code
-
-
-@contextmanager
-def sigterm_as_exit() -> Iterator[None]:
-    """Lets SIGTERM, which a stopped sweep sends, raise SystemExit instead of ending the process."""
-
-    def end(*_: object) -> None:
-        raise SystemExit(STOPPED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def show_plan(options: Options) -> None:

@@ -80,12 +80,10 @@ def add_preview(commands: Any) -> None:
     view = commands.add_parser("preview", help=text, description=text)
     view.set_defaults(work=preview)
     add = view.add_argument
-    text = "draw this config's images, or print its texts"
-    add("--config", metavar="FILE[:VARIANT]", required=True, help=text)
+    add("--config", metavar="FILE[:VARIANT]", required=True, help="whose images or texts to show")
     add("--out", metavar="PNG", help="the file to write, for images")
     add("--num", type=positive, default=6, metavar="N", help="images (rows), or texts")
-    text = "augmentations of each (default 6), or masks (2)"
-    add("--draws", type=positive, metavar="N", help=text)
+    add("--draws", type=positive, metavar="N", help="augmentations of each (6), or masks (2)")
     add("--seed", type=not_negative, default=0)
 
 

@@ -45,8 +45,7 @@ def main(argv: Argv = None) -> int:
     about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), help=f"{about} (default: --workdir's, or smoke)")
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
-    text = "where the sets are, each in a directory of its name (default: --workdir's, or data)"
-    add("--data_dir", metavar="DIR", help=text)
+    add("--data_dir", metavar="DIR", help="has DIR/SET for each (default: --workdir's, or data)")
     counts = ", ".join(f"{scale.seeds} at {name}" for name, scale in SCALES.items())
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
     add("--sizes", default=ALL_SIZES, help="run only rows of these sizes: b, or b,l")

@@ -5,8 +5,12 @@
   python scripts/sweep.py --config=configs/digits.py --workdir=runs/search --search=tpe \\
       --trials=20 --prune --space optimizer.learning_rate=log:1e-4:1e-2 --space model.depth=2,3
 
---config.FIELD=VALUE sets a field for all trials. Exit codes: 0 all done; 2 your input; 3 a trial
-failed (the others ran); 143 stopped, running trials saved (launched ones go on).
+--config.FIELD=VALUE sets a field for all trials. In --sweep, 'variant' is the config's argument,
+and semicolons part values that have commas; without --sweep and --zip, the config's get_sweep lists
+the trials. --launch='--tpu=v3-8 --zone=europe-west4-a' hands each trial to the launcher; to hand
+one over again, delete logs/TRIAL.handed_over in the sweep's directory. Exit codes: 0 all done; 2
+your input; 3 a trial failed (the others ran); 143 stopped, running trials saved (launched ones go
+on).
 """
 
 import shlex
@@ -43,17 +47,13 @@ def main(argv: Argv = None) -> int:
     add = parser.add_argument
     add("--config", required=True, metavar="FILE[:VARIANT]")
     add("--workdir", metavar="DIR", help="the sweep's directory; runs/sweep_CONFIG by default")
-    text = "every value with every value of the other --sweep; 'variant' is the config's argument. "
-    text += "Semicolons part values that have commas. Without --sweep and --zip, the config's "
-    text += "get_sweep lists the trials"
-    add("--sweep", action="append", default=[], metavar="FIELD=VALUE,...", help=text)
-    text = "first with first, second with second of the other --zip"
-    add("--zip", action="append", default=[], metavar="FIELD=VALUE,...", help=text)
+    axis = {"action": "append", "default": [], "metavar": "FIELD=VALUE,..."}
+    add("--sweep", **axis, help="every value with every value of the other --sweep")
+    add("--zip", **axis, help="first with first, second with second of the other --zip")
     add("--workers", type=positive, default=1, metavar="N", help="trials at a time")
     add("--index", type=int, metavar="I", help="run only trial number I of the list, from 0")
     add("--search", choices=["random", "tpe"], help="search a space instead of a grid, by Optuna")
-    text = "FIELD=log:LOW:HIGH, FIELD=float:LOW:HIGH, FIELD=int:LOW:HIGH or FIELD=VALUE,VALUE"
-    add("--space", action="append", default=[], metavar="FIELD=...", help=text)
+    add("--space", **axis, help="what a field may be: log:LOW:HIGH, float:..., int:..., or values")
     add("--trials", type=positive, metavar="N", help="trials of a search, in all")
     add("--prune", action="store_true", help="end hopeless trials of a search early (Hyperband)")
     add("--search_seed", type=int, default=0, metavar="SEED", help="of the search's choices")
@@ -65,12 +65,11 @@ def main(argv: Argv = None) -> int:
 
 def add_launch_flags(parser: Parser) -> None:
     """Adds the flags that hand runs to the launcher."""
-    text = "hand each run to scripts/launch_tpu.py with these flags, as in --launch='--tpu=v3-8 "
-    text += "--zone=europe-west4-a'; once: to hand one over again, delete the file "
-    text += "logs/TRIAL.handed_over in the sweep's directory"
-    parser.add_argument("--launch", metavar="FLAGS", help=text)
-    text = "with --launch: gs://... for the runs' workdirs"
-    parser.add_argument("--trial_workdir", default="", metavar="DIR", help=text)
+    add, place = parser.add_argument, "with --launch: gs://... for the runs' workdirs"
+    add(
+        "--launch", metavar="FLAGS", help="of scripts/launch_tpu.py, which then gets each run, once"
+    )
+    add("--trial_workdir", default="", metavar="DIR", help=place)
 
 
 def check_launch_flags(options: Options) -> None:

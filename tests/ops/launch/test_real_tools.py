@@ -81,19 +81,6 @@ def test_gclouds_parser_accepts_every_command(tmp_path: Path, stranger: dict[str
     assert "unrecognized arguments: --nett=n" in wrong.stderr
 
 
-@installed("gcloud")
-def test_without_a_project_gcloud_says_what_the_launcher_understands(
-    tmp_path: Path, stranger: dict[str, str]
-):
-    """The real gcloud runs here, with a user who has no default project."""
-    cloud = Cloud(tmp_path / "cloud")
-    arguments = [word for word in LAUNCH if word != "--dry_run"]
-    done = cloud.launch(*arguments, ZONE, path=os.environ["PATH"], **stranger)
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("$ ")]
-    assert line.startswith("error: no project; give --project=ID, or run `gcloud config set proj")
-
-
 SKY = """
 import json, sys, yaml
 import sky

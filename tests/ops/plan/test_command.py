@@ -74,11 +74,6 @@ def test_compare_and_paper(plan, capsys: pytest.CaptureFixture, monkeypatch):
     assert row.split("|")[-2].strip() == "70"
 
 
-def test_every_model_of_the_paper_appears_once():
-    assert len(report.PAPER_VARIANTS) == len(set(report.PAPER_VARIANTS)) == 19
-    assert report.PAPER_CORE_DAYS.keys() <= set(report.PAPER_VARIANTS)
-
-
 def test_counts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """One row stands for all; it needs no compiler."""
     for rows in ("PRETRAINING", "TEXT", "LANGUAGE"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from widenet_jax.ops.plan.hlo import array_bytes, parse, parse_instruction, root_of
+from widenet_jax.ops.plan.hlo import parse, parse_instruction, root_of
 
 MATMUL = (
     "  ROOT %fusion.7 = bf16[16,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%p.1, /*index=1*/%p.2), "
@@ -39,16 +39,6 @@ def test_a_custom_call_and_a_conditional():
     assert parse_instruction(call).target == "AllocateBuffer"
     branch = "  %b = f32[] conditional(%i, %x, %y), branch_computations={%left, %right}"
     assert parse_instruction(branch).called == {"branch_0": "left", "branch_1": "right"}
-
-
-def test_an_estimate_of_zero_cycles_counts_as_none():
-    line = '  %c = s32[8]{0} copy(%i), backend_config={"estimated_cycles":"0"}'
-    assert parse_instruction(line).cycles is None
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("pred", 10), ("s4", 5), ("f32", 40), ("token", 0)])
-def test_bytes(dtype: str, size: int):
-    assert array_bytes(((dtype, (10,)),)) == size
 
 
 def test_a_module():

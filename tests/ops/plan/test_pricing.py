@@ -72,34 +72,6 @@ def test_calls_and_the_slowest_branch():
     assert {name: price.ms for name, price in found.items()} == pytest.approx({"a": 1.0, "b": 2.0})
 
 
-def test_loops_inside_branches():
-    """24 trips of 1 ms take longer than 2 ms once; a loop of 0 trips costs nothing."""
-    body = (
-        "%body (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
-        f"  ROOT %a = f32[8] negate(%p), {CYCLES}\n}}\n"
-    )
-    loops = "".join(
-        f"%below_{n} (p: f32[8]) -> pred[] {{\n"
-        f"  %i = s32[] constant(0)\n  %n = s32[] constant({n})\n"
-        "  ROOT %less = pred[] compare(%i, %n), direction=LT\n}\n"
-        f"%loop_{n} (p: f32[8]) -> f32[8] {{\n  %p = f32[8] parameter(0)\n"
-        f"  ROOT %w = f32[8] while(%p), condition=%below_{n}, body=%body\n}}\n"
-        for n in (0, 24)
-    )
-    once = (
-        "%once (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
-        '  ROOT %b = f32[8] negate(%p), backend_config={"estimated_cycles":"1880000"}\n}\n'
-    )
-    for n, name, ms in ((24, "a", 24.0), (0, "b", 2.0)):
-        entry = (
-            "  %x = f32[8] parameter(0)\n  ROOT %d = f32[8] conditional(%i, %x, %x), "
-            f"true_computation=%once, false_computation=%loop_{n}"
-        )
-        found = {key: price.ms for key, price in prices(entry, body + loops + once).items()}
-        found.pop("less", None)  # the loop's comparison costs almost nothing
-        assert found == pytest.approx({name: ms})
-
-
 def test_ragged_matmuls_at_80_percent_of_the_peak():
     """Rows [M, K] = [2048, 1024] to N = 4096: 2 M K N = 17.2 GFLOP; the kernels' gradient too."""
     metadata = "  %m = s32[5]{0} parameter(0)\n"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 CREATE_FOLDER = f"mkdir -p -m 700 {REMOTE}"
 LAUNCHER = "widenet_jax.cli.launch_tpu"  # scripts/launch_tpu.py, which no wheel has
 SSH_KEY = "~/.ssh/google_compute_engine"  # the key that gcloud uses, and creates where it is absent
-SECRETS = ("WANDB_API_KEY",)  # environment variables, copied to a file of mode 0600
+SECRET = "WANDB_API_KEY"  # an environment variable, copied to a file of mode 0600
 # The TPU VM image of each generation: docs.cloud.google.com/tpu/docs/runtimes, November 2026.
 RUNTIME_VERSIONS = {
     **dict.fromkeys(("v2", "v3", "v4"), "tpu-ubuntu2204-base"),
@@ -100,10 +100,6 @@ class Job:
         """The flags that name the TPU's zone and project."""
         project = [f"--project={self.project}"] if self.project else []
         return [f"--zone={self.zone}", *project]
-
-    def secrets(self) -> dict[str, str]:
-        """Returns the secrets that are set in this environment."""
-        return {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
 
     def request(self, verb: str, *flags: str) -> list[str]:
         """Returns gcloud's command that creates, describes, starts or deletes the TPU."""
@@ -301,7 +297,7 @@ def stage(job: Job, into: Path) -> list[Path]:
     """Writes the files for the workers into `into`, readable by the user alone.
 
     Returns:
-      The paths of code.tar.gz, worker.sh, command.sh and env (the secrets).
+      The paths of code.tar.gz, worker.sh, command.sh and env (the secret).
     """
     into.chmod(0o700)
     archive, script, command, env = (
@@ -312,9 +308,9 @@ def stage(job: Job, into: Path) -> list[Path]:
             tar.add(ROOT / name, arcname=name, recursive=False)
     script.write_bytes(Path(__file__).with_name("worker.sh").read_bytes())
     command.write_text(run_command(job))
-    lines = [f"{name}={shlex.quote(value)}\n" for name, value in job.secrets().items()]
     env.touch(mode=0o600)
-    env.write_text("".join(lines))
+    if value := os.environ.get(SECRET):
+        env.write_text(f"{SECRET}={shlex.quote(value)}\n")
     return [archive, script, command, env]
 
 
