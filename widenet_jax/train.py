@@ -26,7 +26,6 @@ from widenet_jax.files import absolute
 from widenet_jax.optim.average import averaged, restarted
 from widenet_jax.optim.parts import is_frozen
 from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
-from widenet_jax.run.extension import check_length
 from widenet_jax.run.session import Session, errors_in_one_line, read_batches
 from widenet_jax.run.stopping import Stop, StopRequestedError, say
 from widenet_jax.run.summary import (
@@ -42,6 +41,7 @@ from widenet_jax.run.workdir import (
     PACKAGES,
     changed_imports,
     check_info,
+    check_length,
     check_workdir,
     shared_fields,
     version,
@@ -74,7 +74,7 @@ def run(
       workdir: local or gs://.
       mode: "train"; "eval", to evaluate the newest checkpoint; or "replay", to repeat the step
         whose numbers were not finite.
-      extend: a longer config.duration may change the learning rate of a run, see `run.extension`.
+      extend: a longer config.duration may change the learning rate of a run, see `check_length`.
       devices: the devices to use; all by default.
       stop: may request an early end.
       profile: number of steps to trace with JAX's profiler.

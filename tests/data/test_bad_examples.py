@@ -12,7 +12,7 @@ from batch_streams import train_stream as train_stream_of
 from image_sources import EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
-from widenet_jax.data import Source, records, sampler
+from widenet_jax.data import Source, blocks, records
 from widenet_jax.data.blocks import MAX_BAD_IN_A_ROW, example_spec
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.folders import ImageFolder
@@ -62,7 +62,7 @@ def test_a_bad_image_is_replaced_by_the_next_good_one(folder):
     stream = train_stream(folder, transform=PLAIN)
     assert sum(int(batch["bad"].sum()) for batch in stream) >= 15  # five in each of 3.9 epochs
     for step, batch in enumerate(stream):
-        _, expected = sampler.record_at(
+        _, expected = blocks.record_at(
             np.arange(BATCH) + BATCH * step, seed=3, num_records=NUM_IMAGES
         )
         np.testing.assert_array_equal(batch["record"], expected)

@@ -16,7 +16,7 @@ from batch_streams import train_stream as train_stream_of
 from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
-from widenet_jax.data import Source, pipeline, sampler
+from widenet_jax.data import Source, blocks, pipeline
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
 
@@ -39,7 +39,7 @@ def eval_stream(source, batch_size, **changes):
 def test_batches_hold_what_the_sampler_says(digits):
     stream = train_stream(digits, transform=PLAIN)
     for step, batch in enumerate(stream):
-        _, records = sampler.record_at(np.arange(100) + 100 * step, seed=3, num_records=360)
+        _, records = blocks.record_at(np.arange(100) + 100 * step, seed=3, num_records=360)
         np.testing.assert_array_equal(batch["record"], records)
         for i in (0, 63, 64, 99):
             expected = digits[int(records[i])]

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from widenet_jax.data import sampler
+from widenet_jax.data import blocks
 
 
 def stream(first: int, last: int, *, seed: int = 0, n: int = 10) -> list[tuple[int, int]]:
-    epochs, records = sampler.record_at(np.arange(first, last), seed=seed, num_records=n)
+    epochs, records = blocks.record_at(np.arange(first, last), seed=seed, num_records=n)
     return list(zip(epochs.tolist(), records.tolist(), strict=True))
 
 
@@ -33,19 +33,19 @@ def test_starting_later_equals_the_unbroken_stream():
 def test_the_seed_matters_and_nothing_else():
     assert stream(0, 30, seed=1) != stream(0, 30, seed=2)
     before = stream(0, 30, seed=1)
-    sampler.permutation.cache_clear()
+    blocks.permutation.cache_clear()
     np.random.seed(7)
     assert stream(0, 30, seed=1) == before
 
 
 def test_augmentation_streams_are_distinct():
     draws = {
-        (s, e, r): sampler.augmentation_rng(seed=s, epoch=e, record=r).integers(2**63)
+        (s, e, r): blocks.augmentation_rng(seed=s, epoch=e, record=r).integers(2**63)
         for s in range(3)
         for e in range(3)
         for r in range(3)
     }
     assert len(set(draws.values())) == 27
     # It also differs from the permutation's stream, although NumPy pads [seed, epoch] with zeros.
-    rng = np.random.default_rng([sampler.PERMUTATION_STREAM, 0, 0])
+    rng = np.random.default_rng([blocks.PERMUTATION_STREAM, 0, 0])
     assert rng.integers(2**63) not in draws.values()

@@ -12,8 +12,7 @@ from small_runs import assert_same_end, metrics_of, run_here, small_config, trai
 from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment
-from widenet_jax.run.extension import check_length
-from widenet_jax.run.workdir import write_run
+from widenet_jax.run.workdir import check_length, write_run
 
 ONE = jax.devices()[:1]
 EXAMPLE = {"image": ArraySpec((8, 8, 1), "uint8"), "label": ArraySpec((), "int32")}

@@ -82,7 +82,7 @@ def test_another_config_is_refused_by_what_differs(
 
 
 def test_only_training_takes_another_duration(workdir: epath.Path):
-    """`run.extension` decides whether it may be longer; config.json then has the new one."""
+    """`check_length` decides whether it may be longer; config.json then has the new one."""
     longer = changed_config(duration="900 epochs")
     check_workdir(workdir, longer, mode="train")
     with pytest.raises(BadInputError, match="duration: '100 epochs' there, '900 epochs' here"):

@@ -22,7 +22,7 @@ from widenet_jax.corpus.inputs import TFDS_INFO
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer
 from widenet_jax.data import records
-from widenet_jax.data.workers import start_worker
+from widenet_jax.data.pipeline import start_worker
 from widenet_jax.errors import BadInputError, RunFailedError, first_line
 from widenet_jax.files import file_sha256, is_remote, write_json
 

@@ -7,9 +7,14 @@ Because a block is a pure function, the content does not depend on the number of
 resumed run starts at a later step.
 """
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from multiprocessing import connection
 from typing import Any
 
 import grain
@@ -17,7 +22,6 @@ import numpy as np
 from absl import flags
 
 from widenet_jax.config.machine import usable_cores
-from widenet_jax.data import workers
 from widenet_jax.data.blocks import (
     COMPLAINTS,
     Blocks,
@@ -114,7 +118,7 @@ def _dataset(blocks: Blocks, num_workers: int, prefetch: int) -> grain.IterDatas
         flags.FLAGS.mark_as_parsed()  # Grain reads absl flags when it starts processes
     dataset = dataset.mp_prefetch(
         grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=2),
-        worker_init_fn=workers.start_worker,
+        worker_init_fn=start_worker,
     )
     dataset = dataset.batch(count, batch_fn=join_blocks)
     return grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=prefetch)
@@ -165,3 +169,32 @@ def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
         num_steps=-(-len(source) // batch_size),
         **options,
     )
+
+
+POLL_SECONDS = 1.0
+
+
+def start_worker(worker: int, num_workers: int) -> None:
+    """Prepares a worker process; Grain calls this once in each, before it reads anything.
+
+    The worker ignores Ctrl-C and SIGTERM, which reach the whole process group: the run answers
+    them, and may need more batches until all hosts have stopped at the same step. A thread ends the
+    worker as soon as the run has ended, even by SIGKILL.
+
+    The kernel's parent-death signal would not do: it follows the *thread* that started the worker,
+    and Grain's threads end before the run does.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(
+        target=_leave_with, args=(parent.pid, parent.sentinel), name="leave-with-run", daemon=True
+    ).start()
+
+
+def _leave_with(parent_pid: int, sentinel: int) -> None:
+    # The sentinel reports the parent's end at once, unless a process forked from the parent holds
+    # it open. The parent's id changes in that case too, and if the parent ended before this line.
+    while os.getppid() == parent_pid and not connection.wait([sentinel], timeout=POLL_SECONDS):
+        pass
+    os._exit(1)

@@ -14,9 +14,8 @@ from orbax.checkpoint import multihost
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
 from widenet_jax.checkpoint.series import all_finite, check_space, space_text, tree_bytes
 from widenet_jax.data import Data
-from widenet_jax.data.blocks import bad_allowed, bad_allowed_text
+from widenet_jax.data.blocks import bad_allowed, bad_allowed_text, record_at, stream_at
 from widenet_jax.data.pipeline import Batches, reading, train_batches
-from widenet_jax.data.sampler import record_at, stream_at
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
 from widenet_jax.run import workdir as workdirs

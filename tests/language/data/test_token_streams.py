@@ -16,7 +16,7 @@ from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
 from widenet_jax.corpus.novel import FOLDER, TEXT
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.data import sampler
+from widenet_jax.data import blocks
 from widenet_jax.data.sources import build_source, open_data, overview, unigram_bits
 from widenet_jax.errors import BadInputError
 from widenet_jax.language.data.token_streams import TokenStream, open_stream, window_transform
@@ -68,7 +68,7 @@ def test_rows_follow_the_rule_of_the_specification():
         windows = (N - 1) // length
         for step in (0, S - 1, S, 3 * S + 1):
             positions = step * rows + np.arange(rows)
-            place, found = sampler.stream_at(
+            place, found = blocks.stream_at(
                 positions, batch_size=rows, num_windows=windows, whole=False
             )
             assert found.tolist() == [b * S + step % S for b in range(rows)]

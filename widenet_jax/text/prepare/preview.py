@@ -7,7 +7,7 @@ import numpy as np
 
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
-from widenet_jax.data import sampler
+from widenet_jax.data import blocks
 from widenet_jax.data.blocks import read_example
 from widenet_jax.data.sources import build_source, build_transforms
 
@@ -27,7 +27,7 @@ def print_instances(config: Any, options: Options) -> None:
     for record in chosen.tolist():
         print(f"\n{source.describe(record)}")
         for epoch in range(options.draws or 2):
-            rng = sampler.augmentation_rng(seed=options.seed, epoch=epoch, record=record)
+            rng = blocks.augmentation_rng(seed=options.seed, epoch=epoch, record=record)
             batch = transform(read_example(source, record), rng)
             for tokens, swapped in _parts(batch):
                 labels = {k: label for k, label in _labels(batch).items() if k in tokens}

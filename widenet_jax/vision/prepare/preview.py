@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from widenet_jax.config.parser import Options
-from widenet_jax.data import sampler
+from widenet_jax.data import blocks
 from widenet_jax.data.blocks import Complaints, read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.data.sources import build_source, overview
@@ -65,7 +65,7 @@ def augmentation_grid(
         image = train.image_of(example)
         tiles = [_captioned(evaluation.picture(image), "evaluation")]
         for epoch in range(num_draws):
-            rng = sampler.augmentation_rng(seed=seed, epoch=epoch, record=record)
+            rng = blocks.augmentation_rng(seed=seed, epoch=epoch, record=record)
             tiles.append(_captioned(train.picture(image, rng), f"epoch {epoch}"))
         name = line_of_text(source.class_names[example["label"]], height=_NAME_HEIGHT)
         return _stack([name, np.concatenate(tiles, axis=1)])
