@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -121,23 +122,14 @@ def test_a_class_may_be_missing_in_evaluation_and_is_named(folder):
         "train: 4 images, 2 classes; val: 2 images, none of ant; "
         "6 files left out (.txt 3, hidden 3)"
     )
-    for entry in (folder / "val" / "ant").iterdir():
-        entry.unlink()
-    (folder / "val" / "ant").rmdir()  # the same without the folder
-    data = open_data(config_of(folder))
-    assert [data.eval[i]["label"] for i in range(2)] == [1, 1] and data.eval.missing == ("ant",)
+    shutil.rmtree(folder / "val" / "ant")  # the same without the folder
+    assert open_data(config_of(folder)).eval.missing == ("ant",)
 
 
 def test_a_class_without_training_images_is_refused(folder):
-    for image in (folder / "train" / "ant").glob("*.*"):
-        image.unlink()
-    for _ in ("an empty folder", "no folder"):
-        with pytest.raises(BadInputError, match=r"train has no image of 1 of 2 classes \(ant\)"):
-            open_data(config_of(folder))
-        if (folder / "train" / "ant").exists():
-            for hidden in (folder / "train" / "ant").iterdir():
-                hidden.unlink()
-            (folder / "train" / "ant").rmdir()
+    shutil.rmtree(folder / "train" / "ant")
+    with pytest.raises(BadInputError, match=r"train has no image of 1 of 2 classes \(ant\)"):
+        open_data(config_of(folder))
 
 
 def test_classes_are_counted_where_the_task_weights_them(folder):
@@ -152,11 +144,9 @@ def test_classes_are_counted_where_the_task_weights_them(folder):
 
 
 def test_a_slice_of_a_folder_takes_its_share_of_every_class(folder):
-    data = {"source": "image_folder", "path": str(folder)}
-    half = build_source(data, "train[50%:]")
-    assert [half.describe(i).split("/")[-1] for i in range(2)] == [
-        "b.JPEG (image 1)", "b.JPEG (image 3)",
-    ]  # fmt: skip
+    half = build_source({"source": "image_folder", "path": str(folder)}, "train[50%:]")
+    names = [half.describe(i).split("/")[-1] for i in range(2)]
+    assert names == ["b.JPEG (image 1)", "b.JPEG (image 3)"]
     assert [half[i]["label"] for i in range(2)] == [0, 1] and half.missing == ()
 
 

@@ -3,7 +3,6 @@
 Every case runs with --slow, the cases of DEFAULT always.
 """
 
-import json
 import lzma
 import re
 import zipfile
@@ -44,17 +43,15 @@ def arrays(**changes: np.ndarray) -> Make:
     return lambda folder: make_npz(folder / "a.npz", **changes)
 
 
-def with_member(key: str, data: bytes | None) -> Make:
-    """Makes a pack, not deflated, in which one array is replaced by bytes, or removed."""
+def with_member(key: str, data: bytes) -> Make:
+    """Makes a pack, not deflated, in which one array is replaced by bytes."""
 
     def make(folder: Path) -> Path:
         with zipfile.ZipFile(make_npz(folder / "whole.npz", labels=np.array([1, 1]))) as pack:
             members = {name: pack.read(name) for name in pack.namelist()}
-        members[f"{key}.npy"] = data
         with zipfile.ZipFile(folder / "a.npz", "w") as pack:
-            for name, content in members.items():
-                if content is not None:
-                    pack.writestr(name, content)
+            for name, content in (members | {f"{key}.npy": data}).items():
+                pack.writestr(name, content)
         return folder / "a.npz"
 
     return make
@@ -82,25 +79,17 @@ def flipped(key: str) -> Make:
 TERABYTES = "(1099511627776,)"
 NPZ: dict[str, tuple[Make, str]] = {
     "labels of floats": (arrays(labels=np.array([0.0, 1.0])), "labels must be integers"),
-    "labels of two dimensions": (
-        arrays(labels=np.zeros((2, 1), int)), r"not int64 of shape \(2, 1\)"
-    ),
     "a negative label": (arrays(labels=np.array([0, -1])), "record 1: label -1 has no class name"),
     "a label too high": (arrays(labels=np.array([7, 0])), "record 0: label 7 has no class name"),
-    "offsets that fall": (arrays(offsets=np.array([0, 9999, 3])), "offsets do not fit"),
     "offsets past the end": (arrays(offsets=np.array([0, 5, 1 << 40])), "offsets do not fit"),
-    "names of floats": (arrays(class_names=np.array([0.5, 1.5])), "class_names must be text"),
     "names of objects": (arrays(class_names=np.array([Owned()], object)), "allow_pickle=False"),
     "images of two dimensions": (arrays(jpeg=np.zeros((2, 9), np.uint8)), "jpeg must be uint8"),
-    "no labels": (with_member("labels", None), "no item named .labels.npy"),
-    "a header that is no text": (with_member("labels", array_bytes("(((")), "damaged, or not"),
     "labels of terabytes": (with_member("labels", array_bytes(TERABYTES)), "Unable to alloc|EOF"),
     "images of terabytes": (
         with_member("jpeg", array_bytes(TERABYTES, "|u1")), "must be uint8 .0., not"
     ),
     "a flipped label": (flipped("labels"), "Bad CRC-32.*labels"),
     "a flipped image": (flipped("jpeg"), "Bad CRC-32.*jpeg"),
-    "an empty pack": (lambda _: b"", "damaged, or not an .npz pack"),
     "a cut pack": (lambda folder: arrays()(folder).read_bytes()[:-100], "damaged, or not"),
 }  # fmt: skip
 
@@ -115,19 +104,6 @@ def table(labels: object, names: object = None, images: object = IMAGES) -> Make
     return lambda folder: make_parquet(folder / "a.parquet", labels, names, images)
 
 
-def described(names: object) -> Make:
-    """Makes a file whose description names no classes, with a label that is too high."""
-
-    def make(folder: Path) -> Path:
-        info = {"info": {"features": {"label": {"names": names}}}}
-        rows = pa.table({"image": IMAGES, "label": [0, 2_000_000]})
-        rows = rows.replace_schema_metadata({"huggingface": json.dumps(info)})
-        pq.write_table(rows, folder / "a.parquet")
-        return folder / "a.parquet"
-
-    return make
-
-
 def damaged(change: Callable[[bytearray], bytes]) -> Make:
     def make(folder: Path) -> bytes:
         rows = pa.table({"image": IMAGES, "label": [0, 1]})
@@ -140,20 +116,15 @@ def damaged(change: Callable[[bytearray], bytes]) -> Make:
 NO_PARQUET = "damaged, or not a parquet file"
 PARQUET: dict[str, tuple[Make, str]] = {
     "null labels": (table([0, None]), "record 1: column 'label' is null"),
-    "text labels": (table(["a", "b"]), "column 'label' holds string; needs integers"),
     "a label below 0": (table([0, -1]), "record 1: label -1 has no class name"),
     "a label beyond the names": (table([0, 2], ["cat", "dog"]), "record 1: label 2 has no class"),
     "no rows": (table(*NO_ROWS), "split train: no images found"),
-    "text for images": (table([0, 1], None, ["a", "b"]), "column 'image' holds string"),
     "paths for images": (table([0], None, [{"path": "a.jpg"}]), "column 'image' holds struct"),
     "a null image": (table([0, 1], None, [IMAGES[0], None]), "record 1: the image is not stored"),
     "a flipped byte": (
         damaged(lambda data: data.replace(photo(1)[50:], photo(1)[50:-1] + b"x", 1)), NO_PARQUET
     ),
     "a cut table": (damaged(lambda data: data[:-50]), NO_PARQUET),
-    "text for a table": (lambda _: b"label,image\n" * 20, NO_PARQUET),
-    "a name for names": (described("cat"), "record 1: label 2000000 has no class name"),
-    "no names": (described(None), "record 1: label 2000000 has no class name"),
 }  # fmt: skip
 
 
@@ -180,14 +151,12 @@ CIFAR: dict[str, tuple[Make, str]] = {
     "a label above 9": (
         cifar("test_batch.bin", cifar_record(10)), "record 0: label 10 has no class"
     ),
-    "names that are no UTF-8": (cifar("batches.meta.txt", b"cat\n\xff\xfe"), "meta.txt: not UTF"),
     "too few names": (cifar("batches.meta.txt", b"cat\ndog\n"), "record 0: label 3 has no class"),
     "the Python version": (
         lambda folder: make_tar(folder / "c.tar.gz", PYTHON, "w:gz"), "not the Python version"
     ),
 }  # fmt: skip
 TARS: dict[str, tuple[Make, str]] = {
-    "empty": (lambda _: b"", "damaged at byte 0 "),
     "text": (lambda _: b"not an archive\n" * 100, "damaged at byte 0 .*, or no tar archive"),
     "a zip": (lambda folder: arrays()(folder).read_bytes(), "damaged at byte 0 .*, or no tar"),
     "xz with a flipped byte": (xz(60), "damaged at byte .*(C|c)orrupt"),
