@@ -9,7 +9,7 @@
 
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
 measured by top-1, top-5 where there are more than 5 classes, each class and the confusions; its
-classes and those of the set are matched by name, and a set may have fewer of them. --out gets
+classes and the classes of the set are matched by name, and a set may have fewer of them. --out gets
 evaluation.json; of classifiers also confusion.csv and confusion.png; of question answering
 predictions.json, in which answers with a null score above config.task.null_threshold are "",
 best_answers.json, in which none are, and null_scores.json, in the form that the official scripts

@@ -6,7 +6,7 @@
 
 --config.FIELD=VALUE sets fields, as in training. Flags such as --gcloud_flags="--network=NAME
 --labels=team=vision" go to the command that creates the TPU. Every command is printed before it
-runs. Exit codes: those of the run; 2 your input; 3 the launch or the run failed; 143 the run was
+runs. Exit codes: as the run's; 2 your input; 3 the launch or the run failed; 143 the run was
 stopped and saved ("the run ended with exit code 143"), or the launcher received SIGTERM and the run
 goes on.
 """

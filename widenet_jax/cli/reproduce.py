@@ -5,7 +5,7 @@
   python scripts/reproduce.py all --scale=paper --dry_run             every run, and what it costs
   python scripts/reproduce.py sigma_table4 --scale=smoke --workers=2  feed-forwards, on a novel
 
-WideNet's have the names table1 to fig5, and together all; those of "Approximating Two-Layer
+WideNet's have the names table1 to fig5, and together all; the names of "Approximating Two-Layer
 Feedforward Networks" (sigma-MoE) begin with sigma_, and together are sigma. At --scale=small these
 read the text --data_dir/bytes, a file or a set that scripts/prepare_data.py stream wrote.
 
@@ -115,7 +115,7 @@ def run(options: Options) -> int:
 
 
 def recall(options: Options, before: Mapping[str, Any]) -> None:
-    """Fills in missing flags: those of the runs in the workdir, or the defaults.
+    """Fills in missing flags from the runs in the workdir, or with the defaults.
 
     A report needs none of the flags of its runs. To continue launched runs, repeat --launch.
 

@@ -110,7 +110,7 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
 
     Args:
       config: of the run.
-      workdir: of the run. Where the tokenizer is that of the model to start from, a run that has
+      workdir: of the run. Where the tokenizer belongs to the model to start from, a run that has
         begun takes its copy in the workdir, and no longer needs that model.
 
     Raises:
@@ -120,7 +120,7 @@ def open_data(config: Any, workdir: epath.Path | None = None) -> Data:
     """
     data = dict(config.data)
     begun = workdir is not None and workdir.exists() and not may_replace(workdir)
-    if data.get("tokenizer") == "":  # finetuning: that of the model to start from
+    if data.get("tokenizer") == "":  # finetuning: the tokenizer of the model to start from
         copied = begun and (workdir / TOKENIZER).exists()
         data["tokenizer"] = (
             str(workdir / TOKENIZER) if copied else split_checkpoint(config.init_from)[0]

@@ -6,7 +6,7 @@
     model.predict(["a.jpg", "b.jpg"])
     model.features(["a.jpg"])
 
-The names of this module are those of the package. Mistakes raise `errors.BadInputError`, a
+The package has the names of this module. Mistakes raise `errors.BadInputError`, a
 ValueError.
 """
 

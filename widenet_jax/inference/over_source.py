@@ -41,7 +41,7 @@ def totals_over_source(
 ) -> Evaluation:
     """Adds up the sums of `evaluate` over a source, and joins its rows.
 
-    The batches are those of the run's evaluation, so that the results are equal. Parameters are
+    The batches are the same as in the run's evaluation, so that the results are equal. Parameters are
     replicated. A progress bar on stderr counts batches after QUIET_SECONDS.
 
     Args:
@@ -188,7 +188,7 @@ def check_shapes(trained: Trained, source: Source, transform: Any) -> None:
 
 
 def check_tokens(trained: Trained, info: Mapping[str, Any]) -> None:
-    """Raises BadInputError where the tokens of a set are not those of the model."""
+    """Raises BadInputError where a set has other tokens than the model."""
     known, here = trained.tokenizer, info.get("tokenizer")
     if bool(known) != bool(here):
         kinds = ("word pieces", "bytes") if known else ("bytes", "word pieces")

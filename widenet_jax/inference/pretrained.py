@@ -34,7 +34,7 @@ WITHOUT_EFFECT = {
     *("ffn_dropout", "output_dropout", "expert_dropout", "noise_std", "capacity_factor"),
     *("pre_logits", "num_positions"),
 }
-# In a directory of Hugging Face's, of which large models have several.
+# Hugging Face's files of weights; large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
 # Packages, which may be absent, whose errors tell of credentials and networks.
@@ -158,7 +158,7 @@ def check_same_tokens(pretrained: Tokenizer, here: Tokenizer, place: str) -> Non
         if there != here.token(index):
             raise BadInputError(
                 f"{place} was trained with another tokenizer: token {index} is "
-                f"{there!r} there and {here.token(index)!r} here; tokenize the data with that of "
+                f"{there!r} there and {here.token(index)!r} here; tokenize the data with the tokenizer of "
                 "the model"
             )
 

@@ -117,7 +117,7 @@ def config_file(place: str) -> epath.Path:
 
 
 def merged(pretrained: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns the pretrained fields, with those of `given` instead.
+    """Returns the pretrained fields, overridden by `given`.
 
     A section of `given`, such as moe, has no effect where the pretrained model has none.
 

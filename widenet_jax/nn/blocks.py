@@ -19,7 +19,7 @@ class Blocks(BlockSettings):
     """`depth` blocks: x + attention(norm(x)), then x + ffn(norm(x)) (WideNet, eqs. 6 and 7).
 
     Parameters of a shared part are named `attention`, `norm_attention`, `norm_ffn` or by the
-    feed-forward; those of a block's own part `block_03_attention` and so on; the last norm
+    feed-forward; parameters of a block's own part `block_03_attention` and so on; the last norm
     `norm_out`.
 
     With a memory, a block's attention sees what came before x, too: the block's inputs of earlier
@@ -180,7 +180,7 @@ class Blocks(BlockSettings):
         )
 
     def split_parameters(self, size: int) -> tuple[dict, list[dict]]:
-        """Returns the parameters that blocks share, and those of each `size` blocks on their own.
+        """Returns the parameters that blocks share, and the own parameters of each `size` blocks.
 
         The latter have the names that they would have in a stack of `size` blocks.
         """

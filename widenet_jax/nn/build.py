@@ -7,7 +7,7 @@ A model is a Linen module, built from `config.model` by `build_model`. Its contr
       train    True: dropout and routing noise, from the random streams "dropout" and "router"
       outputs  what the task makes of them: logits [B, V] of a classifier
       aux      {} or {"losses": {name: [operations]}, "loss": [operations], "sums": {name:
-               [operations, ...]}}: those of the blocks' parts, see `feed_forwards`
+               [operations, ...]}}: of the blocks' parts, see `feed_forwards`
 
 and, from `block_settings.BlockSettings`: the fields of its blocks; `check()`, which refuses fields
 that do not fit each other; `summarize(sums)`, metrics from the sums of aux added up over batches;

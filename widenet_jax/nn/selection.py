@@ -14,7 +14,7 @@ def keys_of(x: Array) -> Array:
 
 
 def floats_of(keys: Array) -> Array:
-    """Returns the float32 numbers of `keys_of`, of which -0 has become 0."""
+    """Returns the float32 numbers of `keys_of`; -0 has become 0."""
     bits = keys ^ (jax.lax.shift_right_arithmetic(keys, 31) & jnp.int32(2**31 - 1))
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 

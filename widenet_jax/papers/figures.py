@@ -2,7 +2,7 @@
 
 Besides accuracy and loss against sizes and steps: how far apart the blocks' norms are (WideNet,
 figs. 4 and 5), which experts and units language models use, and the time and memory of single
-layers (both sigma-MoE). The norms are those of every finished seed, the usage of the first one.
+layers (both sigma-MoE). Norms cover every finished seed, the usage the first one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

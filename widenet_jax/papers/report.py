@@ -39,7 +39,7 @@ def write_all(
     command: Sequence[str],
     out: Path,
 ) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """Writes the tables and figures of what has run into `out`.
+    """Writes the tables and figures of finished runs into `out`.
 
     Args:
       experiments: with all their rows. Rows outside `wanted` are shown where an earlier call ran

@@ -110,7 +110,7 @@ def carry_out(
 
 
 def look_at(trials: Trials, directory: Directory, ended: Mapping = {}) -> dict[Run, Measured]:
-    """Collects measurements: of `ended` outcomes, by name, and of what earlier calls left."""
+    """Collects measurements: of `ended` outcomes, by name, and of runs that earlier calls left."""
     return {
         run: gather([ended.get(one.name) or found(one, directory) for one in of], directory)
         for run, of in trials.items()

@@ -178,7 +178,7 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
             pairs[verdict(sign_of(one, other), printed)].append((one, other))
     if total := sum(map(len, pairs.values())):
         counts = ", ".join(f"{len(of)} {verdict}" for verdict, of in pairs.items() if of)
-        lines.append(f"Pairs of rows that the paper orders: {total}, of which {counts}.")
+        lines.append(f"Pairs of rows that the paper orders: {total}; {counts}.")
     for kind in (OTHER, CLOSE):
         texts = [
             " against ".join(f"{of['label'].strip()} {of['mean']:.{decimals + 1}f}" for of in pair)

@@ -19,7 +19,7 @@ class TextEncoder(BlockSettings, kw_only=True):
     """Embeddings of tokens, a projection, blocks, and the head of a task.
 
     Parameters: embeddings/{token, token_type, position, norm}, projection, encoder (the blocks) and
-    those of the head: pooler, mlm, order, classifier, span.
+    the head's: pooler, mlm, order, classifier, span.
 
     Attributes:
       vocab_size: V.

@@ -1,6 +1,6 @@
 """Heads of the text encoder: what a task reads from the tokens.
 
-A head is two functions, of which the second counts one example's products
+A head is two functions; the second counts one example's products
 
     forward_flops(model, input_spec) -> int
 
@@ -8,7 +8,7 @@ A head is two functions, of which the second counts one example's products
       model   the `TextEncoder`, in whose scope the head makes its layers
       x       [B, T, D] the tokens after the last block
       table   [V, E] float32, the token embeddings, for an output layer tied to them
-      inputs  those of the model
+      inputs  of the model
       train   True in training
 
 The outputs are float32. To add one: its functions, and a `specs.HeadSpec` in the spec of its task.
@@ -65,7 +65,7 @@ def pretraining(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, tra
 
 
 def classification(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: bool):
-    """Classifies examples: logits [B, num_classes], an array as that of the vision models."""
+    """Classifies examples: logits [B, num_classes], an array, as the vision models return."""
     del table
     y = Dropout(HEAD_DROPOUT)(pooled(model, x, inputs), train=train)
     return dense(model.outer_init, model.num_classes, "classifier")(y)
@@ -134,7 +134,7 @@ def pooled(model: nn.Module, x: Array, inputs: Inputs) -> Array:
 class MaskedLmHead(nn.Module):
     """logits = LayerNorm(f(x W + b)) table^T + bias, with W [D, E] and the tied table [V, E].
 
-    Attributes: E, and those of the model; kernel_init: its `outer_init`.
+    Attributes: E, and fields of the model; kernel_init: its `outer_init`.
     """
 
     embedding_dim: int
@@ -159,7 +159,7 @@ class SpanBeamHead(nn.Module):
       end logits     LayerNorm(tanh([x; x_start] W + b)) w
       null logit     dropout(tanh([sum_t softmax(start)_t x_t; x_CLS] W + b)) w
 
-    Attributes: those of the model; kernel_init: its `outer_init`.
+    Attributes: fields of the model; kernel_init: its `outer_init`.
     """
 
     norm_epsilon: float
@@ -214,7 +214,7 @@ class SpanBeamHead(nn.Module):
 class EndLogits(nn.Module):
     """LayerNorm(tanh([x; x_start] W + b)) w for each of several starts.
 
-    Attributes: those of the model; kernel_init: its `outer_init`.
+    Attributes: fields of the model; kernel_init: its `outer_init`.
     """
 
     norm_epsilon: float

@@ -121,7 +121,7 @@ def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any
         raise BadInputError(f"{text!r} has no {MASK} for the model to fill")
     if len(places) < masks:
         raise BadInputError(
-            f"the text has {len(ids)} tokens, of which {trained.place} reads {T - 2}, and a {MASK} "
+            f"the text has {len(ids)} tokens, {trained.place} reads {T - 2}, and a {MASK} "
             "is beyond them; shorten the text"
         )
     task = trained.task

@@ -51,7 +51,7 @@ def f1(text: str, answer: str) -> float:
 
 
 def best_over(score: Callable[[str, str], float], text: str, answers: Sequence[str]) -> float:
-    """Returns the highest score over a question's answers; without answers, that of ""."""
+    """Returns the highest score over a question's answers; without answers, the score of ""."""
     real = [answer for answer in answers if normalized(answer)]
     return max(score(text, answer) for answer in real or [""])
 

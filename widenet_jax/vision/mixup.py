@@ -29,7 +29,7 @@ def mixup(
       images: [B, H, W, C], float.
       targets: [B, V], float, rows that sum to 1.
       alpha: above 0; to train without mixup, do not call this function.
-      group_size: images per group; at least 2, and divides B. May be that of the model's routing.
+      group_size: images per group; at least 2, and divides B. May be the group of the model's routing.
 
     Returns:
       Images and targets of the same shapes and types; mixed in float32.
@@ -61,7 +61,7 @@ def cutmix(
 
     The box covers 1 - lambda of the image before it is cut at the borders, with the image's aspect
     ratio and a uniform centre; lambda ~ Beta(alpha, alpha), drawn per example. Arguments, partners
-    and errors are those of `mixup`.
+    and errors are as in `mixup`.
     """
     batch, height, width = images.shape[:3]
     _check(batch, alpha=alpha, group_size=group_size)

@@ -42,7 +42,7 @@ def sinusoids(count: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class DistanceBasis:
-    """The sinusoids of R / 2 frequencies that replace those of D / 2 over S distances.
+    """The sinusoids of R / 2 frequencies that replace the sinusoids of D / 2 frequencies over S distances.
 
     Attributes:
       waves: [S, R] float32; row d has R / 2 cosines and then R / 2 sines of the angles of d, which
@@ -93,7 +93,7 @@ def rotate(of_cosine: Array, of_sine: Array, waves: Array) -> Array:
 
     Args:
       of_cosine, of_sine: [..., R / 2], the terms a and b of a cos(t d) + b sin(t d).
-      waves: [..., R], those of the place p of each query.
+      waves: [..., R], at the place p of each query.
 
     Returns:
       [..., R]; its product with the waves of place j is the sum of the terms for d = p - j.

@@ -111,7 +111,7 @@ def centred(keys: Array, *, axis: int) -> Array:
 
 
 def _weights(scores: Array, largest: Array, scale: Array) -> Array:
-    # Not exp(scores - logsumexp): the rounding of one large number would be that of all weights of
+    # Not exp(scores - logsumexp): one rounded large number would change all weights of
     # a query, at scores of 30 several times what is lost elsewhere.
     return jnp.exp(scores.astype(jnp.float32) - largest) * scale
 

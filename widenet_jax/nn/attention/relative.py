@@ -130,7 +130,7 @@ class RelativeAttention(MultiHeadAttention):
 
     Differs from the paper's code (kimiyoung/transformer-xl): u and w belong to one block rather
     than to all, the sinusoids have no dropout, and sine and cosine of a frequency lie side by side.
-    Differs from the code of Csordas et al. 2023 (RobertCsordas/moe): the sinusoids are those of
+    Differs from the code of Csordas et al. 2023 (RobertCsordas/moe): the sinusoids are functions of
     i - j rather than j - i, so that sines have the other sign; and scores are divided by sqrt(H)
     rather than multiplied by a learned number.
 

@@ -123,7 +123,7 @@ def rows_to_tokens(outputs: Array, gate: Array, token_of_row: Array, row: Array)
     """Adds up the rows of each token times their gates [G, S, K], [G, R, D] to [G, S, D].
 
     The gradient works row by row: dy at `token_of_row` gives both the gradient of the outputs and,
-    multiplied with the outputs, that of the gates, so that only scalars move back.
+    multiplied with the outputs, the gradient of the gates, so that only scalars move back.
     """
     K = gate.shape[-1]
     rows = (take_rows(outputs, row[..., k]) for k in range(K))
@@ -267,7 +267,7 @@ DISPATCHERS: dict[str, Callable[..., Array]] = {
 AUTO = "auto"
 
 # Tokens a group up to which one-hot products beat gathers on a TPU: the cost of a product grows
-# with the group, that of a gather does not. An example of ViT has 197 or 257 tokens, the
+# with the group, the cost of a gather does not. An example of ViT has 197 or 257 tokens, the
 # paper's group 3136.
 EINSUM_TOKENS = 512
 

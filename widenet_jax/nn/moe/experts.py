@@ -158,7 +158,7 @@ class Experts(nn.Module):
             held = KernelAndBias((E, inputs, outputs), bias, kernel_init, init.ffn_bias, name=name)
             return held()
 
-        # The fans are those of one expert's kernel: E is a batch axis, not part of a fan.
+        # The fans belong to one expert's kernel: E is a batch axis, not part of a fan.
         wi, wi_bias = dense("wi", D, F, init.kernel(batch_axis=(0,)))
         wo, wo_bias = dense("wo", F, D, init.experts_out(E, F))
         key = self.make_rng("dropout") if drops else None

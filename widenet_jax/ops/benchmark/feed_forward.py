@@ -94,8 +94,8 @@ def feed_forward_row(
         "auto".
       size: of the layer and its input.
       dtype: of the computation.
-      topology: a slice, of which one device counts; None for a measurement.
-      rounds: number of rounds, of which the median counts.
+      topology: a slice; one of its devices counts; None for a measurement.
+      rounds: number of rounds; the median counts.
 
     Returns:
       {method, the fields of `size`, device, ms, guessed, memory_gib, tflops}, see `measure`.

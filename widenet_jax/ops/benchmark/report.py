@@ -9,7 +9,7 @@ from matplotlib.ticker import NullLocator
 from widenet_jax.run.figures import subplots
 from widenet_jax.run.tables import markdown_table
 
-# Columns of sizes, of which the first that varies is the horizontal axis.
+# Columns of sizes; the first that varies is the horizontal axis.
 SIZES = ("embed_dim", "experts", "expert_dim", "selected", "tokens", "length")
 LABELS = {"ms": "ms, forward and backward", "memory_gib": "GiB"}  # of the vertical axes
 

@@ -24,7 +24,7 @@ def train_step_row(name: str, experiment: Experiment, *, rounds: int, steps: int
     Args:
       name: the config's name, for the row.
       experiment: the run.
-      rounds: number of rounds, of which the median counts.
+      rounds: number of rounds; the median counts.
       steps: steps per round.
 
     Returns:

@@ -22,7 +22,7 @@ def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> 
     Args:
       model: `config.model`.
       inputs: shapes of the model's inputs, as `experiment.input_spec` returns them.
-      **model_fields: those of the task, such as num_classes.
+      **model_fields: fields of the task, such as num_classes.
 
     Raises:
       BadInputError: the model, or a part of its blocks, does not count its products.

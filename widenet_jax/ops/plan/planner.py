@@ -29,7 +29,7 @@ class Plan(NamedTuple):
         config, topology, cores, devices: names and sizes.
         unit: what the task calls an example, in the plural.
         batch_size, examples_per_core, steps: of the run.
-        params, params_unrolled: parameters, and those of the same model without sharing.
+        params, params_unrolled: parameters, and parameters of the same model without sharing.
         carry_gib: what a device keeps between steps beside parameters and optimizer, see
           `tasks.Task.carry_spec`; a part of its memory.
         gflops_per_example: of a training step.

@@ -107,7 +107,7 @@ class Topology:
         """Whether Cloud TPU splits the slice among several virtual machines.
 
         One machine has four chips of two cores, or up to eight chips of one core: in both cases up
-        to eight of what the name counts.
+        to eight of the units in the name.
         """
         return int(self.accelerator_type.rpartition("-")[2]) > 8
 

@@ -178,7 +178,7 @@ def huggingface_config(
 
     Args:
       model: a stored `config.model` that has a counterpart.
-      parts: the parameters, of which the first level of names is read.
+      parts: the parameters; the first level of their names is read.
       vocab_size: V.
       **facts: further fields, such as label names and ids of special tokens.
     """

@@ -179,7 +179,7 @@ def same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 def read_image_folder(options: Options) -> Converted:
     """Reads INPUT/SPLIT/CLASS/image files, or INPUT/CLASS/image files, divided by eval_fraction.
 
-    The classes of the folder are those of all splits; only "train" must have every one.
+    The folder has the classes of all splits; only "train" must have every one.
 
     Raises:
       BadInputError: no such directory, no splits, or the training split lacks a class.

@@ -1,7 +1,7 @@
 """Routers: which experts see which token.
 
 A router is a Linen module that owns its projection. `MoeLayer` builds it with the fields
-`num_experts`, `num_selected_experts` and `kernel_init`, with those of the section
+`num_experts`, `num_selected_experts` and `kernel_init`, with the fields of the section
 `config.model.moe.router` but `name`, and with the module name "router". `kernel_init.router()`, of
 `nn.initializers.KernelInit`, initialises the projection. The router is called as
 

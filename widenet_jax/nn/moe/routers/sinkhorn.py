@@ -45,7 +45,7 @@ def sinkhorn_offset(logits: Array, mask: Array) -> Array:
 
     Three times: f_i = -logsumexp_e(z_ie + h_e), h_e = log(n / E) - logsumexp_i(z_ie + f_i), from
     h = 0. The plan exp(z_ie + f_i + h_e) then has columns of sum n/E, and rows of sum nearly 1. A
-    token's experts are those of its largest z + h, since f does not matter in a row. Without
+    token's experts have its largest z + h, since f does not matter in a row. Without
     gradient. [G, S, E] is reduced over the whole batch, which costs an all-reduce of [E] numbers.
     """
     logits, (tokens, real) = jax.lax.stop_gradient(logits), real_tokens(mask, axis=(0, 1))

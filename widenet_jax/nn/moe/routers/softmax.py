@@ -61,8 +61,8 @@ def route_softmax(
 ) -> Routing:
     """Chooses the K largest logits; the gates are softmax probabilities.
 
-    With `renormalized` the probabilities are those of the chosen experts that are kept, and sum to
-    1; otherwise those of all E experts, dropped ones included.
+    With `renormalized` the probabilities cover the chosen experts that are kept, and sum to
+    1; otherwise all E experts, dropped ones included.
     """
     expert_index = choose_experts(logits, num_selected, keep)
     probs = jax.nn.softmax(logits)
