@@ -63,12 +63,6 @@ def test_a_run_that_is_still_writing_and_one_without_records(tmp_path: Path, dra
     assert [steps for _, steps, _ in curves(drawn[0].axes[1])] == [[1, 2], [1, 2], [], []]
 
 
-def test_many_runs_take_more_colours_than_ten(tmp_path: Path, drawn):
-    runs = [write_run(tmp_path / str(i), [0.1, 0.05 * i]) for i in range(12)]
-    draw(runs, tmp_path / "many.png", names=[str(i) for i in range(12)])
-    assert len({colour for colour, *_ in curves(drawn[0].axes[0])}) == 12
-
-
 def test_a_metric_that_only_evaluation_records(tmp_path: Path, drawn):
     """Perplexity, in a run without cross-entropy: the total loss is on the left."""
     records = [{"step": step, "split": "train", "loss": 3.0 - step} for step in (1, 2)]

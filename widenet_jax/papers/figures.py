@@ -233,14 +233,6 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
     return texts
 
 
-def as_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers as the experiment's JSON file holds them."""
-    return {
-        name: one.tolist() if isinstance(one, np.ndarray) else one.as_json()
-        for name, one in found.items()
-    }
-
-
 def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
     """Times every layer of a figure, unless an earlier call did, and keeps the rows in a file.
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from widenet_jax.files import write_json, write_text
@@ -84,7 +85,11 @@ def write(
     elif experiment.statistic:
         found = figures.measure(experiment, scale, measured)
         figures.draw(experiment, found, picture)
-        content = {"by_block": figures.as_json(found)}
+        numbers = {
+            name: one.tolist() if isinstance(one, np.ndarray) else one.as_json()
+            for name, one in found.items()
+        }
+        content = {"by_block": numbers}
         text = figures.markdown(experiment, scale, found)
     else:
         rows = tables.rows_of(experiment, scale, measured)

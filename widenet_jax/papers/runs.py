@@ -39,14 +39,9 @@ class Measured:
         """The seeds that are done or diverged."""
         return [one for one in self.outcomes if one.status in (Status.DONE, Status.DIVERGED)]
 
-    @property
-    def results(self) -> list[dict]:
-        """The result.json of each seed that is done."""
-        return [one.result for one in self.outcomes if one.status == Status.DONE]
-
     def first(self, name: str) -> int | str | None:
         """Returns a value of the first result.json; None before a seed is done."""
-        return self.results[0].get(name) if self.results else None
+        return next((one.result.get(name) for one in self.outcomes if one.result), None)
 
     def values(self, metric: Metric) -> list[float]:
         """The test metric of every seed that ended, as the paper scales it; NaN: diverged."""

@@ -47,10 +47,3 @@ def test_active_units_of_every_byte(tmp_path: Path):
     source, _ = open_source(trained)
     assert active.tokens[0, 100] == active.tokens.sum() == 64 * len(source)
     assert active.mean == [100] and active.width == layer["bias"].size
-
-
-def test_many_experts_are_printed_as_a_range():
-    usage = {"blocks": [3], "load": [[0.02] + [0.98 / 19] * 19], "kind_names": ["digits"]}
-    usage |= {"router_entropy": [1.5], "drop_rate": [0.0], "tokens_if_even": 100}
-    text = analyze.report({"norm_divergence": {}, "expert_usage": usage}, "out")
-    assert "    3  2.00% to 5.16% for 20 experts; 1.500; 0.00%" in text and "digits" not in text

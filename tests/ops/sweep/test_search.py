@@ -50,13 +50,8 @@ def test_spaces():
     assert list(space) == ["a", "model.depth", "seed", "model.dropout"]
     assert ends == [(1e-4, 1.0, True), (1, 3, False), (0.0, 0.5, False)]
     assert space["seed"].choices == ("1", "2")
-
-
-def test_spaces_that_cannot_be():
     for texts, words in (
-        (["seed"], "FIELD=log:LOW:HIGH"),
         (["seed=int:1"], "two numbers, as in int:1:8"),
-        (["a=log:0:1"], "low > 0"),
         (["a=float:0:inf"], "below the second"),
         (["a=1,2", "config.a=3,4"], "a already has a space"),
     ):

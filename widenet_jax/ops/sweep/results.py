@@ -155,16 +155,13 @@ class Results:
             ", ".join(f"{name.split('.')[-1]}={cell(row.get(name))}" for name in self.fields)
             for row in curves
         ]
-        trials = {one.trial.name: one.trial for one in self.outcomes}
-        # Of a single evaluation there is no curve, and training shows more.
-        often = any(len(self.directory.evaluations(trials[row["trial"]])) > 1 for row in curves)
         curves_file, axes_file = (epath.Path(self.directory.path / name) for name in PICTURES)
         draw_learning_curves(
             [epath.Path(row["workdir"]) for row in curves],
             curves_file,
             metric=self.primary_metric.name,
             names=names,
-            splits=("eval",) if often else ("train", "eval"),
+            splits=("eval",),
         )
         if self.fields:
             settings = [outcome.trial.settings for outcome in self.outcomes]
