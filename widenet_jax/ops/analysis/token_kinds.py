@@ -51,8 +51,8 @@ def token_kinds(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, np.ndarra
 def byte_kinds(counts: np.ndarray) -> dict[str, np.ndarray]:
     """Returns for each kind which byte values are of it: {name: bool [256]}.
 
-    Each value is of one kind; the bytes of a character outside ASCII, in UTF-8, are "other". Kinds that
-    do not occur are left out.
+    Each value is of one kind; the bytes of a character outside ASCII, in UTF-8, are "other". Kinds
+    that do not occur are left out.
 
     Args:
       counts: [256], how often each value occurs.
