@@ -160,7 +160,7 @@ class Task(abc.ABC):
         """Returns the model's inputs for a batch as it is, without the noise of training."""
 
     def of_whole_batch(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns arrays [B, ...] that `loss` finds in its batch, beside the arrays of `batch_spec`.
+        """Returns further arrays [B, ...] that `loss` finds in its batch, beside `batch_spec`.
 
         For what depends on the whole batch, such as a number to divide by: under gradient
         accumulation `loss` sees only a part of the batch, and the parts' losses are averaged.

@@ -67,7 +67,7 @@ def test_two_rows_stand_as_in_the_paper_or_not():
 @pytest.mark.parametrize(("gap", "verdict"), [(2.2, "too close to tell"), (2.3, "as in the paper")])
 def test_a_difference_within_the_noise_of_seeds_is_too_close(gap: float, verdict: str):
     """Three seeds at -1, 0, 1 around each mean: s = 1, an error of sqrt(1/3 + 1/3) = 0.8165, and
-    4 degrees of freedom, of which 5% lie beyond t = 2.776: gaps of 2.267 and more are significant.
+    4 degrees of freedom; 5% lie beyond t = 2.776: gaps of 2.267 and more are significant.
     """
     high, low = (row(mean - 1, mean, mean + 1) for mean in (50 + gap, 50.0))
     assert compare(high, low, sign=1) == verdict
@@ -115,7 +115,7 @@ def test_a_table_with_everything_that_can_happen():
     assert cells["without MoE"][2:4] == ["NaN", "41.00 (1 seed); NaN in 1 of 2"]
     assert cells["without sharing"][1:4] == ["", "77.9", "2 failed"]
     # Welch's t of 51 and 54, s = 1.41 each: 3 / 1.41 = 2.12 at 2 degrees of freedom, p = 0.17.
-    assert "Pairs of rows that the paper orders: 1, of which 1 too close to tell." in text
+    assert "Pairs of rows that the paper orders: 1; 1 too close to tell." in text
     assert "Too close to tell: WideNet-B 51.00 against with shared LayerNorm 54.00." in text
     assert "Welch" in text and "single seed" not in text
     assert f"The paper: {EXPERIMENTS['table3'].claim}" in text
@@ -129,7 +129,7 @@ def test_a_single_seed_decides_by_its_sign():
     lines = comparison(table, rows_with(table, *[measured(50.0 - i) for i in range(4)]))
     assert "A single seed has no error bar: there only the sign counts." in lines
     assert lines[1] == (
-        "Pairs of rows that the paper orders: 3, of which 1 as in the paper, 2 the other way round."
+        "Pairs of rows that the paper orders: 3; 1 as in the paper, 2 the other way round."
     )
     first = (
         "The other way round: WideNet-B 50.00 against without sharing 47.00 (paper: 77.5, 77.9);"
@@ -144,7 +144,7 @@ def test_equal_runs_core_days_and_printed_parameters():
         experiment, SMALL, rows_with(experiment, *[measured(50.0 - i) for i in range(4)])
     )
     assert "as G = 3 of 12 blocks" in text
-    assert "Pairs of rows that the paper orders: 2, of which 2 as in the paper." in text
+    assert "Pairs of rows that the paper orders: 2; 2 as in the paper." in text
     table_4, table_5 = EXPERIMENTS["table4"], EXPERIMENTS["table5"]
     rows = rows_with(table_4, *[measured(50.0)] * 5)
     assert [row["paper_core_days"] for row in rows] == [80, 70, 70, 90, 140]
@@ -193,4 +193,4 @@ def test_rows_are_compared_with_one_of_them():
         "S-BASE, K = 4, balanced": "worse by one seed",  # of which the paper has no number
     }
     assert "round: top-K activation 2.100 against dense 2.000 (paper: 1.07, 1.08);" in text
-    assert "Pairs of rows that the paper orders: 2, of which 2 the other way round." in text
+    assert "Pairs of rows that the paper orders: 2; 2 the other way round." in text

@@ -158,7 +158,7 @@ def check_same_tokens(pretrained: Tokenizer, here: Tokenizer, place: str) -> Non
         if there != here.token(index):
             raise BadInputError(
                 f"{place} was trained with another tokenizer: token {index} is "
-                f"{there!r} there and {here.token(index)!r} here; tokenize the data with the tokenizer of "
+                f"{there!r} there and {here.token(index)!r} here; tokenize the data as in "
                 "the model"
             )
 

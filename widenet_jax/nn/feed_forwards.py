@@ -1,6 +1,6 @@
 """The feed-forwards that a block may have, by name.
 
-A feed-forward is a Linen module. Its fields are the fields of the section `config.model.NAME`, and any
+A feed-forward is a Linen module. It has the fields of the section `config.model.NAME`, and any
 of `COMMON`, which have the model's values where the section sets none. `kernel_init` is a
 `KernelInit`. It is called as
 

@@ -23,7 +23,7 @@ class Scheme:
 
     Attributes:
       draw: called with `depth`, the number of blocks; `batch_axis`, the axes over which one stored
-        array holds several kernels; and `fan_in`, None for the fan-in of one such kernel. Returns an
+        array holds several kernels; and `fan_in`, None for the fan-in of one kernel. Returns an
         initialiser.
       ffn_bias: initialiser of both biases of a feed-forward.
       experts_as_one: the output kernels of E experts of width F have the fan E F of the dense layer

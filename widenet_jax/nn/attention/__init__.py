@@ -1,6 +1,6 @@
 """The attention layers, or other token mixers, that a block may have, by name.
 
-Such a layer is a Linen module. Its fields are the fields of the section `config.model.attention` beside
+Such a layer is a Linen module. It has the fields of the section `config.model.attention` beside
 `name`, and any of `feed_forwards.COMMON`, which have the model's values where the section sets
 none. `kernel_init` is a `KernelInit`. It is called as
 
@@ -8,7 +8,7 @@ none. `kernel_init` is a `KernelInit`. It is called as
       x          [B, T, D] tokens
       train      True in training
       mask       [B, T] bool, True for real tokens; None: all are real
-      segment_ids  [B, T] int32: tokens see tokens of their own number only; None: all of the example
+      segment_ids  [B, T] int32: tokens see only their own number; None: all of the example
 
 or, where the class attribute `needs_memory` is True, as
 

@@ -42,7 +42,7 @@ def sinusoids(count: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class DistanceBasis:
-    """The sinusoids of R / 2 frequencies that replace the sinusoids of D / 2 frequencies over S distances.
+    """Sinusoids of R / 2 frequencies, which replace the D / 2 frequencies over S distances.
 
     Attributes:
       waves: [S, R] float32; row d has R / 2 cosines and then R / 2 sines of the angles of d, which
