@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from configs.variants import IMAGES, LANGUAGE, TEXTS, Kind, model_section, parse
+from configs.variants import IMAGES, LANGUAGE, TEXTS, model_section, parse
 from widenet_jax.errors import BadInputError
 
 
@@ -23,15 +23,11 @@ def test_names_and_options():
 
 NO_EFFECT = [
     (IMAGES, "vit_b,experts=8", "experts has no effect on vit_b with ffn=dense; remove it"),
-    (IMAGES, "vit_b,ffn_blocks=last_1", "ffn_blocks has no effect on vit_b"),
     (IMAGES, "vit_b,num_active=8", "with ffn=dense; remove it, or add ffn=top_k"),
     (IMAGES, "widenet_b,ffn=product_key,selected=2", "selected has no effect"),
     (IMAGES, "widenet_b,moe=false,examples_per_group=8", "examples_per_group has no effect"),
-    (TEXTS, "bert,selected=1", "selected has no effect on bert with ffn=dense"),
     (LANGUAGE, "wt_s,ffn=moe,num_active=8", "num_active has no effect on wt_s with ffn=moe"),
-    (LANGUAGE, "wt_s,ffn=product_key,mlp_dim=8", "mlp_dim has no effect"),
     (LANGUAGE, "wt_s,preset=switch,entropy=0.1", "entropy has no effect on router=switch"),
-    (LANGUAGE, "wt_s,preset=switch,entropy_of=chosen", "entropy_of has no effect"),
     (LANGUAGE, "wt_s,ffn=moe,router=hierarchical,expert_dropout=0.1", "expert_dropout has no"),
     (LANGUAGE, "byte_s,preset=switch_no_dropout", "hidden_dropout of preset=switch_no_dropout has"),
     (LANGUAGE, "wt_s,ffn=moe,hidden_dropout=true,dropout=0.0", "without dropout; give dropout=0.1"),
@@ -47,24 +43,19 @@ OTHERS = [
     (IMAGES, "widenet_b,share_norms=1", "needs true or false"),
     (IMAGES, "widenet_b,preset=mine", "choose one of paper, authors_code"),
     (IMAGES, "widenet_b,router=sigmod", "choose one of top_k, softmax"),
-    (
-        IMAGES,
-        "widenet_b,ffn=topk",
-        "one of dense, moe, top_k, product_key; did you mean ffn=top_k?",
-    ),
+    (IMAGES, "widenet_b,ffn=topk", "moe, top_k, product_key; did you mean ffn=top_k?"),
     (IMAGES, "widenet_b,moe=false,ffn=top_k", "give option moe or ffn, not both"),
     (TEXTS, "albert,ffn=moe", "albert has no experts; widenet_4, for instance, has"),
-    (LANGUAGE, "wt_s,preset=sigma", "; did you mean preset=sigma_moe?"),
     (LANGUAGE, "wt_s,preset=sigma_moe,ffn=dense", "preset=sigma_moe has ffn=moe; remove it"),
     (LANGUAGE, "wt_s,mlp_dim=8,parameter_matched=true", "is what parameter_matched=true solves"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "text", "message"), NO_EFFECT + OTHERS)
-def test_mistakes(kind: Kind, text: str, message: str):
-    with pytest.raises(BadInputError) as caught:
-        parse(text, kind)
-    assert message in str(caught.value)
+def test_mistakes():
+    for kind, text, message in NO_EFFECT + OTHERS:
+        with pytest.raises(BadInputError) as caught:
+            parse(text, kind)
+        assert message in str(caught.value)
 
 
 def test_a_model_of_any_kind():

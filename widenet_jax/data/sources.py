@@ -221,22 +221,19 @@ def overview(splits: Sequence[tuple[str, Source]], unit: str) -> str:
     Such as "train: 220 images, 5 classes; val: 60 images; 60 files left out (.heic 60)" or
     "train: 6,513 sequences of mine.txt; valid: 361 sequences".
     """
-    told, split_advice, left_out = [], "", Counter()
+    lines, advice, left_out = [], "", Counter()
     for name, source in splits:
         text = f"{name}: {len(source):,} {unit}"
-        if isinstance(source, Stream) and not told:
+        if isinstance(source, Stream) and not lines:
             text += f" of {source.text}"
         if isinstance(source, LabelledImages):
-            text += f", {len(source.class_names):,} classes" if not told else ""
+            text += f", {len(source.class_names):,} classes" if not lines else ""
             text += f", none of {names_text(source.missing)}" if source.missing else ""
             left_out.update(source.left_out)
-            split_advice = split_advice or source.split_advice
-        told.append(text)
-    if left_out:
-        told.append(left_out_text(left_out))
-    if split_advice:
-        told.append(split_advice)
-    return "; ".join(told)
+            advice = advice or source.split_advice
+        lines.append(text)
+    lines += [left_out_text(left_out) if left_out else "", advice]
+    return "; ".join(filter(None, lines))
 
 
 def examples_an_epoch(train: Source, config: Any) -> int:

@@ -231,21 +231,18 @@ def token_file_name(split: str) -> str:
     return f"{split}.tokens"
 
 
-def window_transform(example: Example, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def window_transform(example: Example, _: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns the arrays of one window; draws nothing."""
-    del rng
     return {name: np.asarray(example[name]) for name in ("tokens", "fresh")}
 
 
-def window_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
-    """Returns the transform of training and of evaluation."""
-    del config, info
+def window_transforms(*_: Any) -> tuple[Transform, Transform]:
+    """Returns the transform of training and of evaluation, the same for all configs."""
     return window_transform, window_transform
 
 
-def open_token_stream(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> TokenStream:
+def open_token_stream(data: Mapping[str, Any], split: str, _: Mapping[str, Any]) -> TokenStream:
     """Opens a split of a stream, or of the embedded novel as bytes; see `specs.SourceSpec`."""
-    del info
     if not data.get("path"):
         return open_plain(str(TEXT), split, data["max_length"], NOVEL)
     return open_stream(path_of(data), split, data["max_length"])
@@ -258,8 +255,7 @@ def open_tiny_pieces(data: Mapping[str, Any], split: str, _: Mapping[str, Any]) 
     return TokenStream(tokens, counts, info, data["max_length"], NOVEL, split)
 
 
-def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+def example_of(config: Any, _: Any) -> dict[str, ArraySpec]:
     """Returns the arrays of one example; see `specs.TaskSpec`."""
-    del params
     tokens = ArraySpec((config.data.max_length + 1,), "int32")
     return {"tokens": tokens, "fresh": ArraySpec((), "bool")}
