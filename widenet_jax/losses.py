@@ -1,12 +1,23 @@
 """Cross-entropies, in float32 whatever the model's dtype; loss and metrics of classifiers."""
 
+import abc
 from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.task import Evaluation, Metrics, layer_losses, layer_sums
+from widenet_jax.data.contract import Source
+from widenet_jax.task import (
+    Apply,
+    Evaluation,
+    Metrics,
+    PrimaryMetric,
+    Task,
+    add_layer_losses,
+    layer_sums,
+)
 from widenet_jax.typing import Array, Aux
 
 
@@ -55,7 +66,37 @@ def label_cross_entropy(logits: Array, labels: Array) -> Array:
     return jax.nn.logsumexp(logits, axis=-1) - label_logit
 
 
-# --- What tasks with one label an example share, of images or of texts
+class LabelTask(Task):
+    """Base of tasks with one label an example, of images or of texts.
+
+    A subclass gives `inputs`, `loss` and the cross-entropy of evaluation.
+    """
+
+    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("accuracy")
+
+    @abc.abstractmethod
+    def cross_entropy(self, logits: Array, labels: Array) -> Array:
+        """Returns the cross-entropy of each example: logits [B, V], labels [B] to [B]."""
+
+    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
+        logits, aux = apply(self.inputs(batch), None)
+        cross_entropy, mask = self.cross_entropy(logits, batch["label"]), batch["mask"]
+        sums = {
+            "cross_entropy": jnp.where(mask, cross_entropy, 0.0).sum(),
+            "correct": ((logits.argmax(-1) == batch["label"]) & mask).sum(dtype=jnp.int32),
+            self.unit: mask.sum(dtype=jnp.int32),
+        }
+        return Evaluation(sums=sums, layer_sums=layer_sums(aux))
+
+    def summarize(
+        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
+    ) -> dict[str, float]:
+        del rows, source
+        return {
+            "accuracy": float(sums["correct"] / sums[self.unit]),
+            "cross_entropy": float(sums["cross_entropy"] / sums[self.unit]),
+            self.unit: int(sums[self.unit]),
+        }
 
 
 def batch_loss(cross_entropy: Array, right: Array, aux: Aux) -> tuple[Array, Metrics]:
@@ -66,37 +107,5 @@ def batch_loss(cross_entropy: Array, right: Array, aux: Aux) -> tuple[Array, Met
       right: [B] bool, which examples the model classifies as labelled.
       aux: of the model; the feed-forwards' own losses are added (eq. 8).
     """
-    of_layers, each = layer_losses(aux)
-    loss = cross_entropy + of_layers
-    means = {"cross_entropy": cross_entropy, "accuracy": right.mean(), **each, "loss": loss}
-    return loss, Metrics(means=means, layer_sums=layer_sums(aux))
-
-
-def batch_sums(
-    cross_entropy: Array, logits: Array, batch: Mapping[str, Array], aux: Aux, *, unit: str
-) -> Evaluation:
-    """Returns the sums over the real examples of an evaluation batch.
-
-    Args:
-      cross_entropy: [B].
-      logits: [B, V].
-      batch: label [B] int32 and mask [B] bool.
-      aux: of the model.
-      unit: what an example is called.
-    """
-    mask = batch["mask"]
-    sums = {
-        "cross_entropy": jnp.where(mask, cross_entropy, 0.0).sum(),
-        "correct": ((logits.argmax(-1) == batch["label"]) & mask).sum(dtype=jnp.int32),
-        unit: mask.sum(dtype=jnp.int32),
-    }
-    return Evaluation(sums=sums, layer_sums=layer_sums(aux))
-
-
-def split_metrics(sums: Mapping[str, np.ndarray], *, unit: str) -> dict[str, float]:
-    """Returns the metrics of a split from its `batch_sums`, added up."""
-    return {
-        "accuracy": float(sums["correct"] / sums[unit]),
-        "cross_entropy": float(sums["cross_entropy"] / sums[unit]),
-        unit: int(sums[unit]),
-    }
+    means = {"cross_entropy": cross_entropy, "accuracy": right.mean()}
+    return add_layer_losses(cross_entropy, means, aux)

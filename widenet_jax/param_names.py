@@ -5,10 +5,11 @@ static, so everything here may run while `jit` traces.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.typing import PyTree
@@ -106,3 +107,41 @@ def trust_ratio_unit_axes(path: str, ndim: int) -> tuple[int, ...]:
     if ndim != rank or ndim < 1:
         raise ValueError(f"{path} has {ndim} axes, its path promises {rank}")
     return (0,)
+
+
+# --- PyTorch's parameters: the names of a module's, and their axes
+
+
+def torch_names(modules: Mapping[str, str]) -> dict[str, str]:
+    """Returns our path for the `weight` and `bias` of each module, given our name of the module."""
+    names = {}
+    for theirs, ours in modules.items():
+        kernel = "scale" if "norm" in ours.rpartition("/")[2] else "kernel"
+        names |= {f"{theirs}.weight": f"{ours}/{kernel}", f"{theirs}.bias": f"{ours}/bias"}
+    return names
+
+
+def from_torch(
+    arrays: Mapping[str, np.ndarray], names: Mapping[str, str], *, source: str, kind: str
+) -> dict[str, np.ndarray]:
+    """Returns arrays by our paths.
+
+    Linear layers [out, in] become [in, out], and convolutions [out, in, height, width] become
+    [height, width, in, out].
+
+    Args:
+      arrays: by PyTorch's names.
+      names: our path for each name.
+      source: the file, for messages.
+      kind: the model that `names` describe, for messages.
+
+    Raises:
+      BadInputError: `names` lacks a name.
+    """
+    if odd := [name for name in arrays if name not in names]:
+        raise BadInputError(f"{source}: {odd[0]} has no place in a {kind}; is this another model?")
+    ours = {names[name]: array for name, array in arrays.items()}
+    return {
+        path: np.moveaxis(array, (0, 1), (-1, -2)) if path.endswith("/kernel") else array
+        for path, array in ours.items()
+    }

@@ -119,19 +119,33 @@ class CardSpec:
     arrays: str = ""
 
 
+class Flag(NamedTuple):
+    """An option of `scripts/predict.py`.
+
+    Attributes:
+      help: what it is for.
+      metavar: what stands for its value.
+      kind: a key of `cli.predict.KINDS`.
+    """
+
+    help: str
+    metavar: str = "TEXT"
+    kind: str = "text"
+
+
 @dataclass(frozen=True)
 class PredictSpec:
     """How `scripts/predict.py` predicts.
 
     Attributes:
       form: what the user gives, for messages: "--text=TEXT".
-      flags: options of `add_argument` by name; the first flag is the one that must be given. Tasks
-        may share flags. A name without dashes in front stands for positional words.
+      flags: by name; the first flag is the one that must be given. Tasks may share flags. A name
+        without dashes in front stands for positional words.
       run: (options, trained) -> `trained.Predictions`.
     """
 
     form: str
-    flags: Mapping[str, Mapping[str, Any]]
+    flags: Mapping[str, Flag]
     run: Named
 
     @property

@@ -189,14 +189,22 @@ class Task(abc.ABC):
         """
 
 
-def layer_losses(aux: Aux) -> tuple[Array | float, NamedArrays]:
-    """Returns the weighted sum of the losses of the blocks' parts, and each loss for the log.
+def add_layer_losses(
+    loss: Array, means: NamedArrays, aux: Aux, carry: NamedArrays | None = None
+) -> tuple[Array, Metrics]:
+    """Returns what `Task.loss` returns: the task's own loss plus the losses of the blocks' parts.
 
-    `aux` of a model has a leading axis of operations; the total is their sum (eq. 8).
+    Args:
+      loss: scalar, of the task alone.
+      means: metrics of the batch.
+      aux: of the model, with a leading axis of operations; the total is their sum (eq. 8).
+      carry: the state for the next step.
     """
-    if not aux:
-        return 0.0, {}
-    return aux["loss"].sum(), {f"{name}_loss": value for name, value in aux["losses"].items()}
+    each = {}
+    if aux:
+        each = {f"{name}_loss": value for name, value in aux["losses"].items()}
+        loss += aux["loss"].sum()
+    return loss, Metrics({**means, **each, "loss": loss}, layer_sums(aux), carry or {})
 
 
 def layer_sums(aux: Aux) -> Aux:

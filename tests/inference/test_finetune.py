@@ -32,26 +32,18 @@ def test_shrinking_by_hand():
     np.testing.assert_allclose(resized.reshape(2, 2), [[2.5, 4.5], [10.5, 12.5]])
 
 
-@pytest.mark.parametrize("side", [1, 5, 7, 14])
-def test_a_constant_stays_constant(side: int):
-    constant = np.full((1, 49, 600), 1.5, np.float32)  # more channels than an image may have
-    resized = resize_positions(constant, side * side, cls_token=False)
-    np.testing.assert_array_equal(resized, np.full((1, side * side, 600), 1.5, np.float32))
-
-
-def test_channels_do_not_mix():
-    grid = np.random.default_rng(0).normal(size=(1, 9, 5)).astype(np.float32)
+def test_channels_and_the_cls_row_keep_apart():
+    """Of more channels than an image may have, each is resized by itself; a constant stays."""
+    grid = np.random.default_rng(0).normal(size=(1, 9, 600)).astype(np.float32)
+    grid[..., 0] = 1.5
     whole = resize_positions(grid, 16, cls_token=False)
-    for d in range(5):
+    np.testing.assert_array_equal(whole[..., 0], np.full((1, 16), 1.5))
+    for d in (3, 599):
         alone = resize_positions(grid[..., d : d + 1], 16, cls_token=False)
         np.testing.assert_array_equal(whole[..., d : d + 1], alone)
-
-
-def test_the_cls_row_is_kept():
     position = np.concatenate([positions([99]), positions([[0, 4], [8, 12]])], axis=1)
     resized = resize_positions(position, 17, cls_token=True)
-    assert resized.shape == (1, 17, 1)
-    assert resized[0, 0, 0] == 99
+    assert resized.shape == (1, 17, 1) and resized[0, 0, 0] == 99
     without = resize_positions(position[:, 1:], 16, cls_token=False)
     np.testing.assert_array_equal(resized[:, 1:], without)
 
@@ -76,28 +68,25 @@ MODEL = MappingProxyType({"name": "vision_transformer", "cls_token": "none"})
 TO_PRETRAINED = MappingProxyType({"model": MODEL, "source": "runs/pretrained"})
 
 
-def test_the_backbone_is_copied_and_the_head_is_not():
+def test_the_backbone_is_copied_and_the_head_where_the_classes_are_the_same():
     pretrained = params(1.0, classes=7) | {"pre_logits": {"kernel": np.ones((2, 2))}}
-    new, told = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
-    assert told == (
+    new, note = finetune_params(params(0.0, tokens=16), pretrained, **TO_PRETRAINED)
+    fitted = "fitted: position/position_embedding 1x4x2 -> 1x16x2"
+    assert note == (
         "taken from runs/pretrained: embed, encoder, position; new: head; not used: head, "
-        "pre_logits; fitted: position/position_embedding 1x4x2 -> 1x16x2"
+        f"pre_logits; {fitted}"
     )
-    expected = params(1.0, tokens=16) | {"head": params(0.0)["head"]}
-    assert new.keys() == expected.keys()  # no representation
-    for section, leaves in expected.items():
-        np.testing.assert_equal(new[section], leaves)
-
-
-def test_the_head_is_kept_where_the_classes_are_the_same():
-    new, told = finetune_params(
-        params(0.0, tokens=16), params(1.0), **TO_PRETRAINED, same_classes=True
-    )
+    np.testing.assert_equal(new, params(1.0, tokens=16) | {"head": params(0.0)["head"]})
+    fresh = params(0.0, tokens=16)
+    new, note = finetune_params(fresh, params(1.0), **TO_PRETRAINED, same_classes=True)
     np.testing.assert_equal(new, params(1.0, tokens=16))
-    assert told == (
-        "taken from runs/pretrained: embed, encoder, position, head; new: nothing; fitted: "
-        "position/position_embedding 1x4x2 -> 1x16x2; the classes are the same: the head is kept"
+    assert note == (
+        f"taken from runs/pretrained: embed, encoder, position, head; new: nothing; {fitted}; "
+        "the classes are the same: the head is kept"
     )
+    line = params(1.0, tokens=6)  # a grid that is not square is copied, not resized
+    new, _ = finetune_params(params(0.0, tokens=6), line, **TO_PRETRAINED)
+    np.testing.assert_equal(new["position"], line["position"])
 
 
 @pytest.mark.parametrize("extra_here", [True, False])
@@ -105,9 +94,9 @@ def test_a_head_of_other_inputs_is_new(extra_here: bool):
     """The head of the same shape saw the outputs of the representation layer."""
     fresh, pretrained = params(0.0), params(1.0)
     (fresh if extra_here else pretrained)["pre_logits"] = {"kernel": np.ones((2, 2))}
-    new, told = finetune_params(fresh, pretrained, **TO_PRETRAINED, same_classes=True)
+    new, note = finetune_params(fresh, pretrained, **TO_PRETRAINED, same_classes=True)
     np.testing.assert_equal(new["head"], params(0.0)["head"])
-    assert new["embed"]["kernel"].all() and "new: head" in told and "is kept" not in told
+    assert new["embed"]["kernel"].all() and "new: head" in note and "is kept" not in note
 
 
 def test_a_text_classifier_is_kept_and_a_span_is_not():
@@ -120,33 +109,20 @@ def test_a_text_classifier_is_kept_and_a_span_is_not():
     assert new["classifier"]["kernel"].all() and not new["span"]["kernel"].any()
 
 
-def test_positions_of_the_same_length_are_copied():
-    """Even if the grid is not square."""
-    fresh, pretrained = params(0.0, tokens=6), params(1.0, tokens=6)
-    new, _ = finetune_params(fresh, pretrained, **TO_PRETRAINED)
-    np.testing.assert_equal(new["position"], pretrained["position"])
-
-
-def test_another_width_names_the_first_parameter():
+@pytest.mark.parametrize("extra_here", [True, False])
+def test_another_model_names_the_first_parameter(extra_here: bool):
     with pytest.raises(BadInputError) as caught:
         finetune_params(params(0.0), params(1.0, embed_dim=5), **TO_PRETRAINED)
     assert str(caught.value) == (
         "config.init_from=runs/pretrained holds another model: embed/kernel is [3, 5] there and "
         "[3, 2] here; finetune with the config.model it was trained with"
     )
-
-
-@pytest.mark.parametrize("extra_here", [True, False])
-def test_another_tree_names_the_first_parameter(extra_here: bool):
     fresh, pretrained = params(0.0), params(1.0)
     (fresh if extra_here else pretrained)["encoder"] |= {
-        "block_01": {"scale": np.ones(2)},
-        "block_02": {"scale": np.ones(2)},
+        f"block_0{i}": {"scale": np.ones(2)} for i in (1, 2)
     }
-    with pytest.raises(BadInputError) as caught:
+    with pytest.raises(BadInputError, match="encoder/block_01/scale is in only one of the two;"):
         finetune_params(fresh, pretrained, **TO_PRETRAINED)
-    text = str(caught.value)
-    assert "encoder/block_01/scale is in only one of the two" in text and "\n" not in text
 
 
 def text_params(value: float, *, positions: int = 8, vocab_size: int = 5, **parts: dict) -> dict:
@@ -165,9 +141,9 @@ def test_a_text_model_keeps_its_pooler_and_gets_a_new_head():
         1.0, pooler=dict(POOLER), mlm=mlm, classifier={"kernel": np.ones((2, 3))}
     )
     fresh = text_params(0.0, pooler={"kernel": np.zeros((2, 2))}, classifier=head)
-    new, told = finetune_params(fresh, pretrained, **TO_TEXT)
+    new, note = finetune_params(fresh, pretrained, **TO_TEXT)
     np.testing.assert_equal(new, text_params(1.0, pooler=dict(POOLER), classifier=head))
-    assert told == (
+    assert note == (
         "taken from runs/text: embeddings, encoder, pooler; new: classifier; not used: classifier, "
         "mlm"
     )
@@ -178,8 +154,8 @@ def test_what_the_stored_text_model_lacks_is_new():
     zeros = {"kernel": np.zeros((2, 2))}
     fresh = text_params(0.0, pooler=zeros, order=zeros, mlm={"bias": np.zeros(5)})
     pretrained = text_params(1.0, mlm={"bias": np.ones(5)})
-    new, told = finetune_params(fresh, pretrained, **TO_TEXT)
-    assert told == "taken from runs/text: embeddings, encoder, mlm; new: order, pooler"
+    new, note = finetune_params(fresh, pretrained, **TO_TEXT)
+    assert note == "taken from runs/text: embeddings, encoder, mlm; new: order, pooler"
     assert new["mlm"]["bias"].all() and not new["pooler"]["kernel"].any()
     backbone = partial(is_frozen, freeze="backbone")
     with pytest.raises(
@@ -199,9 +175,7 @@ def test_shorter_inputs_take_the_first_positions():
     new, _ = finetune_params(text_params(0.0, positions=2, vocab_size=3), pretrained, **TO_TEXT)
     np.testing.assert_array_equal(new["embeddings"]["position"], [[0, 1], [2, 3]])
     assert new["embeddings"]["token"].shape == (3, 2)
-
-
-@pytest.mark.parametrize("field", ["positions", "vocab_size"])
-def test_more_rows_than_the_stored_table_has(field: str):
-    with pytest.raises(BadInputError, match=r"embeddings/\w+ is \[4, 2\] there and \[9, 2\] here"):
-        finetune_params(text_params(0.0, **{field: 9}), text_params(1.0, **{field: 4}), **TO_TEXT)
+    for field in ("positions", "vocab_size"):  # a larger table here
+        fresh, pretrained = (text_params(0.0, **{field: rows}) for rows in (9, 4))
+        with pytest.raises(BadInputError, match=r"/\w+ is \[4, 2\] there and \[9, 2\] here"):
+            finetune_params(fresh, pretrained, **TO_TEXT)

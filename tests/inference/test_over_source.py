@@ -15,27 +15,20 @@ def named(*class_names: str) -> Subset:
 
 
 def test_classes_are_matched_by_name():
-    """The source has fewer classes, in another order."""
+    """The source has fewer classes, in another order; one that the model lacks is named."""
     source = with_classes(named("ship", "cat"), ("bird", "cat", "dog", "ship"), place="runs/x")
     np.testing.assert_array_equal(source.labels, [3, 1])
-
-
-def test_a_class_the_model_does_not_know():
     with pytest.raises(BadInputError) as caught:
         with_classes(named("cat", "zebra", "yak"), ("bird", "cat"), place="runs/x")
     assert str(caught.value) == (
         "class 'zebra' of the data (2 such of 3) is none of the 2 that runs/x knows (bird, cat); "
         "classes are matched by name: rename them, or finetune on this data"
     )
-
-
-def test_labels_are_the_models():
     source = relabelled(Digits("test"), ["a"] * 10, range(9, -1, -1))
     assert len(source) == 360 and source.describe(3) == "digits test image 3"
-    for i in range(5):
-        theirs = Digits("test")[i]
-        assert source[i]["label"] == 9 - theirs["label"]
-        np.testing.assert_array_equal(source[i]["image"], theirs["image"])
+    theirs = Digits("test")[4]
+    assert source[4]["label"] == 9 - theirs["label"]
+    np.testing.assert_array_equal(source[4]["image"], theirs["image"])
 
 
 def test_images_of_other_channels(digits_run, tmp_path):

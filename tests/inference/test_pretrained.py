@@ -7,21 +7,19 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from etils import epath
 from inference import reference_vit as reference
 from inference.ours import our_vit
 
 from configs.variants import model_section
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import write_exported
 from widenet_jax.inference.finetune import finetune_params
 from widenet_jax.inference.pretrained import differing_fields, load_pretrained
-from widenet_jax.inference.trained import read_model
 from widenet_jax.nn.build import parameter_shapes
 
 FULL = {"name": "full", "head_dim": 0}  # attention of N heads of size D / N
 DIGITS_HEADS = {"attention": FULL | {"num_heads": 4}}
+DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 HEAD = {"head": {"kernel": np.ones((2, 3))}}
 
 
@@ -29,8 +27,7 @@ def load(place: Path, **fields: object) -> dict:
     """Loads for a run whose `config.model` has these fields, by default those of `reference`."""
     attention = FULL | {"num_heads": reference.N}
     model = model_section("vit_tiny") | {"attention": attention} | fields
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return load_pretrained(str(place), device, model=model, info={}).params
+    return load_pretrained(str(place), DEVICE, model=model, info={}).params
 
 
 def write_huggingface(place: Path, vit: reference.Vit, **facts: object) -> None:
@@ -45,28 +42,18 @@ def write_huggingface(place: Path, vit: reference.Vit, **facts: object) -> None:
     (place / "config.json").write_text(json.dumps(reference.huggingface_config(**facts)))
 
 
-def test_a_run_and_its_export_are_the_same(digits_run, tmp_path):
-    write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
-    run, export = (load(place, **DIGITS_HEADS) for place in (digits_run, tmp_path / "e"))
+def test_a_run_and_its_export_are_the_same(digits_run, digits_export):
+    """Parameters and classes: a head of other classes, or of classes without names, is new."""
+    run, export = (load(place, **DIGITS_HEADS) for place in (digits_run, digits_export))
     assert params_sha256(run) == params_sha256(export)
-
-
-@pytest.mark.parametrize("exported", [True, False])
-def test_the_classes_are_compared(exported: bool, digits_run, tmp_path):
-    """By name and order: a head of other classes, or of classes without names, does not fit."""
-    place = tmp_path / "e" if exported else digits_run
-    if exported:
-        write_exported(epath.Path(place), read_model(str(digits_run)), file_format="npz")
-    model = model_section("vit_tiny") | DIGITS_HEADS
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    names = list("0123456789")
-    for info, same in (
-        ({"class_names": names}, True),
-        ({"class_names": names[::-1]}, False),
-        ({"class_names": names[:9]}, False),
-        ({}, False),
+    model, names = model_section("vit_tiny") | DIGITS_HEADS, list("0123456789")
+    for place, same, info in (
+        (digits_run, True, {"class_names": names}),
+        (digits_export, True, {"class_names": names}),
+        (digits_export, False, {"class_names": names[::-1]}),
+        (digits_run, False, {}),
     ):
-        found = load_pretrained(str(place), device, model=model, info=info)
+        found = load_pretrained(str(place), DEVICE, model=model, info=info)
         assert found.same_classes == same, info
 
 
@@ -83,15 +70,15 @@ def test_the_normalisation_of_pixels_beside_the_weights_is_folded_in(tmp_path):
     """mean 0 and std 0.5: z = 2 u = x + 1, so that the bias grows by the sum of the kernel."""
     vit = reference.random_vit()
     write_huggingface(tmp_path / "hf", vit)
-    told = {"do_normalize": True, "image_mean": [0.0] * 3, "image_std": [0.5] * 3}
-    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(told))
+    pixels = {"do_normalize": True, "image_mean": [0.0] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(pixels))
     projection = load(tmp_path / "hf")["embed"]["projection"]
     kernel, bias = vit.outside["patch_kernel"], vit.outside["patch_bias"]
     np.testing.assert_allclose(projection["kernel"], kernel)
     np.testing.assert_allclose(projection["bias"], bias + kernel.sum((0, 1, 2)), atol=1e-5)
 
 
-def test_another_function_is_refused_with_the_flags_to_add(tmp_path):
+def test_another_function_is_refused_with_the_flags_to_add(digits_export, tmp_path):
     """The shapes are the same, so nothing else would notice."""
     write_huggingface(
         tmp_path / "hf", reference.random_vit(), hidden_act="gelu", layer_norm_eps=1e-12
@@ -105,15 +92,8 @@ def test_another_function_is_refused_with_the_flags_to_add(tmp_path):
         "--config.model.activation=gelu"
     )
     load(tmp_path / "hf", norm_epsilon=1e-12, activation="gelu")
-
-
-@pytest.mark.parametrize("exported", [True, False])
-def test_a_run_of_another_function_is_refused(exported: bool, digits_run, tmp_path):
-    if exported:
-        write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
     with pytest.raises(BadInputError, match=r"; add --config\.model\.attention\.num_heads=4$"):
-        other = {"attention": FULL | {"num_heads": 8}}
-        load(tmp_path / "e" if exported else digits_run, **other)
+        load(digits_export, attention=FULL | {"num_heads": 8})
 
 
 def test_what_is_computed_otherwise_is_told():
@@ -136,13 +116,6 @@ def test_what_is_computed_otherwise_is_told():
         differing_fields(stored, here, "runs/a")
 
 
-def test_huggingface_weights_without_their_config(tmp_path):
-    write_huggingface(tmp_path / "hf", reference.random_vit())
-    (tmp_path / "hf" / "config.json").unlink()
-    with pytest.raises(BadInputError, match=r"config\.json is missing beside the weights"):
-        load(tmp_path / "hf")
-
-
 def test_public_weights_into_a_new_model_at_another_size(tmp_path):
     """The backbone is taken, positions grow to 4x4 and keep the CLS row, the head is new."""
     vit = reference.random_vit(pre_logits=True)
@@ -162,12 +135,14 @@ def test_public_weights_into_a_new_model_at_another_size(tmp_path):
     )
 
 
-def test_a_file_of_another_architecture(tmp_path):
+def test_what_is_no_model(tmp_path):
+    write_huggingface(tmp_path / "hf", reference.random_vit())
+    (tmp_path / "hf" / "config.json").unlink()
     np.savez(tmp_path / "resnet.npz", **{"conv1.weight": np.ones(3)})
-    with pytest.raises(BadInputError, match="neither Google's ViT nor a ViT, BERT or ALBERT of"):
-        load(tmp_path / "resnet.npz")
-
-
-def test_nothing_there(tmp_path):
-    with pytest.raises(BadInputError, match="no finished checkpoint there"):
-        load(tmp_path)
+    for name, message in (
+        ("hf", r"config\.json is missing beside the weights"),
+        ("resnet.npz", "neither Google's ViT nor a ViT, BERT or ALBERT of"),
+        ("", "no finished checkpoint there"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            load(tmp_path / name)

@@ -5,16 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from etils import epath
 from inference import reference_bert as reference
 from ml_collections import ConfigDict
 
 from configs import defaults, finetune, glue
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import write_exported
-from widenet_jax.inference.pretrained_config import merged, pretrained_sections, set_fields
-from widenet_jax.inference.trained import read_model
+from widenet_jax.inference.pretrained_config import merged, set_fields
 from widenet_jax.main import parse_flags
 from widenet_jax.text.weights import huggingface_config
 
@@ -34,27 +31,23 @@ def config(**beside: object) -> ConfigDict:
     return defaults.get_config({"name": "pretrained", **beside}, "text_classification")
 
 
-def test_the_whole_section_is_taken(tmp_path):
-    made = config()
-    set_fields(made, [f"--config.init_from={run(tmp_path / 'run', WIDENET)}"])
-    assert made.model.to_dict() == WIDENET
+def test_the_whole_section_is_taken_and_may_be_overridden(tmp_path):
+    """Fields beside the name override it. Flags come last, and may set any field of the model."""
+    flags = [f"--config.init_from={run(tmp_path / 'run', WIDENET)}"]
+    whole = set_fields(config(), flags)
+    assert whole.model.to_dict() == WIDENET
     with pytest.raises(AttributeError):  # the config is locked, as any other
-        made.model.other = 1
-
-
-def test_fields_beside_the_name_and_flags_override_it(tmp_path):
-    """Flags come last, and may set any field of the pretrained model."""
+        whole.model.other = 1
     moe = {"capacity_factor": 1.5, "losses": {"load_balance": 0.0}}
-    made = config(dropout=0.25, dtype="bfloat16", moe=moe)
-    place = run(tmp_path / "run", WIDENET)
-    flags = [f"--config.init_from={place}", "--config.model.dropout=0.5", "--config.seed=3",
-             "--config.model.remat=block"]  # fmt: skip
-    set_fields(made, flags)
+    changed = config(dropout=0.25, dtype="bfloat16", moe=moe)
+    set_fields(changed, [*flags, "--config.model.dropout=0.5", "--config.model.remat=block"])
     expected = json.loads(json.dumps(WIDENET))
     expected |= {"dropout": 0.5, "dtype": "bfloat16", "remat": "block"}
     expected["moe"]["capacity_factor"] = 1.5
     expected["moe"]["losses"]["load_balance"] = 0.0
-    assert made.model.to_dict() == expected and made.seed == 3
+    assert changed.model.to_dict() == expected
+    other = defaults.get_config(dict(ALBERT), "text_classification")  # names its model
+    assert set_fields(other, ["--config.seed=5"]).model.to_dict() == ALBERT
 
 
 @pytest.mark.parametrize("router", ["top_k", "noisy_top_k", "sigmoid"])
@@ -90,25 +83,15 @@ def test_photos_have_the_size_of_the_stored_model_and_its_learning_rate(tmp_path
         assert found(flag, workdir=str(place)) == (pixels, 7.0)
 
 
-def test_a_section_that_the_stored_model_lacks_has_no_effect(tmp_path):
-    made = config(moe={"capacity_factor": 1.5})
-    place = run(tmp_path / "run", ALBERT)
-    set_fields(made, [f"--config.init_from={place}"])
-    assert made.model.to_dict() == ALBERT
-    told = "config.model.moe is empty in this config"
-    with pytest.raises(BadInputError, match=told):
-        set_fields(config(), [f"--config.init_from={place}", "--config.model.moe.mlp_dim=8"])
-
-
-def test_a_field_of_no_stored_model():
+def test_fields_that_the_stored_model_lacks(tmp_path):
+    """A section has no effect; a flag or another field is a mistake."""
+    flag = f"--config.init_from={run(tmp_path / 'run', ALBERT)}"
+    found = set_fields(config(moe={"capacity_factor": 1.5}), [flag])
+    assert found.model.to_dict() == ALBERT
+    with pytest.raises(BadInputError, match=r"config.model.moe is empty in this config"):
+        set_fields(config(), [flag, "--config.model.moe.mlp_dim=8"])
     with pytest.raises(BadInputError, match=r"config.model.odd is no field of the model in .*=run"):
         merged(ALBERT, {"odd": 1}, "run")
-
-
-def test_other_configs_are_left_alone():
-    made = defaults.get_config(dict(ALBERT), "text_classification")
-    set_fields(made, ["--config.seed=5"])
-    assert made.model.to_dict() == ALBERT and made.seed == 5
 
 
 def test_a_hugging_face_model(tmp_path):
@@ -120,16 +103,6 @@ def test_a_hugging_face_model(tmp_path):
         set_fields(made, [f"--config.init_from={place}", "--config.model.dropout=0.1"])
         expected = huggingface_config.model_section(facts, source="config.json") | {"dropout": 0.1}
         assert made.model.to_dict() == expected
-
-
-def test_an_export_and_its_run(digits_run, tmp_path):
-    """An export without parameters: they are not read."""
-    write_exported(epath.Path(tmp_path / "e"), read_model(str(digits_run)), file_format="npz")
-    (tmp_path / "e" / "params.npz").unlink()
-    assert (
-        pretrained_sections(str(tmp_path / "e"))["model"]
-        == pretrained_sections(str(digits_run))["model"]
-    )
 
 
 def test_the_command_line_of_a_run(tmp_path):
@@ -151,22 +124,14 @@ def test_the_command_line_of_a_run(tmp_path):
 
 
 def test_a_new_workdir_that_ends_like_a_checkpoint(tmp_path):
-    """It is a run of its own: another's section is not taken in place of that of init_from."""
+    """It is another run: the section of `init_from` is taken."""
     other, start = run(tmp_path / "run", ALBERT), run(tmp_path / "first", WIDENET)
-    made = config()
-    set_fields(made, [f"--config.init_from={start}@best"], workdir=f"{other}@100")
-    assert made.model.to_dict() == WIDENET
-
-
-def test_no_place():
-    with pytest.raises(
-        BadInputError, match=r"^config.model.name=pretrained needs the model to start"
-    ):
-        set_fields(config(), [])
+    found = set_fields(config(), [f"--config.init_from={start}@best"], workdir=f"{other}@100")
+    assert found.model.to_dict() == WIDENET
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "no config.json there; give the workdir of a training run"),
         ("{", "Expecting property name"),
@@ -180,13 +145,14 @@ def test_no_place():
          "position_embedding_type='relative_key', and our models have 'absolute' only"),
     ],
 )  # fmt: skip
-def test_no_stored_model(content: str | None, told: str, tmp_path):
+def test_no_stored_model(content: str | None, message: str, tmp_path):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(BadInputError, match=told) as caught:
+    with pytest.raises(BadInputError, match=message) as caught:
         set_fields(config(), [f"--config.init_from={tmp_path}"])
     assert "\n" not in str(caught.value)
-    shutil.rmtree(tmp_path)
+    with pytest.raises(BadInputError, match=r"^config.model.name=pretrained needs the model to"):
+        set_fields(config(), [])
 
 
 def test_defaults_of_their_configs():

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from untrained import export_untrained
 
 import widenet_jax as wj
-from configs import glue, text_tiny
+from configs import glue
 from widenet_jax.cli import export as export_command
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
@@ -68,25 +68,15 @@ def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, cap
     assert "is not empty; name a new directory" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Untrained models of texts: a classifier and one that fills masks."""
-    folder, tokenizer = tmp_path_factory.mktemp("texts"), load_tokenizer(str(FOLDER))
-    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size}
-    facts = {"classes": {"class_names": ["no", "yes"], "pairs": True}, "masks": {}}
-    configs = {"classes": glue.get_config("own,model=widenet_4_tiny"),
-               "masks": text_tiny.get_config()}  # fmt: skip
-    for name, config in configs.items():
-        config.update_from_flattened_dict({"model.depth": 1, "data.max_length": 16})
-        export_untrained(config, info | facts[name], folder / name)
-    return folder
-
-
 @pytest.mark.slow
-def test_texts(texts: Path, tmp_path: Path):
+def test_texts(tmp_path: Path):
     """[CLS] text [SEP] pair [SEP] by hand, padded with zeros."""
-    out = tmp_path / "program"
-    flags = [f"--workdir={texts}/classes", f"--out={out}", "--format=stablehlo"]
+    out, tokenizer = tmp_path / "program", load_tokenizer(str(FOLDER))
+    config = glue.get_config("own,model=widenet_4_tiny")
+    config.update_from_flattened_dict({"model.depth": 1, "data.max_length": 16})
+    info = {"tokenizer": tokenizer.json, "vocab_size": tokenizer.vocab_size, "pairs": True}
+    place = export_untrained(config, info | {"class_names": ["no", "yes"]}, tmp_path / "classes")
+    flags = [f"--workdir={place}", f"--out={out}", "--format=stablehlo"]
     assert export_command.main(flags) == 0
     tokenizer = load_tokenizer(str(out / "tokenizer.json"))
     text, pair = (tokenizer.encode(words) for words in ("She was", "persuaded"))
@@ -97,12 +87,5 @@ def test_texts(texts: Path, tmp_path: Path):
     rows[:, 0, :length] = [*first, *second], [0] * len(first) + [1] * len(second)
     classify = export.deserialize(bytearray((out / "classifier.stablehlo").read_bytes()))
     batch = {"tokens": rows[0], "token_types": rows[1], "length": np.int32([length])}
-    expected = probabilities(wj.load(texts / "classes"), ["She was"], ["persuaded"])
+    expected = probabilities(wj.load(place), ["She was"], ["persuaded"])
     np.testing.assert_allclose(classify.call(batch), expected, atol=1e-6)
-
-
-def test_another_task_is_refused(texts: Path, tmp_path: Path, capsys):
-    flags = [f"--workdir={texts}/masks", f"--out={tmp_path}/program", "--format=stablehlo"]
-    assert export_command.main(flags) == 2
-    assert "writes classifiers of images and texts\n" in capsys.readouterr().err
-    assert not (tmp_path / "program").exists()

@@ -8,12 +8,6 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained, result_at
 
 
-def test_the_config_takes_changes(digits_run):
-    found = open_trained(str(digits_run), ["--config.data.eval_split=train"])
-    assert found.config.data.eval_split == "train"
-    assert found.task.image_shape == (8, 8, 1)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -31,35 +25,28 @@ def test_changes_that_do_not_fit(digits_run, change: str, message: str):
         open_trained(str(digits_run), [change])
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_no_model_there(tmp_path, exists: bool):
-    place = tmp_path if exists else tmp_path / "gone"
-    with pytest.raises(BadInputError, match="no finished checkpoint there; give the workdir"):
-        open_trained(str(place))
+def test_the_config_takes_changes(digits_run, tmp_path):
+    found = open_trained(str(digits_run), ["--config.data.eval_split=train"])
+    assert found.config.data.eval_split == "train"
+    assert found.task.image_shape == (8, 8, 1)
+    for place in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(BadInputError, match="no finished checkpoint there; give the workdir"):
+            open_trained(str(place))
 
 
-def test_a_result_of_another_step_is_ignored(tmp_path):
-    """The run trained on after its result, or has not finished."""
+def test_the_result_of_a_step_has_its_own_evaluation(tmp_path):
+    """What belongs to the last step alone, such as the hash of its parameters, is left out.
+
+    A killed run leaves a line that was written in part: the lines before it count.
+    """
     assert result_at(tmp_path, 20) == {}
-    (tmp_path / "result.json").write_text('{"steps": 20, "test_accuracy": 0.5}')
-    assert result_at(tmp_path, 20)["test_accuracy"] == 0.5
-    assert result_at(tmp_path, 10) == {}
-
-
-def test_the_result_of_an_earlier_step_has_its_own_evaluation(tmp_path):
-    """What belongs to the last step alone, such as the hash of its parameters, is left out."""
     last = {"steps": 20, "unit": "images", "test_accuracy": 0.5, "params_sha256": "of step 20"}
     (tmp_path / "result.json").write_text(json.dumps(last))
+    assert result_at(tmp_path, 20)["test_accuracy"] == 0.5
+    assert result_at(tmp_path, 10) == {}
     lines = [(10, "train", 0.7), (10, "eval", 0.6), (20, "eval", 0.5)]
     records = [{"step": step, "split": name, "accuracy": value} for step, name, value in lines]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    written = "".join(json.dumps(r) + "\n" for r in records)
+    (tmp_path / "metrics.jsonl").write_text(written + '{"step": 30, "split": "eval", "accu')
     assert result_at(tmp_path, 10) == {"steps": 10, "unit": "images", "test_accuracy": 0.6}
     assert result_at(tmp_path, 15) == {}
-
-
-def test_a_line_that_was_written_in_part(tmp_path):
-    """As a killed run leaves it: the lines before it count."""
-    (tmp_path / "result.json").write_text('{"steps": 20, "test_accuracy": 0.5}')
-    whole = '{"step": 10, "split": "eval", "accuracy": 0.6}\n'
-    (tmp_path / "metrics.jsonl").write_text(whole + '{"step": 20, "split": "eval", "accu')
-    assert result_at(tmp_path, 10) == {"steps": 10, "test_accuracy": 0.6}

@@ -34,7 +34,15 @@ from widenet_jax.errors import BadArgumentError, BadInputError
 from widenet_jax.files import absolute, read_json, split_checkpoint
 from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
 
-TYPES = {"positive": positive, "not_negative": not_negative, "float": float}
+# What `add_argument` makes of a `specs.Flag`: one text, several texts, positional words, a number.
+KINDS = {
+    "text": {},
+    "texts": {"action": "append"},
+    "words": {"nargs": "*"},
+    "float": {"type": float},
+    "positive": {"type": positive},
+    "not_negative": {"type": not_negative},
+}
 IMPORT, WORKDIR = "--import", "--workdir"
 
 
@@ -64,10 +72,9 @@ def parser_of(argv: Argv) -> Parser:
     add = parser.add_argument
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
     add("--json", action="store_true", help="print one JSON object")
-    flags = {name: options for spec in specs() for name, options in spec.predict.flags.items()}
-    for name, options in flags.items():
-        kind = {"type": TYPES[options["type"]]} if "type" in options else {}
-        add(name, **{**options, **kind})
+    flags = {name: flag for spec in specs() for name, flag in spec.predict.flags.items()}
+    for name, flag in flags.items():
+        add(name, metavar=flag.metavar, help=flag.help, **KINDS[flag.kind])
     return parser
 
 

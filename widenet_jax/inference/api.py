@@ -12,7 +12,7 @@ ValueError.
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -53,12 +53,12 @@ def load(
       RunFailedError: every checkpoint of the run is damaged, or the one that was asked for.
     """
     import_files(map(os.fspath, imports), flag="imports")
-    chosen, said = None if checkpoint is None else str(checkpoint), logging.get_verbosity()
+    chosen, verbosity = None if checkpoint is None else str(checkpoint), logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)  # Orbax warns of a file that checkpoints need not have
     try:
         return Model(open_model(os.fspath(place), checkpoint=chosen))
     finally:
-        logging.set_verbosity(said)
+        logging.set_verbosity(verbosity)
 
 
 def build_model(variant: str, **decided: int | str) -> nn.Module:
@@ -131,9 +131,7 @@ class Model:
         Raises:
           BadInputError: an input cannot be read, or the model does not classify.
         """
-        rows_of = self._method("predict", top)
-        check_list(inputs)
-        batches = in_batches(rows_of(self._trained, inputs, pairs))
+        batches = self._batches("predict", inputs, pairs, top)
         probs = itertools.chain.from_iterable(map(self._classify, batches))
         return [best(of_one, self._trained, top) for of_one in probs]
 
@@ -149,10 +147,7 @@ class Model:
         Raises:
           BadInputError: as `predict`.
         """
-        rows_of = self._method("features")
-        check_list(inputs)
-        batches = in_batches(rows_of(self._trained, inputs, pairs))
-        found = list(map(self._read_features, batches))
+        found = map(self._read_features, self._batches("features", inputs, pairs))
         return np.concatenate([np.zeros((0, self.config.model.embed_dim), np.float32), *found])
 
     def fill(self, texts: Sequence[str], *, top: int = 5) -> list[list[list[dict[str, Any]]]]:
@@ -213,6 +208,15 @@ class Model:
     def _read_features(self) -> Callable[[Rows], np.ndarray]:
         return feature_reader(self._trained)
 
+    def _batches(
+        self, method: str, inputs: Sequence[Any], pairs: Sequence[str] | None, top: int = 1
+    ) -> Iterator[Rows]:
+        """Yields the rows of at most BATCH examples at a time; checks the arguments first."""
+        rows_of = self._method(method, top)
+        check_list(inputs)
+        rows = rows_of(self._trained, inputs, pairs)
+        return iter(lambda: list(itertools.islice(rows, BATCH)), [])
+
     def _method(self, name: str, top: int = 1) -> Callable[..., Any]:
         """Returns the function of the task's spec that does the work of a method.
 
@@ -234,11 +238,3 @@ def check_list(inputs: object) -> None:
     """Raises BadInputError where one input stands for a list of them."""
     if isinstance(inputs, str | os.PathLike):
         raise BadInputError(f"{inputs!r} is one input: give a list, as in [{inputs!r}]")
-
-
-def in_batches(
-    rows: Iterator[Mapping[str, np.ndarray]],
-) -> Iterator[list[Mapping[str, np.ndarray]]]:
-    """Yields lists of at most BATCH examples."""
-    while batch := list(itertools.islice(rows, BATCH)):
-        yield batch

@@ -13,7 +13,15 @@ CARD = """# {title}
 
 | | |
 |---|---|
-{facts}
+| data | {dataset}, split {config[data][train_split]} |
+| started from | {start} |
+| length | {config[duration]}, batches of {config[batch_size]} |
+| optimizer | {optimizer[name]}, learning rate {optimizer[learning_rate]}, \
+weight decay {optimizer[weight_decay]} |
+| seed | {config[seed]} |
+| step | {record[step]:,} |
+| SHA-256 of the parameters | {record[params_sha256]} |
+{results}
 {classes}
 ## Use
 
@@ -59,9 +67,8 @@ def model_card(
       record: contents of `export.json`.
       huggingface: the model's class in transformers, for an export in that layout.
     """
-    names = info.get("class_names", ())
+    names, data = info.get("class_names", ()), config["data"]
     card, what = task_spec(config["task"]["name"]).card, describe_model(config["model"])
-    facts = training_facts(config) | results(record)
     if huggingface:
         files = HUGGINGFACE.format(name=huggingface)
         commands = (FINETUNE,)  # no command opens this layout as a workdir
@@ -69,79 +76,55 @@ def model_card(
         name, commands = record["params_file"], card.commands
         files = FILES.format(params_file=name, read_line=READ_LINES[name])
     kind = what.split(":")[0]
+    # Names without directories: a published card should not show paths of the machine.
+    dataset = f"{data['source']} {data.get('name') or PurePath(data['path']).name}".strip()
     return CARD.format(
+        config=config,
+        optimizer=config["optimizer"],
         title=f"{kind}, {len(names)} classes" if names else f"{kind}, {card.purpose}",
         what=what,
         purpose=card.purpose,
-        facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
+        dataset=dataset,
+        start=PurePath(config["init_from"]).name or "scratch",
+        record=record,
+        results=results(record["result"]),
         classes=f"\n## Classes\n\n{listed(names)}\n" if names else "",
         commands="\n".join(f"    {line}" for line in commands),
         files=files,
-        inputs=card.inputs.format(**config["data"]),
+        inputs=card.inputs.format(**data),
     )
 
 
 def describe_model(model: Mapping[str, Any]) -> str:
     """Describes a `config.model`: "WideNet: 12 blocks of width 768, 12 heads, ..."."""
-    moe = model["moe"] if model["ffn"] == "moe" else None
-    shares = model["share_attention"] or model["share_ffn"]
-    spec, heads = model_spec(model["name"]), model["attention"].get("num_heads")
-    parts = [
-        f"{model['depth']} blocks of width {model['embed_dim']}",
-        *([f"{heads} heads"] if heads else []),
-        spec.detail.format(**model),
-    ]
-    if moe:
-        parts.append(
-            f"{moe['num_selected_experts']} of {moe['num_experts']} experts of width "
-            f"{moe['mlp_dim']} for each token (blocks: {model['ffn_blocks']})"
-        )
-    elif model["ffn"] == "mlp":
-        parts.append(f"feed-forward of width {model['mlp_dim']}")
-    else:
-        parts.append(f"feed-forward {model['ffn']} (blocks: {model['ffn_blocks']})")
+    spec, heads, ffn = model_spec(model["name"]), model["attention"].get("num_heads"), model["ffn"]
     names = {"attention": "attention", "ffn": "feed-forward", "norms": "norms"}
-    shared = [name for key, name in names.items() if model[f"share_{key}"]]
-    if shared:
-        parts.append(f"all blocks share {', '.join(shared)}")
-    family = spec.families[2 * bool(moe) + bool(shares)]
-    return f"{family}: {', '.join(parts)}"
+    shared = ", ".join(name for key, name in names.items() if model[f"share_{key}"])
+    feed_forward = {
+        "mlp": "feed-forward of width {mlp_dim}",
+        "moe": "{moe[num_selected_experts]} of {moe[num_experts]} experts of width {moe[mlp_dim]} "
+        "for each token (blocks: {ffn_blocks})",
+    }.get(ffn, "feed-forward {ffn} (blocks: {ffn_blocks})")
+    parts = ["{depth} blocks of width {embed_dim}"]
+    parts += [f"{heads} heads"] if heads else []
+    parts += [spec.detail, feed_forward]
+    parts += [f"all blocks share {shared}"] if shared else []
+    shares = model["share_attention"] or model["share_ffn"]
+    family = spec.families[2 * (ffn == "moe") + bool(shares)]
+    return f"{family}: {', '.join(parts)}".format(**model)
 
 
-def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rows on data, schedule and optimizer."""
-    data, optimizer = config["data"], config["optimizer"]
-    # Names without directories: a published card should not show paths of the machine.
-    dataset = f"{data['source']} {data.get('name') or PurePath(data['path']).name}".strip()
-    size = {"image_size": "image size", "max_length": "tokens"}
-    return {
-        "data": f"{dataset}, split {data['train_split']}",
-        **{label: data[name] for name, label in size.items() if name in data},
-        "started from": PurePath(config["init_from"]).name or "scratch",
-        "length": f"{config['duration']}, batches of {config['batch_size']}",
-        "optimizer": f"{optimizer['name']}, learning rate {optimizer['learning_rate']}, "
-        f"weight decay {optimizer['weight_decay']}",
-        "seed": config["seed"],
-    }
-
-
-def results(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rows on the run's final evaluation, its primary metric."""
-    result = record["result"]
-    facts = {"step": f"{record['step']:,}", "SHA-256 of the parameters": record["params_sha256"]}
+def results(result: Mapping[str, Any]) -> str:
+    """Returns the rows on the run's final evaluation: parameters and primary metric."""
     if not result:
-        return facts | {
-            "test": "not evaluated: the run has not finished, or did not evaluate this step"
-        }
+        return "| test | not evaluated: the run has not finished, or did not evaluate this step |"
     name, unit = result["primary_metric"]["name"], result["unit"]
     value, count = result[f"test_{name}"], result[f"test_{unit}"]
     share = result["primary_metric"]["higher_is_better"] and 0 <= value <= 1
-    told = f"{value:.2%}" if share else f"{value:.4f}"
+    shown = f"{value:.2%}" if share else f"{value:.4f}"
+    applied = f"{result['params']:,} (applied as {result['params_unrolled']:,})"
     metric = f"{result['split']} {name.replace('_', ' ')}"
-    return facts | {
-        "parameters": f"{result['params']:,} (applied as {result['params_unrolled']:,})",
-        metric: f"{told} of {count:,} {unit}",
-    }
+    return f"| parameters | {applied} |\n| {metric} | {shown} of {count:,} {unit} |"
 
 
 def listed(names: Sequence[str]) -> str:

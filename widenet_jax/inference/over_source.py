@@ -58,33 +58,13 @@ def totals_over_source(
     replicated = NamedSharding(mesh, P())
     with jax.set_mesh(mesh):
         params = jax.device_put(trained.params, replicated)
-        places = Evaluation(
-            sums=replicated,
-            layer_sums=replicated,
-            rows=replicated,
-            carry=NamedSharding(mesh, BATCH),
-        )
+        places = Evaluation(replicated, replicated, replicated, NamedSharding(mesh, BATCH))
         step = jax.jit(evaluate, out_shardings=places)
         carry = first_carry(trained.task, config.evaluation.batch_size, mesh)
-        batches = placed_batches(
-            config,
-            mesh,
-            source,
-            transform,
-            stop=Stop(),
-            beat=lambda what: None,
-            note=partial(print, file=sys.stderr),
-        )
+        hooks = {"stop": Stop(), "beat": lambda what: None, "note": partial(print, file=sys.stderr)}
+        batches = placed_batches(config, mesh, source, transform, **hooks)
         count = math.ceil(len(source) / config.evaluation.batch_size)
-        read = tqdm.tqdm(
-            batches,
-            desc="evaluation",
-            total=count,
-            unit="batch",
-            file=sys.stderr,
-            mininterval=1,
-            delay=QUIET_SECONDS,
-        )
+        read = tqdm.tqdm(batches, "evaluation", count, unit="batch", delay=QUIET_SECONDS)
         totals = total(partial(step, params), read, carry)
     rows = {name: values[: len(source)] for name, values in totals.rows.items()}
     return totals.replace(rows=rows)
@@ -188,14 +168,14 @@ def check_shapes(trained: Trained, source: Source, transform: Any) -> None:
 
 
 def check_tokens(trained: Trained, info: Mapping[str, Any]) -> None:
-    """Raises BadInputError where a set has other tokens than the model."""
+    """Raises BadInputError where the set has other tokens than the model."""
     known, here = trained.tokenizer, info.get("tokenizer")
     if bool(known) != bool(here):
         kinds = ("word pieces", "bytes") if known else ("bytes", "word pieces")
-        told = f"--tokenizer={trained.place}" if known else "no --tokenizer"
+        flag = f"--tokenizer={trained.place}" if known else "no --tokenizer"
         raise BadInputError(
             f"{trained.place} is a model of {kinds[0]}, and the set is of {kinds[1]}; prepare it "
-            f"with {told}"
+            f"with {flag}"
         )
     if known:
         check_same_tokens(known, Tokenizer(here), trained.place)

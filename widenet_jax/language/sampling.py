@@ -147,11 +147,8 @@ def continue_text(
 
 def predict_more(options: Namespace, trained: Trained) -> Predictions:
     """Continues the text of --continue; see `specs.PredictSpec`."""
-    names, beginning = (
-        ("temperature", "top_k", "top_p", "length", "seed"),
-        options.__dict__["continue"],
-    )
-    given = {name: getattr(options, name) for name in names}
-    how = {name: value for name, value in given.items() if value is not None}
+    given, beginning = vars(options), vars(options)["continue"]
+    names = ("temperature", "top_k", "top_p", "length", "seed")
+    how = {name: given[name] for name in names if given[name] is not None}
     text = continue_text(trained, beginning, **how)
     return Predictions("texts", [({"beginning": beginning, "text": text}, [text])])

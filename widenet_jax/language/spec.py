@@ -3,12 +3,15 @@
 from widenet_jax.specs import (
     WHERE_IT_FITS,
     CardSpec,
+    Flag,
     ModelSpec,
     Part,
     PredictSpec,
     SourceSpec,
     TaskSpec,
 )
+
+OF = "of --continue: "
 
 LANGUAGE_MODELING = TaskSpec(
     name="language_modeling",
@@ -19,10 +22,7 @@ LANGUAGE_MODELING = TaskSpec(
             "eval_memory_length": (0, "M in evaluation; 0: 4 T", 0, 2**20),
         },
         "data": {
-            "source": (
-                "token_stream",
-                "token_stream; tiny_pieces: an embedded novel in word pieces",
-            ),
+            "source": ("token_stream", "token_stream; tiny_pieces: a novel in word pieces"),
             "path": ("", 'of prepare_data.py stream, or a file, as bytes; "": an embedded novel'),
             "train_split": ("train", "its name in the set"),
             "eval_split": ("valid", "its name in the set"),
@@ -52,33 +52,18 @@ LANGUAGE_MODELING = TaskSpec(
     predict=PredictSpec(
         form='--continue="A beginning"',
         flags={
-            "--continue": {"metavar": "TEXT", "help": "a text for a language model to go on with"},
-            "--temperature": {
-                "type": "float",
-                "metavar": "X",
-                "help": "of --continue: divides the logits; 0 takes the likeliest token "
-                "(default 1)",
-            },
-            "--top_k": {
-                "type": "positive",
-                "metavar": "K",
-                "help": "of --continue: draw among so many of the likeliest tokens (default all)",
-            },
-            "--top_p": {
-                "type": "float",
-                "metavar": "P",
-                "help": "of --continue: draw among the likeliest tokens of this share (default 1)",
-            },
-            "--length": {
-                "type": "positive",
-                "metavar": "N",
-                "help": "of --continue: tokens to draw (default 200)",
-            },
-            "--seed": {
-                "type": "not_negative",
-                "metavar": "N",
-                "help": "of the draws of --continue (default 0)",
-            },
+            "--continue": Flag("a text for a language model to go on with"),
+            "--temperature": Flag(
+                f"{OF}divides the logits; 0: the likeliest (default 1)", "X", "float"
+            ),
+            "--top_k": Flag(
+                f"{OF}draw among so many of the likeliest (default all)", "K", "positive"
+            ),
+            "--top_p": Flag(
+                f"{OF}draw among the likeliest of this share (default 1)", "P", "float"
+            ),
+            "--length": Flag(f"{OF}tokens to draw (default 200)", "N", "positive"),
+            "--seed": Flag(f"{OF}of the draws (default 0)", "N", "not_negative"),
         },
         run="widenet_jax.language.sampling:predict_more",
     ),

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 
 from widenet_jax.corpus import texts
 from widenet_jax.data.contract import DataInfo, Source, StreamInfo
-from widenet_jax.errors import check_range
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.task import (
     Apply,
@@ -22,7 +21,7 @@ from widenet_jax.task import (
     PrimaryMetric,
     Rngs,
     Task,
-    layer_losses,
+    add_layer_losses,
     layer_sums,
 )
 from widenet_jax.typing import Array, Aux, Shapes
@@ -64,8 +63,6 @@ class LanguageModeling(Task):
     @classmethod
     def build(cls, config: ConfigDict, data_info: DataInfo) -> "LanguageModeling":
         task, model, T = config.task, config.model, config.data.max_length
-        for name in ("memory_length", "eval_memory_length"):
-            check_range(f"config.task.{name}", task[name], 0, 1 << 20)
         return cls(
             vocab_size=data_info.info["vocab_size"],
             window_length=T,
@@ -116,11 +113,9 @@ class LanguageModeling(Task):
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
         each_token, carry, aux = self._cross_entropy(apply, batch, rngs)
         cross_entropy = each_token.mean()
-        of_layers, each = layer_losses(aux)
-        loss = cross_entropy + of_layers
         bits = cross_entropy / (self.stream.bytes_per_token * math.log(2))
-        means = {"cross_entropy": cross_entropy, "bits_per_byte": bits, **each, "loss": loss}
-        return loss, Metrics(means, layer_sums(aux), carry)
+        means = {"cross_entropy": cross_entropy, "bits_per_byte": bits}
+        return add_layer_losses(cross_entropy, means, aux, carry)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         each_token, carry, aux = self._cross_entropy(apply, batch, None)

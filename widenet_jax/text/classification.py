@@ -4,18 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus import texts
-from widenet_jax.data.contract import ArraySpec, DataInfo, Source
-from widenet_jax.losses import batch_loss, batch_sums, label_cross_entropy, split_metrics
-from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
+from widenet_jax.data.contract import ArraySpec, DataInfo
+from widenet_jax.losses import LabelTask, batch_loss, label_cross_entropy
+from widenet_jax.task import Apply, Metrics, Rngs
 from widenet_jax.typing import Array, Shapes
 
 
 @dataclass(frozen=True)
-class TextClassification(Task):
+class TextClassification(LabelTask):
     """Mean cross-entropy plus the feed-forwards' own losses.
 
     A batch has tokens, token_types [B, T], length [B] and label [B], all int32.
@@ -30,7 +29,6 @@ class TextClassification(Task):
     num_classes: int
     example: Mapping[str, ArraySpec]
 
-    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("accuracy")
     unit: ClassVar[str] = "examples"
 
     @classmethod
@@ -55,16 +53,8 @@ class TextClassification(Task):
 
     def loss(self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs) -> tuple[Array, Metrics]:
         logits, aux = apply(self.inputs(batch), rngs)
-        cross_entropy = label_cross_entropy(logits, batch["label"]).mean()
+        cross_entropy = self.cross_entropy(logits, batch["label"]).mean()
         return batch_loss(cross_entropy, logits.argmax(-1) == batch["label"], aux)
 
-    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
-        logits, aux = apply(self.inputs(batch), None)
-        cross_entropy = label_cross_entropy(logits, batch["label"])
-        return batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
-
-    def summarize(
-        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
-    ) -> dict[str, float]:
-        del rows, source
-        return split_metrics(sums, unit=self.unit)
+    def cross_entropy(self, logits: Array, labels: Array) -> Array:
+        return label_cross_entropy(logits, labels)

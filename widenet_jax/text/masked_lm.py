@@ -19,7 +19,7 @@ from widenet_jax.task import (
     PrimaryMetric,
     Rngs,
     Task,
-    layer_losses,
+    add_layer_losses,
     layer_sums,
 )
 from widenet_jax.typing import Array, Shapes
@@ -97,9 +97,7 @@ class MaskedLm(Task):
             for head, weight in weights.items()
             for name in ("loss", "accuracy")
         }
-        of_layers, each = layer_losses(aux)
-        loss = means["mlm_loss"] + means["order_loss"] + of_layers
-        return loss, Metrics({**means, **each, "loss": loss}, layer_sums(aux))
+        return add_layer_losses(means["mlm_loss"] + means["order_loss"], means, aux)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         outputs, aux = apply(self.inputs(batch), None)

@@ -22,7 +22,7 @@ from widenet_jax.task import (
     PrimaryMetric,
     Rngs,
     Task,
-    layer_losses,
+    add_layer_losses,
     layer_sums,
 )
 from widenet_jax.text.squad_metrics import Prediction, squad_metrics
@@ -106,9 +106,7 @@ class Span(Task):
             each = optax.sigmoid_binary_cross_entropy(outputs["null_logit"], is_null)
             means["null_loss"] = each.mean()
             loss += 0.5 * means["null_loss"]
-        of_layers, each = layer_losses(aux)
-        means |= {**each, "loss": loss + of_layers}
-        return means["loss"], Metrics(means=means, layer_sums=layer_sums(aux))
+        return add_layer_losses(loss, means, aux)
 
     def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
         """Returns as rows the best spans of each window, and its null score.

@@ -5,6 +5,7 @@ from widenet_jax.specs import (
     SAME_CLASSES,
     WHERE_IT_FITS,
     CardSpec,
+    Flag,
     HeadSpec,
     ModelSpec,
     Part,
@@ -60,13 +61,7 @@ MASKED_LM = TaskSpec(
     },
     predict=PredictSpec(
         form='--fill="A [MASK] word"',
-        flags={
-            "--fill": {
-                "action": "append",
-                "metavar": "TEXT",
-                "help": "a text with one or more [MASK]",
-            }
-        },
+        flags={"--fill": Flag("a text with one or more [MASK]; may be repeated", kind="texts")},
         run="widenet_jax.text.predict:predict_words",
     ),
     methods={"fill": "widenet_jax.text.predict:fill_masks"},
@@ -117,16 +112,8 @@ TEXT_CLASSIFICATION = TaskSpec(
     predict=PredictSpec(
         form="--text=TEXT",
         flags={
-            "--text": {
-                "action": "append",
-                "metavar": "TEXT",
-                "help": "to classify; may be repeated",
-            },
-            "--pair": {
-                "action": "append",
-                "metavar": "TEXT",
-                "help": "the second text of a --text",
-            },
+            "--text": Flag("to classify; may be repeated", kind="texts"),
+            "--pair": Flag("the second text of a --text", kind="texts"),
         },
         run="widenet_jax.text.predict:predict_classes",
     ),
@@ -178,8 +165,8 @@ SPAN = TaskSpec(
     predict=PredictSpec(
         form="--question=TEXT --context=TEXT",
         flags={
-            "--question": {"metavar": "TEXT", "help": "to answer from --context"},
-            "--context": {"metavar": "TEXT", "help": "holds the answer, maybe"},
+            "--question": Flag("to answer from --context"),
+            "--context": Flag("holds the answer, maybe"),
         },
         run="widenet_jax.text.predict:predict_answer",
     ),
@@ -199,11 +186,11 @@ TEXT_ENCODER = ModelSpec(
     name="text_encoder",
     module="widenet_jax.text.encoder:TextEncoder",
     usual={"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},
-    fit="widenet_jax.text.weights.fit:fit",
+    fit="widenet_jax.text.weights.public:fit",
     families=("BERT", "ALBERT", "BERT-MoE", "WideNet"),
     detail="embeddings of width {embedding_dim}",
     readers=("widenet_jax.text.weights.huggingface:read_huggingface",),
-    section="widenet_jax.text.weights.huggingface_config:section_of",
+    section="widenet_jax.text.weights.huggingface_config:model_section",
     usable="widenet_jax.text.weights.public:usable",
-    layout="widenet_jax.text.weights.huggingface_export:layout",
+    layout="widenet_jax.text.weights.huggingface:layout",
 )

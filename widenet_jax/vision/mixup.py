@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from widenet_jax.errors import BadInputError, check_group
 from widenet_jax.sharding import constrain
 from widenet_jax.typing import Array
 
@@ -33,15 +32,8 @@ def mixup(
 
     Returns:
       Images and targets of the same shapes and types; mixed in float32.
-
-    Raises:
-      BadInputError: `group_size` does not divide B or is 1, `alpha` is not above 0, or the images
-        are not float.
     """
     batch = images.shape[0]
-    _check(batch, alpha=alpha, group_size=group_size)
-    if not jnp.issubdtype(images.dtype, jnp.floating):
-        raise BadInputError(f"mixup: images are {images.dtype}; normalise them to float first")
     # Replicate the draw. It uses rejection sampling: if it were sharded, every round would need a
     # collective to find out whether all devices have finished.
     weight = constrain(jax.random.beta(rng, alpha, alpha, (batch,), jnp.float32), P())
@@ -60,11 +52,10 @@ def cutmix(
     """Pastes a box of the next image into each image; targets are mixed by the areas.
 
     The box covers 1 - lambda of the image before it is cut at the borders, with the image's aspect
-    ratio and a uniform centre; lambda ~ Beta(alpha, alpha), drawn per example. Arguments, partners
-    and errors are as in `mixup`.
+    ratio and a uniform centre; lambda ~ Beta(alpha, alpha), drawn per example. Arguments and
+    partners as in `mixup`.
     """
     batch, height, width = images.shape[:3]
-    _check(batch, alpha=alpha, group_size=group_size)
     of_area, of_row, of_column = jax.random.split(rng, 3)
     # Replicated, as in `mixup`.
     weight = constrain(jax.random.beta(of_area, alpha, alpha, (batch,), jnp.float32), P())
@@ -112,9 +103,3 @@ def _next(x: Array, group_size: int) -> Array:
     """Returns the next row of the same group, cyclically, for each row of [B, ...]."""
     grouped = x.reshape(-1, group_size, *x.shape[1:])
     return jnp.roll(grouped, -1, axis=1).reshape(x.shape)
-
-
-def _check(batch: int, *, alpha: float, group_size: int) -> None:
-    if not alpha > 0:
-        raise BadInputError(f"mixup: alpha={alpha} must be above 0; 0 in the config turns it off")
-    check_group(batch, group_size, field="config.augment.mixup_group_size", smallest=2)

@@ -163,14 +163,15 @@ def image_paths(given: Sequence[str]) -> Iterator[str]:
 
 def csv_text(rows: Sequence[dict]) -> str:
     """Returns a table: image, class_1, probability_1, class_2, ..."""
-    most = max((len(row["top"]) for row in rows), default=0)
+    flat = [
+        {"image": row["image"]}
+        | {f"{name}_{k}": x for k, one in enumerate(row["top"], 1) for name, x in one.items()}
+        for row in rows
+    ]
     table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    names = [f"{name}_{k}" for k in range(1, most + 1) for name in ("class", "probability")]
-    writer.writerow(["image", *names])
-    for row in rows:
-        cells = [cell for one in row["top"] for cell in (one["class"], one["probability"])]
-        writer.writerow([row["image"], *cells])
+    writer = csv.DictWriter(table, flat[0] if flat else ["image"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
     return table.getvalue()
 
 

@@ -3,6 +3,7 @@
 from widenet_jax.specs import (
     SAME_CLASSES,
     CardSpec,
+    Flag,
     ModelSpec,
     Part,
     PredictSpec,
@@ -69,12 +70,9 @@ CLASSIFICATION = TaskSpec(
     predict=PredictSpec(
         form="image files",
         flags={
-            "images": {"nargs": "*", "metavar": "IMAGE", "help": "image files, folders, '*.jpg'"},
-            "--overlay": {"metavar": "PNG", "help": "draw expert choices over the images"},
-            "--out": {
-                "metavar": "FILE",
-                "help": "write the predictions of images to a .csv or .jsonl (JSON lines) file",
-            },
+            "images": Flag("image files, folders, '*.jpg'", "IMAGE", "words"),
+            "--overlay": Flag("draw expert choices over the images", "PNG"),
+            "--out": Flag("write the predictions of images to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.vision.predict:predict_images",
     ),

@@ -6,19 +6,12 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
-from widenet_jax.data.contract import DataInfo, Source
+from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, choose
-from widenet_jax.losses import (
-    batch_loss,
-    batch_sums,
-    smooth_labels,
-    softmax_cross_entropy,
-    split_metrics,
-)
-from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task
+from widenet_jax.losses import LabelTask, batch_loss, smooth_labels, softmax_cross_entropy
+from widenet_jax.task import Apply, Metrics, Rngs
 from widenet_jax.typing import Array, Shapes
 from widenet_jax.vision.mixup import mixup_or_cutmix
 
@@ -26,7 +19,7 @@ CLASS_WEIGHTS = dict.fromkeys(("none", "balanced"))
 
 
 @dataclass(frozen=True)
-class Classification(Task):
+class Classification(LabelTask):
     """Cross-entropy against smoothed, mixed labels, plus the feed-forwards' own losses (eq. 8).
 
     Attributes:
@@ -47,7 +40,6 @@ class Classification(Task):
     cutmix_alpha: float = 0.0
     class_weights: tuple[float, ...] = ()
 
-    primary_metric: ClassVar[PrimaryMetric] = PrimaryMetric("accuracy")
     unit: ClassVar[str] = "images"
     group_field: ClassVar[str] = "config.augment.mixup_group_size"
 
@@ -124,17 +116,8 @@ class Classification(Task):
         cross_entropy = cross_entropy.mean()
         return batch_loss(cross_entropy, logits.argmax(-1) == targets.argmax(-1), aux)
 
-    def evaluate(self, apply: Apply, batch: Mapping[str, Array]) -> Evaluation:
-        logits, aux = apply(self.inputs(batch), None)
-        target = jax.nn.one_hot(batch["label"], self.num_classes)
-        cross_entropy = softmax_cross_entropy(logits, target)
-        return batch_sums(cross_entropy, logits, batch, aux, unit=self.unit)
-
-    def summarize(
-        self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
-    ) -> dict[str, float]:
-        del rows, source
-        return split_metrics(sums, unit=self.unit)
+    def cross_entropy(self, logits: Array, labels: Array) -> Array:
+        return softmax_cross_entropy(logits, jax.nn.one_hot(labels, self.num_classes))
 
 
 def weigh(counts: Sequence[int]) -> tuple[float, ...]:

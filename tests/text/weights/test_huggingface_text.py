@@ -62,62 +62,37 @@ def test_classifier_and_span_head():
 
 
 @pytest.mark.parametrize("kind", ["bert", "albert"])
-def test_old_names_and_bare_models(kind: str):
-    """`gamma` and `beta`, no prefix, and the buffers of old files."""
+def test_other_names_of_the_same_model(kind: str):
+    """`gamma` and `beta`, no prefix, buffers of old files, and a second copy of the embedding."""
     arrays = reference.random_arrays(kind)
+    expected = imported(kind, arrays)
+    equal = lambda found: jax.tree.map(np.testing.assert_array_equal, found, expected)  # noqa: E731
     old = {
         name.removeprefix(f"{kind}.")
         .replace("LayerNorm.weight", "LayerNorm.gamma")
         .replace("LayerNorm.bias", "LayerNorm.beta"): array
         for name, array in arrays.items()
     }
-    old["embeddings.position_ids"] = np.arange(reference.P)[None]
-    jax.tree.map(np.testing.assert_array_equal, imported(kind, old), imported(kind, arrays))
-
-
-@pytest.mark.parametrize("kind", ["bert", "albert"])
-def test_a_second_copy_of_the_embedding_is_the_decoder(kind: str):
-    arrays = reference.random_arrays(kind)
+    equal(imported(kind, old | {"embeddings.position_ids": np.arange(reference.P)[None]}))
     mlm, table = reference.HEADS[kind]["mlm"], f"{kind}.embeddings.word_embeddings.weight"
     copies = {f"{mlm}.decoder.weight": arrays[table], f"{mlm}.decoder.bias": arrays[f"{mlm}.bias"]}
-    expected = imported(kind, arrays)
-    equal = lambda found: jax.tree.map(np.testing.assert_array_equal, found, expected)  # noqa: E731
-    equal(imported(kind, arrays | copies))
-    # The only copy, under either name.
-    equal(imported(kind, {k: v for k, v in (arrays | copies).items() if k != table}))
-    equal(imported(kind, {k: v for k, v in (arrays | copies).items() if k != f"{mlm}.bias"}))
-
-
-@pytest.mark.parametrize("kind", ["bert", "albert"])
-def test_a_decoder_that_is_not_the_embedding_is_reported(kind: str):
-    """Our head cannot hold it, so that all of the head is new."""
-    arrays = reference.random_arrays(kind)
-    mlm, table = reference.HEADS[kind]["mlm"], f"{kind}.embeddings.word_embeddings.weight"
-    fresh = imported(kind, arrays)
+    for only in ("both", table, f"{mlm}.bias"):  # the decoder's is the only copy
+        equal(imported(kind, {k: v for k, v in (arrays | copies).items() if k != only}))
+    # A decoder that is not the embedding: our head cannot hold it, so that all of the head is new.
     untied = imported(kind, arrays | {f"{mlm}.decoder.weight": arrays[table] + 1})
-    new, told = finetune_params(fresh, untied, model={"name": "text_encoder"}, source="hf")
-    assert told.endswith("new: classifier, mlm, span; not used: classifier, mlm, span")
-    np.testing.assert_array_equal(new["mlm"]["bias"], fresh["mlm"]["bias"])
-
-
-@pytest.mark.parametrize("kind", ["bert", "albert"])
-def test_without_pooler_and_heads(kind: str):
-    arrays = reference.random_arrays(kind)
+    new, note = finetune_params(expected, untied, model={"name": "text_encoder"}, source="hf")
+    assert note.endswith("new: classifier, mlm, span; not used: classifier, mlm, span")
+    np.testing.assert_array_equal(new["mlm"]["bias"], expected["mlm"]["bias"])
     inside = {k: v for k, v in arrays.items() if k.startswith(f"{kind}.") and "pooler" not in k}
-    params = imported(kind, inside)
-    assert params.keys() == {"embeddings", "encoder"} | (
-        {"projection"} if kind == "albert" else set()
-    )
+    backbone = {"embeddings", "encoder"} | ({"projection"} if kind == "albert" else set())
+    assert imported(kind, inside).keys() == backbone
 
 
-def test_a_part_without_a_place_is_named():
+def test_a_part_without_a_place_or_missing_is_named():
     arrays = reference.random_arrays("bert") | {"bert.encoder.layer.3.output.dense.bias": 1}
-    told = "hf: encoder.layer.3.output.dense.bias has no place in a bert of 3 layers"
-    with pytest.raises(BadInputError, match=told):
+    message = "hf: encoder.layer.3.output.dense.bias has no place in a bert of 3 layers"
+    with pytest.raises(BadInputError, match=message):
         imported("bert", arrays)
-
-
-def test_a_missing_part_is_named():
     arrays = reference.random_arrays("albert")
     del arrays["albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.bias"]
     with pytest.raises(BadInputError, match=r"hf: encoder.albert_layer.*ffn.bias is missing"):
@@ -148,13 +123,9 @@ def test_what_some_blocks_share_is_copied():
         name = f"albert.{reference.LAYER['albert'].format(i)}.attention.query.weight"
         expected = blocks["attention"]["query"]["kernel"].T
         np.testing.assert_array_equal(arrays[name], expected)
-
-
-def test_a_head_that_they_do_not_have_is_named():
-    params = imported("bert", reference.random_arrays("bert"))
-    params["span"] = {"start": {"kernel": np.ones((8, 1))}}
-    with pytest.raises(BadInputError, match="span/start/kernel has no counterpart in their BERT"):
-        to_huggingface_text(params, kind="bert", depth=reference.L, shared=False)
+    params["odd"] = {"kernel": np.ones((8, 1))}
+    with pytest.raises(BadInputError, match="odd/kernel has no counterpart in their ALBERT"):
+        to_huggingface_text(params, kind="albert", depth=reference.L, shared=False)
 
 
 def of_transformers(cls: str, config: dict) -> tuple:

@@ -12,7 +12,6 @@ from inference import reference_bert as reference
 from inference.our_bert import exported
 
 from widenet_jax.checkpoint.manifest import params_sha256
-from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported, write_huggingface
 from widenet_jax.inference.pretrained import load_pretrained
@@ -61,15 +60,11 @@ def test_an_export_of_each_task(task: str, tmp_path):
     assert found.tokenizer.vocab_size == reference.V
     assert found.task.model_fields["vocab_size"] == reference.V
     assert found.class_names == stored.class_names
+    with pytest.raises(BadInputError, match=r"config.data.max_length=512 is more than the model's"):
+        open_trained(str(tmp_path / "e"), ["--config.data.max_length=512"])
     card = (tmp_path / "e" / "README.md").read_text()
     assert "ALBERT: 3 blocks of width 8, 2 heads, embeddings of width 6, feed-forward" in card
     assert f"Texts have at most {found.config.data.max_length} tokens" in card
-
-
-def test_a_change_that_does_not_fit(tmp_path):
-    write_exported(epath.Path(tmp_path / "e"), model("masked_lm", tmp_path), file_format="npz")
-    with pytest.raises(BadInputError, match=r"config.data.max_length=512 is more than the model's"):
-        open_trained(str(tmp_path / "e"), ["--config.data.max_length=512"])
 
 
 @pytest.mark.parametrize("kind", ["albert", "bert"])
@@ -87,34 +82,21 @@ def test_to_hugging_face_and_back(kind: str, tmp_path):
     assert "--config.init_from=DIR" in card and "predict.py" not in card
 
 
-def test_the_export_command(tmp_path, capsys):
-    write_exported(epath.Path(tmp_path / "e"), model("masked_lm", tmp_path), file_format="npz")
-    flags = [f"--workdir={tmp_path / 'e'}", f"--out={tmp_path / 'hf'}", "--format=huggingface"]
-    assert export.main(flags) == 0
-    assert "step 7, model.safetensors" in capsys.readouterr().out
-    assert export.main(flags) == 2
-    assert "is not empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"ffn": "moe", "moe": {"num_experts": 4}}, "a text model with experts (ffn=moe), which"),
-        ({"norm_position": "pre"}, "a model with norm_position=pre, which their BERT and ALBERT"),
-        (
-            {"attention": {"name": "full", "num_heads": 4, "head_dim": 6}},
-            "a model with attention.head_dim=6, which their BERT and ALBERT do not have",
-        ),
+def test_no_counterpart(tmp_path):
+    heads = {"attention": {"name": "full", "num_heads": 4, "head_dim": 6}}
+    theirs = "which their BERT and ALBERT do not have"
+    for change, message in (
+        ({"ffn": "moe", "moe": {"num_experts": 4}}, f"a model with ffn=moe, {theirs}"),
+        ({"norm_position": "pre"}, f"a model with norm_position=pre, {theirs}"),
+        (heads, f"a model with attention.head_dim=6, {theirs}"),
         ({"name": "vision_transformer"}, "a vision_transformer; only text models go there"),
-    ],
-)
-def test_no_counterpart(change: dict, told: str, tmp_path):
-    stored = model("masked_lm", tmp_path, **change)
-    with pytest.raises(BadInputError) as caught:
-        write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
-    assert str(caught.value).startswith(f"--format=huggingface: run holds {told}")
-    assert str(caught.value).endswith("export it with --format=safetensors")
-    assert not (tmp_path / "hf").exists()
+    ):
+        stored = model("masked_lm", tmp_path, **change)
+        with pytest.raises(BadInputError) as caught:
+            write_huggingface(epath.Path(tmp_path / "hf"), stored, place="run")
+        assert str(caught.value).startswith(f"--format=huggingface: run holds {message}")
+        assert str(caught.value).endswith("export it with --format=safetensors")
+        assert not (tmp_path / "hf").exists()
 
 
 def hugging_face(directory: Path, arrays: dict) -> Path:
@@ -139,18 +121,8 @@ def test_files_of_hugging_face(tmp_path):
     assert params_sha256(found) == params_sha256(again)
 
 
-def test_another_function_or_kind_of_model(tmp_path):
-    place = hugging_face(tmp_path / "hf", reference.random_arrays("albert"))
-    section = model_section(reference.config_of("albert"), source="config.json")
-    with pytest.raises(BadInputError, match=r"add --config.model.activation=gelu$"):
-        load(place, section | {"activation": "gelu_tanh"}, {})
-    told = "holds a text_encoder, and this run's model is vision_transformer"
-    with pytest.raises(BadInputError, match=told):
-        load(place, section | {"name": "vision_transformer"}, {})
-
-
-def test_another_tokenizer_is_refused(tmp_path):
-    """Its size is the same, so nothing else would notice."""
+def test_another_tokenizer_or_model_is_refused(tmp_path):
+    """Sizes are the same, so nothing else would notice."""
     stored = model("masked_lm", tmp_path)
     place = hugging_face(tmp_path / "hf", reference.random_arrays("albert"))
     (place / "vocab.txt").write_text((tmp_path / "vocab.txt").read_text())
@@ -158,6 +130,10 @@ def test_another_tokenizer_is_refused(tmp_path):
     load(place, section, stored.info)
     words = (place / "vocab.txt").read_text().replace("b\nc", "c\nb")
     (place / "vocab.txt").write_text(words)
-    told = "was trained with another tokenizer: token 6 is 'c' there and 'b' here"
-    with pytest.raises(BadInputError, match=told):
-        load(place, section, stored.info)
+    for other, message in (
+        ({}, "was trained with another tokenizer: token 6 is 'c' there and 'b' here"),
+        ({"activation": "gelu_tanh"}, r"add --config.model.activation=gelu$"),
+        ({"name": "vision_transformer"}, "a text_encoder, and this run's model is vision_transf"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            load(place, section | other, stored.info)

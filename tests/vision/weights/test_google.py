@@ -30,31 +30,36 @@ def assert_equal_logits(params: dict, vit: reference.Vit, tolerance: float = 1e-
     np.testing.assert_allclose(our_logits(params, reference.IMAGES), expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("prefix", ["", "opt/target/", "params/", "params/img/"])
+@pytest.mark.parametrize(
+    ("prefix", "positions"),
+    [
+        ("", POSITIONS[0]),
+        ("opt/target/", POSITIONS[1]),
+        ("params/", POSITIONS[2]),
+        ("params/img/", POSITIONS[0]),
+    ],
+)
 def test_every_prefix_and_place_of_the_positions(prefix: str, positions: str, tmp_path):
     """Arrays beside the tree, such as the optimizer's moments, are left out."""
     vit = reference.random_vit(pre_logits=True)
     arrays = {prefix + k: v for k, v in reference.google_names(vit, positions=positions).items()}
-    beside = {
-        "opt/state/step": np.int64(7),
-        "params/t": np.ones(1),
-        "params/txt/head/bias": np.ones(2),
-    }
-    top = prefix.partition("/")[0]
-    arrays |= {k: v for k, v in beside.items() if k.startswith(top + "/") and prefix != "params/"}
+    arrays |= {
+        "opt/target/": {"opt/state/step": np.int64(7)},
+        "params/img/": {"params/t": np.ones(1), "params/txt/head/bias": np.ones(2)},
+    }.get(prefix, {})
     assert_equal_logits(imported(arrays, tmp_path), vit)
 
 
-@pytest.mark.parametrize("pre_logits", [True, False])
 @pytest.mark.parametrize("numbered_together", [True, False])
 @pytest.mark.parametrize("stacked", [True, False])
-def test_blocks_and_head(stacked: bool, numbered_together: bool, pre_logits: bool, tmp_path):
-    vit = reference.random_vit(pre_logits=pre_logits)
+def test_blocks_and_head(stacked: bool, numbered_together: bool, tmp_path):
+    vit = reference.random_vit(pre_logits=stacked)
     arrays = reference.google_names(vit, stacked=stacked, numbered_together=numbered_together)
     params = imported(arrays, tmp_path)
-    assert ("pre_logits" in params) == pre_logits
+    assert ("pre_logits" in params) == stacked
     assert_equal_logits(params, vit)
+    headless = {k: v for k, v in arrays.items() if not k.startswith("head/")}
+    assert "head" not in imported(headless, tmp_path)
 
 
 def test_a_cls_token_without_a_position(tmp_path):
@@ -89,25 +94,17 @@ def test_bfloat16_stored_as_untyped_bytes(tmp_path):
     assert_equal_logits(params, reference.Vit(cut(vit.outside), [cut(b) for b in vit.blocks]))
 
 
-def test_a_model_without_a_head(tmp_path):
+def test_what_is_no_vit():
     arrays = reference.google_names(reference.random_vit())
-    headless = {k: v for k, v in arrays.items() if not k.startswith("head/")}
-    assert "head" not in imported(headless, tmp_path)
-
-
-@pytest.mark.parametrize("extra", ["MAPHead_0/probe", "conv_root/kernel",
-                                   "Transformer/encoderblock_0/Odd_0/kernel"])  # fmt: skip
-def test_a_part_without_a_place_is_named(extra: str):
-    arrays = reference.google_names(reference.random_vit()) | {extra: np.ones(1)}
-    with pytest.raises(BadInputError, match=f"^vit.npz: {extra} has no place in a ViT"):
-        from_google(arrays, source="vit.npz")
-
-
-def test_positions_that_are_computed_instead_of_learned():
-    arrays = reference.google_names(reference.random_vit(), positions="gone")
-    del arrays["gone"]
+    odd = ("MAPHead_0/probe", "conv_root/kernel", "Transformer/encoderblock_0/Odd_0/kernel")
+    for extra in odd:
+        with pytest.raises(BadInputError, match=f"^vit.npz: {extra} has no place in a ViT"):
+            from_google(arrays | {extra: np.ones(1)}, source="vit.npz")
+    del arrays[POSITIONS[0]]  # computed instead of learned
     with pytest.raises(BadInputError, match="no pos_embedding, so this is not a ViT with learned"):
         from_google(arrays, source="vit.npz")
+    with pytest.raises(BadInputError, match=r"^mixer.npz: no query/kernel, so this is not a ViT"):
+        model_fields({"embedding/kernel": np.ones(1)}, source="mixer.npz")
 
 
 @pytest.mark.parametrize("stacked", [True, False])
@@ -122,8 +119,3 @@ def test_heads_are_an_axis_of_the_query_kernel(stacked: bool):
         "activation": "gelu_tanh",
         "norm_position": "pre",
     }
-
-
-def test_a_file_without_attention():
-    with pytest.raises(BadInputError, match=r"^mixer.npz: no query/kernel, so this is not a ViT"):
-        model_fields({"embedding/kernel": np.ones(1)}, source="mixer.npz")

@@ -1,8 +1,7 @@
 """Hugging Face's BERT and ALBERT files as parameters of our text encoder, and back.
 
 Reads the base models and those with heads (`ForPreTraining`, `ForMaskedLM`,
-`ForSequenceClassification`, `ForQuestionAnswering`), with or without a pooler. PyTorch stores a
-linear layer as [out, in]; ours are [in, out].
+`ForSequenceClassification`, `ForQuestionAnswering`), with or without a pooler.
 
 The decoder of the masked language model is the token embedding, in their models as in ours. Files
 may have it a second time, as `decoder.weight` and `decoder.bias`.
@@ -16,44 +15,48 @@ import flax.traverse_util
 import numpy as np
 from etils import epath
 
+from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_json
-from widenet_jax.param_names import ENCODER, block_part, split_block_part
-from widenet_jax.text.weights.huggingface_config import kind_out, section_of
+from widenet_jax.param_names import ENCODER, block_part, from_torch, split_block_part, torch_names
+from widenet_jax.text.weights.huggingface_config import (
+    check_has_counterpart,
+    huggingface_config,
+    kind_out,
+    model_section,
+)
 
-# Their module and ours, outside the blocks. Those of BACKBONE have the model's prefix in files.
-TOKENS = "embeddings.word_embeddings"
-EMBEDDINGS = {
-    TOKENS: "embeddings/token",
-    "embeddings.token_type_embeddings": "embeddings/token_type",
-    "embeddings.position_embeddings": "embeddings/position",
+# Their module and ours, outside the blocks. Modules of the backbone have the model's prefix in
+# files.
+SHARED = {
     "embeddings.LayerNorm": "embeddings/norm",
+    "classifier": "classifier",
+    "qa_outputs": "span",
 }
-BACKBONE = {
-    "bert": EMBEDDINGS | {"pooler.dense": "pooler"},
-    "albert": EMBEDDINGS
-    | {"encoder.embedding_hidden_mapping_in": "projection", "pooler": "pooler"},
-}
-SHARED_HEADS = {"classifier": "classifier", "qa_outputs": "span"}
-HEADS = {
-    "bert": SHARED_HEADS
-    | {
+MODULES = {
+    "bert": {
+        "pooler.dense": "pooler",
         "cls.predictions.transform.dense": "mlm/dense",
         "cls.predictions.transform.LayerNorm": "mlm/norm",
-        "cls.predictions": "mlm",
         "cls.seq_relationship": "order",
     },
-    "albert": SHARED_HEADS
-    | {
+    "albert": {
+        "encoder.embedding_hidden_mapping_in": "projection",
+        "pooler": "pooler",
         "predictions.dense": "mlm/dense",
         "predictions.LayerNorm": "mlm/norm",
-        "predictions": "mlm",
         "sop_classifier.classifier": "order",
     },
 }
-TABLES = ("embeddings/token", "embeddings/token_type", "embeddings/position")
+# Arrays that are not the weight or bias of a module.
+TOKENS = "embeddings.word_embeddings.weight"
+ALONE = {
+    TOKENS: "embeddings/token",
+    "embeddings.token_type_embeddings.weight": "embeddings/token_type",
+    "embeddings.position_embeddings.weight": "embeddings/position",
+}
+MLM = {"bert": "cls.predictions", "albert": "predictions"}
 NEEDED = ("embeddings/", "projection/", f"{ENCODER}/")
-DECODERS = {"bert": "cls.predictions.decoder", "albert": "predictions.decoder"}
 # Their block number i, and their module and ours within a block.
 BLOCKS = {"bert": "encoder.layer.{}", "albert": "encoder.albert_layer_groups.{}.albert_layers.0"}
 IN_BLOCK = {
@@ -101,20 +104,13 @@ def from_huggingface_text(
       BadInputError: a part that our text encoder does not have, or one that is missing.
     """
     theirs = {modern_name(name, kind): array for name, array in arrays.items()}
+    theirs = {name: array for name, array in theirs.items() if name not in BUFFERS}
     untied = take_decoder(theirs, kind)
     names = parameter_names(kind, depth=depth, shared=shared)
-    ours = {} if untied is None else {"mlm/decoder": untied}
-    for name, array in theirs.items():
-        if name in BUFFERS:
-            continue
-        if name not in names:
-            raise BadInputError(
-                f"{source}: {name} has no place in a {kind} of {depth} layers; is this another "
-                "model?"
-            )
-        path = names[name]
-        if untied is None or not path.startswith("mlm/"):
-            ours[path] = array.T if path.endswith("/kernel") else array
+    ours = from_torch(theirs, names, source=source, kind=f"{kind} of {depth} layers")
+    if untied is not None:
+        ours = {path: array for path, array in ours.items() if not path.startswith("mlm/")}
+        ours["mlm/decoder"] = untied
     for name, path in names.items():
         if path not in ours and path.startswith(NEEDED):
             raise BadInputError(f"{source}: {name} is missing; download it again")
@@ -154,26 +150,12 @@ def to_huggingface_text(
 
 def parameter_names(kind: str, *, depth: int, shared: bool) -> dict[str, str]:
     """Returns our path for the name of each of their parameters, without the model's prefix."""
-    modules = BACKBONE[kind] | HEADS[kind]
+    modules = SHARED | MODULES[kind]
     for i in range(1 if shared else depth):
         for theirs, ours in IN_BLOCK[kind].items():
             place = ours if shared else block_part(i, ours)
             modules[f"{BLOCKS[kind].format(i)}.{theirs}"] = f"{ENCODER}/{place}"
-    return {
-        f"{theirs}.{leaf}": path
-        for theirs, ours in modules.items()
-        for leaf, path in leaves(ours).items()
-    }
-
-
-def leaves(module: str) -> dict[str, str]:
-    """Returns our paths for the `weight` and `bias` of a module of ours."""
-    if module in TABLES:
-        return {"weight": module}
-    if module == "mlm":  # of the decoder, whose weight is the token embedding
-        return {"bias": "mlm/bias"}
-    kernel = "scale" if "norm" in module.rpartition("/")[2] else "kernel"
-    return {"weight": f"{module}/{kernel}", "bias": f"{module}/bias"}
+    return torch_names(modules) | ALONE | {f"{MLM[kind]}.bias": "mlm/bias"}
 
 
 def without_block(path: str) -> str:
@@ -193,12 +175,11 @@ def take_decoder(theirs: dict[str, np.ndarray], kind: str) -> np.ndarray | None:
 
     A file that has the embedding or the decoder's bias under this name only gets its usual name.
     """
-    decoder, table = DECODERS[kind], f"{TOKENS}.weight"
-    bias = theirs.pop(f"{decoder}.bias", None)
+    bias = theirs.pop(f"{MLM[kind]}.decoder.bias", None)
     if bias is not None:
-        theirs.setdefault(f"{decoder.removesuffix('.decoder')}.bias", bias)
-    weight = theirs.pop(f"{decoder}.weight", None)
-    if weight is None or np.array_equal(weight, theirs.setdefault(table, weight)):
+        theirs.setdefault(f"{MLM[kind]}.bias", bias)
+    weight = theirs.pop(f"{MLM[kind]}.decoder.weight", None)
+    if weight is None or np.array_equal(weight, theirs.setdefault(TOKENS, weight)):
         return None
     return weight
 
@@ -208,9 +189,77 @@ def read_huggingface(
 ) -> tuple[dict, dict[str, Any], str] | None:
     """Reads a BERT or ALBERT; None for other arrays. See `specs.ModelSpec`."""
     file = directory / "config.json"
-    fields = section_of(read_json(file), source=str(file)) if file.exists() else None
+    fields = model_section(read_json(file), source=str(file)) if file.exists() else None
     if fields is None:
         return None
     kind, shared = kind_out(fields)
     how = {"kind": kind, "depth": fields["depth"], "shared": shared, "source": source}
     return from_huggingface_text(arrays, **how), fields, ""
+
+
+# --- Exports
+
+
+def layout(model: Any, place: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Returns a BERT or ALBERT as transformers stores it: its arrays, and its JSON files by name.
+
+    Args:
+      model: a `trained.Stored`.
+      place: where it was read from, for messages.
+
+    Raises:
+      BadInputError: their library has no such model.
+    """
+    section = model.config["model"]
+    check_has_counterpart(section, place)
+    kind, shared = kind_out(section)
+    arrays = to_huggingface_text(model.params, kind=kind, depth=section["depth"], shared=shared)
+    names, tokenizer = model.class_names, model.tokenizer
+    labels = {
+        "id2label": {str(label): name for label, name in enumerate(names)},
+        "label2id": {name: label for label, name in enumerate(names)},
+    }
+    config = huggingface_config(
+        section,
+        parts=model.params,
+        vocab_size=len(model.params["embeddings"]["token"]),
+        pad_token_id=tokenizer.pad_id,
+        bos_token_id=tokenizer.cls_id,
+        eos_token_id=tokenizer.sep_id,
+        **(labels if names else {}),
+    )
+    files = tokenizer_files(tokenizer, section["num_positions"])
+    return arrays, {**files, "config.json": config}
+
+
+def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """Returns the tokenizer, which puts [CLS] and [SEP] around texts and pairs as our data does."""
+    roles = ("cls", "sep", "mask", "pad", "unk")
+    tokens = {f"{role}_token": tokenizer.token(getattr(tokenizer, f"{role}_id")) for role in roles}
+    return {
+        "tokenizer.json": {**tokenizer.json, "post_processor": pair_template(tokenizer)},
+        "special_tokens_map.json": tokens,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": max_length,
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            **tokens,
+        },
+    }
+
+
+def pair_template(tokenizer: Tokenizer) -> Mapping[str, Any]:
+    """Returns the post-processor of a tokenizer.json: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+    ids = {tokenizer.token(index): index for index in (tokenizer.cls_id, tokenizer.sep_id)}
+    cls, sep = ids
+    special = lambda token, segment: {"SpecialToken": {"id": token, "type_id": segment}}  # noqa: E731
+    text = lambda name, segment: {"Sequence": {"id": name, "type_id": segment}}  # noqa: E731
+    single = [special(cls, 0), text("A", 0), special(sep, 0)]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, text("B", 1), special(sep, 1)],
+        "special_tokens": {
+            token: {"id": token, "ids": [index], "tokens": [token]} for token, index in ids.items()
+        },
+    }

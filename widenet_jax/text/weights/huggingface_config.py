@@ -10,43 +10,26 @@ from widenet_jax.config.files import configs_module
 from widenet_jax.config.names import ACTIVATIONS, activation_of
 from widenet_jax.errors import BadInputError
 
-# Defaults of `BertConfig` and `AlbertConfig`, for fields that a file leaves out.
-COMMON = {
-    "num_hidden_layers": 12,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12,
+# Their numbers: our field of the same value (or None), and the defaults of `BertConfig` and
+# `AlbertConfig` for files that leave it out (None: it has no such field).
+NUMBERS = {
+    "hidden_size": ("embed_dim", 768, 4096),
+    "num_hidden_layers": ("depth", 12, 12),
+    "intermediate_size": ("mlp_dim", 3072, 16384),
+    "max_position_embeddings": ("num_positions", 512, 512),
+    "type_vocab_size": ("num_token_types", 2, 2),
+    "layer_norm_eps": ("norm_epsilon", 1e-12, 1e-12),
+    "hidden_dropout_prob": ("dropout", 0.1, 0.0),
+    "num_attention_heads": (None, 12, 64),
+    "embedding_size": (None, None, 128),
+    "num_hidden_groups": (None, None, 1),
 }
+SAME = {theirs: ours for theirs, (ours, *_) in NUMBERS.items() if ours}
 DEFAULTS = {
-    "bert": COMMON
-    | {
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-    },
-    "albert": COMMON
-    | {
-        "embedding_size": 128,
-        "hidden_size": 4096,
-        "num_attention_heads": 64,
-        "intermediate_size": 16384,
-        "num_hidden_groups": 1,
-        "hidden_act": "gelu_new",
-        "hidden_dropout_prob": 0.0,
-    },
+    "bert": {theirs: x for theirs, (_, x, _) in NUMBERS.items() if x is not None},
+    "albert": {theirs: x for theirs, (*_, x) in NUMBERS.items()},
 }
-# Our field for each of theirs with the same value.
-SAME = {
-    "hidden_size": "embed_dim",
-    "num_hidden_layers": "depth",
-    "intermediate_size": "mlp_dim",
-    "max_position_embeddings": "num_positions",
-    "type_vocab_size": "num_token_types",
-    "layer_norm_eps": "norm_epsilon",
-    "hidden_dropout_prob": "dropout",
-}
+HIDDEN_ACT = {"bert": "gelu", "albert": "gelu_new"}
 # Fields that may change what a BERT computes, with the only value that our blocks have.
 ONLY = {
     "position_embedding_type": "absolute",
@@ -67,37 +50,41 @@ def text_kind(config: Mapping[str, Any]) -> str | None:
 
     The oldest files do not give `model_type`.
     """
-    told = config.get("model_type")
-    if told is None and "vocab_size" in config and "hidden_size" in config:
+    kind = config.get("model_type")
+    if kind is None and "vocab_size" in config and "hidden_size" in config:
         return "albert" if "embedding_size" in config else "bert"
-    return told if told in DEFAULTS else None
+    return kind if kind in DEFAULTS else None
 
 
-def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Returns the section `config.model` of a BERT or ALBERT.
+def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any] | None:
+    """Returns the section `config.model` of a BERT or ALBERT; None for another model.
 
     Args:
-      config: the contents of `config.json`, for which `text_kind` is not None.
+      config: the contents of `config.json`.
       source: the file, named in errors.
 
     Raises:
       BadInputError: a value that our models do not have.
     """
     kind = text_kind(config)
-    theirs = DEFAULTS[kind] | {name: value for name, value in config.items() if value is not None}
+    if kind is None:
+        return None
+    theirs = {"hidden_act": HIDDEN_ACT[kind], **DEFAULTS[kind]}
+    theirs |= {name: value for name, value in config.items() if value is not None}
     for name, value in ONLY.items():
         if theirs.get(name, value) != value:
             raise BadInputError(
                 f"{source}: {name}={theirs[name]!r}, and our models have {value!r} only"
             )
-    numbers = [name for name in DEFAULTS[kind] if name != "hidden_act"]
-    if odd := [name for name in numbers if not is_number(theirs[name])]:
-        raise BadInputError(
-            f"{source}: {odd[0]}={theirs[odd[0]]!r} is not a number; download it again"
-        )
+    for name in DEFAULTS[kind]:
+        number = theirs[name]
+        if type(number) not in (int, float) or number < 0:
+            raise BadInputError(f"{source}: {name}={number!r} is not a number; download it again")
     factorised = kind == "albert"
     shared = factorised and shares_all(theirs, source)
-    fields = {ours: type_of(ours)(theirs[name]) for name, ours in SAME.items()}
+    # JSON may write a rate as 0.
+    rates = ("norm_epsilon", "dropout")
+    fields = {ours: (float if ours in rates else int)(theirs[name]) for name, ours in SAME.items()}
     fields |= {
         "embedding_dim": theirs["embedding_size" if factorised else "hidden_size"],
         "projection": factorised,
@@ -107,16 +94,6 @@ def model_section(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     model = configs_module("variants").model_section("albert" if shared else "bert") | fields
     heads = {"num_heads": int(theirs["num_attention_heads"])}
     return model | {"attention": model["attention"] | heads}
-
-
-def type_of(field: str) -> type:
-    """Returns the type of a number of `config.model`; JSON may write a rate as 0."""
-    return float if field in ("norm_epsilon", "dropout") else int
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether a value of a JSON file is a number, 0 or more."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def shares_all(config: Mapping[str, Any], source: str) -> bool:
@@ -142,23 +119,21 @@ def check_has_counterpart(model: Mapping[str, Any], place: str) -> None:
       place: where it was read from, for the message.
     """
     attention = model["attention"]
-    if model["ffn"] != "mlp":
-        what = f"a text model with experts (ffn={model['ffn']}), which their library does not have"
-    elif model["norm_position"] != "post" or model["ffn_output_activation"]:
-        field = "ffn_output_activation" if model["ffn_output_activation"] else "norm_position"
-        what = f"a model with {field}={model[field]}, which their BERT and ALBERT do not have"
-    elif attention["name"] != "full":
-        what = f"a model with attention.name={attention['name']}, which their library does not have"
-    elif attention["head_dim"] not in (0, model["embed_dim"] / attention["num_heads"]):
-        what = (
-            f"a model with attention.head_dim={attention['head_dim']}, which their BERT and ALBERT "
-            "do not have"
-        )
-    else:
-        return
-    raise BadInputError(
-        f"--format=huggingface: {place} holds {what}; export it with --format=safetensors"
-    )
+    found = {**model, **{f"attention.{name}": value for name, value in attention.items()}}
+    heads = attention.get("num_heads", 1)
+    theirs = {
+        "ffn": ("mlp",),
+        "norm_position": ("post",),
+        "ffn_output_activation": (False,),
+        "attention.name": ("full",),
+        "attention.head_dim": (0, model["embed_dim"] / heads),
+    }
+    for name, values in theirs.items():
+        if found[name] not in values:
+            raise BadInputError(
+                f"--format=huggingface: {place} holds a model with {name}={found[name]}, which "
+                "their BERT and ALBERT do not have; export it with --format=safetensors"
+            )
 
 
 def kind_out(model: Mapping[str, Any]) -> tuple[str, bool]:
@@ -206,8 +181,3 @@ def huggingface_config(
         **own,
         **facts,
     }
-
-
-def section_of(config: Mapping[str, Any], *, source: str) -> dict[str, Any] | None:
-    """Returns the section `config.model` of a BERT or ALBERT; None for another `config.json`."""
-    return model_section(config, source=source) if text_kind(config) else None

@@ -1,15 +1,27 @@
-"""A public BERT or ALBERT that predicts masked words as it is."""
+"""Pretrained text encoders: in another length or vocabulary, and used as they are."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.sequences import tokenizer_info
 
+# Tables whose last rows a smaller model does without.
+TABLES = ("embeddings/position", "embeddings/token", "mlm/bias")
 MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
+
+
+def fit(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
+    """Takes the first positions, and the first rows of a table that was padded beyond V.
+
+    A larger table here fails the comparison of shapes. See `specs.ModelSpec`.
+    """
+    del model
+    return value[: shape[0]] if name in TABLES else value
 
 
 def usable(

@@ -29,14 +29,14 @@ from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
 
 PREFIXES = ("opt/target/", "params/", "img/")
 POSITIONS = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding")
-# Our layers for each kind of theirs in a block. The number of a LayerNorm tells which of the two
-# it is.
+# Our layers for theirs in a block, numbered together or each kind from 0.
 LAYERS = {
-    "LayerNorm": ("norm_attention", "norm_ffn"),
-    "MultiHeadDotProductAttention": ("attention",),
-    "MlpBlock": ("mlp",),
+    "LayerNorm_0": "norm_attention",
+    **dict.fromkeys(("LayerNorm_1", "LayerNorm_2"), "norm_ffn"),
+    **dict.fromkeys((f"MultiHeadDotProductAttention_{i}" for i in (0, 1)), "attention"),
+    **dict.fromkeys((f"MlpBlock_{i}/Dense_0" for i in (0, 3)), "mlp/wi"),
+    **dict.fromkeys((f"MlpBlock_{i}/Dense_1" for i in (0, 3)), "mlp/wo"),
 }
-MLP = {"Dense_0": "wi", "Dense_1": "wo"}
 OUTSIDE = {
     "embedding/kernel": "embed/projection/kernel",
     "embedding/bias": "embed/projection/bias",
@@ -50,11 +50,6 @@ OUTSIDE = {
     "head/bias": "head/bias",
 }
 NEEDED = ("embedding/kernel", "pos_embedding", "Transformer/encoder_norm/scale")
-
-
-def is_google(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Tells whether the names in a flat file are Google's."""
-    return any(name.endswith("embedding/kernel") for name in arrays)
 
 
 def from_google(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
@@ -71,10 +66,9 @@ def from_google(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     for name in NEEDED:
         if name not in theirs:
             raise BadInputError(f"{source}: no {name}, so this is not a ViT with learned positions")
-    norms = numbers_of_norms(theirs)
     ours = {}
     for name, array in theirs.items():
-        path = OUTSIDE.get(name) or path_in_block(name, norms)
+        path = OUTSIDE.get(name) or path_in_block(name)
         if path is None:
             raise BadInputError(
                 f"{source}: {name} has no place in a ViT with a CLS token or average pooling"
@@ -130,22 +124,14 @@ def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return apart
 
 
-def numbers_of_norms(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Lists the numbers of a block's LayerNorms: ["0", "2"] or, numbered by kind, ["0", "1"]."""
-    found = (re.search(r"encoderblock_\d+/LayerNorm_(\d+)/", name) for name in arrays)
-    return sorted({match[1] for match in found if match})
-
-
-def path_in_block(name: str, norms: list[str]) -> str | None:
+def path_in_block(name: str) -> str | None:
     """Returns our path for a name within a block; None if our ViT has no such layer."""
-    match = re.fullmatch(r"Transformer/encoderblock_(\d+)/([A-Za-z]+)_(\d+)/(.+)", name)
-    if not match or match[2] not in LAYERS:
-        return None
-    block, kind, number, rest = match.groups()
-    layer = LAYERS[kind][norms.index(number) if kind == "LayerNorm" else 0]
-    head, _, leaf = rest.rpartition("/")
-    parts = (f"{ENCODER}/{block_part(int(block), layer)}", MLP.get(head, head), leaf)
-    return "/".join(part for part in parts if part)
+    match = re.fullmatch(r"Transformer/encoderblock_(\d+)/(.+)", name)
+    for theirs, ours in LAYERS.items():
+        if match and match[2].startswith(f"{theirs}/"):
+            rest = match[2].removeprefix(theirs)
+            return f"{ENCODER}/{block_part(int(match[1]), ours)}{rest}"
+    return None
 
 
 def merge_heads(path: str, array: np.ndarray) -> np.ndarray:
@@ -170,6 +156,6 @@ def read_google(
 ) -> tuple[dict, dict[str, Any], str] | None:
     """Reads such a checkpoint; None for other arrays. See `specs.ModelSpec`."""
     del directory
-    if not is_google(arrays):
+    if not any(name.endswith("embedding/kernel") for name in arrays):
         return None
     return from_google(arrays, source=source), model_fields(arrays, source=source), ""

@@ -5,8 +5,7 @@ ViT-MAE and ViT-MSN, under both sets of names that transformers has used for a b
 `encoder.layer.0.attention.attention.query` in stored files, and `layers.0.attention.q_proj` in the
 modules of version 5.
 
-PyTorch stores a linear layer as [out, in] and a convolution as [out, in, height, width]; ours are
-[in, out] and [height, width, in, out]. The pooler of `ViTModel` is our representation layer.
+The pooler of `ViTModel` is our representation layer.
 `config.json` beside the weights says which function they belong to: see `model_fields`, and
 `preprocessor_config.json` which pixels they read: see `fold_pixels`.
 Sources: modeling_vit.py, configuration_vit.py, activations.py and image_processing_vit.py of
@@ -24,11 +23,11 @@ from etils import epath
 from widenet_jax.config.names import activation_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_json
-from widenet_jax.param_names import ENCODER, NORM_OUT, block_part
+from widenet_jax.param_names import ENCODER, NORM_OUT, block_part, from_torch, torch_names
 
 PREPROCESSOR = "preprocessor_config.json"
 EMBEDDINGS = "embeddings.patch_embeddings.projection"
-BLOCK = r"(?:encoder\.layer|layers)\.(\d+)\.(.+)"
+BLOCK = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.")
 # Our module for each of theirs: outside the blocks, and within one block.
 OUTSIDE = {
     EMBEDDINGS: "embed/projection",
@@ -63,11 +62,6 @@ ALONE = {
 UNUSED = r"embeddings\.mask_token|decoder\..+"
 
 
-def is_huggingface(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Tells whether the names in a flat file are Hugging Face's."""
-    return any(name.endswith(f"{EMBEDDINGS}.weight") for name in arrays)
-
-
 def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     """Converts the arrays of Hugging Face's files to our parameter tree.
 
@@ -80,34 +74,19 @@ def from_huggingface(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     Raises:
       BadInputError: a part that our ViT does not have.
     """
-    ours = {}
-    for name, array in arrays.items():
-        theirs = name.removeprefix("vit.")
-        if re.fullmatch(UNUSED, theirs):
-            continue
-        path = ALONE.get(theirs) or our_path(theirs)
-        if path is None:
-            raise BadInputError(f"{source}: {name} has no place in a ViT; is this another model?")
-        # [out, in] to [in, out]; [out, in, height, width] to [height, width, in, out].
-        ours[path] = np.moveaxis(array, (0, 1), (-1, -2)) if path.endswith("/kernel") else array
+    theirs = {name.removeprefix("vit."): array for name, array in arrays.items()}
+    theirs = {name: array for name, array in theirs.items() if not re.fullmatch(UNUSED, name)}
+    blocks = {match[0]: int(match[1]) for match in map(BLOCK.match, theirs) if match}
+    modules = OUTSIDE | {
+        f"{block}{inner}": f"{ENCODER}/{block_part(index, ours)}"
+        for block, index in blocks.items()
+        for inner, ours in IN_BLOCK.items()
+    }
+    ours = from_torch(theirs, torch_names(modules) | ALONE, source=source, kind="ViT")
     for path in [p for p in ours if p.endswith(("query/kernel", "key/kernel", "value/kernel"))]:
         bias = path.replace("/kernel", "/bias")
         ours.setdefault(bias, np.zeros(ours[path].shape[-1], np.float32))
     return flax.traverse_util.unflatten_dict(ours, sep="/")
-
-
-def our_path(theirs: str) -> str | None:
-    """Returns our path for a module's weight or bias; None if our ViT has no such module."""
-    module, _, leaf = theirs.rpartition(".")
-    if match := re.fullmatch(BLOCK, module):
-        inner = IN_BLOCK.get(match[2])
-        ours = inner and f"{ENCODER}/{block_part(int(match[1]), inner)}"
-    else:
-        ours = OUTSIDE.get(module)
-    if ours is None or leaf not in ("weight", "bias"):
-        return None
-    kernel = "scale" if "norm_" in ours.rpartition("/")[2] else "kernel"
-    return f"{ours}/{kernel if leaf == 'weight' else 'bias'}"
 
 
 def model_fields(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
@@ -173,8 +152,8 @@ def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -
     folded = {"kernel": kernel * a[:, None], "bias": bias}
     folded = {name: x.astype(projection["kernel"].dtype) for name, x in folded.items()}
     numbers = f"rescale_factor {r:.4g}, mean {mean.tolist()}, std {std.tolist()}"
-    told = f"its normalisation of pixels ({numbers}) is folded into embed"
-    return {**params, "embed": {**params["embed"], "projection": folded}}, told
+    note = f"its normalisation of pixels ({numbers}) is folded into embed"
+    return {**params, "embed": {**params["embed"], "projection": folded}}, note
 
 
 def read_huggingface(
@@ -182,7 +161,8 @@ def read_huggingface(
 ) -> tuple[dict, dict[str, Any], str] | None:
     """Reads a ViT; None for other arrays, or without its `config.json`. See `specs.ModelSpec`."""
     config, preprocessor = directory / "config.json", directory / PREPROCESSOR
-    if not is_huggingface(arrays) or not config.exists():
+    known = any(name.endswith(f"{EMBEDDINGS}.weight") for name in arrays)
+    if not known or not config.exists():
         return None
     fields = model_fields(read_json(config), source=str(config))
     params = from_huggingface(arrays, source=source)

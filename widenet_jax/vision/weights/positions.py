@@ -13,7 +13,7 @@ POSITION = "position/position_embedding"
 def fit(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
     """Resizes the positions to the grid of this model; see `specs.ModelSpec`."""
     if name == POSITION and value.shape != shape:
-        return resize_positions(value, shape[1], cls_token=has_cls_row(model))
+        return resize_positions(value, shape[1], cls_token=model["cls_token"] != "none")
     return value
 
 
@@ -42,8 +42,3 @@ def square_side(tokens: int) -> int:
             "finetune at the image size of pretraining"
         )
     return side
-
-
-def has_cls_row(model: Mapping) -> bool:
-    """Tells whether the first position row of `config.model` belongs to a CLS token."""
-    return model["cls_token"] != "none"
