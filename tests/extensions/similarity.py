@@ -3,10 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
+from widenet_jax import specs
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError
-from widenet_jax.specs import CardSpec, HeadSpec, Part, PredictSpec, SourceSpec, TaskSpec, register
-from widenet_jax.task import Evaluation, Metrics, PrimaryMetric, layer_losses, layer_sums
+from widenet_jax.specs import CardSpec, Flag, HeadSpec, Part, PredictSpec, SourceSpec, TaskSpec
+from widenet_jax.task import Evaluation, PrimaryMetric, add_layer_losses, layer_sums
 from widenet_jax.text.classification import TextClassification
 from widenet_jax.text.data import sequences
 from widenet_jax.text.data.files import read_columns, read_split
@@ -56,9 +57,8 @@ class Similarity(TextClassification):
 
     def loss(self, apply, batch, rngs):
         score, aux = apply(self.inputs(batch), rngs)
-        error, (of_layers, each) = jnp.mean((score - batch["score"]) ** 2), layer_losses(aux)
-        loss = error + of_layers
-        return loss, Metrics({"squared_error": error, **each, "loss": loss}, layer_sums(aux))
+        error = jnp.mean((score - batch["score"]) ** 2)
+        return add_layer_losses(error, {"squared_error": error}, aux)
 
     def evaluate(self, apply, batch):
         score, aux = apply(self.inputs(batch), None)
@@ -96,13 +96,13 @@ data = {
     "tokenizer": ("", "a vocab.txt"), "max_length": (16, "tokens", 5, 512),
     "train_split": ("train", "its file"), "eval_split": ("dev", "its file")}  # fmt: skip
 parts = {"pooler": Part("where it fits", head=False), "similarity": Part("never")}
-register(TaskSpec(
+specs.register(TaskSpec(
     name="similarity", task=Similarity, example=example, sections={"task": {}, "data": data},
     sources={"pairs": SourceSpec(Pairs)}, transforms=lambda config, info: (arrays, arrays),
     sizes=("num_examples", "vocab_size"), card=CardSpec("scoring how similar two sentences are"),
     heads={"similarity": HeadSpec(head, lambda model, spec: 2 * (model.embed_dim + 1), parts)},
     predict=PredictSpec("--first=TEXT --second=TEXT", {
-        "--first": {"metavar": "TEXT"}, "--second": {"metavar": "TEXT"}}, predict)))  # fmt: skip
+        "--first": Flag("a sentence"), "--second": Flag("another")}, predict)))  # fmt: skip
 
 
 def get_config(directory: str):  # has train.tsv and dev.tsv (first, second, score), vocab.txt
