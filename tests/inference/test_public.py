@@ -44,20 +44,17 @@ def test_masked_words(kind: str, left_out: str, tmp_path: Path, monkeypatch, cap
 
 
 def test_what_it_cannot_do_is_one_line(tmp_path: Path, capsys):
-    def refused(*flags: str) -> str:
-        assert predict.main(list(flags)) == 2
-        err = capsys.readouterr().err
-        assert err.startswith("error: ") and err.count("\n") == 1
-        return err
-
     arrays = reference.random_arrays("bert")
-    place = write(tmp_path / "whole", "bert", arrays)
-    assert "which takes --fill" in refused(f"--workdir={place}", "--text=a")
     headless = {k: v for k, v in arrays.items() if not k.startswith("cls.")}
-    place = write(tmp_path / "headless", "bert", headless)
-    said = refused(f"--workdir={place}", "--fill=[MASK]")
-    assert "without a head for masked words" in said and f"--config.init_from={place}" in said
-    place = write(tmp_path / "short", "bert", arrays)
-    (place / "vocab.txt").write_text("\n".join([*WORDS, "i"]) + "\n")
-    said = refused(f"--workdir={place}", "--fill=[MASK]")
-    assert "its tokenizer has 14 tokens, and its weights have 13" in said
+    for name, stored, flag, message in (
+        ("whole", arrays, "--text=a", "which takes --fill"),
+        ("headless", headless, "--fill=[MASK]", "without a head for masked words"),
+        ("short", arrays, "--fill=[MASK]", "its tokenizer has 14 tokens, and its weights have 13"),
+    ):
+        place = write(tmp_path / name, "bert", stored)
+        if name == "short":
+            (place / "vocab.txt").write_text("\n".join([*WORDS, "i"]) + "\n")
+        assert predict.main([f"--workdir={place}", flag]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1 and message in err
+        assert name != "headless" or f"--config.init_from={place}" in err

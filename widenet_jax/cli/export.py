@@ -29,17 +29,15 @@ def main(argv: Argv = None) -> int:
 
 def export(options: Options) -> None:
     from widenet_jax.files import absolute
-    from widenet_jax.inference import exported, stablehlo
+    from widenet_jax.inference import exported
     from widenet_jax.inference.trained import open_trained, read_model
 
-    others = {"huggingface": exported.WEIGHTS, "stablehlo": stablehlo.FILE}
-    file, out = (
-        choose(exported.FORMATS | others, options.format, field="format"),
-        absolute(options.out),
-    )
+    others = {"huggingface": exported.WEIGHTS, "stablehlo": exported.PROGRAM}
+    file = choose(exported.FORMATS | others, options.format, field="format")
+    out = absolute(options.out)
     if options.format == "stablehlo":
         model = open_trained(options.workdir, checkpoint=options.checkpoint)
-        stablehlo.write_stablehlo(out, model)
+        exported.write_stablehlo(out, model)
     else:
         model = read_model(options.workdir, checkpoint=options.checkpoint)
         if options.format == "huggingface":

@@ -5,6 +5,12 @@ config.json                        the run's configuration
 class_names.json  tokenizer.json   facts of the data that the model needs, as in the workdir
 export.json                        format version, step, SHA-256 of the parameters, results
 README.md                          the model card
+
+A classifier may also be exported as StableHLO, one file that a program with JAX calls:
+
+classifier.stablehlo               (arrays of n examples) -> probabilities of the classes, any n
+class_names.json  tokenizer.json   as above
+README.md                          how to call it
 """
 
 import io
@@ -12,25 +18,44 @@ import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import flax.traverse_util
+import jax
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
 from etils import epath
+from jax import export
 
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError, check_format, choose, first_line, require
 from widenet_jax.files import read_json, write_bytes, write_json, write_text
-from widenet_jax.inference.model_card import model_card
-from widenet_jax.specs import model_spec, resolve
-from widenet_jax.trained import Stored
+from widenet_jax.inference.model_card import describe_model, model_card
+from widenet_jax.specs import model_spec, resolve, task_spec
+from widenet_jax.trained import Stored, Trained, each_example, probabilities
 
 FORMAT_VERSION = 1
 FORMATS = {"safetensors": "params.safetensors", "npz": "params.npz"}
 RECORD = "export.json"
 WEIGHTS = "model.safetensors"  # in the layout of Hugging Face
+PROGRAM = "classifier.stablehlo"
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+PROGRAM_README = """# {what}
+
+Step {step:,}. `{file}` is made by `jax.export` (jax {version}), parameters included.
+It needs jax and flatbuffers alone. Label k is entry k of `class_names.json`.
+
+    from jax import export
+
+    with open("{file}", "rb") as file:
+        classify = export.deserialize(bytearray(file.read()))
+    # classify.call({{{inputs}}}) gives the probabilities, float32 [n, {classes}]
+
+{meaning}
+"""
 # safetensors' names of the types that weights have.
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 TYPES |= {"I64": np.int64}  # PyTorch's buffers, such as position_ids
@@ -103,6 +128,46 @@ def write_huggingface(directory: epath.Path, model: Exported, *, place: str) -> 
     write_text(directory / "README.md", card)
     for file, content in files.items():
         write_json(directory / file, content)
+
+
+def write_stablehlo(directory: epath.Path, trained: Trained) -> None:
+    """Exports a classifier of images or texts.
+
+    Each example is routed alone. The program runs on CPUs, NVIDIA's GPUs and TPUs.
+
+    Raises:
+      BadInputError: a model of another task, or the directory is not empty.
+    """
+    spec = task_spec(trained.config.task.name)
+    if not spec.last_layer:
+        raise BadInputError(
+            f"{trained.place} holds a model of the task {spec.name}; --format=stablehlo writes "
+            "classifiers of images and texts"
+        )
+    make_empty(directory)
+    (n,) = export.symbolic_shape("n")
+    batch = {
+        name: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
+        for name, x in trained.task.batch_spec(1).items()
+        if name != "label"
+    }
+    classify = jax.jit(partial(each_example(trained, probabilities), trained.params))
+    program = export.export(classify, platforms=PLATFORMS)(batch)
+    write_bytes(directory / PROGRAM, bytes(program.serialize()))
+    for name in ("class_names", "tokenizer"):
+        if name in trained.info:
+            write_json(directory / f"{name}.json", trained.info[name])
+    arrays = (f'"{name}": {x.dtype} {["n", *x.shape[1:]]}' for name, x in batch.items())
+    text = PROGRAM_README.format(
+        what=describe_model(trained.config.model),
+        step=trained.step,
+        file=PROGRAM,
+        version=jax.__version__,
+        inputs=", ".join(arrays).replace("'", ""),
+        classes=len(trained.class_names),
+        meaning=spec.card.arrays,
+    )
+    write_text(directory / "README.md", text)
 
 
 def read_exported(directory: epath.Path) -> Exported:

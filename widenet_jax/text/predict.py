@@ -180,12 +180,11 @@ def rows_of(
 
 def predict_classes(options: Namespace, trained: Trained) -> Predictions:
     """Classifies each --text, with its --pair."""
-    if options.pair and len(options.pair) != len(options.text):
-        numbers = f"{len(options.text)} --text and {len(options.pair)} --pair"
-        raise BadInputError(f"{numbers}: give a --pair for each --text")
-    row_of, classify, found = text_rows(trained), classifier(trained), []
-    for text, pair in zip(options.text, options.pair or [None] * len(options.text), strict=True):
-        top = best(classify([row_of(text, pair)])[0], trained, options.top)
+    rows = rows_of(trained, options.text, options.pair)
+    classify, found = classifier(trained), []
+    pairs = options.pair or [None] * len(options.text)
+    for text, pair, arrays in zip(options.text, pairs, rows, strict=True):
+        top = best(classify([arrays])[0], trained, options.top)
         row = {"text": text, **({} if pair is None else {"pair": pair}), "top": top}
         lines = [text] if pair is None else [text, pair]
         found.append((row, [*lines, *shares(top, "class")]))
