@@ -141,8 +141,8 @@ class Task(abc.ABC):
     def carry_spec(self, batch_size: int) -> Shapes:
         """Returns shapes and dtypes of the carry: arrays [B, ...] that start as zeros.
 
-        The step adds them to the batch under their names, which must differ from the names of
-        `batch_spec`, and replaces them by `Metrics.carry`. A skipped update sets them to zeros;
+        The step adds them to the batch under their names, which `batch_spec`
+        must not have, and replaces them by `Metrics.carry`. A skipped update sets them to zeros;
         the one that ends the run leaves them as they are, to repeat the step. Most tasks have none.
         """
         del batch_size
@@ -160,7 +160,7 @@ class Task(abc.ABC):
         """Returns the model's inputs for a batch as it is, without the noise of training."""
 
     def of_whole_batch(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns further arrays [B, ...] that `loss` finds in its batch, beside `batch_spec`.
+        """Returns arrays [B, ...] that `loss` finds in its batch, beside `batch_spec`.
 
         For what depends on the whole batch, such as a number to divide by: under gradient
         accumulation `loss` sees only a part of the batch, and the parts' losses are averaged.

@@ -6,7 +6,7 @@
     model.predict(["a.jpg", "b.jpg"])
     model.features(["a.jpg"])
 
-The package has the names of this module. Mistakes raise `errors.BadInputError`, a
+The package exports the names of this module. Mistakes raise `errors.BadInputError`, a
 ValueError.
 """
 

@@ -41,7 +41,7 @@ def totals_over_source(
 ) -> Evaluation:
     """Adds up the sums of `evaluate` over a source, and joins its rows.
 
-    The batches equal the batches of the run's evaluation, and so do the results. Parameters are
+    Batches are the same as in the run's evaluation, so that the results are equal. Parameters are
     replicated. A progress bar on stderr counts batches after QUIET_SECONDS.
 
     Args:

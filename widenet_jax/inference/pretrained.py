@@ -34,7 +34,7 @@ WITHOUT_EFFECT = {
     *("ffn_dropout", "output_dropout", "expert_dropout", "noise_std", "capacity_factor"),
     *("pre_logits", "num_positions"),
 }
-# Hugging Face's files of weights; large models have several.
+# Files in a directory of Hugging Face's; large models have several.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "*.model")
 # Packages, which may be absent, whose errors tell of credentials and networks.
@@ -158,8 +158,8 @@ def check_same_tokens(pretrained: Tokenizer, here: Tokenizer, place: str) -> Non
         if there != here.token(index):
             raise BadInputError(
                 f"{place} was trained with another tokenizer: token {index} is "
-                f"{there!r} there and {here.token(index)!r} here; tokenize the data as in "
-                "the model"
+                f"{there!r} there and {here.token(index)!r} here; tokenize the data with the "
+                "model's tokenizer"
             )
 
 

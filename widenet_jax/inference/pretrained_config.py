@@ -117,7 +117,7 @@ def config_file(place: str) -> epath.Path:
 
 
 def merged(pretrained: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns the pretrained fields, overridden by `given`.
+    """Returns the pretrained fields, overridden by the fields of `given`.
 
     A section of `given`, such as moe, has no effect where the pretrained model has none.
 

@@ -21,7 +21,7 @@ class LanguageModel(BlockSettings, kw_only=True):
     Parameters: embedding [V, D], encoder (the blocks), output/{kernel [D, V], bias}.
 
     Differs from the paper: pre-norm, and a plain softmax over the vocabulary, whose weights are not
-    the embedding's. `nn.attention.relative` has the differences in attention.
+    the rows of the embedding. `nn.attention.relative` has the differences in attention.
 
     Attributes:
       vocab_size: V.

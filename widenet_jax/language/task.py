@@ -140,7 +140,7 @@ class LanguageModeling(Task):
         """Returns the split's metrics.
 
         cross_entropy is in nats per token, perplexity its exponential; bits_per_byte and
-        word_perplexity belong to the text that the tokens stand for, by the split's average
+        word_perplexity describe the text that the tokens stand for, by the split's average
         number of bytes and words per token, so that they do not depend on the tokenizer.
         word_perplexity is left out where words were not counted.
         """

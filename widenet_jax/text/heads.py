@@ -65,7 +65,7 @@ def pretraining(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, tra
 
 
 def classification(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: bool):
-    """Classifies examples: logits [B, num_classes], an array, as the vision models return."""
+    """Classifies examples: logits [B, num_classes], an array as in vision models."""
     del table
     y = Dropout(HEAD_DROPOUT)(pooled(model, x, inputs), train=train)
     return dense(model.outer_init, model.num_classes, "classifier")(y)
@@ -134,7 +134,7 @@ def pooled(model: nn.Module, x: Array, inputs: Inputs) -> Array:
 class MaskedLmHead(nn.Module):
     """logits = LayerNorm(f(x W + b)) table^T + bias, with W [D, E] and the tied table [V, E].
 
-    Attributes: E, and fields of the model; kernel_init: its `outer_init`.
+    Attributes: E, and the model's; kernel_init: its `outer_init`.
     """
 
     embedding_dim: int
@@ -159,7 +159,7 @@ class SpanBeamHead(nn.Module):
       end logits     LayerNorm(tanh([x; x_start] W + b)) w
       null logit     dropout(tanh([sum_t softmax(start)_t x_t; x_CLS] W + b)) w
 
-    Attributes: fields of the model; kernel_init: its `outer_init`.
+    Attributes: the model's; kernel_init: its `outer_init`.
     """
 
     norm_epsilon: float
@@ -214,7 +214,7 @@ class SpanBeamHead(nn.Module):
 class EndLogits(nn.Module):
     """LayerNorm(tanh([x; x_start] W + b)) w for each of several starts.
 
-    Attributes: fields of the model; kernel_init: its `outer_init`.
+    Attributes: the model's; kernel_init: its `outer_init`.
     """
 
     norm_epsilon: float

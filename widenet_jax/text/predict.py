@@ -34,10 +34,10 @@ def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndar
 
     def row_of(text: str, pair: str | None) -> dict[str, np.ndarray]:
         paired = pair is not None
-        if trained.info.get("pairs", paired) != paired:  # earlier versions did not store it
-            told = "single texts: leave the pair out"
-            told = told if paired else "pairs of texts: give a pair for each text"
-            raise BadInputError(f"{trained.place} was trained on {told}")
+        if trained.info["pairs"] != paired:
+            advice = "pairs of texts: give a pair for each text"
+            advice = "single texts: leave the pair out" if paired else advice
+            raise BadInputError(f"{trained.place} was trained on {advice}")
         texts = {"text": text} | ({"pair": pair} if paired else {})
         ids = {name: tokenizer.encode(given) for name, given in texts.items()}
         if empty := [name for name in ids if not len(ids[name])]:
@@ -121,8 +121,8 @@ def fill_masks(trained: Trained, text: str, top: int) -> list[list[dict[str, Any
         raise BadInputError(f"{text!r} has no {MASK} for the model to fill")
     if len(places) < masks:
         raise BadInputError(
-            f"the text has {len(ids)} tokens, {trained.place} reads {T - 2}, and a {MASK} "
-            "is beyond them; shorten the text"
+            f"the text has {len(ids)} tokens, {trained.place} reads {T - 2}, and a {MASK} is "
+            "beyond them; shorten the text"
         )
     task = trained.task
     outputs = of_one(trained, lambda apply, batch: apply(task.inputs(batch), None)[0])

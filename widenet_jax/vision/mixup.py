@@ -28,7 +28,7 @@ def mixup(
       images: [B, H, W, C], float.
       targets: [B, V], float, rows that sum to 1.
       alpha: above 0; to train without mixup, do not call this function.
-      group_size: images per group; at least 2, and divides B. May be the model's token group.
+      group_size: images per group; at least 2, and divides B. The routing's group will do.
 
     Returns:
       Images and targets of the same shapes and types; mixed in float32.

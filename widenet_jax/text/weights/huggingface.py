@@ -122,7 +122,7 @@ def to_huggingface_text(
 ) -> dict[str, np.ndarray]:
     """Returns our parameters as the arrays of Hugging Face's files.
 
-    Where `shared` is False, each layer gets a copy of the shared parts of our blocks.
+    Where `shared` is False, each layer gets a copy of the shared parameters.
 
     Args:
       params: host arrays.

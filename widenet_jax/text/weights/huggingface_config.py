@@ -153,7 +153,7 @@ def huggingface_config(
 
     Args:
       model: a stored `config.model` that has a counterpart.
-      parts: the parameters; the first level of their names is read.
+      parts: the parameters; only the first level of names is read.
       vocab_size: V.
       **facts: further fields, such as label names and ids of special tokens.
     """
