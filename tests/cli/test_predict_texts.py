@@ -11,7 +11,7 @@ from text_sets import write_squad, write_tokenizer
 from untrained import export_untrained
 
 from configs import glue, squad, text_tiny
-from widenet_jax.cli import evaluate, predict
+from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.trained import Trained
@@ -166,14 +166,14 @@ REFUSED = [  # model, flags, part of the one line
     ("reviews", ["--fill=a [MASK]"], 'for --fill="A [MASK] word" give the --workdir of a model of'),
     ("filler", ["x.jpg"], 'of the task masked_lm, which takes --fill="A [MASK] word"; '),
     ("reviews", ["--text=the day", "--pair=was good"], "was trained on single texts: leave"),
-    ("reviews", ["--text=a", "--text=b", "--pair=c"], "2 --text and 1 --pair"),
+    ("reviews", ["--text=a", "--text=b", "--pair=c"], "2 texts and 1 pairs: give a pair"),
     ("reviews", ["--text="], "error: --text='' is empty: give a text to classify"),
     ("reviews", ["--text=the day", "--text=  "], "error: --text='  ' is empty"),
     ("pairs", ["--text=a", "--pair= "], "error: --pair=' ' is empty"),
     ("span", ["--question=", "--context=a day"], "error: --question='' is empty: give"),
     ("span", ["--question=who?"], "--question needs --context"),
     ("filler", ["--fill=the day"], "has no [MASK] for the model to fill"),
-    ("filler", [f"--fill={'the day ' * 10}[MASK]"], "error: the text has 21 tokens, of which"),
+    ("filler", [f"--fill={'the day ' * 10}[MASK]"], "error: the text has 21 tokens, "),
 ]
 
 
@@ -183,3 +183,6 @@ def test_mistakes_are_one_line(reviews_run: Path, filler: Path, folder: Path, ca
     places |= {"pairs": pairs(folder), "span": answerer(folder, "span")}
     for model, flags, answer in REFUSED:
         assert answer in refused(capsys, f"--workdir={places[model]}", *flags), flags
+    program = [f"--workdir={filler}", "--out=program", "--format=stablehlo"]
+    assert export.main(program) == 2
+    assert "writes classifiers of images and texts\n" in capsys.readouterr().err
