@@ -14,8 +14,15 @@ from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
 from widenet_jax.text.data.files import find_files
-from widenet_jax.text.data.sequences import sequence_row
-from widenet_jax.text.data.squad import Answer, Squad, cut, read_questions, seen, tokens_of
+from widenet_jax.text.data.squad import (
+    Answer,
+    Squad,
+    cut,
+    example_of,
+    read_questions,
+    seen,
+    tokens_of,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CLS, SEP = 2, 3
@@ -121,25 +128,18 @@ def test_questions_are_cut(tmp_path: Path, tokenizer: Tokenizer):
         squad(tmp_path, tokenizer, asked("a", "who", "Rollo"), max_length=7)
 
 
-def test_the_transform(tmp_path: Path, tokenizer: Tokenizer):
-    source = squad(tmp_path, tokenizer, asked("a", "who", "Rollo"))
-    row = sequence_row({**source[1], "where": ""}, length=16)
-    assert {name: (x.shape, str(x.dtype)) for name, x in row.items()} == {
-        "tokens": ((16,), "int32"), "token_types": ((16,), "int32"), "length": ((), "int32"),
-        "start": ((), "int32"), "end": ((), "int32"), "may_start": ((16,), "bool"),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("holds", ["train", "dev"])
-def test_one_split_may_have_all_answers(tmp_path: Path, tokenizer: Tokenizer, holds: str):
-    for split in ("train", "dev"):
-        more = [asked("c", "where", is_impossible=True)] if split == holds else []
-        (tmp_path / f"{split}.json").write_text(official(asked("a", "who", "Rollo"), *more))
+def test_one_split_may_have_all_answers(tmp_path: Path, tokenizer: Tokenizer):
+    (tmp_path / "train.json").write_text(official(asked("a", "who", "Rollo")))
+    (tmp_path / "dev.json").write_text(official(asked("c", "where", is_impossible=True)))
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer.json))
     config = config_file.get_config("v2,model=albert_tiny")
     config.data.update(path=str(tmp_path), train_split="train", eval_split="dev")
     config.data.tokenizer = str(tmp_path / "tokenizer.json")
-    assert open_data(config).data_info.info["unanswerable"]
+    opened = open_data(config)
+    assert opened.data_info.info["unanswerable"]
+    row = opened.train_transform({**opened.train[0], "where": ""}, None)
+    spec = {name: (x.shape, str(x.dtype)) for name, x in row.items()}
+    assert spec == {name: tuple(x) for name, x in example_of(config, None).items()}
 
 
 def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):
@@ -171,44 +171,35 @@ def test_the_configs_splits_are_those_of_hugging_face(tmp_path: Path):
             assert found.name == f"{name}-00000-of-00001.parquet"
 
 
-def damaged(change: str) -> str:
-    content = json.loads(official(asked("a", "who", "Rollo")))
-    paragraph = content["data"][0]["paragraphs"][0]
-    question = paragraph["qas"][0]
-    match change:
-        case "no context":
-            del paragraph["context"]
-        case "null question":
-            question["question"] = None
-        case "half a character":
-            question["question"] = "wh\ud83d"
-        case "moved answer":
-            question["answers"][0]["answer_start"] = 3
-        case "text as start":
-            question["answers"][0]["answer_start"] = "0"
-        case "no answers":
-            del question["answers"]
-    return json.dumps(content)
+NO_TEXT = "not SQuAD's layout.*question 'a': a text is missing"
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("damage", "problem"),
     [
-        (damaged("no context"), "not SQuAD's layout.*question 'a': a text is missing"),
-        (damaged("null question"), "not SQuAD's layout.*question 'a': a text is missing"),
-        (damaged("half a character"), "not SQuAD's layout.*question 'a': a text is missing"),
-        (damaged("moved answer"), "question a: its context has 'lo, a' at 3, and not the answer"),
-        (damaged("text as start"), "answer_start is no whole number"),
-        (damaged("no answers"), "not SQuAD's layout.*'answers'"),
+        ({"context": None}, NO_TEXT),
+        ({"question": None}, NO_TEXT),
+        ({"question": "wh\ud83d"}, NO_TEXT),  # half a character
+        (
+            {"answers": [{"text": "Rollo", "answer_start": 3}]},
+            "question a: its context has 'lo, a' at 3, and not the answer",
+        ),
+        ({"answers": [{"text": "Rollo", "answer_start": "0"}]}, "answer_start is no whole number"),
+        ({"answers": None}, "not SQuAD's layout.*NoneType"),
         ('{"data": 3}', "not SQuAD's layout"),
-        ("{", "not SQuAD's layout"),
         ('{"data": []}', "has no rows"),
         ("[" * 100_000, "not SQuAD's layout"),
     ],
 )
-def test_hostile_files_are_one_line(tmp_path: Path, tokenizer: Tokenizer, content: str, said: str):
-    (tmp_path / "dev-v2.0.json").write_text(content)
+def test_hostile_files_are_one_line(
+    tmp_path: Path, tokenizer: Tokenizer, damage: dict | str, problem: str
+):
+    if isinstance(damage, dict):
+        question = asked("a", "who", "Rollo") | damage
+        paragraph = {"context": question.pop("context", CONTEXT), "qas": [question]}
+        damage = json.dumps({"data": [{"paragraphs": [paragraph]}]})
+    (tmp_path / "dev-v2.0.json").write_text(damage)
     data = {"path": str(tmp_path), "max_length": 13, "max_question_length": 4, "stride": 4}
-    with pytest.raises(BadInputError, match=said) as raised:
+    with pytest.raises(BadInputError, match=problem) as raised:
         Squad(data, "dev-v2.0", {"tokenizer": tokenizer.json})
     assert "\n" not in str(raised.value)

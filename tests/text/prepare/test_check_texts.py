@@ -47,15 +47,11 @@ def test_texts(tmp_path: Path, capsys):
         "g.md line 1: not UTF-8 text",
         "h.text line 1: holds a NUL character",
     ]
-    assert len(lines) == len(expected)
     for line, start in zip(lines, expected, strict=True):
         assert line.startswith(f"{tmp_path}/{start}")
     assert run("check", tmp_path / "a.txt", "--json") == 2
     found = json.loads(capsys.readouterr().out)
-    assert (
-        found["problems"] == lines[:2]
-        and found["read"] == "1 files, 1 documents, rows and questions"
-    )
+    assert found["problems"] == lines[:2]
     write(tmp_path / "a.txt", b"\xe9\n" * 25)
     assert check(capsys, tmp_path / "a.txt")[20:] == [f"{tmp_path}/a.txt: 5 more"]
     assert run("check", FOLDER / "persuasion.txt") == 0

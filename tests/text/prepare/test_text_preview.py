@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from preparing import ROOT, refused, run
 
 from widenet_jax.corpus.novel import FOLDER, TEXT
@@ -23,11 +22,8 @@ def unmasked(line: str) -> str:
 
 def test_the_masked_words_are_in_braces(capsys):
     """With the braces' content in place, both epochs show the novel's first page."""
-    source = (
-        "--config.data.source=tiny_text",
-        "--config.data.path=",
-        "--config.data.max_length=1024",
-    )
+    fields = {"source": "tiny_text", "path": "", "max_length": 1024}
+    source = [f"--config.data.{name}={value}" for name, value in fields.items()]
     lines = printed(capsys, *source).splitlines()
     heads = [line for line in lines if "predicted" in line and "epoch" in line]
     texts = [line for line in lines if "[CLS]" in line]
@@ -39,10 +35,9 @@ def test_the_masked_words_are_in_braces(capsys):
     assert printed(capsys, *source, "--seed=1").splitlines() != lines
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_prepared_sets(tmp_path: Path, capsys, packed: bool):
+def test_packed_sets(tmp_path: Path, capsys):
     out = tmp_path / "set"
-    options = ("--max_length=64", "--valid_per_mille=50", *(["--pack"] if packed else []))
+    options = ("--max_length=64", "--valid_per_mille=50", "--pack")
     assert run("text", TEXT, "--out", out, "--tokenizer", FOLDER, *options) == 0
     fields = (f"--config.data.path={out}", "--config.data.max_length=64", "--draws=3")
     lines = printed(capsys, *fields).splitlines()
@@ -50,11 +45,6 @@ def test_prepared_sets(tmp_path: Path, capsys, packed: bool):
     assert all(line.count("[SEP]") == 2 for line in lines if "[CLS]" in line)
 
 
-def test_pictures_need_a_file(capsys):
-    config = f"--config={ROOT}/configs/digits.py"
-    assert "--out=PNG" in refused(capsys, "preview", config)
-
-
-def test_finetuning_has_no_preview(capsys):
-    config = f"--config={ROOT}/configs/glue.py:sst2"
-    assert "no preview" in refused(capsys, "preview", config)
+def test_what_has_no_preview_is_one_line(capsys):
+    for config, problem in (("digits.py", "--out=PNG"), ("glue.py:sst2", "no preview")):
+        assert problem in refused(capsys, "preview", f"--config={ROOT}/configs/{config}")

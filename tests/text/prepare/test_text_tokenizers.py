@@ -62,13 +62,11 @@ def test_a_vocabulary_is_converted(tmp_path: Path):
 
 def test_a_tokenizer_cannot_be_larger_than_its_text(tmp_path: Path, capsys):
     text = write(tmp_path / "a.txt", "One. Two.")
-    for kind in ("unigram", "wordpiece", "bpe"):
-        options = ("--vocab_size=5000", f"--kind={kind}", "--out", tmp_path / "t.json")
-        message = refused(capsys, "tokenizer", text, *options)
-        assert "give more text or a smaller" in message and "INTERNAL" not in message
     bad = write(tmp_path / "b.txt", b"One.\nTwo \xff.")
+    out = ("--out", tmp_path / "t.json")
     for kind in ("unigram", "wordpiece", "bpe"):
-        options = ("--vocab_size=50", f"--kind={kind}", "--out", tmp_path / "t.json")
-        assert "b.txt line 2" in refused(capsys, "tokenizer", bad, *options)
-    both = ("--convert", text, "--out", tmp_path / "t.json")
-    assert "either" in refused(capsys, "tokenizer", text, *both)
+        for file, size, problem in ((text, 5000, "give more text"), (bad, 50, "b.txt line 2")):
+            options = (f"--vocab_size={size}", f"--kind={kind}", *out)
+            message = refused(capsys, "tokenizer", file, *options)
+            assert problem in message and "INTERNAL" not in message
+    assert "either" in refused(capsys, "tokenizer", text, "--convert", text, *out)

@@ -83,8 +83,8 @@ class InstanceTransform:
         tokens[1 : second - 1], tokens[second:-1] = a, b
         token_types = np.zeros(len(tokens), np.int32)
         token_types[second:] = 1
-        masked = mask(tokens, self.rules, rng)
-        return Instance(masked.tokens, token_types, masked.positions, masked.labels, order)
+        tokens, positions, labels = mask(tokens, self.rules, rng)
+        return Instance(tokens, token_types, positions, labels, order)
 
     def row(self, instances: Sequence[Instance]) -> dict[str, np.ndarray]:
         """Returns the arrays of a packed row of instances."""

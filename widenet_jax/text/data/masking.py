@@ -10,7 +10,6 @@ takes the second part of a single-sentence chunk from another one.
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,20 +50,6 @@ class MaskingRules:
     def budget(self, length: int) -> int:
         """Returns how many tokens of a sequence of `length` tokens are masked."""
         return min(self.max_predictions, max(1, round(self.mask_fraction * length)))
-
-
-class Masked(NamedTuple):
-    """A masked sequence.
-
-    Attributes:
-      tokens: int32 [T], the input.
-      positions: int64 [k], sorted: the tokens to predict.
-      labels: int32 [k], their original ids.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
 
 
 def cut(
@@ -111,13 +96,19 @@ def _shorten(tokens: np.ndarray, dropped: int, rng: np.random.Generator) -> np.n
     return tokens[front : len(tokens) - dropped + front]
 
 
-def mask(tokens: np.ndarray, rules: MaskingRules, rng: np.random.Generator) -> Masked:
+def mask(
+    tokens: np.ndarray, rules: MaskingRules, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masks whole words of a sequence; of the chosen tokens 80% become [MASK], 10% random tokens.
 
     Args:
       tokens: int [T], special tokens included.
       rules: of the vocabulary.
       rng: draws the words, and what replaces each token.
+
+    Returns:
+      The masked tokens, int32 [T]; the positions to predict, int64 [k], sorted; and their original
+      ids, int32 [k].
     """
     positions = choose_words(tokens, rules, rng)
     labels = tokens[positions].astype(np.int32)
@@ -127,7 +118,7 @@ def mask(tokens: np.ndarray, rules: MaskingRules, rng: np.random.Generator) -> M
     masked[positions] = np.where(
         chance < MASKED, rules.mask_id, np.where(chance < MASKED + KEPT, labels, random)
     )
-    return Masked(masked, positions, labels)
+    return masked, positions, labels
 
 
 def choose_words(tokens: np.ndarray, rules: MaskingRules, rng: np.random.Generator) -> np.ndarray:

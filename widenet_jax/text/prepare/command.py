@@ -39,7 +39,6 @@ text as the command stream reads them."""
 
 def add_commands(commands: Any) -> None:
     """Adds the subcommands to prepare_data.py."""
-    add_tokenizer_command(commands)
     what = "text for pretraining"
     text = commands.add_parser("text", help=what, description=TEXT, takes_fields=False)
     text.set_defaults(work=prepare_text)
@@ -57,10 +56,6 @@ def add_commands(commands: Any) -> None:
     text = "prepare with Apache Beam, by its OPTIONS, as in --beam='--runner=DataflowRunner ...'"
     add("--beam", metavar="OPTIONS", help=text)
     add_writing(add)
-
-
-def add_tokenizer_command(commands: Any) -> None:
-    """Adds the subcommand that makes a tokenizer."""
     what = "train or convert one"
     command = commands.add_parser("tokenizer", help=what, description=TOKENIZER, takes_fields=False)
     command.set_defaults(work=make_tokenizer)
@@ -92,23 +87,18 @@ def make_tokenizer(options: Options) -> None:
         tokenizer = load_tokenizer(options.convert)
     else:
         bpe = options.kind == "bpe"
-        units = units_of(options.inputs, options)
         read = tokenizers.lines_of if bpe else tokenizers.sentences_of
-        texts = read(units, options.text_column)
+        texts = read(units_of(options.inputs, options), options.text_column)
         bar = tqdm.tqdm(texts, unit="sentence", file=sys.stderr, mininterval=1)
-        common = {"vocab_size": options.vocab_size, "max_sentences": options.max_sentences}
+        common = {name: getattr(options, name) for name in ("vocab_size", "max_sentences")}
         common["cased"] = options.cased or bpe
         if options.kind == "wordpiece":
             content = tokenizers.train_word_piece(bar, **common)
         else:
             check_range("--character_coverage", options.character_coverage, 0.5, 1.0)
-            content = tokenizers.train_sentencepiece(
-                bar,
-                **common,
-                layout=tokenizers.BPE_LAYOUT if bpe else tokenizers.ALBERT_LAYOUT,
-                normalization=options.normalization,
-                character_coverage=options.character_coverage,
-            )
+            common["layout"] = tokenizers.BPE_LAYOUT if bpe else tokenizers.ALBERT_LAYOUT
+            common |= {n: getattr(options, n) for n in ("normalization", "character_coverage")}
+            content = tokenizers.train_sentencepiece(bar, **common)
         tokenizer = Tokenizer(content, "the trained tokenizer")
     absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     write_text(options.out, json.dumps(tokenizer.json, ensure_ascii=False, indent=0) + "\n")
@@ -150,11 +140,6 @@ def prepare_text(options: Options) -> None:
         manifest = prepare(
             preparation, options.out, options.workers, provenance, overwrite=options.overwrite
         )
-    report(options, manifest)
-
-
-def report(options: Options, manifest: dict[str, Any]) -> None:
-    """Prints what the set holds."""
     lines = [
         f"{options.out}: {split} {entry['count']:,} records of {entry['documents']:,} documents, "
         f"{entry['tokens']:,} tokens"

@@ -1,14 +1,14 @@
 """Training examples of pretraining as text: masked instances."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from widenet_jax.config.parser import Options
 from widenet_jax.corpus.tokenizer import WORD_MARKS, Tokenizer
-from widenet_jax.data import blocks
-from widenet_jax.data.blocks import read_example
+from widenet_jax.data.blocks import augmentation_rng, read_example
 from widenet_jax.data.sources import build_source, build_transforms
 
 LEGEND = "[MASK]{word}: hidden; other{word}: replaced; word{word}: kept, and predicted all the same"
@@ -27,33 +27,28 @@ def print_instances(config: Any, options: Options) -> None:
     for record in chosen.tolist():
         print(f"\n{source.describe(record)}")
         for epoch in range(options.draws or 2):
-            rng = blocks.augmentation_rng(seed=options.seed, epoch=epoch, record=record)
-            batch = transform(read_example(source, record), rng)
-            for tokens, swapped in _parts(batch):
-                labels = {k: label for k, label in _labels(batch).items() if k in tokens}
+            rng = augmentation_rng(seed=options.seed, epoch=epoch, record=record)
+            row = transform(read_example(source, record), rng)
+            pairs = zip(row["mlm_positions"], row["mlm_labels"], strict=True)
+            predicted = dict(itertools.islice(pairs, row["mlm_count"]))
+            for tokens, swapped in _instances(row):
+                labels = {k: predicted[k] for k in tokens if k in predicted}
                 order = "swapped" if swapped else "in order"
                 print(f"  epoch {epoch}: {order}, {len(tokens)} tokens, {len(labels)} predicted")
-                print(f"    {_text(batch['tokens'], tokens, labels, tokenizer)}")
+                print(f"    {_text(row['tokens'], tokens, labels, tokenizer)}")
 
 
-def _parts(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[range, int]]:
+def _instances(row: Mapping[str, np.ndarray]) -> Iterator[tuple[Sequence[int], int]]:
     """Yields the positions and the order label of each instance of a row."""
-    if "segment_ids" not in batch:
-        yield range(int(batch["length"])), int(batch["order"])
+    if "segment_ids" not in row:
+        yield range(row["length"]), row["order"]
         return
-    for number in range(int(batch["num_instances"])):
-        found = np.flatnonzero(batch["segment_ids"] == number + 1)
-        yield range(int(found[0]), int(found[-1]) + 1), int(batch["order"][number])
-
-
-def _labels(batch: Mapping[str, np.ndarray]) -> dict[int, int]:
-    count = int(batch["mlm_count"])
-    pairs = zip(batch["mlm_positions"][:count], batch["mlm_labels"][:count], strict=True)
-    return {int(position): int(label) for position, label in pairs}
+    for number in range(row["num_instances"]):
+        yield np.flatnonzero(row["segment_ids"] == number + 1).tolist(), row["order"][number]
 
 
 def _text(
-    tokens: np.ndarray, positions: range, labels: Mapping[int, int], tokenizer: Tokenizer
+    tokens: np.ndarray, positions: Sequence[int], labels: Mapping[int, int], tokenizer: Tokenizer
 ) -> str:
     """Returns an instance as text, the true pieces of predicted tokens in braces."""
     text = ""

@@ -16,19 +16,16 @@ from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.sentences import split_sentences
 from widenet_jax.errors import BadInputError, first_line
 
+_SPECIAL_PIECES = {
+    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
+    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+}  # fmt: skip
 # google-research/albert, README: how the published model was trained.
 ALBERT_LAYOUT = {
-    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
-    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
-    "user_defined_symbols": ["(", ")", '"', "-", ".", "–", "£", "€"],
-    "model_type": "unigram",
+    **_SPECIAL_PIECES, "model_type": "unigram", "user_defined_symbols": list('()"-.–£€')
 }  # fmt: skip
 # arXiv:2310.10837: BPE of 8,000 pieces, each digit a piece; here with the special tokens.
-BPE_LAYOUT = {
-    "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>",
-    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
-    "model_type": "bpe", "split_digits": True,
-}  # fmt: skip
+BPE_LAYOUT = {**_SPECIAL_PIECES, "model_type": "bpe", "split_digits": True}
 SEED = 0  # of the sample of sentences
 # The sums of the training depend on the number of threads in their last bits.
 THREADS = 4
@@ -101,22 +98,18 @@ def train_word_piece(
 
     The library breaks ties at random, so a second training gives slightly other pieces.
     """
+    special = tokenizer_files.SPECIAL
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(tokenizer_files.SPECIAL),
-        continuing_subword_prefix="##",
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=list(special), show_progress=False
     )
-    tokenizer = tokenizer_files.bert_tokenizer(
-        models.WordPiece(unk_token="[UNK]"), lowercase=not cased
-    )
-    source = Guarded(text for text, _ in zip(sentences, range(max_sentences), strict=False))
+    model = models.WordPiece(unk_token="[UNK]")
+    tokenizer = tokenizer_files.bert_tokenizer(model, lowercase=not cased)
+    source = Guarded(itertools.islice(sentences, max_sentences))
     with source.training(vocab_size):
         tokenizer.train_from_iterator(source, trainer)
-    if tokenizer.get_vocab_size() < vocab_size:
-        found = f"only {tokenizer.get_vocab_size():,} pieces found"
-        raise BadInputError(_too_little_text(vocab_size, found))
-    return tokenizer_files.with_special(tokenizer, tokenizer_files.SPECIAL)
+        if (size := tokenizer.get_vocab_size()) < vocab_size:
+            raise ValueError(f"only {size:,} pieces found")
+    return tokenizer_files.with_special(tokenizer, special)
 
 
 def lowered(text: str) -> str:
@@ -149,12 +142,10 @@ class Guarded:
         try:
             yield
         except Exception as error:  # `tokenizers` raises plain Exception
-            problem = BadInputError(_too_little_text(vocab_size, first_line(error)))
+            most = re.search(r"value <= (\d+)", str(error))  # of sentencepiece
+            what = f"the text has pieces for {most[1]} at most" if most else first_line(error)
+            problem = BadInputError(
+                f"--vocab_size={vocab_size}: {what}; give more text or a smaller vocabulary"
+            )
         if found := self._error or problem:
             raise found from None
-
-
-def _too_little_text(vocab_size: int, reason: str) -> str:
-    most = re.search(r"value <= (\d+)", reason)  # of sentencepiece
-    what = f"the text has pieces for {most[1]} at most" if most else reason
-    return f"--vocab_size={vocab_size}: {what}; give more text or a smaller vocabulary"
