@@ -21,9 +21,8 @@ from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import absolute, write_bytes
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data.files import decode, pixels_of, problem_of
-from widenet_jax.vision.data.folders import kind_left_out
+from widenet_jax.vision.data.folders import kind_left_out, walk
 from widenet_jax.vision.data.transforms import build_transforms
-from widenet_jax.vision.prepare.check import walk
 
 FORMATS = (".csv", ".jsonl")  # of --out
 # A file, an image of Pillow, or uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W].

@@ -212,8 +212,8 @@ def test_a_slice_of_a_divided_folder_is_a_part_of_that_split(flat):
     assert {held_out.describe(i).split(" (")[0] for i in range(len(held_out))} == whole[1]
     twice = {"train_split": "train[:90%]", "eval_split": "train[90%:]"}
     data = config_of(flat, eval_fraction=0.1, **twice).data
-    told = "in two, and the splits for training and evaluation are both 'train'; name two"
-    assert told in refused(data, "train[:90%]")
+    problem = "in two, and the splits for training and evaluation are both 'train'; name two"
+    assert problem in refused(data, "train[:90%]")
     flat.rename(flat.with_name("train"))
     data.path = str(flat.parent)
     assert [len(build_source(data, split)) for split in twice.values()] == [360, 40]

@@ -26,23 +26,23 @@ def test_a_bucket_needs_gcsfs(source: str, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(sys.modules, package, None)
     data = {"source": source, "path": "gs://bucket/set", "max_length": 8, "tokenizer": str(FOLDER)}
     data |= {"text_column": "", "pair_column": "", "label_column": "", "train_split": "train"}
-    told = "gs://bucket/set needs the gcsfs package: pip install -e '.[gcs]'"
-    assert refused(data | {"label_names": ""}, "train") == told
+    text = "gs://bucket/set needs the gcsfs package: pip install -e '.[gcs]'"
+    assert refused(data | {"label_names": ""}, "train") == text
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "own"),
+    ("name", "text", "source"),
     [
         ("digits", "the digits of scikit-learn", "image_folder"),
         ("tiny_text", "the embedded novel", "text"),
         ("tiny_pieces", "the embedded novel", "token_stream"),
     ],
 )
-def test_embedded_data_has_no_path(name: str, told: str, own: str):
+def test_embedded_data_has_no_path(name: str, text: str, source: str):
     message = refused({"source": name, "path": "mine", "max_length": 64}, "train")
-    reads = f"config.data.path=mine: config.data.source={name} reads {told}, not files; give "
+    reads = f"config.data.path=mine: config.data.source={name} reads {text}, not files; give "
     assert message.startswith(
-        f"{reads}--config.data.path= (nothing), or --config.data.source={own}"
+        f"{reads}--config.data.path= (nothing), or --config.data.source={source}"
     )
 
 

@@ -186,8 +186,8 @@ DEFAULT = {
 )
 def test_a_bad_input_is_refused(tmp_path, capsys, command, name):
     make, problem = CASES[command, name]
-    (tmp_path / "made").mkdir()
-    path = make(tmp_path / "made")
+    (tmp_path / "input").mkdir()
+    path = make(tmp_path / "input")
     if not isinstance(path, Path):
         path = write(tmp_path / "bad file", path)
     place = f"--input={path}" if command == "cifar10_binary" else f"--split=train={path}"

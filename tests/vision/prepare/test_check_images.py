@@ -30,9 +30,9 @@ def test_check_names_every_file_that_is_not_read(messy, capsys):
         f"{messy}: {IMAGES} images, 4 files left out (.DS_Store 2, .heic 1, .txt 1); "
         f"{len(unreadable())} problems"
     )
-    told = error_line(err)
-    assert f"{len(unreadable())} problems; replace or remove them" in told
-    assert "--config.data.on_bad_example=skip (configs/finetune.py has it)" in told
+    message = error_line(err)
+    assert f"{len(unreadable())} problems; replace or remove them" in message
+    assert "--config.data.on_bad_example=skip (configs/finetune.py has it)" in message
     assert load_config("configs/finetune.py").data.on_bad_example == "skip"
     assert run("check", messy, "--json") == 2
     assert len(json.loads(capsys.readouterr().out)["problems"]) == len(unreadable())

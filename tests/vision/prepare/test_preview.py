@@ -1,4 +1,4 @@
-"""Previews of augmentations: names are whole, and images are those of training."""
+"""Previews of augmentations: names are whole, and images are as in training."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,22 @@ def _contents(folder: Path, name: str = "") -> tuple[list[str], dict[str, str]]:
         else:
             others[path] = "folder" if entry.is_dir() else kind or _suffix_of(entry.name)
     return sorted(images), others
+
+
+def walk(root: str) -> Iterator[str]:
+    """Yields the files under a folder, and the folders that are empty, in sorted order."""
+    seen = set()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders.sort()
+        real = os.path.realpath(folder)
+        if real in seen:  # a link back to a folder above
+            folders.clear()
+            continue
+        seen.add(real)
+        if not folders and not names:
+            yield folder
+        for name in sorted(names):
+            yield os.path.join(folder, name)
 
 
 def kind_left_out(name: str) -> str | None:

@@ -16,7 +16,7 @@ from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.files import decode
-from widenet_jax.vision.data.folders import kind_left_out
+from widenet_jax.vision.data.folders import kind_left_out, walk
 from widenet_jax.vision.data.packed import ArrayRecord
 
 ADVICE = (
@@ -65,22 +65,6 @@ def checks_of_set(directory: str, split: str) -> Iterator[Check]:
     source = ArrayRecord(directory, split)
     for index in range(len(source)):
         yield lambda index=index: decode(source[index]["image"], source.describe(index))
-
-
-def walk(root: str) -> Iterator[str]:
-    """Yields the files under a folder, and the folders that are empty, in sorted order."""
-    seen = set()
-    for folder, folders, names in os.walk(root, followlinks=True):
-        folders.sort()
-        real = os.path.realpath(folder)
-        if real in seen:  # a link back to a folder above
-            folders.clear()
-            continue
-        seen.add(real)
-        if not folders and not names:
-            yield folder
-        for name in sorted(names):
-            yield os.path.join(folder, name)
 
 
 def _hidden(path: str, root: str) -> bool:
