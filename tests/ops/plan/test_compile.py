@@ -60,23 +60,23 @@ def test_memory_that_a_step_would_need():
 
 
 @needs_libtpu
-def test_an_unknown_slice():
+def test_an_unknown_slice(tmp_path: Path):
     with pytest.raises(BadInputError, match="does not know v3:3x5"):
-        TpuCompiler(parse_topology("v3:3x5"))
+        TpuCompiler(parse_topology("v3:3x5"), cache=tmp_path)
 
 
 @needs_libtpu
-def test_a_batch_that_does_not_divide():
+def test_a_batch_that_does_not_divide(tmp_path: Path):
     config = load_config("configs/digits.py:widenet_tiny")
     config.batch_size = 60
     with pytest.raises(BadInputError, match=r"config\.batch_size=60 must be a multiple"):
-        TpuCompiler(parse_topology("v3-8")).compile("x", config, data_info(config))
+        TpuCompiler(parse_topology("v3-8"), cache=tmp_path).compile("x", config, data_info(config))
 
 
-def test_a_missing_compiler_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_compiler_is_reported_with_its_install_command(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInputError, match=r"pip install -e '\.\[plan\]'"):
-        TpuCompiler(parse_topology("v3-8"))
+        TpuCompiler(parse_topology("v3-8"), cache=tmp_path)
 
 
 def test_error_messages_of_the_compiler():

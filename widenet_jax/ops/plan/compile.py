@@ -61,16 +61,14 @@ class TpuCompiler:
 
     Args:
       topology: the slice.
-      cache: directory of compiled steps; None for no cache.
+      cache: directory of compiled steps.
       note: receives a line before each compilation; an attribute, for the planner's own lines.
 
     Raises:
       BadInputError: libtpu is missing, or does not know the slice.
     """
 
-    def __init__(
-        self, topology: Topology, *, cache: Path | None = None, note: Callable[[str], None] = print
-    ):
+    def __init__(self, topology: Topology, *, cache: Path, note: Callable[[str], None] = print):
         self.topology, self._cache, self.note = topology, cache, note
         self._devices = tpu_devices(topology)
 
@@ -81,17 +79,14 @@ class TpuCompiler:
           BadInputError: the config contradicts itself, the data or the slice.
         """
         lowered = lower_step(build_experiment(config, data, self._devices))
-        place = None
-        if self._cache:
-            place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
-            if place.is_file():
-                return CompiledStep(**json.loads(gzip.decompress(place.read_bytes())))
+        place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
+        if place.is_file():
+            return CompiledStep(**json.loads(gzip.decompress(place.read_bytes())))
         self.note(f"{name}: compiling for {self.topology.name}")
         step = compile_lowered(lowered)
-        if place:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            stored = json.dumps(asdict(step)).encode()
-            write_bytes(place, gzip.compress(stored, compresslevel=1))
+        self._cache.mkdir(parents=True, exist_ok=True)
+        stored = json.dumps(asdict(step)).encode()
+        write_bytes(place, gzip.compress(stored, compresslevel=1))
         return step
 
 
