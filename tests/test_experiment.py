@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_runs import small_config
 
-from widenet_jax.data import ArraySpec, DataInfo
+from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.experiment import build_experiment, train_batch_shapes
 from widenet_jax.run.session import records_of_step
 from widenet_jax.step import forward

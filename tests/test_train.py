@@ -19,7 +19,7 @@ from small_runs import (
 )
 
 from widenet_jax import train
-from widenet_jax.data import ArraySpec, DataInfo
+from widenet_jax.data.contract import ArraySpec, DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_experiment
 from widenet_jax.run.summary import describe

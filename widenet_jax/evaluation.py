@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from widenet_jax.data import Data, Source, Transform
 from widenet_jax.data.blocks import bad_allowed, bad_allowed_text
+from widenet_jax.data.contract import Data, Source, Transform
 from widenet_jax.data.pipeline import eval_batches, reading
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment

@@ -22,8 +22,7 @@ from widenet_jax.config.durations import Interval, to_interval, to_steps
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError, check_group, choose
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
-from widenet_jax.optim.build import build_optimizer
-from widenet_jax.optim.parts import check_freeze
+from widenet_jax.optim.build import build_optimizer, check_freeze
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.specs import resolve, task_spec
 from widenet_jax.step import Gradients, TrainState, forward, make_gradients, make_train_step

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from widenet_jax.optim.parts import stop_frozen
+from widenet_jax.optim.build import stop_frozen
 from widenet_jax.sharding import gather_shared
 from widenet_jax.task import Metrics, Rngs, Task
 from widenet_jax.typing import Array, Aux, Inputs, PyTree

@@ -17,16 +17,21 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256
-from widenet_jax.data import Data
+from widenet_jax.data.contract import Data
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
-from widenet_jax.optim.average import averaged, restarted
-from widenet_jax.optim.parts import is_frozen
-from widenet_jax.run.agreement import check_agreement, code_sha256, on_every_host
-from widenet_jax.run.session import Session, errors_in_one_line, read_batches
+from widenet_jax.optim.build import averaged, is_frozen, restarted
+from widenet_jax.run.session import (
+    Session,
+    check_agreement,
+    code_sha256,
+    errors_in_one_line,
+    on_every_host,
+    read_batches,
+)
 from widenet_jax.run.stopping import Stop, StopRequestedError, say
 from widenet_jax.run.summary import (
     best_of,

@@ -15,7 +15,7 @@ import torch
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data import Source
+from widenet_jax.data.contract import Source
 
 
 class Sequences(torch.utils.data.Dataset):

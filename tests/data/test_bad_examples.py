@@ -12,8 +12,9 @@ from batch_streams import train_stream as train_stream_of
 from image_sources import EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
-from widenet_jax.data import Source, blocks, records
+from widenet_jax.data import blocks, records
 from widenet_jax.data.blocks import MAX_BAD_IN_A_ROW, example_spec
+from widenet_jax.data.contract import Source
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.folders import ImageFolder
 from widenet_jax.vision.data.packed import ArrayRecord

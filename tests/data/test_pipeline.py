@@ -16,7 +16,8 @@ from batch_streams import train_stream as train_stream_of
 from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
-from widenet_jax.data import Source, blocks, pipeline
+from widenet_jax.data import blocks, pipeline
+from widenet_jax.data.contract import Source
 from widenet_jax.data.sources import build_source
 from widenet_jax.errors import BadInputError
 

@@ -19,7 +19,8 @@ import tensorflow_datasets  # noqa: F401
 from array_record.python import array_record_module
 from image_sources import refused
 
-from widenet_jax.data import Source, records
+from widenet_jax.data import records
+from widenet_jax.data.contract import Source
 from widenet_jax.data.sources import build_source, check_slice
 from widenet_jax.errors import BadExampleError, BadInputError
 

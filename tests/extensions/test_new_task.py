@@ -7,7 +7,7 @@ import numpy as np
 from extensions.life_of_a_run import check_life
 from small_runs import small_config
 
-from widenet_jax.data import ArraySpec
+from widenet_jax.data.contract import ArraySpec
 from widenet_jax.nn.block_settings import BlockSettings
 from widenet_jax.nn.blocks import Blocks
 from widenet_jax.specs import ModelSpec, SourceSpec, TaskSpec, register

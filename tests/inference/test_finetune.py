@@ -8,7 +8,7 @@ import pytest
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.finetune import finetune_params
-from widenet_jax.optim.parts import is_frozen
+from widenet_jax.optim.build import is_frozen
 from widenet_jax.vision.weights.positions import resize_positions
 
 

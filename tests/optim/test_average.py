@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from widenet_jax.optim.average import AverageState, averaged, restarted, swap, with_average
+from widenet_jax.optim.build import AverageState, averaged, restarted, swap, with_average
 
 PARAMS = {"w": jnp.array([1.0, 2.0])}
 GRADS = {"w": jnp.array([1.0, -1.0])}

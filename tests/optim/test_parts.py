@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.optim.build import build_optimizer
-from widenet_jax.optim.parts import check_freeze, count_frozen, layer_factors, stop_frozen
+from widenet_jax.optim.build import (
+    build_optimizer,
+    check_freeze,
+    count_frozen,
+    layer_factors,
+    stop_frozen,
+)
 
 PARAMS = {
     "embed": {"kernel": jnp.ones(3)},

@@ -10,8 +10,8 @@ import pytest
 from small_runs import commands_of_two, finish, start
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.run import agreement
-from widenet_jax.run.agreement import check_agreement, code_sha256, disagreement, on_every_host
+from widenet_jax.run import session as agreement
+from widenet_jax.run.session import check_agreement, code_sha256, disagreement, on_every_host
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_every_byte_of_the_code_counts(tmp_path: Path, monkeypatch: pytest.Monke
     package = Path(agreement.__file__).parents[1]
     copy = Path(shutil.copytree(package, tmp_path / "copy"))
     before = code_sha256()
-    monkeypatch.setattr(agreement, "__file__", str(copy / "run" / "agreement.py"))
+    monkeypatch.setattr(agreement, "__file__", str(copy / "run" / "session.py"))
     assert code_sha256() == before
     with (copy / "nn" / "moe" / "slots.py").open("a") as file:
         file.write("#")

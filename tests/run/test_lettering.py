@@ -9,9 +9,8 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager
 
-from widenet_jax.run import lettering
-from widenet_jax.run.figures import save, subplots
-from widenet_jax.run.lettering import OWN, families_for, line_of_text
+from widenet_jax.run import figures as lettering
+from widenet_jax.run.figures import OWN, families_for, line_of_text, save, subplots
 
 # Letters of an ancient script, which matplotlib's own font does not have.
 ONE, OTHER, NOWHERE = "\U00012000", "\U00012001", "\U00012002"

@@ -17,7 +17,7 @@ from etils import epath
 from widenet_jax.checkpoint.manifest import fingerprint
 from widenet_jax.checkpoint.series import FORMAT_VERSION, Restored, Series
 from widenet_jax.errors import BadInputError, RunFailedError
-from widenet_jax.optim.average import swap
+from widenet_jax.optim.build import swap
 from widenet_jax.step import COUNTERS, TrainState
 from widenet_jax.task import PrimaryMetric
 from widenet_jax.typing import PyTree

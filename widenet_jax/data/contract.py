@@ -1,4 +1,16 @@
-"""The data contract: sources, transforms and batches, for every kind of example.
+"""Data: sources of examples, transforms of one example, batches for one host.
+
+- A **source** gives examples by index (`Source`).
+- A **transform** maps (example, generator) to a dict of arrays (`Transform`).
+  `specs` names the sources and the transforms of each task.
+- **Blocks** stack the arrays of a few examples of one step, whatever their keys; `pipeline` reads
+  blocks with threads or processes and joins them into batches.
+
+The record at (step, position) is a pure function of (seed, step); augmentation and masking are pure
+functions of (seed, epoch, record). So nothing about the data is stored in a checkpoint, and any
+number of hosts and workers sees the same global batches.
+
+The data contract: sources, transforms and batches, for every kind of example.
 
 Imports neither JAX nor OpenCV: worker processes load it.
 """

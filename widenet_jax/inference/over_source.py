@@ -14,9 +14,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.data import Source
 from widenet_jax.data.blocks import example_spec
-from widenet_jax.data.contract import DataInfo
+from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.data.labelled import LabelledImages, with_classes
 from widenet_jax.data.sources import build_source, build_transforms, stream_info
 from widenet_jax.errors import BadInputError

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.checkpoint.checkpoints import FAILED, arrays_of
 from widenet_jax.checkpoint.manifest import fingerprint
 from widenet_jax.checkpoint.series import Series
-from widenet_jax.data import Data
+from widenet_jax.data.contract import Data
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
 from widenet_jax.param_names import named_leaves

@@ -12,7 +12,7 @@ from widenet_jax.checkpoint.checkpoints import Checkpoints
 from widenet_jax.experiment import Experiment, input_spec
 from widenet_jax.files import write_json
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
-from widenet_jax.optim.parts import count_frozen
+from widenet_jax.optim.build import count_frozen
 from widenet_jax.sharding import platform
 from widenet_jax.task import Baseline, Task
 from widenet_jax.typing import PyTree

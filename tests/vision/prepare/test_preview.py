@@ -7,7 +7,7 @@ from small_runs import ROOT
 
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
-from widenet_jax.run.lettering import line_of_text
+from widenet_jax.run.figures import line_of_text
 from widenet_jax.vision.data.files import decode
 from widenet_jax.vision.prepare.preview import augmentation_grid
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.config.files import import_file
-from widenet_jax.data import Source
+from widenet_jax.data.contract import Source
 from widenet_jax.data.pipeline import train_batches
 from widenet_jax.data.sources import build_source, build_transforms
 from widenet_jax.specs import resolve, task_spec

@@ -15,7 +15,7 @@ from widenet_jax.data.contract import Example
 from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import write_bytes
-from widenet_jax.run.lettering import line_of_text
+from widenet_jax.run.figures import line_of_text
 from widenet_jax.vision.data.transforms import build_transforms
 
 _NAME_HEIGHT, _CAPTION_HEIGHT = 22, 18
