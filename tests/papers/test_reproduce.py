@@ -121,7 +121,7 @@ def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, ca
 
 
 def test_a_report_runs_nothing_repeats_no_flags_and_says_what_ran(stand_in, tmp_path: Path, capsys):
-    """Fields, seeds, scale and data are those of the runs; the header is the command for them."""
+    """Fields, seeds, scale and data are read from the runs; the header is the command for them."""
     flags = ["--data_dir=elsewhere", "--seeds=2", f"--workdir={tmp_path}"]
     flags += ["--config.optimizer.learning_rate=0.25", "--config.duration=3 epochs"]
     assert call("fig3", *SMOKE, *flags) == 0

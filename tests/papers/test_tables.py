@@ -190,7 +190,7 @@ def test_rows_are_compared_with_one_of_them():
         "softmax": "better (paper: worse)",
         "sigma-MoE": "undecided (paper: equal)",
         "Switch, K = 1, G = 512": "a seed diverged (paper: equal)",
-        "S-BASE, K = 4, balanced": "worse by one seed",  # of which the paper has no number
+        "S-BASE, K = 4, balanced": "worse by one seed",  # the paper has no number of it
     }
     assert "round: top-K activation 2.100 against dense 2.000 (paper: 1.07, 1.08);" in text
     assert "Pairs of rows that the paper orders: 2; 2 the other way round." in text

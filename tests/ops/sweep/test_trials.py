@@ -128,7 +128,7 @@ def test_mistakes(config: str, settings: dict, flags: list[str], words: str):
 
 
 def test_fields_of_the_stored_model(tmp_path: Path):
-    """They are those of the model that config.init_from names; it is read where they are set."""
+    """They are fields of the model that config.init_from names; it is read where they are set."""
     model = model_section("albert_tiny")
     config = {"model": model, "task": {"name": "masked_lm"}}
     (tmp_path / "config.json").write_text(json.dumps(config))

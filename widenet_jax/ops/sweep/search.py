@@ -23,11 +23,8 @@ from widenet_jax.ops.sweep.trials import Outcome, Status, Trial, make
 
 NEEDED = {"extra": "sweep", "what": "--search"}  # Optuna is an optional requirement
 KINDS = ("log", "float", "int")
-STATES = {
-    Status.DONE: "COMPLETE",
-    Status.PRUNED: "PRUNED",
-    Status.DIVERGED: "FAIL",
-}  # of Optuna's trials
+# Of Optuna's trials.
+STATES = {Status.DONE: "COMPLETE", Status.PRUNED: "PRUNED", Status.DIVERGED: "FAIL"}
 TPE_STARTUP = 5  # random trials before TPE models the space
 
 Space = Mapping[str, Any]  # an Optuna distribution for each field
@@ -110,7 +107,13 @@ class Search(Listed):
                 "it, or name a new --workdir"
             )
         self.file = directory.path / "search.json"
-        self.proposed = self.read()
+        stored = json.loads(self.file.read_text()) if self.file.exists() else {}
+        if stored.get("space", repr(space)) != repr(space):
+            raise BadInputError(
+                f"--workdir={directory.path} holds a search with another space "
+                f"({stored['space']}); name a new --workdir, or repeat it to resume"
+            )
+        self.proposed = stored.get("proposed", [])
         self.trials = [self.trial_of(number, one) for number, one in enumerate(self.proposed)]
         self.running: dict[str, Any] = {}  # Optuna's trial, by name
         self.study = self.optuna.create_study(
@@ -120,20 +123,6 @@ class Search(Listed):
         )
         for trial, proposal in zip(self.trials, self.proposed, strict=True):
             self.add(directory.outcome(trial), proposal)
-
-    def read(self) -> list[Settings]:
-        """Returns what earlier calls proposed.
-
-        Raises:
-          BadInputError: the directory holds a search of another space.
-        """
-        stored = json.loads(self.file.read_text()) if self.file.exists() else {}
-        if stored.get("space", repr(self.space)) != repr(self.space):
-            raise BadInputError(
-                f"--workdir={self.directory.path} holds a search with another space "
-                f"({stored['space']}); name a new --workdir, or repeat it to resume"
-            )
-        return stored.get("proposed", [])
 
     def add(self, outcome: Outcome, proposal: Settings) -> None:
         """Adds a trial of an earlier call to the study; one that did not end is run again."""
@@ -183,10 +172,8 @@ class Search(Listed):
 
     def evaluations(self, trial: Trial) -> list[float]:
         """Returns the metric of every evaluation so far; the n-th is Hyperband's n-th step."""
-        found = [
-            record.get(self.primary_metric.name) for record in self.directory.evaluations(trial)
-        ]
-        return [value for value in found if value is not None]
+        name = self.primary_metric.name
+        return [of[name] for of in self.directory.evaluations(trial) if of.get(name) is not None]
 
     def hopeless(self, trial: Trial) -> bool:
         """Reports new evaluations to Optuna, and tells whether to end the trial early."""
