@@ -26,27 +26,17 @@ def products_of(lowered: jax.stages.Lowered) -> set[Product]:
     found = set()
     for line in lowered.as_text().splitlines():
         if "= stablehlo.dot_general" in line:
-            shapes, dtype = (
-                line.partition(" : ")[2],
-                re.search(r": \(tensor<(?:\d+x)*(\w+)>", line)[1],
-            )
-            found.add(
-                (dtype, "HIGHEST" in line, frozenset(map(int, re.findall(r"\d+(?=x)", shapes))))
-            )
+            lengths = frozenset(map(int, re.findall(r"\d+(?=x)", line.partition(" : ")[2])))
+            dtype = re.search(r": \(tensor<(?:\d+x)*(\w+)>", line)[1]
+            found.add((dtype, "HIGHEST" in line, lengths))
     return {product for product in found if not product[0].startswith("i")}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "dispatch"),
-    [
-        ("float32", "einsum"),
-        ("float32", "gather"),
-        ("float32", "ragged"),
-        ("bfloat16", "gather"),
-        pytest.param("bfloat16", "einsum", marks=pytest.mark.slow),
-        pytest.param("bfloat16", "ragged", marks=pytest.mark.slow),
-    ],
-)
+METHODS = ["gather", *(pytest.param(m, marks=pytest.mark.slow) for m in ("einsum", "ragged"))]
+
+
+@pytest.mark.parametrize("dispatch", METHODS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
     """In forward, backward and evaluation; with bfloat16, router and head alone are in float32."""
     E, V, F = 5, 10, 48  # lengths of these axes and of no others
@@ -65,11 +55,8 @@ def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
         if dtype == "float32":
             assert {product[:2] for product in found} == {("f32", True)}
             continue
-        assert {product[:2] for product in found} == {
-            ("bf16", False),
-            ("f32", True),
-            ("f32", False),
-        }
+        kinds = {("bf16", False), ("f32", True), ("f32", False)}
+        assert {product[:2] for product in found} == kinds
         for name, _, lengths in found:
             assert name == "bf16" or (lengths & {E, V} and F not in lengths), lengths
 
@@ -96,12 +83,8 @@ def test_accumulation_changes_no_gradient():
 
 
 def test_the_seed_reaches_parameters_noise_and_order():
-    runs = [
-        build_experiment(
-            small_config(**{"seed": seed, "model.depth": 1}), DATA_INFO, jax.devices()[:1]
-        )
-        for seed in (0, 1)
-    ]
+    configs = [small_config(**{"seed": seed, "model.depth": 1}) for seed in (0, 1)]
+    runs = [build_experiment(config, DATA_INFO, jax.devices()[:1]) for config in configs]
     programs, kernels = [], []
     for run in runs:
         batch = train_batch_shapes(run)

@@ -40,9 +40,7 @@ def test_matches_is_end_to_end():
     ("path", "expected"),
     [
         ("encoder/block_00_norm_ffn/scale", True),
-        ("moe/experts/wi/bias", True),
         ("mlm/output_bias", True),
-        ("head/kernel", False),
         ("embed/position_embedding", False),
         ("unbiased/kernel", False),
     ],
@@ -57,24 +55,15 @@ def test_norms_and_biases(path: str, expected: bool):
         ("moe/experts/wi/kernel", 3, (0,)),
         ("moe/experts/wo/bias", 2, (0,)),
         ("block/attention/query/kernel", 2, ()),
-        ("my_experts/wi/kernel", 2, ()),
-        ("", 2, ()),
     ],
 )
 def test_unit_axes(path: str, ndim: int, axes: tuple[int, ...]):
     assert trust_ratio_unit_axes(path, ndim) == axes
 
 
-@pytest.mark.parametrize(
-    ("path", "ndim"),
-    [
-        ("moe/experts/wi/kernel", 2),
-        ("encoder/block_01_moe/experts/wi/bias", 1),
-    ],
-)
-def test_a_rank_the_path_does_not_promise(path: str, ndim: int):
+def test_a_rank_the_path_does_not_promise():
     with pytest.raises(ValueError, match="promises"):
-        trust_ratio_unit_axes(path, ndim)
+        trust_ratio_unit_axes("moe/experts/wi/kernel", 2)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +83,7 @@ def test_parts_of_blocks(name: str, index: int | None, part: str):
         ("encoder/moe/experts/wi/kernel", True, True),
         ("encoder/moe/router/kernel", True, False),
         ("encoder/block_00_moe/experts/wi/kernel", False, True),
-        ("encoder/norm_out/scale", True, False),
         ("encoder/block_00_norm_ffn/scale", False, False),
-        ("head/kernel", False, False),
         ("experts", False, False),
     ],
 )

@@ -10,9 +10,7 @@ from jax.sharding import PartitionSpec as P
 from widenet_jax.errors import BadInputError
 from widenet_jax.sharding import (
     AXES,
-    BATCH,
     build_mesh,
-    constrain,
     gather_shared,
     global_batch,
     host_positions,
@@ -38,20 +36,12 @@ def test_data_takes_the_rest(fsdp: int, expert: int, devices: int, shape: tuple)
     assert set(mesh.devices.flat) == set(jax.devices()[:devices])
 
 
-def test_a_mesh_that_does_not_fit():
-    for fsdp, expert in ((3, 1), (1, 3), (4, 4), (0, 1), (1, -1)):
-        with pytest.raises(BadInputError) as caught:
-            mesh_of(fsdp, expert)
-        assert str(caught.value) == (
-            f"config.sharding.fsdp={fsdp} times config.sharding.expert={expert} must divide the "
-            "number of devices, 8"
-        )
-    for expert in (3, 16, 0, -1):  # fsdp takes the rest
-        with pytest.raises(BadInputError) as caught:
-            mesh_of(-1, expert)
-        assert str(caught.value) == (
-            f"config.sharding.expert={expert} must divide the number of devices, 8"
-        )
+@pytest.mark.parametrize(("fsdp", "expert"), [(3, 1), (0, 1), (1, -1), (-1, 3), (-1, 0)])
+def test_a_mesh_that_does_not_fit(fsdp: int, expert: int):
+    fsdp_too = "" if fsdp == -1 else f"config.sharding.fsdp={fsdp} times "  # -1 takes the rest
+    message = f"^{fsdp_too}config.sharding.expert={expert} must divide the number of devices, 8$"
+    with pytest.raises(BadInputError, match=message):
+        mesh_of(fsdp, expert)
 
 
 @pytest.mark.parametrize(
@@ -59,27 +49,21 @@ def test_a_mesh_that_does_not_fit():
     [
         # No axis to shard over.
         ("encoder/attention/query/kernel", (64, 64), 1, 1, P(None, None)),
-        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 1, P(None, None, None)),
         # The largest axis over fsdp; the first of equal ones.
         ("encoder/mlp/wi/kernel", (64, 256), 2, 1, P(None, "fsdp")),
-        ("encoder/mlp/wo/kernel", (256, 64), 2, 1, P("fsdp", None)),
         ("encoder/attention/query/kernel", (64, 64), 2, 1, P("fsdp", None)),
         # The largest that divides.
         ("embed/kernel", (2, 2, 3, 1023), 2, 1, P("fsdp", None, None, None)),
-        ("odd/kernel", (65, 1023), 2, 1, P(None, None)),
         # Small leaves are replicated: fewer than 4,096 numbers, or one axis.
         ("head/kernel", (64, 63), 2, 1, P(None, None)),
-        ("head/kernel", (64, 64), 8, 1, P("fsdp", None)),
         ("norm/scale", (8192,), 2, 1, P(None)),
         ("step", (), 2, 2, P()),
         # Experts over expert, and their largest remaining axis over fsdp.
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 1, 2, P("expert", None, None)),
         ("encoder/moe/experts/wi/bias", (4, 128), 1, 2, P("expert", None)),
         ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
-        ("encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 1, P(None, None, "fsdp")),
         ("0/mu/encoder/moe/experts/wi/kernel", (4, 64, 128), 2, 2, P("expert", None, "fsdp")),
         # Only the name decides.
-        ("encoder/moe/router/kernel", (64, 4), 1, 2, P(None, None)),
         ("encoder/my_experts/kernel", (4, 64), 1, 2, P(None, None)),
     ],
 )
@@ -129,15 +113,11 @@ def test_shared_parameters_are_gathered_and_their_gradients_need_not_be():
 
 def test_experts_that_do_not_divide():
     tree = {"moe": {"experts": {"wi": {"kernel": jnp.zeros((6, 32, 64))}}}}
-    with pytest.raises(BadInputError) as caught:
+    with pytest.raises(BadInputError, match="expert=4 must divide the number of experts, 6 "):
         tree_shardings(tree, mesh_of(1, 4))
-    assert str(caught.value) == (
-        "config.sharding.expert=4 must divide the number of experts, 6 "
-        "(config.model.moe.num_experts)"
-    )
 
 
-@pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("fsdp", "expert"), [(1, 1), (2, 2)])
 def test_each_device_gets_its_consecutive_rows(fsdp: int, expert: int):
     """Each device gets two rows, in the order of the mesh: data, then fsdp, then expert."""
     mesh = mesh_of(fsdp, expert)
@@ -152,13 +132,3 @@ def test_each_device_gets_its_consecutive_rows(fsdp: int, expert: int):
     held = {s.device: np.asarray(s.data).tolist() for s in placed["label"].addressable_shards}
     for index, device in enumerate(mesh.devices.flat):
         assert held[device] == [2 * index, 2 * index + 1]
-
-
-def test_constrain_places_on_the_current_mesh():
-    x = jnp.arange(16.0)
-    assert constrain(x, BATCH) is x  # no mesh is set
-    mesh = mesh_of(2, 2)
-    with jax.set_mesh(mesh):
-        y = jax.jit(lambda x: constrain(x, BATCH))(x)
-    assert [s.data.shape for s in y.addressable_shards] == [(2,)] * 8
-    np.testing.assert_array_equal(x, y)

@@ -220,19 +220,12 @@ def check_batch(config: ConfigDict, model: nn.Module, task: Task, mesh: Mesh) ->
         )
     check_group(config.batch_size, own, field=task.group_field)
     parts, devices = config.optimizer.accumulation_steps, f"on each of {mesh.size} devices"
+    eval_unit, eval_whole = routing * mesh.size, f"(routing {routing}) {devices}"
+    train_unit = group_size(model, task) * mesh.size * parts
+    train_whole = f"(routing {routing}, task {own}) {devices} in each of {parts} accumulation steps"
     for field, size, unit, groups in (
-        (
-            "config.batch_size",
-            config.batch_size,
-            group_size(model, task) * mesh.size * parts,
-            f"(routing {routing}, task {own}) {devices} in each of {parts} accumulation steps",
-        ),
-        (
-            "config.evaluation.batch_size",
-            config.evaluation.batch_size,
-            routing * mesh.size,
-            f"(routing {routing}) {devices}",
-        ),
+        ("config.batch_size", config.batch_size, train_unit, train_whole),
+        ("config.evaluation.batch_size", config.evaluation.batch_size, eval_unit, eval_whole),
     ):
         check_group(size, routing, field=TOKEN_GROUP)
         if size % unit:

@@ -110,11 +110,9 @@ def test_the_step_carries_the_memory(experiment: Experiment):
         table = jax.device_get(experiment.init().params["embedding"])
     np.testing.assert_array_equal(state.carry["memory"][:, 0], table[batch["tokens"][:, :T]])
     assert state.carry["memory_length"].tolist() == [T] * B
-    rows = [
-        s(1)["memory"].shape[2]
-        for s in (experiment.task.carry_spec, experiment.task.eval_carry_spec)
-    ]
-    assert rows == [T, 4 * T]
+    task = experiment.task
+    assert task.carry_spec(1)["memory"].shape[2] == T
+    assert task.eval_carry_spec(1)["memory"].shape[2] == 4 * T
 
 
 def test_a_fresh_row_has_an_empty_memory(experiment: Experiment):
@@ -132,13 +130,8 @@ def test_a_skipped_update_empties_the_memory(skipping: Experiment, before: int):
     A parameter that is not finite makes every hidden state NaN: none of them is remembered.
     """
     params = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), skipping.state.params)
-    state, metrics = one_step(
-        skipping,
-        batch_of(skipping, 0),
-        params=params,
-        carry=used(),
-        skipped_updates=jnp.int32(before),
-    )
+    changes = {"params": params, "carry": used(), "skipped_updates": jnp.int32(before)}
+    state, metrics = one_step(skipping, batch_of(skipping, 0), **changes)
     assert np.isnan(metrics["loss"]) and state.skipped_updates == before + 1
     left = dict(used()) if before else jax.tree.map(np.zeros_like, dict(used()))
     jax.tree.map(np.testing.assert_array_equal, state.carry, left)

@@ -30,13 +30,9 @@ X = jax.random.normal(jax.random.key(7), (4, T, D))
 
 
 def encoder(**changes) -> Blocks:
-    fields = {"mlp": {"mlp_dim": 12}, "moe": MOE}
-    return Blocks(
-        **(
-            {"depth": DEPTH, "attention": {"name": "full", "num_heads": 2}, "feed_forwards": fields}
-            | changes
-        )
-    )
+    fields = {"depth": DEPTH, "attention": {"name": "full", "num_heads": 2}}
+    fields["feed_forwards"] = {"mlp": {"mlp_dim": 12}, "moe": MOE}
+    return Blocks(**fields | changes)
 
 
 def init(model: Blocks, x: jax.Array = X) -> dict:
@@ -56,9 +52,10 @@ def test_widenet_owns_its_norms_and_shares_the_rest():
     assert names == norms | {"attention", "moe", "norm_out"}
 
 
-@pytest.mark.parametrize("attention", [False, True])
-@pytest.mark.parametrize("ffn", [False, True])
-@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(
+    ("attention", "ffn", "norms"),
+    [(False, False, False), (False, True, True), (True, False, False)],
+)
 def test_three_switches(attention: bool, ffn: bool, norms: bool):
     model = encoder(share_attention=attention, share_ffn=ffn, share_norms=norms)
 
@@ -102,7 +99,7 @@ def test_the_gradient_of_a_shared_part_is_the_sum_over_blocks():
     assert np.abs(router).max() > 0
 
 
-@pytest.mark.parametrize(("groups", "operations"), [(0, 3), (3, 3), (1, 1)])
+@pytest.mark.parametrize(("groups", "operations"), [(3, 3), (1, 1)])
 def test_routing_groups_route_once(groups: int, operations: int):
     """T = G routing operations enter the loss; a group's blocks follow its first."""
     model = encoder(**(WIDENET | {"routing_groups": groups}))
@@ -143,10 +140,9 @@ def test_pre_norm_by_parts():
     np.testing.assert_allclose(y, norm("norm_out", x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_padding_does_not_change_real_tokens(norm_position: str):
+def test_padding_does_not_change_real_tokens():
     """Other values in masked tokens do not change the real ones."""
-    model = encoder(**WIDENET, norm_position=norm_position)
+    model = encoder(**WIDENET)
     params = init(model)
     mask = jnp.arange(T) < 3
     mask = jnp.broadcast_to(mask, (4, T))
@@ -155,9 +151,7 @@ def test_padding_does_not_change_real_tokens(norm_position: str):
     other, other_aux, _ = apply(model, params, noisy, mask=mask, train=True)
     np.testing.assert_allclose(clean[:, :3], other[:, :3], atol=1e-5)
     np.testing.assert_allclose(clean_aux["loss"], other_aux["loss"], rtol=1e-5)
-    np.testing.assert_array_equal(
-        clean_aux["sums"]["load"].sum(-1), 2 * 4 * 3
-    )  # K * images * tokens
+    assert (clean_aux["sums"]["load"].sum(-1) == 2 * 4 * 3).all()  # K * images * tokens
 
 
 def test_bfloat16_keeps_parameters_and_router_in_float32():
@@ -171,9 +165,8 @@ def test_bfloat16_keeps_parameters_and_router_in_float32():
 
 @pytest.mark.parametrize(
     ("rule", "blocks"),
-    [("all", (0, 1, 2, 3, 4, 5)), ("every_3", (2, 5)), ("every_1", (0, 1, 2, 3, 4, 5)),
-     ("last_2", (4, 5)), ("last", (5,))],
-)  # fmt: skip
+    [("all", (0, 1, 2, 3, 4, 5)), ("every_3", (2, 5)), ("last_2", (4, 5)), ("last", (5,))],
+)
 def test_which_blocks_have_experts(rule: str, blocks: tuple):
     assert block_indices(rule, 6) == blocks
 
@@ -185,12 +178,10 @@ def test_an_index_of_no_block_is_refused():
 
 # Two periods each; "the last block" is a single one, of unequal blocks.
 STACKS = {
-    "dense": {},
     "widenet": WIDENET,
     "routing groups": WIDENET | {"depth": 4, "routing_groups": 2},
     "every second block": {"depth": 4, "ffn": "moe", "ffn_blocks": "every_2"},
     "the last block": {"ffn": "moe", "ffn_blocks": "last_1"},
-    "all of the last blocks": {"ffn": "moe", "ffn_blocks": "last_2"},
     "post-norm": {"norm_position": "post"},
 }
 # One stack that shares, one that does not, and one whose blocks are no whole periods.
@@ -198,21 +189,13 @@ IN_SHORT = ("routing groups", "every second block", "the last block")
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        {"unroll": False, "remat": "block"},
-        pytest.param({"unroll": False}, marks=pytest.mark.slow),
-        pytest.param({"remat": "block"}, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
     "stack",
     [s if s in IN_SHORT else pytest.param(s, marks=pytest.mark.slow) for s in STACKS],
 )
-def test_loop_and_recomputation_change_nothing(stack: str, how: dict):
+def test_loop_and_recomputation_change_nothing(stack: str):
     """Parameters, output, statistics and gradients equal those of unrolled blocks."""
     fields = {"depth": 2} | STACKS[stack]
-    plain, other = encoder(**fields), encoder(**fields, **how)
+    plain, other = encoder(**fields), encoder(**fields, unroll=False, remat="block")
     params = init(plain)
     assert jax.tree.structure(shapes(other)) == jax.tree.structure(params)
 
@@ -257,10 +240,7 @@ def test_every_block_drops_by_its_own_random_numbers(unroll: bool):
     assert set(np.unique(y)) == {0, 2, 4}
 
 
-@pytest.mark.parametrize(
-    "unroll", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["unrolled", "loop"]
-)
-def test_every_block_routes_by_its_own_random_numbers(unroll: bool):
+def test_every_block_routes_by_its_own_random_numbers():
     """Two blocks that share a router without weights: noise alone decides, a new one in each."""
     noisy = MOE | {"router": {"name": "top_k", "noise_std": 1.0}}
     model = encoder(
@@ -269,7 +249,6 @@ def test_every_block_routes_by_its_own_random_numbers(unroll: bool):
         share_ffn=True,
         share_norms=True,
         feed_forwards={"mlp": {"mlp_dim": 12}, "moe": noisy},
-        unroll=unroll,
     )
     rngs = {"router": jax.random.key(3)}
     params = jax.tree.map(jnp.zeros_like, init(model))
@@ -284,13 +263,3 @@ def test_routing_groups_need_a_router():
     with pytest.raises(BadInputError, match=r"routing_groups=3 has no effect on .*=mlp,"):
         encoder(routing_groups=3).check()
     encoder(**WIDENET, routing_groups=3).check()
-
-
-def test_the_dropout_of_a_feed_forward_leaves_something():
-    with pytest.raises(BadInputError, match=r"config\.model\.moe\.dropout=1\.0 must be between"):
-        encoder(ffn="moe", feed_forwards={"moe": MOE | {"dropout": 1.0}}).check()
-
-
-def test_unknown_remat():
-    with pytest.raises(BadInputError, match="none"):
-        init(encoder(remat="all"))

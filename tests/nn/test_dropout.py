@@ -55,11 +55,6 @@ def test_no_correlation_of_two_entries_or_of_four_in_a_rectangle():
     assert np.abs(off).max() < 8
 
 
-def test_keys_give_independent_masks():
-    product = centred(2) * centred(3)
-    assert abs(product.mean()) < 5 / np.sqrt(product.size)
-
-
 def test_scale_and_evaluation():
     x = jnp.full((64, 64), 3.0)
     y = Dropout(0.25).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})

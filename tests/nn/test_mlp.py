@@ -51,11 +51,12 @@ def test_kernels_are_initialised_by_name():
         np.testing.assert_allclose(largest, 0.04, rtol=0.01)
 
 
-def test_dropout_after_both_layers():
+@pytest.mark.parametrize(("hidden", "most", "share"), [(True, 4, 0.25), (False, 2, 0.5)])
+def test_dropout_after_both_layers_or_the_output_alone(hidden: bool, most: int, share: float):
     """At rate 0.5 a quarter survives both, four times as large; the bias is 0."""
-    layer = Mlp(1, dropout=0.5)
+    layer = Mlp(1, dropout=0.5, hidden_dropout=hidden)
     rngs = {"dropout": jax.random.key(0)}
     y = layer.apply({"params": PARAMS}, jnp.ones((1, 4000, 1)), train=True, rngs=rngs).y
     values = np.asarray(y).ravel() / 0.84119199
-    np.testing.assert_allclose(np.unique(values.round(4)), [0, 4])
-    np.testing.assert_allclose((values > 0).mean(), 0.25, atol=0.03)
+    np.testing.assert_allclose(np.unique(values.round(4)), [0, most])
+    np.testing.assert_allclose((values > 0).mean(), share, atol=0.03)

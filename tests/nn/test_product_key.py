@@ -48,8 +48,10 @@ def loop(layer: ProductKey, params: dict, x: np.ndarray, weight: np.ndarray) -> 
     return y, d, dx
 
 
-@pytest.mark.parametrize("weights", ["relu", "softmax"])
-@pytest.mark.parametrize(("combine_heads", "knn"), [("after", 4), ("before", 2), ("before", 3)])
+@pytest.mark.parametrize(
+    ("weights", "combine_heads", "knn"),
+    [("relu", "after", 4), ("softmax", "before", 2), ("relu", "before", 3)],
+)
 def test_equals_brute_force(weights: str, combine_heads: str, knn: int):
     """Keys and tokens are multiples of 1/2, so that many scores are equal."""
     layer = ProductKey(N, HEADS, knn, weights=weights, combine_heads=combine_heads)
@@ -71,7 +73,7 @@ def test_equals_brute_force(weights: str, combine_heads: str, knn: int):
         jax.tree.map(close, found, loop(layer, *of_case))
 
 
-@pytest.mark.parametrize(("n", "knn"), [(62, 128), (31, 1), (5, 24), (5, 25)])
+@pytest.mark.parametrize(("n", "knn"), [(31, 64), (5, 24), (5, 25)])
 def test_the_choice_is_exact(n: int, knn: int):
     """The last chosen pair is that of sorting all n^2; half of the rows have many equal sums."""
     a, b = np.array(jax.random.normal(jax.random.key(n), (2, 20, n)))
@@ -84,23 +86,6 @@ def test_the_choice_is_exact(n: int, knn: int):
     last = np.argsort(-pairs, axis=1, kind="stable")[:, knn - 1]
     np.testing.assert_array_equal(found[1][:, 0], last)
     np.testing.assert_array_equal(found[0][:, 0], keys_of(pairs)[np.arange(20), last])
-
-
-def test_by_hand():
-    """One head, n = 2, D = 2, x = (1, 2): scores 1 + 2 j', of which the two best pairs are read.
-
-    A = (1, 3), B = (0, -1): pairs 1, -1, 3, 1. Chosen: 3 (index 2) and, of the equal ones, index 0.
-    """
-    params = {"keys": jnp.array([1.0, 3, 0, -1]).reshape(2, 1, 2, 1),
-              "values": jnp.array([[1.0, 0], [9, 9], [10, 20], [9, 9]])}  # fmt: skip
-    x = jnp.array([[[1.0, 2.0]]])
-
-    def y(**fields) -> list:
-        return apply(ProductKey(2, 1, 2, **fields), params, x, train=False).y[0, 0]
-
-    np.testing.assert_allclose(y(), [1 * 1 + 3 * 10, 3 * 20])
-    best = 1 / (1 + np.exp(-2))
-    np.testing.assert_allclose(y(weights="softmax"), [1 - best + 10 * best, 20 * best], rtol=1e-6)
 
 
 def test_a_projected_query_has_a_bias_and_each_head_its_own():

@@ -3,7 +3,6 @@
 import random
 import re
 
-import numpy as np
 import pytest
 
 from widenet_jax.text.squad_metrics import Prediction, f1, normalized, squad_metrics
@@ -97,9 +96,8 @@ def check(predictions: list[Prediction], answers: list[list[str]], limit: float)
         assert ours[name] == pytest.approx(value, abs=1e-12), name
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_predictions(seed: int):
-    rng = random.Random(seed)
+def test_random_predictions():
+    rng = random.Random(0)
     cases = [random_case(rng) for _ in range(1000)]
     for limit in (-1.0, 0.0, 0.7):
         check(*map(list, zip(*cases, strict=True)), limit)
@@ -136,23 +134,3 @@ def test_answered_always():
         null_threshold=0.0,
     )
     assert metrics == {"exact": 0.0, "f1": pytest.approx(1 / 3)}
-
-
-def test_best_is_at_least_the_score_at_any_threshold():
-    """And is the score at its threshold, where no null scores are equal.
-
-    A text of articles alone is left out: the sweep counts it as an answer, the score does not.
-    """
-    rng = random.Random(5)
-    cases = [case for case in (random_case(rng) for _ in range(60)) if normalized(case[0].text)]
-    predictions = [p._replace(null_score=rng.gauss(0, 1)) for p, _ in cases]
-    answers = [own for _, own in cases]
-    limits = np.linspace(-3, 3, 25)
-    found = [
-        squad_metrics(predictions, answers, unanswerable=True, null_threshold=limit)
-        for limit in limits
-    ]
-    assert all(one["best_f1"] >= one["f1"] - 1e-12 for one in found)
-    threshold = found[0]["best_f1_threshold"]
-    at_best = squad_metrics(predictions, answers, unanswerable=True, null_threshold=threshold)
-    assert at_best["f1"] >= at_best["best_f1"] - 1e-12

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from compiled import apply, init
 
 from configs.variants import model_section
@@ -82,27 +83,20 @@ def test_span_beam_keeps_the_best_starts_and_ends():
             np.testing.assert_allclose(found["beam_log_prob"][i, k], expected, atol=1e-4)
 
 
-def outputs_of(head: str, **inputs: jax.Array):
-    """Returns the outputs of a small encoder for two texts of 12 and 7 tokens."""
-    model = build_model(
-        model_section("albert_tiny,depth=1"), vocab_size=30, head=head, num_classes=3
-    )
+@pytest.mark.parametrize("head", ["span", "classification"])
+def test_heads_of_a_small_encoder(head: str):
+    """Two texts of 12 and 7 tokens: one logit a class; padding has no chance in a span."""
+    fields = model_section("albert_tiny,depth=1")
+    model = build_model(fields, vocab_size=30, head=head, num_classes=3)
     mask = jnp.arange(T) < jnp.array([[T], [7]])
     tokens = jnp.where(mask, jnp.arange(T) + 5, 0)
-    texts = {"tokens": tokens, "token_types": jnp.zeros_like(tokens), "mask": mask, **inputs}
-    return apply(model, init(model, texts), texts, train=False)[0]
-
-
-def test_span_gives_padding_no_chance():
-    found = outputs_of("span")
-    for name in ("start_logits", "end_logits"):
-        assert found[name].shape == (2, T)
-        assert (found[name][1, 7:] < -1e8).all()
-        assert (jnp.abs(found[name][1, :7]) < 1).all()
-
-
-def test_classification_gives_one_logit_a_class():
-    assert outputs_of("classification").shape == (2, 3)
+    texts = {"tokens": tokens, "token_types": jnp.zeros_like(tokens), "mask": mask}
+    found = apply(model, init(model, texts), texts, train=False)[0]
+    if head == "classification":
+        assert found.shape == (2, 3)
+        return
+    for logits in (found["start_logits"], found["end_logits"]):
+        assert (logits[1, 7:] < -1e8).all() and (jnp.abs(logits[1, :7]) < 1).all()
 
 
 def test_rows_at_takes_rows_of_a_table_and_of_each_example():

@@ -17,14 +17,8 @@ RNGS = {"mixup": jax.random.key(3)}
 
 
 def task(**changes: float) -> Classification:
-    plain = {
-        "num_classes": 2,
-        "image_shape": (1, 1, 1),
-        "label_smoothing": 0.0,
-        "mixup_alpha": 0.0,
-        "mixup_group_size": 2,
-    }
-    return Classification(**plain | changes)
+    plain = {"label_smoothing": 0.0, "mixup_alpha": 0.0, "mixup_group_size": 2}
+    return Classification(num_classes=2, image_shape=(1, 1, 1), **plain | changes)
 
 
 def always(logits: list, aux: dict | None = None):
@@ -39,12 +33,6 @@ def pixels(*values: int) -> Array:
 def nats(*odds: float) -> list[float]:
     """Returns logits whose softmax is `odds`."""
     return [math.log(p) for p in odds]
-
-
-def test_pixels_to_unit_range():
-    images = to_unit_range(jnp.array([0, 51, 255], jnp.uint8))
-    np.testing.assert_allclose(images, [-1.0, -0.6, 1.0], atol=1e-6)
-    assert images.dtype == jnp.float32
 
 
 def test_balanced_classes_weigh_the_same():
@@ -121,35 +109,21 @@ def test_losses_of_all_routing_operations_are_added():
     assert metrics.layer_sums.keys() == {"load"}
 
 
-@pytest.mark.parametrize("padding", [0.0, 1e30, float("nan"), float("inf")])
-def test_evaluation_ignores_padding(padding: float):
+def test_evaluation_ignores_padding():
     """Two real images, one classified correctly; the prediction for the padding is ignored."""
-    apply = always([nats(0.75, 0.25), nats(0.25, 0.75), [padding, 0.0]])
+    apply = always([nats(0.75, 0.25), nats(0.25, 0.75), [float("nan"), 0.0]])
     batch = {
         "image": pixels(0, 0, 0),
         "label": jnp.array([0, 0, 0]),
         "mask": jnp.array([True, True, False]),
     }
-    metrics = task().summarize(task().evaluate(apply, batch).sums, {}, source=None)
+    smooth = task(label_smoothing=0.3, mixup_alpha=0.5)  # of training alone
+    metrics = smooth.summarize(smooth.evaluate(apply, batch).sums, {}, source=None)
     assert metrics["images"] == 2
     assert metrics["accuracy"] == 0.5
     np.testing.assert_allclose(
         metrics["cross_entropy"], -(math.log(0.75) + math.log(0.25)) / 2, rtol=1e-6
     )
-
-
-def test_evaluation_is_without_smoothing_mixup_and_rngs():
-    seen = {}
-
-    def apply(inputs: dict, rngs: None) -> tuple[Array, dict]:
-        seen.update(inputs, rngs=rngs)
-        return jnp.asarray([nats(0.75, 0.25)]), {}
-
-    batch = {"image": pixels(0), "label": jnp.array([0]), "mask": jnp.array([True])}
-    sums = task(label_smoothing=0.3, mixup_alpha=0.5).evaluate(apply, batch).sums
-    np.testing.assert_allclose(sums["cross_entropy"], -math.log(0.75), rtol=1e-6)
-    assert seen["rngs"] is None
-    assert seen["mask"].tolist() == [True]
 
 
 def test_batches_add_up_to_the_set():
@@ -166,7 +140,6 @@ def test_batches_add_up_to_the_set():
     ("changes", "field"),
     [
         ({"label_smoothing": 1.0}, "config.task.label_smoothing=1.0"),
-        ({"label_smoothing": -0.1}, "config.task.label_smoothing=-0.1"),
         ({"mixup_alpha": -0.5}, "config.augment.mixup_alpha=-0.5"),
     ],
 )

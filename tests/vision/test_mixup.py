@@ -34,58 +34,26 @@ def test_partner_is_the_next_of_the_group(mixed: tuple):
     assert (targets[np.arange(B), [partner(i) for i in range(B)]] > 0).sum() > B // 2
 
 
-def test_targets_stay_distributions(mixed: tuple):
-    np.testing.assert_allclose(mixed[2].sum(-1), np.ones(B), atol=1e-6)
-    assert mixed[2].min() >= 0
-
-
 def test_images_mix_as_their_targets_say(mixed: tuple):
     images, out_images, targets = mixed
+    assert len(np.unique(np.diag(targets))) == B  # every example has its own lambda
+    np.testing.assert_allclose(targets.sum(-1), 1, atol=1e-6)
     np.testing.assert_allclose(
         out_images, np.einsum("ij,jhwc->ihwc", targets, images), rtol=1e-5, atol=1e-6
     )
 
 
-def test_every_example_has_its_own_lambda(mixed: tuple):
-    weights = np.diag(mixed[2])
-    assert len(np.unique(weights)) == B
-
-
-def lambdas(alpha: float) -> np.ndarray:
+def test_half_half_is_the_arcsine_law():
     n = 4000
     targets = jnp.tile(jnp.eye(2), (n // 2, 1))  # so that target[i, i % 2] is lambda
-    run = jax.jit(functools.partial(mixup, alpha=alpha, group_size=2))
+    run = jax.jit(functools.partial(mixup, alpha=0.5, group_size=2))
     _, out = run(jax.random.key(3), jnp.zeros((n, 1, 1, 1)), targets)
-    return np.asarray(out)[np.arange(n), np.arange(n) % 2]
-
-
-def test_half_half_is_the_arcsine_law():
-    drawn = lambdas(0.5)
+    drawn = np.asarray(out)[np.arange(n), np.arange(n) % 2]
     assert abs(drawn.mean() - 0.5) < 0.03
     assert abs(drawn.var() - 1 / 8) < 0.01
     # P(lambda < x) = 2/pi asin(sqrt x): 1/3 of the draws lie below 1/4, 1/5 in the middle 0.3.
     assert abs((drawn < 0.25).mean() - 1 / 3) < 0.03
     assert abs(((drawn > 0.35) & (drawn < 0.65)).mean() - 0.194) < 0.03
-
-
-def test_one_one_is_uniform():
-    drawn = np.sort(lambdas(1.0))
-    assert np.abs(drawn - np.linspace(0, 1, len(drawn))).max() < 0.04
-
-
-def test_same_key_same_mix_and_another_key_another():
-    images, targets = jnp.ones((4, 1, 1, 1)), jnp.eye(4)
-    run = functools.partial(mixup, images=images, targets=targets, alpha=0.5, group_size=2)
-    first, again, other = (run(jax.random.key(seed))[1] for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-def test_types_are_kept():
-    images, targets = jnp.ones((4, 1, 1, 1), jnp.bfloat16), jnp.eye(4)
-    out = mixup(jax.random.key(0), images, targets, alpha=0.5, group_size=4)
-    assert (out[0].dtype, out[1].dtype) == (jnp.bfloat16, jnp.float32)
-    np.testing.assert_array_equal(out[0], images)  # a mix of equal images
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")

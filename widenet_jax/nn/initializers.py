@@ -8,6 +8,7 @@ the stack, on which some schemes depend. The layer says which kind of kernel it 
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,18 +38,6 @@ class Scheme:
     equal_router: bool = False
 
 
-def glorot_uniform(*, depth: int, batch_axis: tuple[int, ...], fan_in: int | None) -> Initializer:
-    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
-    del depth, fan_in
-    return initializers.glorot_uniform(batch_axis=batch_axis)
-
-
-def truncated_normal(*, depth: int, batch_axis: tuple[int, ...], fan_in: int | None) -> Initializer:
-    """N(0, 0.02) cut at two standard deviations (BERT); does not depend on the fans."""
-    del depth, batch_axis, fan_in
-    return initializers.truncated_normal(0.02)
-
-
 def pre_norm(
     *, depth: int, batch_axis: tuple[int, ...], fan_in: int | None, scale: float = 1.0
 ) -> Initializer:
@@ -66,19 +55,20 @@ def pre_norm(
     return init
 
 
-def switch(**settings: object) -> Initializer:
-    """`pre_norm` with sqrt(0.1) of its standard deviation (Fedus et al. 2021)."""
-    return pre_norm(**settings, scale=math.sqrt(0.1))
-
-
 KERNEL_INITS: dict[str, Scheme] = {
-    # Biases are N(0, 1e-6) in the released code of WideNet, 0 in BERT.
-    "glorot_uniform": Scheme(glorot_uniform, ffn_bias=initializers.normal(1e-6)),
-    "truncated_normal": Scheme(truncated_normal),
+    # Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010). Biases are N(0, 1e-6)
+    # in the released code of WideNet, 0 in BERT.
+    "glorot_uniform": Scheme(
+        lambda *, batch_axis, **_: initializers.glorot_uniform(batch_axis=batch_axis),
+        ffn_bias=initializers.normal(1e-6),
+    ),
+    # N(0, 0.02) cut at two standard deviations (BERT); does not depend on the fans.
+    "truncated_normal": Scheme(lambda **_: initializers.truncated_normal(0.02)),
     "pre_norm": Scheme(pre_norm, experts_as_one=True, equal_router=True),
     # The ablation "standard init" of Csordás et al.
     "pre_norm_each_expert": Scheme(pre_norm, equal_router=True),
-    "switch": Scheme(switch),
+    # Fedus et al. 2021.
+    "switch": Scheme(partial(pre_norm, scale=math.sqrt(0.1))),
 }
 
 

@@ -18,19 +18,12 @@ from widenet_jax.typing import Array, FfnOutput, Routing
 SECTION = "config.model.product_key"
 
 
-def relu_weights(scores: Array, chosen: Array) -> Array:
-    """Returns relu(score) of the chosen pairs; scores [..., n, n]."""
-    return jnp.where(chosen, jax.nn.relu(scores), 0)
-
-
-def softmax_weights(scores: Array, chosen: Array) -> Array:
-    """Returns the softmax over the chosen pairs; scores [..., n, n]."""
-    return jax.nn.softmax(jnp.where(chosen, scores, -jnp.inf), axis=(-2, -1))
-
-
+# From the scores [..., n, n] and which pairs are chosen to the weights of the pairs.
 WEIGHTS: dict[str, Callable[[Array, Array], Array]] = {
-    "relu": relu_weights,
-    "softmax": softmax_weights,
+    "relu": lambda scores, chosen: jnp.where(chosen, jax.nn.relu(scores), 0),
+    "softmax": lambda scores, chosen: jax.nn.softmax(
+        jnp.where(chosen, scores, -jnp.inf), axis=(-2, -1)
+    ),
 }
 TABLE_INITS = dict.fromkeys(("embed_fan", "values_fan", "lample"))
 COMBINE_HEADS = dict.fromkeys(("after", "before"))

@@ -50,14 +50,8 @@ def pretraining(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, tra
     """
     del train
     rows = rows_at(x, inputs["mlm_positions"])
-    mlm = MaskedLmHead(
-        table.shape[1],
-        activation=model.activation,
-        norm_epsilon=model.norm_epsilon,
-        kernel_init=model.outer_init,
-        dtype=DTYPES[model.dtype],
-        name="mlm",
-    )
+    settings = model.activation, model.norm_epsilon, model.outer_init, DTYPES[model.dtype]
+    mlm = MaskedLmHead(table.shape[1], *settings, name="mlm")
     return {
         "mlm_logits": mlm(rows, table),
         "order_logits": dense(model.outer_init, 2, "order")(pooled(model, x, inputs)),

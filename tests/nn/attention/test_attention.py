@@ -58,27 +58,25 @@ def plain_attend(query, key, value, mask=None, segment_ids=None) -> jax.Array:
     if mask is not None:
         scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     if segment_ids is not None:
-        same = segment_ids[0][:, None, :, None] == segment_ids[1][:, None, None]
+        same = segment_ids[:, None, :, None] == segment_ids[:, None, None]
         scores = jnp.where(same, scores, -jnp.inf)
     return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), value)
 
 
 MASK = jnp.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]], bool)
-OF_KEYS = jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1]])
-OF_QUERIES = jnp.array([[0, 1, 1, 2, 2], [0, 0, 0, 0, 1]])
+SEGMENTS = jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1]])
 OPTIONS = {
     "nothing": {},
     "mask": {"mask": MASK},
-    "segment_ids": {"segment_ids": (OF_QUERIES, OF_KEYS)},
+    "segment_ids": {"segment_ids": SEGMENTS},
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradient_written_out_is_that_of_the_formula(options: dict):
-    """Five queries, seven keys; output and gradients of queries, keys and values."""
+    """Output and gradients of queries, keys and values."""
     keys = jax.random.split(jax.random.key(0), 4)
-    query, d_out = (jax.random.normal(k, (B, T, N, 4)) for k in keys[:2])
-    key, value = (jax.random.normal(k, (B, 7, N, 4)) for k in keys[2:])
+    query, key, value, d_out = (jax.random.normal(k, (B, 7, N, 4)) for k in keys)
 
     def run(function) -> tuple:
         @jax.jit
@@ -118,22 +116,6 @@ def test_bfloat16_scores_have_a_float32_softmax(relative: bool):
     assert {str(e.outvars[0].aval.dtype) for e in sums if e.primitive.name == "dot_general"} == (
         {"float32"} if relative else set()
     )
-
-
-def test_segment_ids_are_as_good_as_separate_sequences():
-    """Two sequences packed into one row have the same outputs as each sequence alone."""
-    x = jax.random.normal(jax.random.key(0), (1, 7, N, 4))
-    segment_ids = jnp.array([[0, 0, 0, 1, 1, 1, 1]])
-    packed = attend(x, x, x, segment_ids=(segment_ids, segment_ids))
-    for part in (slice(0, 3), slice(3, 7)):
-        alone = attend(x[:, part], x[:, part], x[:, part])
-        np.testing.assert_allclose(packed[:, part], alone, rtol=1e-6, atol=1e-6)
-
-
-def test_mask_or_segment_ids():
-    x, segment_ids = jnp.ones((1, 2, 1, 4)), jnp.zeros((1, 2), jnp.int32)
-    with pytest.raises(ValueError, match="mask or segment_ids"):
-        attend(x, x, x, mask=segment_ids == 0, segment_ids=(segment_ids, segment_ids))
 
 
 def test_a_component_common_to_all_keys_leaves_the_bfloat16_gradient_accurate():

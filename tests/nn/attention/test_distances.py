@@ -11,18 +11,17 @@ from widenet_jax.nn.attention.distances import distance_basis, rotate, sinusoids
 
 @pytest.mark.parametrize(
     ("count", "width", "most"),
-    [(1024, 1024, 128), (512, 412, 64), (1280, 412, 96), (1024, 512, 96), (256, 128, 32),
-     (9, 64, 16), (2, 8, 4), (1, 8, 4), (5, 2, 1)],
-)  # fmt: skip
+    [(1024, 512, 96), (1280, 412, 96), (256, 128, 32), (1, 8, 4), (5, 2, 1)],
+)
 def test_sinusoids_of_all_distances_from_few_frequencies(count: int, width: int, most: int):
     """Of the windows and memories of the language models, in training and in evaluation."""
-    basis = distance_basis(count, width)
-    assert basis.waves.shape == (count, len(basis.mixing)) and len(basis.mixing) <= 2 * most
-    rebuilt = basis.waves @ basis.mixing.astype(np.float64)
+    waves, mixing = distance_basis(count, width)
+    assert waves.shape == (count, len(mixing)) and len(mixing) <= 2 * most
+    rebuilt = waves @ mixing.astype(np.float64)
     np.testing.assert_allclose(rebuilt, sinusoids(count, width), atol=2e-5)
     assert np.sqrt(np.square(rebuilt - sinusoids(count, width)).mean()) < 5e-7
     # Rounding the terms to bfloat16 then costs no more than rounding the position keys themselves.
-    assert np.abs(basis.mixing).max() < 3
+    assert np.abs(mixing).max() < 3
 
 
 def test_sines_are_those_of_the_distance_back():
@@ -55,16 +54,14 @@ def test_scores_in_bfloat16_are_as_exact_as_with_rounded_position_keys():
     def by_distance(query: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.take_along_axis(query @ keys.T, np.maximum(distance, 0), axis=1)[seen]
 
-    waves = sinusoids(S, D).astype(np.float64)
-    exact = by_distance(query, waves @ kernel)
-    rounded_keys = round_bfloat16(round_bfloat16(waves) @ round_bfloat16(kernel))
+    table = sinusoids(S, D).astype(np.float64)
+    exact = by_distance(query, table @ kernel)
+    rounded_keys = round_bfloat16(round_bfloat16(table) @ round_bfloat16(kernel))
     usual = by_distance(query, rounded_keys)
-    basis = distance_basis(S, D)
-    terms = [
-        round_bfloat16(query @ round_bfloat16(k).T) for k in np.split(basis.mixing @ kernel, 2)
-    ]
-    at_query = np.asarray(rotate(*terms, basis.waves[places]))
-    ours = round_bfloat16(at_query) @ round_bfloat16(basis.waves).T
+    waves, mixing = distance_basis(S, D)
+    terms = [round_bfloat16(query @ round_bfloat16(k).T) for k in np.split(mixing @ kernel, 2)]
+    at_query = np.asarray(rotate(*terms, waves[places]))
+    ours = round_bfloat16(at_query) @ round_bfloat16(waves).T
 
     def error(scores: np.ndarray) -> float:
         return np.sqrt(np.square(scores - exact).mean() / np.square(exact).mean())

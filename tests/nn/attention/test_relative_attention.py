@@ -1,6 +1,5 @@
 """Relative attention agrees with its definition in loops, and with sums worked out by hand."""
 
-import importlib.util
 import math
 
 import jax
@@ -11,10 +10,6 @@ from compiled import apply
 
 from widenet_jax.nn.attention.distances import sinusoids
 from widenet_jax.nn.attention.relative import RelativeAttention, relative_attend
-from widenet_jax.ops.plan.compile import compile_lowered, tpu_devices
-from widenet_jax.ops.plan.hlo import parse
-from widenet_jax.ops.plan.pricing import price_module
-from widenet_jax.ops.plan.topology import parse_topology
 
 NAMES = ("query", "key", "value", "position_kernel", "content_bias", "position_bias")
 
@@ -130,32 +125,3 @@ def test_the_layer_by_parts():
     ours, _ = apply(layer, params | biases, x, **options, train=False)
     expected = expected.reshape(B, T, -1) @ params["out"]["kernel"]
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
-def test_what_a_layer_costs_on_a_tpu(monkeypatch: pytest.MonkeyPatch):
-    """WT-B on a v3 core, forward and backward: 10.3 ms, 2.8 of them for the projections."""
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know
-    B, T, D, N, H = 8, 512, 1024, 16, 64
-    topology, layer = parse_topology("v3-8"), RelativeAttention(N, H, dtype=jnp.bfloat16)
-    place = jax.sharding.SingleDeviceSharding(tpu_devices(topology)[0])
-    x, lengths = jnp.zeros((B, T, D), jnp.bfloat16), jnp.zeros(B, jnp.int32)
-
-    def attend(params: dict, x: jax.Array, memory: jax.Array, lengths: jax.Array) -> jax.Array:
-        return layer.apply(params, x, memory=memory, memory_length=lengths, train=True)[0]
-
-    def run(params: dict, x: jax.Array, memory: jax.Array, lengths: jax.Array) -> tuple:
-        y, pull = jax.vjp(lambda *some: attend(*some, memory, lengths), params, x)
-        return y, pull(y)
-
-    def arrays() -> tuple:
-        options = {"memory": x, "memory_length": lengths, "train": False}
-        return layer.init(jax.random.key(0), x, **options), x, x, lengths
-
-    shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), jax.eval_shape(arrays)
-    )
-    step = compile_lowered(jax.jit(run).lower(*shapes))
-    ms = sum(price.ms for price in price_module(parse(step.hlo), topology))
-    assert 9 < ms < 10.8

@@ -9,7 +9,7 @@ import pytest
 from router_reference import differences
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.moe.losses import LOSSES, balance_losses, load_balance_loss
+from widenet_jax.nn.moe.losses import LOSSES, balance_losses
 from widenet_jax.nn.moe.routers.top_k import route_top_k
 from widenet_jax.typing import Routing
 
@@ -30,23 +30,6 @@ def test_each_group_collapses_and_the_batch_is_even(over: str, expected: float):
     losses, total = balance_losses(routing(SURE, ALL), ALL, settings)
     np.testing.assert_allclose(losses["load_balance"], expected, rtol=1e-6)
     np.testing.assert_allclose(total, 0.25 * expected, rtol=1e-6)
-
-
-def test_over_the_batch_is_one_large_group():
-    """Random logits, some tokens masked: the loss equals that of one joined group."""
-    logits = jax.random.normal(jax.random.key(0), (3, 5, 4))
-    mask = jax.random.bernoulli(jax.random.key(1), 0.7, (3, 5))
-    settings = {"load_balance": 1.0, "over": "batch"}
-    losses, _ = balance_losses(routing(logits, mask), mask, settings)
-    joined = logits.reshape(1, 15, 4), mask.reshape(1, 15)
-    expected = load_balance_loss(routing(*joined), joined[1])
-    np.testing.assert_allclose(losses["load_balance"], expected[0], rtol=1e-6)
-
-
-def test_a_group_of_padding_is_left_out_of_the_mean():
-    mask = jnp.array([[True, True], [False, False]])
-    losses, _ = balance_losses(routing(SURE, mask), mask, {"load_balance": 1.0, "over": "group"})
-    np.testing.assert_allclose(losses["load_balance"], 2.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -237,28 +220,6 @@ def test_importance_and_its_gradient_by_hand():
     np.testing.assert_allclose(gradient, [1 / 8, 1 / 8, -3 / 8], rtol=1e-6)
 
 
-def test_load_by_hand():
-    """P = (0.9, 0.1) and (0.6, 0.4): L = (1.5, 0.5), mean 1, variance 1/4, CV^2 = 1/4."""
-    load = jnp.array([[[0.9, 0.1], [0.6, 0.4]]])
-    routed = gates_routing([1.0, 1.0], [0, 0], 2, extra={"load_probability": load})
-    np.testing.assert_allclose(LOSSES["load"](routed, jnp.ones((1, 2), bool)), 1 / 4, rtol=1e-5)
-
-
-def test_load_of_two_levels_by_hand():
-    """Two groups of one expert. P of the groups sum to (1.5, 0.5), and both tokens chose group 0.
-
-    The only expert of group 0 has load 1.5 * (1 + 1) / 2 = 1.5, that of group 1, which no token
-    chose, 0: mean 3/4, variance 9/16, CV^2 = 1.
-    """
-    extra = {
-        "load_probability": jnp.array([[[1.0, 0.0], [1.0, 0.0]]]),
-        "group_load_probability": jnp.array([[[0.9, 0.1], [0.6, 0.4]]]),
-        "group_chosen": jnp.array([[[1.0, 0.0], [1.0, 0.0]]]),
-    }
-    routed = gates_routing([1.0, 1.0], [0, 0], 2, extra=extra)
-    np.testing.assert_allclose(LOSSES["load"](routed, jnp.ones((1, 2), bool)), 1, rtol=1e-5)
-
-
 def test_least_entropy_is_minus_log_of_the_experts():
     """Each token sure of another expert: p is even, -log 4. All sure of one: 0, the most."""
     sure = 50.0 * jnp.eye(4)[None]
@@ -266,32 +227,6 @@ def test_least_entropy_is_minus_log_of_the_experts():
     for logits, expected in ((sure, -math.log(4)), (sure[:, :1].repeat(4, 1), 0.0)):
         routed = gates_routing([1.0] * 4, [0] * 4, 4, router_logits=logits)
         np.testing.assert_allclose(LOSSES["entropy"](routed, mask), expected, atol=1e-6)
-
-
-def test_entropy_of_the_chosen_ignores_which_experts_they_are():
-    """Logits ln 3 and 0 of the two chosen: p = (3/4, 1/4), though every expert is chosen once."""
-    logits = jnp.log(jnp.array([[[3.0, 1.0, 0.5, 0.5], [0.5, 0.5, 3.0, 1.0]]]))
-    routed = gates_routing([1.0, 1.0], [0, 0], 4, router_logits=logits)
-    routed = routed.replace(expert_index=jnp.array([[[0, 1], [2, 3]]]))
-    expected = 0.75 * math.log(0.75) + 0.25 * math.log(0.25)
-    loss = LOSSES["entropy_of_chosen"](routed, jnp.ones((1, 2), bool))
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
-
-
-def test_z_by_hand():
-    """Logits 0, 0 and ln 3, 0: logsumexp ln 2 and ln 4; mean square 5/2 (ln 2)^2."""
-    logits = jnp.array([[[0.0, 0.0], [math.log(3), 0.0]]])
-    routed = gates_routing([1.0, 1.0], [0, 0], 2, router_logits=logits)
-    expected = 2.5 * math.log(2) ** 2
-    np.testing.assert_allclose(LOSSES["z"](routed, jnp.ones((1, 2), bool)), expected, rtol=1e-6)
-
-
-def test_switch_and_load_balance_agree_for_one_choice():
-    logits = jax.random.normal(jax.random.key(0), (3, 5, 4))
-    routed, mask = routing(logits, jnp.ones((3, 5), bool)), jnp.ones((3, 5), bool)
-    np.testing.assert_array_equal(
-        LOSSES["switch"](routed, mask), LOSSES["load_balance"](routed, mask)
-    )
 
 
 # --- Weights ---------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs import sizes
-from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.moe.dispatch import DISPATCHERS, choose_dispatch
 from widenet_jax.nn.moe.experts import ExpertFfn
@@ -20,23 +19,20 @@ from widenet_jax.nn.moe.slots import assign_slots
 from widenet_jax.sharding import BATCH, build_mesh, tree_shardings
 from widenet_jax.typing import Routing
 
-TIGHT = {"capacity_factor": 0.8, "examples_per_group": 2, "depth": 1}
-MESHES = [(1, 1), (4, 1), (1, 4), (2, 2)]  # fsdp, expert; data has the rest of 8
+B = 32
 
 
-def loss_and_gradients(dispatch: str, size: str, options: dict, batch: int, mesh=None):
+def loss_and_gradients(dispatch: str, mesh=None):
     """Returns the loss of a WideNet with all its losses, and every parameter's gradient."""
-    fields = sizes.vision_model("widenet", size, "moe", options)
+    tight = {"capacity_factor": 0.8, "examples_per_group": 2, "depth": 1}
+    fields = sizes.vision_model("widenet", "tiny", "moe", tight)
     fields |= {"dropout": 0.0, "dtype": "float32"}
     fields["moe"]["dispatch"] = dispatch
     fields["moe"]["router"]["noise_std"] = 0.0
     model = build_model(fields, num_classes=10)
-    side = 8 if size == "tiny" else 224
-    images = jax.random.normal(jax.random.key(0), (batch, side, side, 3))
-    mask = jnp.arange(batch) != 1  # one image is padding
-    params = jax.jit(
-        lambda: model.init(jax.random.key(1), {"image": images[:1]}, train=False)["params"]
-    )()
+    images = jax.random.normal(jax.random.key(0), (B, 8, 8, 3))
+    mask = jnp.arange(B) != 1  # one image is padding
+    params = init(model, {"image": images[:1]}, seed=1)
 
     def loss(params: dict, images: jax.Array, mask: jax.Array):
         inputs = {"image": images, "mask": mask}
@@ -72,30 +68,23 @@ def assert_same(ours: tuple, theirs: tuple, tolerance: float) -> None:
 
 @pytest.fixture(scope="module")
 def on_one_device() -> tuple:
-    return loss_and_gradients("einsum", "tiny", TIGHT, 32)
+    return loss_and_gradients("einsum")
 
 
-@pytest.mark.parametrize("dispatch", DISPATCHERS)
-@pytest.mark.parametrize(
-    ("fsdp", "expert"),
-    [m if m == (2, 2) else pytest.param(*m, marks=pytest.mark.slow) for m in MESHES],
-)
+SLOW = pytest.mark.slow
+MESHES = [(2, 2), *(pytest.param(*m, marks=SLOW) for m in ((4, 1), (1, 4)))]  # fsdp, expert
+METHODS = ["gather", "ragged", *(pytest.param(d, marks=SLOW) for d in ("einsum", "masked"))]
+
+
+@pytest.mark.parametrize("dispatch", METHODS)
+@pytest.mark.parametrize(("fsdp", "expert"), MESHES)
 def test_any_mesh_of_eight_devices_is_one_device(
     on_one_device: tuple, fsdp: int, expert: int, dispatch: str
 ):
     """Tight capacity, so that tokens are dropped; two groups per device in two of the meshes."""
     mesh = build_mesh({"fsdp": fsdp, "expert": expert}, jax.devices())
     assert (on_one_device[0][1] > 0).all()
-    assert_same(loss_and_gradients(dispatch, "tiny", TIGHT, 32, mesh), on_one_device, 1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dispatch", ["gather", "ragged"])
-def test_widenet_b_at_batch_4(dispatch: str):
-    options = {"examples_per_group": 4}
-    one = loss_and_gradients("einsum", "b", options, 4)
-    assert one[0][1].sum() > 0
-    assert_same(loss_and_gradients(dispatch, "b", options, 4), one, 1e-3)
+    assert_same(loss_and_gradients(dispatch, mesh), on_one_device, 1e-4)
 
 
 def test_ragged_without_drops_is_dropless():
@@ -115,8 +104,7 @@ def test_ragged_without_drops_is_dropless():
     np.testing.assert_allclose(out.y, alone, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_padding_rows_of_a_ragged_product_have_no_effect(dtype, monkeypatch):
+def test_padding_rows_of_a_ragged_product_have_no_effect(monkeypatch: pytest.MonkeyPatch):
     """A kernel may leave any value in them, in its result and in its gradient: here NaN."""
     ragged_dot = jax.lax.ragged_dot
 
@@ -136,7 +124,7 @@ def test_padding_rows_of_a_ragged_product_have_no_effect(dtype, monkeypatch):
     x = jax.random.normal(jax.random.key(0), (4, 6, 3))
     fields = {"mlp_dim": 4, "num_experts": 4, "num_selected_experts": 2, "examples_per_group": 2}
     fields |= {"capacity_factor": 0.6, "capacity_factor_eval": 0.6, "dispatch": "ragged"}
-    layer = MoeLayer(**fields, dtype=dtype)
+    layer = MoeLayer(**fields, dtype=jnp.bfloat16)
     params = init(layer, x, seed=1, train=True)
 
     def gradients() -> tuple:
@@ -154,13 +142,7 @@ def test_padding_rows_of_a_ragged_product_have_no_effect(dtype, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, gradients(), clean)
 
 
-@pytest.mark.parametrize(
-    "dispatch",
-    [
-        d if d in ("gather", "ragged") else pytest.param(d, marks=pytest.mark.slow)
-        for d in DISPATCHERS
-    ],
-)
+@pytest.mark.parametrize("dispatch", METHODS)
 def test_dropout_does_not_depend_on_the_devices(dispatch: str):
     """Eight devices draw the masks of one; equal examples come out with different masks."""
     moe = MoeLayer(
@@ -255,7 +237,7 @@ def test_all_experts_with_gates_of_one_are_the_dense_layer():
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4, err_msg=method)
 
 
-@pytest.mark.parametrize("router", ["sinkhorn", "noisy_top_k"])
+@pytest.mark.parametrize("router", ["sinkhorn", pytest.param("noisy_top_k", marks=SLOW)])
 def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
     """Batch-wide losses, Sinkhorn's assignment and gradients: eight devices equal one."""
     section = sizes.experts_section(
@@ -283,46 +265,28 @@ def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
         places = (tree_shardings(params, mesh), batch, batch)
         (_, all_eight), grads = jax.device_get(jax.jit(run, in_shardings=places)(params, x, mask))
     np.testing.assert_array_equal(all_eight.routing.expert_index, one.routing.expert_index)
-    for ours, theirs in (
-        (all_eight.y, one.y),
-        *zip(*map(jax.tree.leaves, (grads, one_grads)), strict=True),
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, (all_eight.y, grads), (one.y, one_grads))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), all_eight.aux, dict(one.aux))
 
 
 @pytest.mark.parametrize(
-    ("platform", "tokens", "capacity", "method"),
+    ("platform", "tokens", "capacity", "share", "unlimited", "method"),
     [
-        ("tpu", 196, 118, "einsum"),
-        ("tpu", 3136, 1882, "gather"),
-        ("tpu", 3136, 3136, "ragged"),  # evaluation: C = 2, K = 2, E = 4
-        ("cpu", 196, 118, "gather"),
-        ("gpu", 3136, 3136, "gather"),
+        ("tpu", 196, 118, 0.5, False, "einsum"),
+        ("tpu", 3136, 1882, 0.5, False, "gather"),
+        ("tpu", 3136, 3136, 0.5, False, "ragged"),  # evaluation: C = 2, K = 2, E = 4
+        ("cpu", 196, 118, 0.5, False, "gather"),
+        ("gpu", 3136, 3136, 0.5, False, "gather"),
+        ("tpu", 512, 512, 1 / 8, True, "masked"),
+        ("gpu", 512, 512, 1 / 9, True, "ragged"),
+        ("cpu", 512, 512, 1 / 9, True, "masked"),
     ],
 )
-def test_auto_chooses(platform: str, tokens: int, capacity: int, method: str):
-    sizes = {"platform": platform, "group_tokens": tokens, "capacity": capacity}
-    assert choose_dispatch("auto", **sizes, share=0.5, unlimited=False) == method
-
-
-@pytest.mark.parametrize(
-    ("platform", "share", "method"),
-    [
-        ("tpu", 1 / 8, "masked"),
-        ("tpu", 1 / 9, "ragged"),
-        ("gpu", 1 / 9, "ragged"),
-        ("cpu", 1 / 8, "masked"),
-    ],
-)
-def test_auto_chooses_without_limit(platform: str, share: float, method: str):
-    sizes = {"platform": platform, "group_tokens": 512, "capacity": 512}
-    assert choose_dispatch("auto", **sizes, share=share, unlimited=True) == method
-
-
-def test_a_named_method_is_used():
-    sizes = {"group_tokens": 9, "capacity": 3, "share": 0.5, "unlimited": False}
-    for method in DISPATCHERS:
-        assert choose_dispatch(method, platform="cpu", **sizes) == method
-    with pytest.raises(BadInputError, match=r"config.model.moe.dispatch=auto"):
-        choose_dispatch("autos", platform="cpu", **sizes)
+def test_auto_chooses(
+    platform: str, tokens: int, capacity: int, share: float, unlimited: bool, method: str
+):
+    facts = {"platform": platform, "group_tokens": tokens, "capacity": capacity}
+    facts |= {"share": share, "unlimited": unlimited}
+    assert choose_dispatch("auto", **facts) == method
+    assert choose_dispatch("einsum", **facts) == "einsum"

@@ -96,7 +96,13 @@ def arrays(routing: Routing) -> dict[str, jax.Array]:
     return {"gate": routing.gate, "probs": routing.router_probs, **extra}
 
 
-@pytest.mark.parametrize("name", ROUTES)
+SLOW = pytest.mark.slow
+LATER = ("noisy in evaluation", "hierarchical, four", "hierarchical in evaluation")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW) if name in LATER else name for name in ROUTES]
+)
 def test_equals_loops_over_tokens(name: str):
     """150 random tokens in 50 groups, with ties and padding.
 
@@ -158,53 +164,10 @@ def same(routing: Routing, index: list[int], gate: list[float]) -> None:
     np.testing.assert_allclose(routing.gate[0, 0], gate, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("renormalized", "keep", "index", "gate"),
-    [
-        (False, None, [2, 1], [5 / 8, 2 / 8]),
-        (True, None, [2, 1], [5 / 7, 2 / 7]),
-        (False, (1, 1, 0), [1, 0], [2 / 8, 1 / 8]),  # not rescaled
-        (True, (1, 1, 0), [1, 0], [2 / 3, 1 / 3]),
-        (False, (0, 0, 1), [2, 0], [5 / 8, 0]),  # chosen for want of others
-        (True, (0, 0, 1), [2, 0], [1, 0]),
-        (True, (0, 0, 0), [0, 1], [0, 0]),
-    ],
-)
-def test_softmax_by_hand(renormalized: bool, keep: tuple | None, index: list, gate: list):
-    """Logits ln 1, ln 2, ln 5: probabilities 1/8, 2/8, 5/8; K = 2."""
-    keep = None if keep is None else token(*keep).astype(bool)
-    logits = jnp.log(token(1.0, 2.0, 5.0))
-    sizes = {"num_selected": 2, "renormalized": renormalized}
-    same(route_softmax(logits, ONE, keep, **sizes), index, gate)
-
-
 def test_sigmoid_by_hand():
     """sigmoid(0) = 1/2, sigmoid(ln 3) = 3/4, sigmoid(-ln 3) = 1/4: the gates sum to 5/4."""
     logits = token(0.0, math.log(3), -math.log(3))
     same(route_sigmoid(logits, ONE, None, 2), [1, 0], [3 / 4, 1 / 2])
-
-
-def test_noisy_by_hand():
-    """Clean 1, 0, 0, noise 0, 2, 0 of std 1: h = 1, 2, 0, and K = 1 takes expert 1.
-
-    Expert 1 competes with h = 1, the others with h = 2: P = Phi(1 - 2), Phi(0 - 1), Phi(0 - 2).
-    """
-    noise = token(0.0, 2.0, 0.0)
-    logits, std = token(1.0, 0.0, 0.0), jnp.ones((1, 1, 3))
-    routing = route_noisy_top_k(logits, std, noise, ONE, 1)
-    same(routing, [1], [1.0])
-    load = routing.extra["load_probability"]
-    np.testing.assert_allclose(load[0, 0], [0.1586553, 0.1586553, 0.0227501], rtol=1e-5)
-
-
-def test_all_experts_have_hard_loads_without_gradient():
-    def load(logits: jax.Array) -> jax.Array:
-        noise = token(0.3, -1.0)
-        routing = route_noisy_top_k(logits, jnp.ones((1, 1, 2)), noise, ONE, 2)
-        return routing.extra["load_probability"]
-
-    assert load(token(1.0, 0.0)).tolist() == [[[1, 1]]]
-    assert jax.grad(lambda x: load(x)[0, 0, 0])(token(1.0, 0.0)).tolist() == [[[0, 0]]]
 
 
 def test_hierarchical_by_hand():
@@ -233,10 +196,10 @@ def test_sinkhorn_by_hand():
 # --- Sinkhorn --------------------------------------------------------------------------------
 
 
-def random_batch(std: float = 1.0) -> tuple[jax.Array, jax.Array]:
+def random_batch() -> tuple[jax.Array, jax.Array]:
     """Draws logits of 8 groups of 32 tokens for 8 experts, some of them popular; some padding."""
     keys = jax.random.split(jax.random.key(0), 3)
-    logits = std * (jax.random.normal(keys[0], (8, 32, 8)) + jax.random.normal(keys[1], (8,)) / 2)
+    logits = jax.random.normal(keys[0], (8, 32, 8)) + jax.random.normal(keys[1], (8,)) / 2
     return logits, jax.random.bernoulli(keys[2], 0.9, (8, 32))
 
 
@@ -254,9 +217,8 @@ def test_the_plan_of_sinkhorn_balances():
     np.testing.assert_allclose(plan.sum(axis=0), int(mask.sum()) / 8, rtol=0.01)
 
 
-@pytest.mark.parametrize("std", [0.5, 1.0, 2.0])
-def test_sinkhorn_evens_the_load_more_than_the_released_code(std: float):
-    logits, mask = random_batch(std)
+def test_sinkhorn_evens_the_load_more_than_the_released_code():
+    logits, mask = random_batch()
     plain = load_variation(logits, jnp.zeros((1, 1, 8)), mask)
     ours = load_variation(logits, jax.jit(sinkhorn_offset)(logits, mask), mask)
     joined = logits.reshape(1, 256, 8), mask.reshape(1, 256)
@@ -334,9 +296,11 @@ def test_padding_takes_no_part_and_evaluation_is_plain():
 # --- Modules ---------------------------------------------------------------------------------
 
 
+OTHERS = ("softmax", "sinkhorn", "sinkhorn_released")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [name for name in ROUTERS if "top_k" not in name and name not in ("switch", "hierarchical")],
+    "name", ["sigmoid", "softmax_renormalized", *(pytest.param(n, marks=SLOW) for n in OTHERS)]
 )
 def test_expert_dropout(name: str):
     """At 1/2, K = 2 of 8: no dropped expert has a gate, and none is chosen while two are kept."""
@@ -353,7 +317,7 @@ def test_expert_dropout(name: str):
     assert (np.asarray(quiet.expert_index) != np.asarray(routing.expert_index)).any()
 
 
-@pytest.mark.parametrize("name", ["noisy_top_k", "hierarchical"])
+@pytest.mark.parametrize("name", [pytest.param("noisy_top_k", marks=SLOW), "hierarchical"])
 def test_gates_with_learned_noise_start_even(name: str):
     """Kernels are 0, so that h = n (softplus(0) + 0.01): differences have std sqrt(2) 0.70315."""
     router = module(name, K=4 if name == "hierarchical" else 2)
@@ -368,7 +332,7 @@ def test_gates_with_learned_noise_start_even(name: str):
 
 @pytest.mark.parametrize(
     ("name", "fields"),
-    [("noisy_top_k", {}), ("hierarchical", {}), ("sigmoid", {"expert_dropout": 0.1})],
+    [("noisy_top_k", {}), ("top_k", {"noise_std": 1.0}), ("sigmoid", {"expert_dropout": 0.1})],
 )
 def test_randomness_needs_its_stream(name: str, fields: dict):
     router, x, mask = module(name, **fields), jnp.ones((1, 2, 3)), jnp.ones((1, 2), bool)
@@ -381,8 +345,6 @@ def test_randomness_needs_its_stream(name: str, fields: dict):
     ("name", "fields", "message"),
     [
         ("hierarchical", {"groups": 3, "K": 2}, "groups=3 must divide the 4 experts"),
-        ("hierarchical", {"K": 3}, "selected_groups=2 the 3 selected ones"),
-        ("hierarchical", {"groups": 4, "K": 4}, "at most 1 in a group"),
         (
             "hierarchical",
             {"selected_groups": 3, "K": 4},

@@ -11,7 +11,6 @@ in D / 2 steps, and over S distances most of them cannot be told apart: 128 of 5
 all sinusoids of 1,024 distances with an error of 4e-8 (root mean square).
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import jax.numpy as jnp
@@ -40,26 +39,20 @@ def sinusoids(count: int, width: int) -> np.ndarray:
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(count, width).astype("float32")
 
 
-@dataclass(frozen=True, eq=False)
-class DistanceBasis:
-    """Sinusoids of R / 2 frequencies, which replace the D / 2 frequencies over S distances.
-
-    Attributes:
-      waves: [S, R] float32; row d has R / 2 cosines and then R / 2 sines of the angles of d, which
-        is a distance or a place.
-      mixing: [R, D] float32; waves @ mixing equals sinusoids(S, D).
-    """
-
-    waves: np.ndarray
-    mixing: np.ndarray
-
-
 @cache
-def distance_basis(count: int, width: int) -> DistanceBasis:
-    """Chooses the frequencies for the distances 0 to `count` - 1 of sinusoids of `width` D.
+def distance_basis(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Finds R / 2 frequencies that replace the D / 2 of sinusoids of `width` D over S distances.
 
     A Cholesky decomposition with pivots of the waves' inner products (which are known in closed
     form) takes the frequency that those taken before explain worst, until none is explained badly.
+
+    Args:
+      count: S, for the distances 0 to S - 1.
+      width: D.
+
+    Returns:
+      waves [S, R] float32, whose row d has R / 2 cosines and then R / 2 sines of the angles of
+      d, a distance or a place; and mixing [R, D] float32: waves @ mixing equals sinusoids(S, D).
     """
     theta = frequencies(width)
     delta = (theta[:, None] - theta) / 2
@@ -83,9 +76,7 @@ def distance_basis(count: int, width: int) -> DistanceBasis:
     of_sine = np.stack([wave.real, -wave.imag], axis=-1).reshape(len(chosen), -1)
     angle = np.arange(count)[:, None] * theta[chosen]
     waves = np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
-    return DistanceBasis(
-        waves.astype("float32"), np.concatenate([of_cosine, of_sine]).astype("float32")
-    )
+    return waves.astype("float32"), np.concatenate([of_cosine, of_sine]).astype("float32")
 
 
 def rotate(of_cosine: Array, of_sine: Array, waves: Array) -> Array:

@@ -11,7 +11,6 @@ from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array, Aux
 
 SECTION = "config.model.attention"
-SegmentIds = tuple[Array, Array]
 
 
 def attend(
@@ -20,7 +19,7 @@ def attend(
     value: Array,  # [B, Tk, N, H]
     *,
     mask: Array | None = None,
-    segment_ids: SegmentIds | None = None,
+    segment_ids: Array | None = None,
 ) -> Array:
     """Computes softmax(query key^T) value for each head.
 
@@ -36,21 +35,16 @@ def attend(
     Args:
       query, key, value: their dtype is the result's.
       mask: [B, Tk] bool, True for keys that may be attended to; None: all.
-      segment_ids: ([B, Tq], [B, Tk]) int32: a query attends to the keys with its own number only.
+      segment_ids: [B, T] int32, T = Tq = Tk: tokens attend to those with their number only.
 
     Returns:
       [B, Tq, N, H]. A query without any key to attend to gets a finite vector without meaning.
-
-    Raises:
-      ValueError: both mask and segment_ids.
     """
-    if mask is not None and segment_ids is not None:
-        raise ValueError("give mask or segment_ids; a masked key is one with a segment of its own")
     return _attend(query, key, value, mask, segment_ids)
 
 
 @jax.custom_vjp
-def _attend(*arrays: Array | SegmentIds | None) -> Array:
+def _attend(*arrays: Array | None) -> Array:
     return _attend_forward(*arrays)[0]
 
 
@@ -59,7 +53,7 @@ def _attend_forward(
     key: Array,
     value: Array,
     mask: Array | None,
-    segment_ids: SegmentIds | None,
+    segment_ids: Array | None,
 ) -> tuple[Array, tuple]:
     # Scores lie as [B, N, Tk, Tq]: summing over the last but one axis is cheap on a TPU.
     scores = jnp.einsum("bknh,bqnh->bnkq", key, query)
@@ -68,8 +62,7 @@ def _attend_forward(
     if mask is not None:
         scores = jnp.where(mask[:, None, :, None], scores, lowest)
     if segment_ids is not None:
-        of_query, of_key = segment_ids
-        same = of_key[:, None, :, None] == of_query[:, None, None, :]
+        same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
         scores = jnp.where(same, scores, lowest)
     largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
     total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
@@ -142,6 +135,7 @@ class MultiHeadAttention(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     needs_memory = False
+    use_bias = True
 
     @nn.compact
     def __call__(
@@ -153,26 +147,31 @@ class MultiHeadAttention(nn.Module):
         train: bool,
     ) -> tuple[Array, Aux]:  # [B, T, D]
         """Attends within each example; with `segment_ids`, within equal numbers."""
-        B, T, D = x.shape
-        N, H = self.num_heads, self.head_size(D)
-
-        def dense(features: int, name: str) -> Dense:
-            return Dense(features, self.dtype, self.kernel_init.kernel(), name=name)
-
-        def heads(name: str) -> Array:  # [B, T, D] -> [B, T, N, H]
-            return dense(N * H, name)(x).reshape(B, T, N, H)
-
+        H = self.head_size(x.shape[-1])
         # Masked tokens are excluded as keys. Their own outputs are computed but never read.
-        pair = None if segment_ids is None else (segment_ids, segment_ids)
         y = attend(
-            heads("query") * H**-0.5,
-            heads("key"),
-            heads("value"),
-            mask=mask if pair is None else None,
-            segment_ids=pair,
+            self.heads("query", x) * H**-0.5,
+            self.heads("key", x),
+            self.heads("value", x),
+            mask=mask if segment_ids is None else None,
+            segment_ids=segment_ids,
         )
-        y = dense(D, "out")(y.reshape(B, T, N * H))
-        return Dropout(self.dropout)(y, train=train), {}
+        return self.output(y, x.shape[-1], train=train), {}
+
+    def heads(self, name: str, x: Array) -> Array:  # [B, T, D] -> [B, T, N, H]
+        """Applies the layer `name` and splits its result into heads."""
+        N, H = self.num_heads, self.head_size(x.shape[-1])
+        return self.dense(N * H, name)(x).reshape(*x.shape[:2], N, H)
+
+    def output(self, y: Array, embed_dim: int, *, train: bool) -> Array:
+        """Joins the heads [B, T, N, H], and applies the output projection and dropout."""
+        y = self.dense(embed_dim, "out")(y.reshape(*y.shape[:2], -1))
+        return Dropout(self.dropout)(y, train=train)
+
+    def dense(self, features: int, name: str) -> Dense:
+        """Returns the layer `name`."""
+        init = self.kernel_init.kernel()
+        return Dense(features, self.dtype, init, use_bias=self.use_bias, name=name)
 
     def head_size(self, embed_dim: int) -> int:
         """Returns H.

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.distances import distance_basis, rotate
 from widenet_jax.nn.attention.full import MultiHeadAttention, attention_gradients, centred
-from widenet_jax.nn.dense import Dense, KernelAndBias, linear
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import KernelAndBias, linear
 from widenet_jax.typing import Array, Aux
 
 
@@ -43,16 +42,16 @@ def relative_attend(
         bias = jnp.broadcast_to(bias, query.shape).astype(query.dtype)
         return (query + bias) * H**-0.5
 
-    basis = distance_basis(S, position_kernel.shape[0])
+    waves, mixing = distance_basis(S, position_kernel.shape[0])
     kernels = jnp.einsum(
-        "rd,dnh->rnh", basis.mixing, position_kernel, precision=jax.lax.Precision.HIGHEST
+        "rd,dnh->rnh", mixing, position_kernel, precision=jax.lax.Precision.HIGHEST
     )
     terms = (
         linear("btnh,mnh->bntm", biased(position_bias), kernel, None)
         for kernel in jnp.split(kernels, 2)
     )
     # One constant, which all blocks share: slicing it before would make one of each slice.
-    waves = jnp.asarray(basis.waves)
+    waves = jnp.asarray(waves)
     at_query = rotate(*terms, waves[S - T :]).astype(query.dtype)
     at_key, first = waves.astype(query.dtype), S - T - memory_length
     return _attend(biased(content_bias), key, value, at_query, at_key, first)
@@ -138,6 +137,7 @@ class RelativeAttention(MultiHeadAttention):
     """
 
     needs_memory = True
+    use_bias = False
 
     @nn.compact
     def __call__(
@@ -152,26 +152,17 @@ class RelativeAttention(MultiHeadAttention):
         N, D = self.num_heads, x.shape[-1]
         H = self.head_size(D)
         context = jnp.concatenate([memory, x], axis=1)
-
-        def dense(features: int, name: str) -> Dense:
-            init = self.kernel_init.kernel()
-            return Dense(features, self.dtype, init, use_bias=False, name=name)
-
-        def heads(name: str, x: Array) -> Array:  # [B, T, D] -> [B, T, N, H]
-            return dense(N * H, name)(x).reshape(*x.shape[:2], N, H)
-
-        position, _ = KernelAndBias((D, N * H), None, self.kernel_init.kernel(), name="position")()
+        position = KernelAndBias((D, N * H), None, self.kernel_init.kernel(), name="position")
         y = relative_attend(
-            heads("query", x),
-            heads("key", context),
-            heads("value", context),
-            position.reshape(D, N, H),
+            self.heads("query", x),
+            self.heads("key", context),
+            self.heads("value", context),
+            position()[0].reshape(D, N, H),
             self.param("content_bias", nn.initializers.zeros, (N, H)),
             self.param("position_bias", nn.initializers.zeros, (N, H)),
             memory_length=memory_length,
         )
-        y = dense(D, "out")(y.reshape(*x.shape[:2], N * H))
-        return Dropout(self.dropout)(y, train=train), {}
+        return self.output(y, D, train=train), {}
 
     def check(self, embed_dim: int) -> None:
         """Raises BadInputError where the fields do not fit D."""
