@@ -215,12 +215,6 @@ def test_hostile_files_are_one_line(tmp_path: Path, name: str, content: bytes, p
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
-def test_a_single_file_of_another_kind(tmp_path: Path):
-    (tmp_path / "reviews.txt").write_text("a\tb\n")
-    with pytest.raises(BadInputError, match=r"reviews.txt: no table by its suffix; .*\.tsv, \.csv"):
-        rows(tmp_path / "reviews.txt", "[1:]")
-
-
 def latin1_parquet(path: Path, column: str) -> None:
     """Writes a column of strings of which the second is Latin-1: "a", "\xe4"."""
     buffers = [None, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xe4")]
@@ -251,13 +245,18 @@ def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):
             table(tmp_path, tokenizer, split, **changes)
 
 
-def test_no_tokenizer_and_no_path(tmp_path: Path):
+def test_no_tokenizer_no_path_and_no_table(tmp_path: Path):
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
     with pytest.raises(BadInputError, match=r"config.data.tokenizer is empty.*--config.init_from"):
         Table(data(tmp_path, tokenizer=""), "train", {})
-    for path, problem in (("", "name a file or a directory"), (tmp_path / "none", "no such file")):
+    (tmp_path / "a.txt").write_text("a\tb\n")
+    for path, problem in (
+        ("", "name a file or a directory"),
+        (tmp_path / "none", "no such file"),
+        (tmp_path / "a.txt", r"a.txt: no table by its suffix; .*\.tsv, \.csv"),
+    ):
         with pytest.raises(BadInputError, match=problem):
-            rows(path)
+            rows(path, "[1:]")
 
 
 def test_open_data_takes_the_tokenizer_of_the_model(tmp_path: Path, tokenizer: Tokenizer):

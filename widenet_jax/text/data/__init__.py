@@ -1,6 +1,5 @@
-"""Text: tokenizers, documents to chunks of sentences, records, and what pretraining makes of them.
+"""Sources of texts: prepared sets and the embedded novel to pretrain on, tables and questions.
 
-`tokenizer` loads every format of tokenizer; `sentences` and `chunking` turn a document into
-chunks, and `text_records` stores them. The functions of one document are shared by the worker
-processes of `prepare_data.py text`, by its Apache Beam pipeline and by the embedded text.
+`text_records` and `instances` serve pretraining; `files` and `sequences` what `tables` and `squad`
+share.
 """

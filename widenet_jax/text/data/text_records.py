@@ -59,36 +59,31 @@ def decode_chunk(record: bytes, vocab_size: int) -> Chunk:
     Raises:
       ValueError, struct.error: the record is not a chunk.
     """
-    chunk, end = _read_chunk(record, 0, id_type(vocab_size))
-    _check_end(record, end)
+    (chunk,) = _read_chunks(record, 0, 1, id_type(vocab_size))
     return chunk
 
 
 def decode_row(record: bytes, vocab_size: int) -> list[Chunk]:
     """Returns the chunks of a packed row; the inverse of `encode_row`. Raises as `decode_chunk`."""
     (count,) = struct.unpack_from("<H", record)
-    chunks, place = [], _COUNT.itemsize
-    for _ in range(count):
-        chunk, place = _read_chunk(record, place, id_type(vocab_size))
-        chunks.append(chunk)
-    _check_end(record, place)
+    return _read_chunks(record, _COUNT.itemsize, count, id_type(vocab_size))
+
+
+def _read_chunks(record: bytes, place: int, number: int, ids: np.dtype) -> list[Chunk]:
+    """Returns the chunks from `place` on, which end with the record."""
+    chunks = []
+    for _ in range(number):
+        (count,) = struct.unpack_from("<H", record, place)
+        lengths = np.frombuffer(record, _COUNT, count, place + _COUNT.itemsize)
+        place += _COUNT.itemsize + lengths.nbytes
+        ends = np.cumsum(lengths, dtype=np.int64)
+        total = int(ends[-1]) if count else 0
+        tokens = np.frombuffer(record, ids, total, place).astype(np.int32)
+        chunks.append(np.split(tokens, ends[:-1]) if count else [])
+        place += total * ids.itemsize
+    if place != len(record):
+        raise ValueError(f"{len(record)} bytes where {place} are expected")
     return chunks
-
-
-def _read_chunk(record: bytes, place: int, ids: np.dtype) -> tuple[Chunk, int]:
-    (count,) = struct.unpack_from("<H", record, place)
-    place += _COUNT.itemsize
-    lengths = np.frombuffer(record, _COUNT, count, place)
-    place += lengths.nbytes
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1]) if count else 0
-    tokens = np.frombuffer(record, ids, total, place).astype(np.int32)
-    return np.split(tokens, ends[:-1]) if count else [], place + total * ids.itemsize
-
-
-def _check_end(record: bytes, end: int) -> None:
-    if end != len(record):
-        raise ValueError(f"{len(record)} bytes where {end} are expected")
 
 
 class TextRecords(PackedSet):
