@@ -51,7 +51,7 @@ class Experiment:
       state: shapes of the training state, with shardings.
       init: () -> the first training state, initialised on the devices where it will live.
       train_step: (state, batch) -> (state, metrics); donates `state`.
-      eval_step: (params, batch) -> `tasks.Evaluation`.
+      eval_step: (params, batch) -> `task.Evaluation`.
     """
 
     config: ConfigDict

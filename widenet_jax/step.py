@@ -33,7 +33,7 @@ class TrainState:
       skipped_updates: int32, steps whose loss or gradient was not finite and which updated nothing.
       bad_examples: int32, training examples that could not be read and were replaced.
       carry: arrays [B, ...] that pass from step to step beside the parameters, such as a memory of
-        hidden states; see `tasks.Task.carry_spec`. Empty for most tasks.
+        hidden states; see `task.Task.carry_spec`. Empty for most tasks.
     """
 
     step: Array
