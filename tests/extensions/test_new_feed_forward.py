@@ -10,8 +10,7 @@ import pytest
 from small_runs import metrics_of, small_config
 
 from widenet_jax import train
-from widenet_jax.nn.dense import Dense
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.feed_forwards import FEED_FORWARDS
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array, FfnOutput

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.nn.activations import ACTIVATIONS, gelu_tanh
+from widenet_jax.nn.mlp import ACTIVATIONS, gelu_tanh
 
 X = jnp.linspace(-12, 12, 4801)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.nn.dropout import Dropout, draw_words, keep_mask
+from widenet_jax.nn.dense import Dropout, draw_words, keep_mask
 
 ROWS, COLUMNS = 2048, 1024
 

@@ -10,8 +10,7 @@ import pytest
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.typing import Array
-from widenet_jax.vision.mixup import mixup
-from widenet_jax.vision.task import Classification, to_unit_range, weigh
+from widenet_jax.vision.task import Classification, mixup, to_unit_range, weigh
 
 RNGS = {"mixup": jax.random.key(3)}
 

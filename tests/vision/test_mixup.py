@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from widenet_jax.vision.mixup import cutmix, mixup, mixup_or_cutmix
+from widenet_jax.vision.task import cutmix, mixup, mixup_or_cutmix
 
 B, G = 12, 4
 

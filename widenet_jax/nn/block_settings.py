@@ -10,10 +10,10 @@ import numpy as np
 from flax.core import FrozenDict
 
 from widenet_jax.errors import BadInputError, check_range, choose
-from widenet_jax.nn.activations import ACTIVATIONS
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import COMMON, FEED_FORWARDS, PLAIN
 from widenet_jax.nn.initializers import KERNEL_INITS, KernelInit
+from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.specs import resolve
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}

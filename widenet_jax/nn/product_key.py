@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.errors import BadInputError, check_range, choose
-from widenet_jax.nn.dense import Dense, linear
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import Dense, Dropout, linear
 from widenet_jax.nn.initializers import KernelInit, uniform_between
 from widenet_jax.nn.selection import floats_of, keys_of, kth_largest
 from widenet_jax.typing import Array, FfnOutput, Routing

@@ -7,8 +7,7 @@ import flax.linen as nn
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
-from widenet_jax.nn.dense import Dense
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.param_names import ENCODER
 from widenet_jax.specs import head_spec, resolve
 from widenet_jax.text.embeddings import TokenEmbed

@@ -18,11 +18,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.activations import ACTIVATIONS
 from widenet_jax.nn.block_settings import DTYPES
-from widenet_jax.nn.dense import Dense, linear
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import Dense, Dropout, linear
 from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.text.embeddings import rows_at
 from widenet_jax.typing import Array, Inputs, Shapes
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.nn.block_settings import DTYPES, BlockSettings
 from widenet_jax.nn.blocks import Blocks
-from widenet_jax.nn.dense import KernelAndBias, linear
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import Dropout, KernelAndBias, linear
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import ENCODER
 from widenet_jax.typing import Array, Aux, Shapes

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from widenet_jax.nn.moe.choices import routing_statistics, summarize
+from widenet_jax.nn.moe.slots import routing_statistics, summarize
 from widenet_jax.typing import Routing
 
 ROUTING = Routing(

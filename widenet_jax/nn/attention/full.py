@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.dense import Dense
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array, Aux
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import choose
-from widenet_jax.nn.moe.choices import choice_mask, spread
 from widenet_jax.nn.moe.experts import ExpertFfn
+from widenet_jax.nn.moe.slots import choice_mask, spread
 from widenet_jax.sharding import BATCH, constrain, on_each_device
 from widenet_jax.typing import Array, Routing
 

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Initializer
 
-from widenet_jax.nn.activations import ACTIVATIONS
-from widenet_jax.nn.dense import KernelAndBias, linear
-from widenet_jax.nn.dropout import Words, draw_words, drop
+from widenet_jax.nn.dense import KernelAndBias, Words, draw_words, drop, linear
 from widenet_jax.nn.initializers import KernelInit
+from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.typing import Array
 
 # Random words of the dropout after the hidden and after the output layer; None: no dropout there.

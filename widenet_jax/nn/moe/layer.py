@@ -1,4 +1,10 @@
-"""The mixture-of-experts layer: group, route, dispatch, experts, combine."""
+"""The mixture of experts: route, assign slots, dispatch, run the experts, combine.
+
+A router (`routers/`) chooses experts for each token, `slots` gives every choice a place in a buffer
+or drops it, `dispatch` moves tokens to `experts` and back, `losses` keep the experts in use, and
+statistics report how they were used; all of these read choices as the masks of `slots`.
+`MoeLayer` puts them together.
+"""
 
 from collections.abc import Mapping
 
@@ -8,15 +14,20 @@ import jax.numpy as jnp
 from flax.core import FrozenDict
 
 from widenet_jax.errors import check_group, check_range, check_section, choose
-from widenet_jax.nn.activations import ACTIVATIONS
-from widenet_jax.nn.dropout import Dropout
+from widenet_jax.nn.dense import Dropout
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.moe.choices import routing_statistics, summarize
+from widenet_jax.nn.mlp import ACTIVATIONS
 from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS, choose_dispatch
 from widenet_jax.nn.moe.experts import ExpertFfn, Experts
 from widenet_jax.nn.moe.losses import balance_losses
 from widenet_jax.nn.moe.routers import ROUTERS
-from widenet_jax.nn.moe.slots import UNLIMITED, assign_slots, capacity_limit
+from widenet_jax.nn.moe.slots import (
+    UNLIMITED,
+    assign_slots,
+    capacity_limit,
+    routing_statistics,
+    summarize,
+)
 from widenet_jax.param_names import EXPERTS
 from widenet_jax.sharding import BATCH, constrain, platform
 from widenet_jax.specs import resolve

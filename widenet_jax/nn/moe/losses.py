@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_fields, choose
-from widenet_jax.nn.moe.choices import choice_counts, pick, spread
+from widenet_jax.nn.moe.slots import choice_counts, pick, spread
 from widenet_jax.typing import Array, Routing
 
 SECTION = "config.model.moe.losses"

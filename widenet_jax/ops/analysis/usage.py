@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.inference.over_source import real_token_mask, sums_over_source
-from widenet_jax.nn.moe.choices import choice_mask, summarize
+from widenet_jax.nn.moe.slots import choice_mask, summarize
 from widenet_jax.ops.analysis.captured import (
     active_counts,
     dense_blocks,

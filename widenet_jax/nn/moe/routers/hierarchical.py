@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.nn.moe.choices import chosen_experts, pick, spread
 from widenet_jax.nn.moe.routers.noisy import NoisyTopKRouter, route_noisy_top_k
 from widenet_jax.nn.moe.routers.scoring import SECTION, choose_experts, needed
+from widenet_jax.nn.moe.slots import chosen_experts, pick, spread
 from widenet_jax.typing import Array, Routing
 
 

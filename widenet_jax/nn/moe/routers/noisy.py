@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
-from widenet_jax.nn.moe.choices import chosen_experts, pick
 from widenet_jax.nn.moe.routers.scoring import ScoringRouter, choose_experts, needed
+from widenet_jax.nn.moe.slots import chosen_experts, pick
 from widenet_jax.typing import Array, Routing
 
 # Added to the standard deviation of the noise, as in the released code (tensor2tensor).

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import check_range
 from widenet_jax.nn.initializers import KernelInit
-from widenet_jax.nn.moe.choices import pick
+from widenet_jax.nn.moe.slots import pick
 from widenet_jax.typing import Array
 
 SECTION = "config.model.moe.router"

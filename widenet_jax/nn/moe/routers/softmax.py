@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.moe.choices import pick
 from widenet_jax.nn.moe.routers.scoring import DroppingRouter, ScoringRouter, choose_experts, gates
+from widenet_jax.nn.moe.slots import pick
 from widenet_jax.typing import Array, Routing
 
 
