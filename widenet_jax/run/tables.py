@@ -34,7 +34,7 @@ def beside(metric: str, facts: Mapping[str, Any]) -> str:
 
     Args:
       metric: as in the task's `summarize`.
-      facts: may have "baseline", a `tasks.Baseline` as a dict.
+      facts: may have "baseline", a `task.Baseline` as a dict.
     """
     baseline = facts.get("baseline", {})
     if metric != baseline.get("metric"):

@@ -31,7 +31,7 @@ class Plan(NamedTuple):
         batch_size, examples_per_core, steps: of the run.
         params, params_unrolled: parameters, and parameters of the same model without sharing.
         carry_gib: what a device keeps between steps beside parameters and optimizer, see
-          `tasks.Task.carry_spec`; a part of its memory.
+          `task.Task.carry_spec`; a part of its memory.
         gflops_per_example: of a training step.
         dispatch: {"training": method, "evaluation": method}; {} without experts.
         limit_ms: time of a step at 100% MFU.
