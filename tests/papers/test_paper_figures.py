@@ -13,10 +13,10 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage, measure_active
 from widenet_jax.papers import figures
 from widenet_jax.papers.experiments import EXPERIMENTS, chosen
-from widenet_jax.papers.figures import draw_against, draw_curves, draw_table
+from widenet_jax.papers.figures import draw_table
 from widenet_jax.papers.report import write
 from widenet_jax.papers.runs import Measured
-from widenet_jax.papers.scales import SCALES, run_of, runnable
+from widenet_jax.papers.scales import SCALES, run_of
 
 SMALL, SMOKE = SCALES["small"], SCALES["smoke"]
 OVER_D, _, _ = chosen(["sigma_fig2"])
@@ -40,31 +40,6 @@ def test_a_table_shows_the_papers_numbers_and_ours(tmp_path: Path, drawn):
     dots = [line.get_xydata().tolist()[0] for line in own.lines if line.get_marker() == "o"]
     assert dots == [[50, 0], [60, 1], [55, 3]]
     assert [text.get_text() for text in own.texts] == ["NaN"]
-
-
-def test_accuracy_against_experts_and_groups(tmp_path: Path, drawn):
-    """Points stand by number; equal runs are one point."""
-    rows = [
-        row("E = 4", "vit_moe_s", 50.0) | {"training": 10.0},
-        row("E = 16", "vit_moe_s,experts=16", 30.0) | {"training": 20.0},
-        row("E = 8", "vit_moe_s,experts=8", 40.0),
-    ]
-    draw_against(EXPERIMENTS["fig2"], SMALL, rows, tmp_path / "fig2.png")
-    rows = [
-        row("G = 12", "widenet_s", 50.0),
-        row("G = 3", "widenet_s,routing_groups=1", 40.0),
-        row("G = 2", "widenet_s,routing_groups=1", 40.0, same_as="G = 3"),
-    ]
-    draw_against(EXPERIMENTS["fig3"], SMALL, rows, tmp_path / "fig3.png")
-    test, training = (figure_line.get_xydata().tolist() for figure_line in data_lines(drawn[0]))
-    assert test == [[4, 50], [8, 40], [16, 30]] and training == [[4, 10], [16, 20]]
-    (groups,) = data_lines(drawn[1])
-    assert groups.get_xydata().tolist() == [[1, 40], [4, 50]]
-
-
-def data_lines(figure) -> list:
-    """The lines of a figure; errorbar adds lines for its caps, which are no data."""
-    return [line for line in figure.axes[0].lines if line.get_linestyle() != "None"]
 
 
 def usage_of(importance: np.ndarray) -> ExpertUsage:
@@ -117,22 +92,6 @@ def test_active_units_of_the_first_seed(tmp_path: Path):
     assert cv2.imread(str(tmp_path / "sigma_fig1_e8.png")).size
     write(experiment, SMOKE, {run: Measured(())}, made_by, tmp_path / "model")
     assert not (tmp_path / "model" / "sigma_fig1_e8.png").exists()
-
-
-def test_a_table_of_language_models_has_learning_curves(tmp_path: Path, drawn):
-    """K = 1 and K = 2 are one run at this scale, which is drawn once; others did not run."""
-    (experiment,) = runnable(SMOKE, [figure("sigma_table4")])
-    measured = {run_of(SMOKE, experiment, row): Measured(()) for row in experiment.rows}
-    (again,) = [row for row in experiment.rows if row.label.strip() == "K = 2"]
-    draw_curves(experiment, SMOKE, measured, tmp_path / "curves.png")
-    assert not drawn
-    records = [{"step": s, "split": "eval", "bits_per_byte": y} for s, y in ((5, 3.0), (9, 2.0))]
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    (tmp_path / "metrics.jsonl").write_text(lines)
-    measured[run_of(SMOKE, experiment, again)] = Measured((), (str(tmp_path), "second seed"))
-    draw_curves(experiment, SMOKE, measured, tmp_path / "curves.png")
-    (line,) = drawn[0].axes[-1].lines
-    assert line.get_xydata().tolist() == [[5, 3], [9, 2]]
 
 
 def layer_row(method: str, embed_dim: int, ms: float | None, memory: float) -> dict:

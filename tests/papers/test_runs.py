@@ -78,24 +78,6 @@ def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
     assert [starts(directory, trial) for trial in first] == [1, 2] * 3
 
 
-def test_retry_hands_over_again_what_diverged_and_not_what_may_be_queued(tmp_path: Path):
-    """Both were handed over; the second has diverged since. Two jobs would share a workdir if the
-    first, which the scheduler still has, were handed over again.
-    """
-    directory = Directory(tmp_path)
-    directory.make()
-    trials = dict(list(trials_of(EXPERIMENTS["fig4"], directory, [0, 1]).items())[:1])
-    (of,) = trials.values()
-    for trial in of:
-        directory.handed_over(trial).touch()
-    (Path(directory.workdir(of[1])) / "failed").mkdir(parents=True)
-    measured, _ = run(trials, directory)
-    assert [statuses(found) for found in measured.values()] == [["handed over", "diverged"]]
-    measured, _ = carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
-    assert [statuses(found) for found in measured.values()] == [["handed over", "done"]]
-    assert [starts(directory, trial) for trial in of] == [0, 1]
-
-
 def test_nothing_starts_after_a_stop(tmp_path: Path):
     """Ctrl-C comes while the last backbone ends by itself: the runs finetuned from it wait."""
     directory = Directory(tmp_path)

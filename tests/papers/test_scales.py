@@ -21,7 +21,6 @@ from widenet_jax.papers.scales import (
 TABLE_1, TABLE_4, TABLE_5, FIGURE_3 = (
     EXPERIMENTS[name] for name in ("table1", "table4", "table5", "fig3")
 )
-TABLE_2 = chosen(["table2"])
 
 
 @pytest.mark.parametrize(
@@ -142,14 +141,3 @@ def test_a_trial_names_its_images_its_backbone_and_the_users_fields(tmp_path: Pa
     assert len({trial.name, first.name, scratch.name}) == 3
     digits = trial_of(Run(SCALES["smoke"].pretrain, "vit_tiny"), 0, directory, "nowhere")
     assert not any("nowhere" in argument for argument in digits.arguments("w"))
-
-
-def test_text_models_are_finetuned_from_their_own_pretraining():
-    scale = SCALES["small"]
-    runs = runs_of(scale, runnable(scale, TABLE_2))
-    assert [run.variant for run in runs[:2]] == ["albert_s", "bert_s"]
-    assert len(runs) == 5 * 5 and all(run.backbone in runs[:5] for run in runs[5:])
-    assert {run.variant for run in runs[5:] if run.model == "bert_s"} == {
-        f"{name},model=bert_s" for name in ("v1", "v2", "mnli", "sst2")
-    }
-    assert [one.name for one in runnable(SCALES["smoke"], TABLE_2)] == ["table2_pretraining"]

@@ -1,6 +1,5 @@
 """Active units of dense layers: counted by hand, and against a loop over tokens."""
 
-import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +8,7 @@ from flax import linen as nn
 from configs.variants import model_section
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.ops.analysis.captured import active_counts, dense_blocks
-from widenet_jax.ops.analysis.figures import (
-    draw_active,
-    draw_co_occurrence,
-    draw_shares,
-)
-from widenet_jax.ops.analysis.usage import ActiveUnits, ExpertUsage
+from widenet_jax.ops.analysis.usage import ActiveUnits
 from widenet_jax.param_names import ENCODER
 
 IMAGES = {"image": jax.random.normal(jax.random.key(1), (2, 8, 8, 1))}
@@ -70,25 +64,3 @@ def test_which_blocks_count():
     model = relu_model("vit_tiny,depth=2,ffn=top_k,ffn_blocks=last_1")
     params = jax.tree.map(lambda s: jnp.zeros(s.shape), parameter_shapes(model, IMAGES))
     assert dense_blocks(model) == (0,) and len(active_counts(model, params, IMAGES)[1]) == 1
-
-
-def test_more_active_units_lie_higher(tmp_path, drawn):
-    few, many = (ActiveUnits((0, 1), np.eye(9)[[n, n]]) for n in (2, 7))
-    draw_active({"few": few, "many": many}, tmp_path / "a.png")
-    assert [list(line.get_ydata()) for line in drawn[0].axes[0].lines] == [[2, 2], [7, 7]]
-
-
-def test_shares_of_an_even_and_a_collapsed_block(tmp_path, drawn):
-    """The picture of co-occurrence shows the numbers of two blocks, and is no blank page."""
-    shares = np.array([[0.25] * 4, [0.997, 0.001, 0.001, 0.001]])
-    none = np.zeros(2)
-    usage = ExpertUsage(
-        (0, 1), "class", ("one",), sent=none, pairs=none, importance=shares, drop_rate=none,
-        router_entropy=none, together=none,
-        selected_together=np.array([np.ones((4, 4)), 2 * np.eye(4) + np.ones((4, 4))]),
-    )  # fmt: skip
-    draw_shares(usage, tmp_path / "s.png")
-    even, collapsed, equal = (list(line.get_ydata()) for line in drawn[0].axes[0].lines)
-    assert even == [0.25] * 4 and collapsed == [0.997, 0.001, 0.001, 0.001] and equal == [0.25] * 2
-    draw_co_occurrence(usage, tmp_path / "c.png")
-    assert np.ptp(cv2.imread(str(tmp_path / "c.png"))) > 100

@@ -12,7 +12,6 @@ from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import token_routing
-from widenet_jax.ops.analysis.figures import draw_usage
 from widenet_jax.ops.analysis.usage import ExpertUsage, measure_usage
 from widenet_jax.vision.task import to_unit_range
 
@@ -55,15 +54,6 @@ def test_agreement_by_hand():
     assert BY_HAND.chance[3, 4] == pytest.approx(3 / 4)
 
 
-def test_no_drops_are_0_percent_in_the_picture(tmp_path, drawn):
-    """An empty box would leave open whether drops were counted."""
-    draw_usage(BY_HAND, tmp_path / "none.png")
-    draw_usage(replace(BY_HAND, drop_rate=np.full(5, 0.02)), tmp_path / "some.png")
-    panels = [next(a for a in figure.axes if a.get_title() == "dropped") for figure in drawn]
-    assert [[text.get_text() for text in panel.texts] for panel in panels] == [["0%"], []]
-    assert [bar.get_height() for bar in panels[1].patches] == [2.0] * 5
-
-
 def test_mutual_information_by_hand():
     """Block 1 determines block 0 without ever agreeing; 2 is independent; 3 is constant.
 
@@ -81,11 +71,6 @@ def test_shares_by_class_and_even_tokens():
     np.testing.assert_array_equal(BY_HAND.by_category[4], [[0.75, 0.25], [0, 0]])
     np.testing.assert_allclose(BY_HAND.load_entropy[:4], [np.log(2)] * 3 + [0])
     np.testing.assert_array_equal(BY_HAND.frequency, [1, 0])
-
-
-def test_shares_are_sorted_in_each_block():
-    by_block = replace(BY_HAND, importance=np.array([[0.1, 0.6, 0.3], [0.2, 0.0, 0.8]]))
-    np.testing.assert_array_equal(by_block.sorted_shares, [[0.6, 0.3, 0.1], [0.8, 0.2, 0.0]])
 
 
 def test_co_occurrence_by_hand():

@@ -104,9 +104,3 @@ def test_in_place_of_an_unreadable_photo_the_next_is_drawn(tmp_path, drawn):
     trained.config.data.on_bad_example = "error"
     with pytest.raises(BadExampleError, match=r"bee/a\.png"):
         draw_overlay_of_source(trained, tmp_path / "o.png", 3)
-
-
-def test_more_experts_than_colours_stay_apart():
-    colours = expert_colours(25)
-    assert len({tuple(c.round(3)) for c in colours}) == 25
-    assert colours.min() >= 0 and colours.max() <= 1

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.ops.analysis.figures import draw_divergence
-from widenet_jax.ops.analysis.norm_divergence import Divergence, divergence, norm_divergence
+from widenet_jax.ops.analysis.norm_divergence import divergence, norm_divergence
 
 
 def test_two_blocks_of_two_elements_by_hand():
@@ -70,12 +69,3 @@ def test_a_shared_norm_has_no_divergence():
         BadInputError, match=r"compares blocks that have their own norms; this model has 0"
     ):
         norm_divergence({"encoder": {"norm_ffn": norm(1, 2)}})
-
-
-def test_divergence_has_a_line_for_each_model(tmp_path, drawn):
-    def vectors(y: float) -> dict[str, Divergence]:
-        return dict.fromkeys(("gamma", "beta"), Divergence(np.zeros(2), np.full(4, y)))
-
-    draw_divergence({"WideNet": vectors(2.0), "ViT": vectors(1.0)}, tmp_path / "d.png")
-    for panel in drawn[0].axes:
-        assert [list(line.get_ydata()) for line in panel.lines] == [[2.0] * 4, [1.0] * 4]

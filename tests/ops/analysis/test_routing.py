@@ -54,21 +54,6 @@ def test_counts_are_those_of_the_model(variant: str):
         assert dropped == sums["dropped"][operation] > 0
 
 
-@pytest.mark.parametrize(
-    ("variant", "changes"), [(VARIANTS[0], {"unroll": False}), (VARIANTS[2], {"remat": "block"})]
-)
-def test_blocks_run_in_a_loop_or_recomputed_route_the_same(variant: str, changes: dict):
-    """`unroll` and `remat` change how the blocks run, not what they compute."""
-    model, params = tiny(variant)
-
-    @jax.jit
-    def both(p):
-        return tuple(token_routing(m, p, INPUTS) for m in (model, model.clone(**changes)))
-
-    expected, found = both(params)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 def test_which_blocks_route():
     def blocks_of(variant: str) -> tuple[int, ...]:
         return routed_blocks(build_model(model_section(variant), num_classes=10))

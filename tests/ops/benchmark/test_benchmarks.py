@@ -1,6 +1,5 @@
 """Benchmarks at small sizes: the rows that they report, not the speed of this machine."""
 
-import itertools
 import json
 import time
 from functools import partial
@@ -15,7 +14,7 @@ from etils import epath
 from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import build_experiment
-from widenet_jax.ops.benchmark import pipelines, report, train_step
+from widenet_jax.ops.benchmark import pipelines, train_step
 from widenet_jax.ops.benchmark.checkpoint import checkpoint_row, directory_bytes
 from widenet_jax.ops.benchmark.timing import median_seconds, mfu, peak_flops
 from widenet_jax.ops.benchmark.train_step import random_batch
@@ -84,18 +83,6 @@ def photos(tmp_path: Path) -> Path:
         picture = cv2.resize(rng.integers(0, 255, (8, 10, 3), np.uint8), (50, 40))
         cv2.imwrite(str(folder / f"{i}.jpg"), picture)
     return tmp_path
-
-
-def test_a_turn_counts_whole_batches(monkeypatch: pytest.MonkeyPatch):
-    """Batches of 8, with a clock that advances a quarter of a second at each reading."""
-    clock = itertools.count(0.0, 0.25)
-    monkeypatch.setattr(pipelines.time, "perf_counter", lambda: next(clock))
-    cpu = iter([10.0, 10.28])
-    monkeypatch.setattr(pipelines, "cpu_seconds", lambda: next(cpu))
-    rate, cpu_ms = pipelines.one_turn(itertools.repeat(None), 8, seconds=2.0)
-    # Readings at 0.25, 0.5, ... 1.75, end at 2.0: seven batches in 2 s, with 0.28 s of processor.
-    assert rate == pytest.approx(7 * 8 / 2.0)
-    assert cpu_ms == pytest.approx(280 / 56)
 
 
 def test_the_input_command_beside_a_peer(photos: Path, capsys):
@@ -188,10 +175,3 @@ def test_mistakes_are_one_line_and_exit_code_2(capsys, argv: list[str], says: st
     assert command()(argv) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
-
-
-def test_tables():
-    rows = [{"name": "a", "ms": 1234.5, "share": None}, {"name": "b", "ms": 0.01234, "share": 2}]
-    lines = report.table(rows).splitlines()
-    assert [c.strip() for c in lines[2].split("|")[1:-1]] == ["a", "1,234", "-"]
-    assert [c.strip() for c in lines[3].split("|")[1:-1]] == ["b", "0.0123", "2"]

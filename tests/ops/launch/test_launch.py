@@ -133,17 +133,6 @@ def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Pat
     assert f"or delete it with its disk (`{DELETE}`)" in again.stderr
 
 
-def test_a_queued_resource_whose_tpu_a_person_deletes_is_not_replaced(tmp_path: Path):
-    """It stays listed, as after a preemption."""
-    states = ("NOT_FOUND", "ACTIVE SERVICE", "SUSPENDING USER", "SUSPENDED USER")
-    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134,))
-    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
-    assert (done.returncode, cloud.steps().count("create")) == (3, 1)
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith("failed: mine was stopped by someone; ")
-    assert f"`{DELETE} --backend=queued-resource`" in line
-
-
 def test_queued_resource(tmp_path: Path):
     states = ("NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
     cloud = Cloud(tmp_path / "cloud", states=states)
@@ -171,18 +160,6 @@ def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path)
     assert "delete" not in cloud.steps()
     ends = [f"{gethostname()}: worker_{worker}: step 1 of 1" for worker in (0, 1)]
     assert done.stdout.splitlines() == ["worker_0: step 1 of 1", *ends]
-
-
-def test_a_worker_that_can_no_longer_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As where a person stops the TPU of a queued resource, which then stays ACTIVE."""
-    monkeypatch.setattr(following, "CONNECTION_ATTEMPTS", 2)
-    fails = {"ssh": ["", "", "", *["TPU not in state READY"] * 4]}
-    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "ACTIVE"), fails=fails)
-    done = cloud.launch(*ARGUMENTS, "--backend=queued-resource")
-    assert done.returncode == 3
-    *_, cost, line = done.stderr.splitlines()
-    assert "`gcloud compute tpus tpu-vm describe mine --zone=us-west4-a`" in line
-    assert cost == f"mine may exist and cost money: {DELETE} --backend=queued-resource"
 
 
 def test_an_outage_does_not_end_a_launch_that_has_begun(
@@ -425,19 +402,6 @@ def test_errors_of_gcloud_are_reported_in_one_line(kind: type, answers: dict[str
         found = cause(subprocess.CompletedProcess(create, 1, "", stderr))
         assert type(found) is kind and str(found).startswith(answer), message
         assert "\n" not in str(found)
-
-
-def test_a_login_that_expires_while_the_tpu_is_created(tmp_path: Path):
-    """The TPU may come up all the same."""
-    message = (
-        "ERROR: (gcloud.compute.tpus.tpu-vm.create) Reauthentication required: gcloud auth login"
-    )
-    first = Cloud(tmp_path / "first", fails={"create": [message], "describe": ["", message]})
-    done = first.launch(*ARGUMENTS)
-    assert done.returncode == 2
-    cost, line = done.stderr.splitlines()[-2:]
-    assert cost == f"mine may exist and cost money: {DELETE}"
-    assert line.startswith("error: gcloud is not logged in;")
 
 
 @pytest.mark.parametrize(

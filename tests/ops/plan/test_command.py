@@ -9,7 +9,7 @@ from widenet_jax.config.files import import_file
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan import printed, report
 from widenet_jax.ops.plan.compile import CompiledStep
-from widenet_jax.ops.plan.report import comparison, plan_rows
+from widenet_jax.ops.plan.report import plan_rows
 from widenet_jax.ops.plan.topology import Topology
 
 ROOT = Path(__file__).parents[3]
@@ -146,18 +146,3 @@ def test_a_plan_that_does_not_fit_names_a_change():
     assert "none found (tried: --a=1; --b=2)." in plan_rows(TOO_LARGE | {"advice": nothing})
     nothing["tried"] = []
     assert "the config allows no change" in plan_rows(TOO_LARGE | {"advice": nothing})
-
-
-def test_table_of_several_plans():
-    lines = comparison([FITS, TOO_LARGE], paper=True).splitlines()
-    header, rule, first, second = ([c.strip() for c in line.split("|")[1:-1]] for line in lines[:4])
-    assert set("".join(rule)) == {"-"}
-    vit, widenet = (dict(zip(header, row, strict=True)) for row in (first, second))
-    assert (vit["ms/step"], vit["at 100% MFU"], vit["MFU"]) == ("220.0", "96.1", "43.7%")
-    assert vit["core-days"] == "61.2" and vit["paper"] == "80"
-    assert (vit["collectives ms"], vit["collectives MB"]) == ("7.4", "1,225")
-    assert widenet["HBM GiB"] == "17.8 (does not fit)" and widenet["core-days"] == "-"
-    assert widenet["paper"] == "140"
-    assert lines[-1].startswith("configs/imagenet.py:widenet_l: add --config.optimizer.accum")
-    plain = comparison([FITS | {"cost": 12.0}], paper=False)
-    assert "paper" not in plain and "cost" in plain.splitlines()[0]

@@ -128,19 +128,6 @@ def test_sets_of_the_configs(config: str, numbers: tuple):
     assert (info.num_examples, len(info.info["class_names"]), shape) == numbers
 
 
-def test_text_sets_of_the_configs():
-    """T = 512, P = 20; and a set of one's own."""
-    config = load_config("configs/text_pretrain.py:widenet_4")
-    info = data_info(config)
-    assert (info.info, info.num_examples) == ({"vocab_size": 30_000}, 10_240_000)
-    assert info.example["tokens"].shape == (512,)
-    assert info.example["mlm_labels"].shape == (20,)
-    config.data.path = "gs://bucket/mine"
-    with pytest.raises(BadInputError, match=r"'mine'.*--num_examples=N --vocab_size=N"):
-        data_info(config)
-    assert data_info(config, num_examples=9, vocab_size=99).info == {"vocab_size": 99}
-
-
 def test_other_sets_need_both_numbers():
     config = load_config("configs/imagenet.py:vit_b")
     config.data.path = "/data/flowers"

@@ -30,13 +30,6 @@ def test_a_shape_has_the_accelerator_type_of_its_size():
     assert parse_topology("v5e:4x4").accelerator_type == "v5litepod-16"
 
 
-def test_figures_per_device():
-    v3 = parse_topology("v3-8")  # a device is half a chip
-    assert v3.chip.peak_flops == 61.5e12
-    assert v3.chip.hbm_bandwidth == 450e9
-    assert parse_topology("v4-8").chip.peak_flops == 275e12  # a device is a whole chip
-
-
 def test_the_clocks_agree_with_the_peaks():
     """Peak = 2 * multipliers * clock, with the multipliers per chip from the architecture pages.
 

@@ -10,7 +10,7 @@ from ops import other_task
 
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.results import Results, axis_of, draw_against
+from widenet_jax.ops.sweep.results import Results, axis_of
 from widenet_jax.ops.sweep.trials import Outcome, exit_code, expand
 
 
@@ -129,23 +129,3 @@ def test_numbers_stand_by_size_and_names_as_listed():
     ):  # fmt: skip
         settings = [{field: value} for value in values] + [{}]
         assert axis_of(field, settings, {field: space}) == expected
-
-
-def test_a_panel_for_each_field_with_dots_and_means(tmp_path: Path, drawn):
-    """A row without a field is left out of its panel; a single row a value has no mean."""
-    rows = [
-        {"rate": 1.0, "name": "one", "accuracy": 0.9},
-        {"rate": 0.01, "name": "one", "accuracy": 0.1},
-        {"rate": 0.1, "name": "two", "accuracy": 0.5},
-        {"name": "two", "accuracy": 0.7},
-    ]
-    axes = {field: axis_of(field, rows, {}) for field in ("rate", "name")}
-    draw_against(rows, axes, "accuracy", tmp_path / "axes.png")
-    rate, name = drawn[0].axes
-    dots = [(line.get_xdata()[0], list(line.get_ydata())) for line in rate.lines]
-    assert dots == [(0.01, [0.1]), (0.1, [0.5]), (1.0, [0.9])]
-    assert rate.get_xscale() == "log"
-    assert [list(line.get_ydata()) for line in name.lines] == [[0.9, 0.1], [0.5, 0.7], [0.5, 0.6]]
-    assert [text.get_text() for text in name.get_xticklabels()] == ["one", "two"]
-    (legend,) = drawn[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["mean"]

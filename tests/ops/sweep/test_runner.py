@@ -122,17 +122,6 @@ def test_a_trial_that_a_killed_sweep_left_running_is_waited_for(tmp_path: Path):
     assert starts(tmp_path, trials[0]) == 1
 
 
-def test_a_stop_while_waiting_for_such_a_trial(tmp_path: Path, capsys):
-    """Its workdir is elsewhere, as a launched trial's is."""
-    directory = Directory(tmp_path, str(tmp_path / "elsewhere"))
-    source = Listed(trials_of([0]), directory)
-    with directory.lock(source.trials[0]):
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        assert Runner(source, workers=1, command=trial_program.command).run()
-    assert source.outcomes()[0].status == "waiting"
-    assert "stopping: launched runs go on, and their TPUs cost" in capsys.readouterr().err
-
-
 def test_a_trial_is_handed_to_a_scheduler_once(tmp_path: Path):
     (trial,) = trials_of([0])
     log = tmp_path / "handed"
