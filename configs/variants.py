@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from configs import sizes
 from configs.sizes import ENTROPY_OF, FFNS, LANGUAGE_SIZES, ROUTER_LOSSES, ROUTERS
-from widenet_jax.errors import BadInputError, choose_option, known_names
+from widenet_jax.errors import BadInputError, choose, known_names
 
 # Option -> its type, or a table of its choices.
 COMMON = {
@@ -211,7 +211,7 @@ def parse_option(name: str, pair: str, known: Mapping[str, Any]) -> tuple[str, A
         )
     wanted = known[key]
     if isinstance(wanted, Mapping):
-        choose_option(wanted, value, option=key)
+        choose(wanted, value, field=key, flag="")
         return key, value
     try:
         found = {"true": True, "false": False}[value.lower()] if wanted is bool else wanted(value)

@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import importlib
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
 from types import ModuleType
@@ -63,33 +62,20 @@ class StoppedError(RuntimeError):
     """A requested stop, after the state is saved. Exit code 143, or 130 after Ctrl-C."""
 
 
-def choose(table: Mapping[str, Any], name: str, *, field: str) -> Any:
+def choose(table: Mapping[str, Any], name: str, *, field: str, flag: str = "--") -> Any:
     """Returns `table[name]`; raises BadInputError with the nearest valid name if it is unknown.
 
     Args:
       table: the valid choices.
       name: the user's choice.
       field: the config field it came from, for the message.
+      flag: what stands before the field where a user sets it.
     """
     if name in table:
         return table[name]
     known, near = ", ".join(table), nearest(str(name), table)
-    raise BadInputError(f"{field}={name!r} is unknown; choose one of {known} (--{field}={near}?)")
-
-
-def choose_option(table: Mapping[str, Any], name: str, *, option: str) -> Any:
-    """Returns `table[name]`, as `choose`, for an option of a variant: `--config=FILE:VARIANT,a=b`.
-
-    Args:
-      table: the valid choices.
-      name: the user's choice.
-      option: the option's name.
-    """
-    if name in table:
-        return table[name]
-    known, near = ", ".join(table), nearest(name, table)
     raise BadInputError(
-        f"option {option}={name!r} is unknown; choose one of {known}; did you mean {option}={near}?"
+        f"{field}={name!r} is unknown; choose one of {known} ({flag}{field}={near}?)"
     )
 
 
@@ -151,11 +137,9 @@ def check_group(batch_size: int, group: int, *, field: str, smallest: int = 1) -
     """
     if group >= smallest and batch_size % group == 0:
         return
-    # Try only sizes near the requested one, so that the search is fast for any batch size.
-    start = max(smallest, min(group, batch_size))
-    tried = (start + sign * step for step in range(10_000) for sign in ((-1, 1) if step else (1,)))
-    fits = (size for size in tried if smallest <= size <= batch_size and batch_size % size == 0)
-    sizes = " or ".join(map(str, sorted(itertools.islice(fits, 3)))) or "no other size"
+    fits = [size for size in range(smallest, batch_size + 1) if batch_size % size == 0]
+    near = sorted(sorted(fits, key=lambda size: abs(size - group))[:3])
+    sizes = " or ".join(map(str, near)) or "no other size"
     whole = -(-batch_size // max(group, smallest)) * max(group, smallest)
     raise BadInputError(
         f"{field}={group} must be at least {smallest} and divide the batch of {batch_size} "

@@ -23,7 +23,14 @@ from widenet_jax.config.fields import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.machine import keep_compiled
-from widenet_jax.config.parser import Parser, add_import_flag, exit_code_of, positive, seconds
+from widenet_jax.config.parser import (
+    Parser,
+    add_import_flag,
+    exit_code_of,
+    not_negative,
+    positive,
+    seconds,
+)
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
@@ -64,8 +71,8 @@ def flag_parser() -> Parser:
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     add("--distributed", action="store_true", help="several hosts; all that a TPU pod needs")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
-    add("--num_processes", type=int, metavar="N", help="how many processes there are")
-    add("--process_id", type=int, metavar="I", help="the number of this process, from 0")
+    add("--num_processes", type=positive, metavar="N", help="how many processes there are")
+    add("--process_id", type=not_negative, metavar="I", help="the number of this process, from 0")
     return parser
 
 
@@ -131,22 +138,20 @@ def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     between 0 and 1, higher is better. How many examples were evaluated (`test_UNIT`) stands beside
     it.
     """
-    primary_metric, unit = result.get("primary_metric", {}), result.get("unit")
-    split = result.get("split", "test")  # results of earlier versions do not name it
-    first = f"test_{primary_metric.get('name')}"
+    primary_metric, unit = result["primary_metric"], result["unit"]
+    first = f"test_{primary_metric['name']}"
     names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
     rows = []
     for name in sorted(names, key=lambda name: name != first):
-        value = result[name]
+        value, metric = result[name], name.removeprefix("test_")
+        text = number(value)
         if name == first:
-            share = primary_metric["higher_is_better"] and 0 <= value <= 1
-            text = f"{value:.2%}" if share else number(value)
+            if primary_metric["higher_is_better"] and 0 <= value <= 1:
+                text = f"{value:.2%}"
             text += f" of {result[f'test_{unit}']:,} {unit}"
-        else:
-            text = number(value)
-        metric = name.removeprefix("test_")
-        text += beside(metric, result)
-        rows.append((f"{split} {metric.replace('_', ' ')}", text))
+        rows.append(
+            (f"{result['split']} {metric.replace('_', ' ')}", text + beside(metric, result))
+        )
     return rows
 
 
@@ -203,16 +208,15 @@ def check_details(coordinator: str, num_processes: int, process_id: int) -> None
     """Checks the flags that `jax.distributed.initialize` fails on with a traceback.
 
     Raises:
-      BadInputError: --coordinator is not HOST:PORT, or a number is out of range.
+      BadInputError: --coordinator is not HOST:PORT, or --process_id is out of range.
     """
     host, _, port = coordinator.rpartition(":")
     if not host or not (port.isdecimal() and 0 < int(port) < 65536):
         raise BadInputError(f"--coordinator={coordinator} must be HOST:PORT, as in 10.0.0.1:8476")
-    if num_processes < 1:
-        raise BadInputError(f"--num_processes={num_processes} must be at least 1")
-    if not 0 <= process_id < num_processes:
-        below = f"less than --num_processes={num_processes}"
-        raise BadInputError(f"--process_id={process_id} must be at least 0 and {below}")
+    if process_id >= num_processes:
+        raise BadInputError(
+            f"--process_id={process_id} must be less than --num_processes={num_processes}"
+        )
 
 
 def main(argv: Sequence[str]) -> int:

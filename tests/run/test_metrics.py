@@ -114,7 +114,7 @@ def test_scalars_are_flat():
 
 def writer(workdir: Path, *, main_host: bool = True, **tracking: object) -> MetricsWriter:
     config = {"tracking": NO_TRACKING | tracking}
-    return MetricsWriter(epath.Path(workdir), config=config, main_host=main_host)
+    return MetricsWriter(epath.Path(workdir) if main_host else None, config=config)
 
 
 def test_times_stay_out_of_the_metrics(tmp_path: Path):

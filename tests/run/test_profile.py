@@ -2,10 +2,7 @@
 
 import gzip
 import json
-import re
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from importlib.metadata import requires
 from pathlib import Path
 
 import jax
@@ -15,10 +12,7 @@ import pytest
 from etils import epath
 from small_runs import small_config, train_here
 
-from widenet_jax import train
-from widenet_jax.errors import BadInputError
-from widenet_jax.run import profile as profiles
-from widenet_jax.run.profile import Profile, check_profiler
+from widenet_jax.run.profile import Profile
 
 
 @jax.jit
@@ -113,39 +107,3 @@ def test_a_run_with_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert [line["step"] for line in times] == list(range(2, 21))  # the first step compiles
     for line in times:
         assert line["seconds_per_step"] * line["images_per_second"] == pytest.approx(64, rel=1e-6)
-
-
-@pytest.fixture
-def platforms(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Sets the platforms that JAX may use."""
-    before = jax.config.jax_platforms
-    yield lambda names: jax.config.update("jax_platforms", names)
-    jax.config.update("jax_platforms", before)
-
-
-def install_libtpu(place: Path, version: str) -> None:
-    (place / f"libtpu-{version}.dist-info").mkdir(parents=True)
-    about = f"Metadata-Version: 2.1\nName: libtpu\nVersion: {version}\n"
-    (place / f"libtpu-{version}.dist-info" / "METADATA").write_text(about)
-
-
-def test_a_libtpu_in_which_the_profiler_would_crash_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platforms: Callable
-):
-    """`jax[tpu]` names the version that fits; JAX does not load libtpu where it may not use it."""
-    (fits,) = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax")))
-    for installed in (f"{fits}.1", f"{fits}1"):
-        install_libtpu(tmp_path / installed, installed)
-        monkeypatch.syspath_prepend(tmp_path / installed)
-        platforms("cpu")
-        check_profiler()
-        platforms("")
-        if installed == f"{fits}.1":
-            check_profiler()
-            continue
-        with pytest.raises(BadInputError, match=f"libtpu {fits}, and {installed}"):
-            train.run(small_config(), str(tmp_path / "run"), profile=2)
-        assert not (tmp_path / "run").exists()
-        for named in (None, ["libtpu>=0.0.40"]):  # JAX does not name one version
-            monkeypatch.setattr(profiles, "requires", lambda package, named=named: named)
-            check_profiler()

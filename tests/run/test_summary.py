@@ -25,7 +25,7 @@ def test_the_baseline_stands_beside_the_loss():
 def test_the_result_names_the_baseline():
     result = result_metrics(METRICS, TASK)
     assert result["baseline"]["value"] == 6.62
-    assert metric_rows(result) == [
+    assert metric_rows(result | {"split": "test"}) == [
         ("test mlm loss", "6.7100 of 4,700 sequences (unigram entropy 6.6200)"),
         ("test order loss", "0.6900"),
     ]

@@ -190,15 +190,15 @@ def load_checkpoint(workdir: epath.Path, params: PyTree, which: str = "last") ->
         closing(Series(workdir / LAST, keep=1)) as last,
         closing(Series(workdir / BEST, keep=1)) as best,
     ):
-        for _ in range(CHOICES - 1):
+        for choice in range(1, CHOICES + 1):
             listed = last.steps(), best.steps()
             try:
                 return _load_chosen(last, best, params, which)
             except RunFailedError:
                 # A run deletes a checkpoint once a newer one is there.
-                if listed == (last.steps(), best.steps()) or jax.process_count() > 1:
+                same = listed == (last.steps(), best.steps())
+                if same or choice == CHOICES or jax.process_count() > 1:
                     raise
-        return _load_chosen(last, best, params, which)
 
 
 def _load_chosen(last: Series, best: Series, params: PyTree, which: str) -> Restored | None:

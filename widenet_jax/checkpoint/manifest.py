@@ -50,7 +50,7 @@ def damage(directory: epath.Path) -> str | None:
         if own_sha256(manifest["files"]) != manifest["sha256"]:
             raise ValueError
     except FileNotFoundError:
-        return f"{MANIFEST} is missing: not finished, or from a version without checksums"
+        return f"{MANIFEST} is missing: not finished"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     problems = in_threads(lambda name: file_damage(directory / name, *files[name]), sorted(files))

@@ -12,8 +12,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -224,7 +224,8 @@ class Series:
         if jax.process_index() == 0:
             steps = [step for step in self.steps() if only in (None, step)]
             for step in reversed([s for s in steps if s not in damaged]):
-                problem = self._damage(step)
+                with errors_of_reading(self.directory / str(step)):
+                    problem = damage(self.directory / str(step))
                 if problem is None:
                     found = step
                     break
@@ -236,31 +237,18 @@ class Series:
             damaged[NONE] = "see the message of the first process"
         return int(found)
 
-    def _damage(self, step: int) -> str | None:
-        try:
-            return damage(self.directory / str(step))
-        except OSError as error:
-            raise RunFailedError(
-                f"{self.directory / str(step)} cannot be read: {error}; nothing was changed, retry"
-            ) from error
-
     def _read(self, step: int, **args: Any) -> Any:
         path = self.directory / str(step)
-        try:
+        with errors_of_reading(path):
             return self.checkpointer.restore(path, args=ocp.args.Composite(**args))
-        except Exception as error:
-            raise RunFailedError(f"{path} cannot be read: {first_line(error)}") from error
 
     def _target(self, step: int, item: str, target: PyTree) -> PyTree:
         """Returns shapes with shardings to restore to: `target`, or the stored shapes with it."""
         if not isinstance(target, jax.sharding.Sharding):
             return jax.tree.map(ocp.utils.to_shape_dtype_struct, target)
         path = self.directory / str(step)
-        try:
-            with closing(ocp.StandardCheckpointer()) as reader:
-                stored = reader.metadata(path / item).item_metadata.tree
-        except Exception as error:
-            raise RunFailedError(f"{path} cannot be read: {first_line(error)}") from error
+        with errors_of_reading(path), closing(ocp.StandardCheckpointer()) as reader:
+            stored = reader.metadata(path / item).item_metadata.tree
         shape = partial(jax.ShapeDtypeStruct, sharding=target)
         return jax.tree.map(lambda array: shape(array.shape, array.dtype), stored)
 
@@ -272,6 +260,17 @@ class Series:
             aside = next(p for name in names if not (p := self.directory / name).exists())
             place.rename(aside)
             print(f"warning: {place} {problem}; renamed to {aside.name}", file=sys.stderr)
+
+
+@contextmanager
+def errors_of_reading(path: epath.Path) -> Iterator[None]:
+    """Turns every error of reading a checkpoint into a RunFailedError in one line."""
+    try:
+        yield
+    except Exception as error:
+        raise RunFailedError(
+            f"{path} cannot be read: {first_line(error)}; nothing was changed, retry"
+        ) from error
 
 
 def steps_in(directory: epath.Path) -> list[int]:

@@ -20,7 +20,6 @@ training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 import math
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
-from widenet_jax.run.tables import markdown_table
 
 MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
 
@@ -74,18 +73,5 @@ def report(facts: dict, out: str) -> str:
             lines.append(f"{block:>5}  {load}; {routed}")
         even = f"{usage['tokens_if_even']:,.0f}"
         lines.append(f"tokens an expert would see in each block if even: {even}")
-        if "kind_names" in usage and len(usage["load"][0]) <= MOST_EXPERTS:
-            lines += ["", kinds_table(usage), ""]
     lines = lines or ["the blocks share their norms, and there are no experts: nothing to draw"]
     return "\n".join([*lines, f"pictures and analysis.json: {out}"])
-
-
-def kinds_table(usage: dict) -> str:
-    """Returns the experts of each kind of token, in the block where kinds differ most."""
-    block = usage["most_different_block"]
-    chosen = usage["blocks"].index(block)
-    rows = [["all tokens", *usage["load"][chosen]]]
-    rows += [[k, *v] for k, v in zip(usage["kind_names"], usage["by_kind"][chosen], strict=True)]
-    header = [f"block {block}", *(f"expert {e}" for e in range(len(rows[0]) - 1))]
-    cells = [[name, *(f"{share:.1%}" for share in shares)] for name, *shares in rows]
-    return markdown_table([header, *cells])

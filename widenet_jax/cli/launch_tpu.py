@@ -85,7 +85,9 @@ def show_plan(options: Options) -> None:
       BadInputError: there is no plan, or the run does not fit.
     """
     if not options.skip_plan:
-        plan = plan_of(options.config, options.tpu, [*data_flags(options), *options.fields])
+        sizes = {name: getattr(options, name) for name in DATA_SIZES}
+        flags = [f"--{name}={size}" for name, size in sizes.items() if size]
+        plan = plan_of(options.config, options.tpu, [*flags, *options.fields])
         if isinstance(plan, str) or not plan["fits"]:
             raise BadInputError(
                 f"{plan_line(plan)} on --tpu={options.tpu}; scripts/plan.py prints what to change, "
@@ -94,22 +96,12 @@ def show_plan(options: Options) -> None:
         print(plan_line(plan), file=sys.stdout if options.dry_run else sys.stderr, flush=True)
 
 
-def data_flags(options: Options) -> list[str]:
-    """Returns the user's flags that stand for a data set, which only the plan reads."""
-    sizes = {name: getattr(options, name) for name in DATA_SIZES}
-    return [f"--{name}={size}" for name, size in sizes.items() if size]
-
-
 def job_of(options: Options) -> Job:
     """Returns the job, after every check that needs no gcloud.
 
     Raises:
       BadInputError: an impossible config, field, name or place.
     """
-    if options.skip_plan and (unread := data_flags(options)):
-        raise BadInputError(
-            f"{unread[0]} is for the plan, which --skip_plan omits; leave one of the two out"
-        )
     if ":" in options.tpu:  # a shape, which only `plan.py --topology` accepts
         raise BadInputError(f"--tpu={options.tpu}: write generation and size, as in v3-256")
     tpu = parse_topology(options.tpu, field="--tpu")

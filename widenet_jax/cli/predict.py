@@ -16,7 +16,6 @@ code is 2. A task's flags stand in its spec (widenet_jax/specs.py).
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-import itertools
 import sys
 
 from widenet_jax.config.imports import import_files, import_remembered
@@ -24,6 +23,7 @@ from widenet_jax.config.parser import (
     Argv,
     Options,
     Parser,
+    add_import_flag,
     add_model_flags,
     exit_code_of,
     not_negative,
@@ -43,7 +43,6 @@ KINDS = {
     "positive": {"type": positive},
     "not_negative": {"type": not_negative},
 }
-IMPORT, WORKDIR = "--import", "--workdir"
 
 
 def main(argv: Argv = None) -> int:
@@ -56,16 +55,15 @@ def parser_of(argv: Argv) -> Parser:
 
     Also of tasks in files that --import names, or that the run remembers.
     """
-    words = [*(sys.argv[1:] if argv is None else argv), ""]
-    given = {IMPORT: [], WORKDIR: []}
-    for word, after in itertools.pairwise(words):
-        name, equals, value = word.partition("=")
-        given.get(name, []).append(value if equals else after)
-    import_files(given[IMPORT])
-    for place in given[WORKDIR]:
-        stored = absolute(split_checkpoint(place)[0]) / "config.json"
+    early = Parser(add_help=False)
+    add_import_flag(early)
+    early.add_argument("--workdir")
+    named, _ = early.parse_known_args(argv)
+    import_files(named.imports)
+    if named.workdir:
+        stored = absolute(split_checkpoint(named.workdir)[0]) / "config.json"
         if stored.exists():
-            import_remembered(read_json(stored), place)
+            import_remembered(read_json(stored), named.workdir)
     parser = Parser(__doc__, takes_fields=False)
     text = "of a run, or an exported model; for --fill also a BERT or ALBERT of Hugging Face"
     add_model_flags(parser, text)

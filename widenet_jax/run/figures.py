@@ -20,7 +20,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
-from ml_collections import ConfigDict
 
 from widenet_jax.config.files import stored_config
 from widenet_jax.files import write_bytes
@@ -54,7 +53,6 @@ def draw_learning_curves(
     """
     labels = names or ["" for _ in workdirs]
     runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
-    configs = [config_of(workdir) for workdir in workdirs]
     drawn = [record for records in runs for record in records if record["split"] in splits]
     loss = loss_of(runs)
     metrics = (loss, metric) if any(loss in record for record in drawn) else (metric,)
@@ -64,7 +62,7 @@ def draw_learning_curves(
         colour = run_colour(index, len(labels))
         for split in splits:
             rows = [r for r in records if r["split"] == split]
-            which = split_name(configs[index], split)
+            which = split_name(workdirs[index], split)
             for axis, metric in zip(axes, metrics, strict=True):
                 points = [(r["step"], r[metric]) for r in rows if r.get(metric) is not None]
                 steps, values = zip(*points, strict=True) if points else ((), ())
@@ -90,16 +88,10 @@ def run_colour(index: int, count: int) -> Any:
     return f"C{index}" if count <= 10 else colormaps["viridis"](index / count)
 
 
-def config_of(workdir: epath.PathLike) -> ConfigDict:
-    """Returns the config of a run; an empty one where it has not begun."""
+def split_name(workdir: epath.PathLike, split: str) -> str:
+    """Returns the data's name of "train" or "eval", such as "val"; `split` before a run begins."""
     begun = (epath.Path(workdir) / "config.json").exists()
-    return stored_config(str(workdir)) if begun else ConfigDict()
-
-
-def split_name(config: ConfigDict, split: str) -> str:
-    """Returns the data's name of "train" or "eval", such as "val"."""
-    fallback = {"train": "train", "eval": "evaluation"}[split]
-    return config.get("data", {}).get(f"{split}_split") or fallback
+    return stored_config(str(workdir)).data[f"{split}_split"] if begun else split
 
 
 def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:

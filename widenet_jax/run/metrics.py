@@ -232,15 +232,19 @@ def scalars(record: Mapping) -> dict[str, float]:
 
 
 class MetricsWriter:
-    """All sinks of a run; only the first host has sinks.
+    """All sinks of a run.
 
     Metrics go to metrics.jsonl, times to timing.jsonl, and both to the trackers.
+
+    Args:
+      workdir: of the run; None on all hosts but the first, which have no sinks.
+      config: of the run.
     """
 
-    def __init__(self, workdir: epath.Path, *, config: Mapping, main_host: bool):
+    def __init__(self, workdir: epath.Path | None, *, config: Mapping):
         self.files: list[JsonLines] = []
         self.trackers: list[Any] = []
-        if not main_host:
+        if workdir is None:
             return
         self.files = [JsonLines(workdir / name) for name in ("metrics.jsonl", "timing.jsonl")]
         if project := config["tracking"]["wandb_project"]:  # first, because W&B may refuse the run

@@ -1,20 +1,16 @@
 """A trace of some training steps by JAX's profiler, for XProf and Perfetto."""
 
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
-from importlib.metadata import requires
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
 
-from widenet_jax.errors import BadInputError
-from widenet_jax.run.session import Session
-from widenet_jax.run.workdir import version
 from widenet_jax.step import TrainState
 
 SETTLE = 3  # steps of this start before the trace: the first compiles, the next fill the queues
@@ -22,6 +18,7 @@ STEP = "train"  # the name of a step's event; its argument `step_num` is the num
 TrainStep = Callable[[TrainState, Any], tuple[TrainState, Any]]
 
 
+@dataclass
 class Profile:
     """A training step that traces some of its calls; the numbers stay the same.
 
@@ -40,23 +37,18 @@ class Profile:
         count as time of steps.
     """
 
-    def __init__(
-        self,
-        train_step: TrainStep,
-        *,
-        steps: int,
-        start_step: int,
-        workdir: epath.Path,
-        note: Callable[[str], None],
-        pause: Callable[[], AbstractContextManager],
-    ):
-        self.train_step, self.workdir = train_step, workdir
-        self.note, self.pause = note, pause
-        self.step = start_step
-        self.first = start_step + SETTLE + 1
-        self.last = start_step + SETTLE + steps
+    train_step: TrainStep
+    steps: int
+    start_step: int
+    workdir: epath.Path
+    note: Callable[[str], None]
+    pause: Callable[[], AbstractContextManager]
+
+    def __post_init__(self):
+        self.step = self.start_step
+        self.first = self.start_step + SETTLE + 1
+        self.last = self.start_step + SETTLE + self.steps
         self.directory = ""  # of the trace while it is recorded
-        self.written = False
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:
         """Calls the step; starts the trace before its first step, and ends it after its last."""
@@ -96,45 +88,11 @@ class Profile:
             (into / f"{host}.perfetto.json.gz").write_bytes(events.read_bytes())
         finally:
             shutil.rmtree(recorded)
-        self.written = True
         self.note(f"profile of steps {self.first:,} to {self.step:,}: {into}")
 
     def close(self) -> None:
         """Ends a trace that the end of the run cut short; says so where there is none."""
         if self.directory:
             self._write()
-        elif not self.written:
+        elif self.step < self.first:
             self.note(f"--profile: this start ended before step {self.first:,}, no step was traced")
-
-
-def profiled(session: Session, *, start_step: int, steps: int) -> TrainStep:
-    """Returns the training step of an opened session, traced until the session closes.
-
-    Args:
-      session: of this start.
-      start_step: the step after which it starts or resumes.
-      steps: number of steps to trace.
-    """
-    traced = {"steps": steps, "start_step": start_step, "workdir": session.workdir}
-    hooks = {"note": session.note, "pause": session.progress.pause}
-    return session.stack.enter_context(
-        closing(Profile(session.experiment.train_step, **traced | hooks))
-    )
-
-
-def check_profiler() -> None:
-    """Raises BadInputError where JAX would load another libtpu than it was built for.
-
-    JAX trains with many versions of libtpu, but its profiler ends the process in a segmentation
-    fault where the profiler's interface in libtpu has another size.
-    """
-    installed = version("libtpu")
-    wanted = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax") or ()))
-    if "tpu" not in (jax.config.jax_platforms or "tpu") or not installed or len(wanted) != 1:
-        return  # libtpu is not loaded, or the versions are unknown
-    if not f"{installed}.".startswith(f"{wanted[0]}."):
-        raise BadInputError(
-            f"--profile: JAX {jax.__version__} profiles with libtpu {wanted[0]}, and {installed} "
-            "(of the extra `plan`) is installed; on a TPU run pip install -e '.[tpu]', elsewhere "
-            "set JAX_PLATFORMS, as in JAX_PLATFORMS=cuda"
-        )

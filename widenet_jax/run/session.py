@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache, partial
@@ -103,11 +104,8 @@ class Session:
         experiment, config = self.experiment, self.experiment.config
         self.skipped = int(state.skipped_updates)
         # Before config.json: all flags may be corrected until W&B accepts the run.
-        writer = on_every_host(
-            partial(
-                MetricsWriter, self.workdir, config=workdirs.plain(config), main_host=self.main_host
-            )
-        )
+        place, fields = self.workdir if self.main_host else None, workdirs.plain(config)
+        writer = on_every_host(partial(MetricsWriter, place, config=fields))
         self.writer = self.stack.enter_context(closing(writer))
         if self.main_host:
             workdirs.write_run(self.workdir, config, experiment.data_info.info)
@@ -304,8 +302,11 @@ def check_agreement(facts: Mapping[str, object]) -> None:
     if jax.process_count() == 1:
         return
     names = sorted(facts)
-    compare(["the names of the fields"], [digest(names)])
-    compare(names, [digest(facts[name]) for name in names])
+    for named, values in ((["the names of the fields"], [names]), (names, map(facts.get, names))):
+        digests = np.array([digest(value) for value in values], np.uint32)
+        table = np.asarray(multihost_utils.process_allgather(digests))  # [hosts, facts]
+        if complaint := disagreement(named, table.reshape(-1, len(named))):
+            raise BadInputError(complaint)
 
 
 def on_every_host(begin: Callable[[], T]) -> T:
@@ -332,14 +333,6 @@ def on_every_host(begin: Callable[[], T]) -> T:
     return found
 
 
-def compare(names: list[str], digests: list[int]) -> None:
-    """Raises BadInputError if hosts have different digests, one for each name."""
-    table = multihost_utils.process_allgather(np.array(digests, np.uint32))  # [hosts, facts]
-    complaint = disagreement(names, np.asarray(table).reshape(-1, len(names)))
-    if complaint:
-        raise BadInputError(complaint)
-
-
 def disagreement(names: list[str], table: np.ndarray) -> str | None:
     """Describes the first fact that hosts differ in and names the odd hosts; None if all agree.
 
@@ -349,17 +342,14 @@ def disagreement(names: list[str], table: np.ndarray) -> str | None:
         differ from host 0.
     """
     for name, column in zip(names, table.T, strict=True):
-        values, counts = np.unique(column, return_counts=True)
-        if len(values) == 1:
-            continue
-        at_zero = counts[values == column[0]][0]
-        usual = column[0] if at_zero == counts.max() else values[counts.argmax()]
+        usual, _ = Counter(column.tolist()).most_common(1)[0]  # in a tie the one of host 0
         odd = np.flatnonzero(column != usual)
-        listed = ", ".join(map(str, odd[:8])) + (", ..." if len(odd) > 8 else "")
-        return (
-            f"hosts do not agree on {name}: process {listed} of {len(column)} differs from the "
-            "others; start the same command with the same code on every host"
-        )
+        if len(odd):
+            return (
+                f"hosts do not agree on {name}: process {', '.join(map(str, odd))} of "
+                f"{len(column)} differs from the others; start the same command with the same "
+                "code on every host"
+            )
     return None
 
 

@@ -36,6 +36,7 @@ from widenet_jax.files import (
     write_json,
 )
 from widenet_jax.optim.build import build_learning_rate
+from widenet_jax.run.stopping import say
 
 # A resumed run may change these fields: they place work or add records, and no number depends on
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
@@ -193,11 +194,7 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
     starts = workdir / STARTS
     if may_replace(workdir):
         others = [path for path in workdir.glob("*.json") if path not in (file, starts)]
-        for path in (
-            *others,
-            file,
-            starts,
-        ):  # in this order, so that a kill leaves no odd directory
+        for path in (*others, file, starts):  # in this order: a kill leaves no odd directory
             path.unlink(missing_ok=True)
     stored = json.loads(file.read_text()) if file.exists() else plain(config)
     if not file.exists() or stored["duration"] != config.duration:
@@ -208,10 +205,11 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
 
 
 def earlier_starts(path: epath.Path) -> list[dict]:
-    """Reads environment.json; [] where it is missing or damaged."""
+    """Reads environment.json; [] where it is missing, or damaged, with a warning."""
     try:
-        return list(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return list(json.loads(path.read_text())) if path.exists() else []
+    except (ValueError, TypeError):
+        say(f"warning: {path} is damaged; its list of starts begins anew")
         return []
 
 

@@ -419,7 +419,6 @@ def test_errors_of_gcloud_are_reported_in_one_line(kind: type, answers: dict[str
         ),
         (["--gcloud_flags=--labels='a"], "No closing quotation"),
         (["--gcloud_flags=--zone=z"], "--gcloud_flags: leave --zone out"),
-        (["--num_examples=9"], "--num_examples=9 is for the plan, which --skip_plan omits"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_created(
