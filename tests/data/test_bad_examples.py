@@ -13,7 +13,7 @@ from image_sources import EVAL, PLAIN, TRAIN
 from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import blocks, records
-from widenet_jax.data.blocks import MAX_BAD_IN_A_ROW, example_spec
+from widenet_jax.data.blocks import MAX_BAD_IN_A_ROW
 from widenet_jax.data.contract import Source
 from widenet_jax.errors import BadExampleError, BadInputError
 from widenet_jax.vision.data.folders import ImageFolder
@@ -72,14 +72,6 @@ def test_a_bad_image_is_replaced_by_the_next_good_one(folder):
         np.testing.assert_array_equal(batch["label"], np.array(shown) // 30)
         np.testing.assert_array_equal(batch["bad"], np.isin(expected, list(BAD)))
         assert batch["bad"].dtype == bool
-
-
-def test_other_images_are_as_without_bad_ones(folder, tmp_path):
-    whole = train_stream(folder_with(tmp_path, {}))
-    for ours, theirs in zip(train_stream(folder), whole, strict=True):
-        kept = ~ours["bad"]
-        np.testing.assert_array_equal(ours["image"][kept], theirs["image"][kept])
-        assert not theirs["bad"].any()
 
 
 def test_processes_skip_alike_and_name_each_bad_record_once(folder):
@@ -167,9 +159,3 @@ def test_evaluation_skips_alike_everywhere(folder):
     # Positions with padding and bad images only: the shape comes from the first readable record.
     alone = eval_stream(folder, positions=np.array([0, 19, 69]))
     assert_same(alone, [{key: b[key][[0, 19, 69]] for key in b} for b in expected])
-
-
-def test_the_shape_comes_from_a_readable_image(folder):
-    assert example_spec(folder, EVAL, on_bad_example="skip")["image"] == ((8, 8, 3), "uint8")
-    with pytest.raises(BadExampleError, match=r"00\.png \(image 0\): empty file"):
-        example_spec(folder, EVAL)

@@ -89,12 +89,6 @@ def test_evaluation_sees_each_record_once_and_masks_the_rest(digits):
     assert stream[1]["label"][7] == digits[107]["label"]
 
 
-def test_a_host_with_padding_only_still_gets_its_shape(digits):
-    # 360 images in batches of 500: the last 140 positions are padding, a whole host's share.
-    (batch,) = eval_stream(digits, 500, positions=np.arange(400, 500))
-    assert batch["image"].shape == (100, 8, 8, 1) and not batch["mask"].any()
-
-
 def test_workers_outlast_sigterm_and_leave_at_close(digits):
     """The batches are those of one process, also after the signals."""
     whole = train_stream(digits, num_steps=30)

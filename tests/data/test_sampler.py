@@ -19,11 +19,6 @@ def test_every_epoch_holds_every_record_once():
     assert len(orders) == 4
 
 
-def test_an_epoch_may_end_inside_a_batch():
-    batch = stream(8, 12)
-    assert [epoch for epoch, _ in batch] == [0, 0, 1, 1]
-
-
 def test_starting_later_equals_the_unbroken_stream():
     unbroken = stream(0, 200)
     for start in (0, 1, 9, 10, 11, 137):

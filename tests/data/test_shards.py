@@ -90,12 +90,6 @@ def test_a_slice_of_a_set_that_lies_class_by_class_is_refused(tmp_path, labels, 
     check_slice("train[:]", build_source(data, "train[:]"))
 
 
-def test_packed_set_survives_pickling(packed):
-    source = open_packed(packed)
-    assert source[1]["label"] == 1  # its shard is open now
-    assert pickle.loads(pickle.dumps(source))[7]["image"] == png(7)
-
-
 def test_a_damaged_shard_is_named(packed):
     shard = packed / "train-00001-of-00004.array_record"
     shard.write_bytes(shard.read_bytes()[:50])

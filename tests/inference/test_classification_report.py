@@ -43,19 +43,6 @@ def test_by_hand():
         assert ("top-5" in report(facts, [], "images")) == (V == 6)
 
 
-def test_the_picture_of_few_classes_has_their_counts(tmp_path, drawn):
-    """Zeros are blank, except that of a class of which no example was right."""
-    confusion = np.array([[3, 1, 0], [4, 0, 0], [0, 0, 0]])
-    accuracy = Accuracy(BY_HAND.class_names, confusion, np.array([4, 3, 0]), 0.5)
-    draw_confusion(accuracy, tmp_path / "c.png", title="split val: 8 images")
-    axis, _ = drawn[0].axes  # and the colour bar
-    texts = {text.get_position(): text.get_text() for text in axis.texts}
-    assert texts == {(0, 0): "3", (1, 0): "1", (0, 1): "4", (1, 1): "0"}
-    for ticks in (axis.get_xticklabels(), axis.get_yticklabels()):
-        assert [tick.get_text() for tick in ticks] == ["cat", "dog", "yak"]
-    assert drawn[0].get_suptitle() == "split val: 8 images"
-
-
 def test_the_picture_of_many_classes_has_their_most_frequent_confusions(tmp_path, drawn):
     names, right = tuple(f"class {label}" for label in range(31)), 8 * np.eye(31, dtype=int)
     wrong = right.copy()

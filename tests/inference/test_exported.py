@@ -19,7 +19,7 @@ from widenet_jax.inference.exported import (
     write_arrays,
     write_exported,
 )
-from widenet_jax.inference.model_card import describe_model, listed
+from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.trained import open_trained, read_model
 from widenet_jax.trained import Trained
 
@@ -111,12 +111,6 @@ def test_an_export_is_exported_again(digits_export, tmp_path):
 )  # fmt: skip
 def test_the_description_of_a_model(variant: str, description: str):
     assert describe_model(model_section(variant)) == description
-
-
-def test_a_long_list_of_classes_is_cut():
-    names = [f"c{i}" for i in range(23)]
-    assert listed(names).endswith("c18, c19, and 3 more in `class_names.json`")
-    assert listed(names[:2]) == "c0, c1"
 
 
 # --- Flat files of arrays

@@ -25,13 +25,6 @@ def test_bilinear_by_hand():
     )
 
 
-def test_shrinking_by_hand():
-    """4x4 to 2x2: each new centre lies between four old ones."""
-    grid = np.arange(16).reshape(4, 4)
-    resized = resize_positions(positions(grid), 4, cls_token=False)
-    np.testing.assert_allclose(resized.reshape(2, 2), [[2.5, 4.5], [10.5, 12.5]])
-
-
 def test_channels_and_the_cls_row_keep_apart():
     """Of more channels than an image may have, each is resized by itself; a constant stays."""
     grid = np.random.default_rng(0).normal(size=(1, 9, 600)).astype(np.float32)

@@ -123,13 +123,6 @@ def test_the_command_line_of_a_run(tmp_path):
     assert parse_flags(flags)[1].to_dict() == made.to_dict()
 
 
-def test_a_new_workdir_that_ends_like_a_checkpoint(tmp_path):
-    """It is another run: the section of `init_from` is taken."""
-    other, start = run(tmp_path / "run", ALBERT), run(tmp_path / "first", WIDENET)
-    found = set_fields(config(), [f"--config.init_from={start}@best"], workdir=f"{other}@100")
-    assert found.model.to_dict() == WIDENET
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

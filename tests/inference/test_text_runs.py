@@ -10,9 +10,6 @@ import pytest
 from configs import defaults
 from configs.variants import model_section
 from widenet_jax import train
-from widenet_jax.checkpoint.manifest import params_sha256
-from widenet_jax.cli import export
-from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.pretrained_config import pretrained_sections
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.main import parse_flags
@@ -34,19 +31,6 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.update_from_flattened_dict(SHORT | data)
     train.run(config, str(workdir), devices=jax.devices()[:1])
     return workdir
-
-
-def test_to_hugging_face_and_back(pretrained: Path, tmp_path: Path):
-    """A run's export starts another run with the same parameters, model and tokenizer."""
-    flags = [f"--workdir={pretrained}", f"--out={tmp_path / 'hf'}", "--format=huggingface"]
-    assert export.main(flags) == 0
-    section = pretrained_sections(str(tmp_path / "hf"))["model"] | {"dtype": "float32"}
-    assert section == pretrained_sections(str(pretrained))["model"]
-    info = {"tokenizer": json.loads((pretrained / "tokenizer.json").read_text())}
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params, *_ = load_pretrained(str(tmp_path / "hf"), device, model=section, info=info)
-    result = json.loads((pretrained / "result.json").read_text())
-    assert params_sha256(params) == result["params_sha256"]
 
 
 def test_finetuning_from_a_run(pretrained: Path, tmp_path: Path, capsys):

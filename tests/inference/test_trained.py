@@ -25,15 +25,6 @@ def test_changes_that_do_not_fit(digits_run, change: str, message: str):
         open_trained(str(digits_run), [change])
 
 
-def test_the_config_takes_changes(digits_run, tmp_path):
-    found = open_trained(str(digits_run), ["--config.data.eval_split=train"])
-    assert found.config.data.eval_split == "train"
-    assert found.task.image_shape == (8, 8, 1)
-    for place in (tmp_path, tmp_path / "gone"):
-        with pytest.raises(BadInputError, match="no finished checkpoint there; give the workdir"):
-            open_trained(str(place))
-
-
 def test_the_result_of_a_step_has_its_own_evaluation(tmp_path):
     """What belongs to the last step alone, such as the hash of its parameters, is left out.
 

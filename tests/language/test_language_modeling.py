@@ -115,14 +115,6 @@ def test_the_step_carries_the_memory(experiment: Experiment):
     assert task.eval_carry_spec(1)["memory"].shape[2] == 4 * T
 
 
-def test_a_fresh_row_has_an_empty_memory(experiment: Experiment):
-    """The loss is that without a memory, whatever is in it; other rows see theirs."""
-    batch, fresh = batch_of(experiment, 0), batch_of(experiment, 0, fresh=True)
-    empty = one_step(experiment, batch)[1]["loss"]
-    assert one_step(experiment, fresh, carry=used())[1]["loss"] == empty
-    assert one_step(experiment, batch, carry=used())[1]["loss"] != empty
-
-
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_skipped_update_empties_the_memory(skipping: Experiment, before: int):
     """One may be skipped. The second ends the run, and the memory that it met is kept for a replay.

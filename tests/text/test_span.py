@@ -178,13 +178,6 @@ def test_summary():
     assert task("beam").summarize({"windows": 3}, rows(), Source())["exact"] == 0.5
 
 
-def test_the_primary_metric_follows_the_config():
-    for variant, name in (("v1,model=albert_s", "f1"), ("v2,model=albert_s", "best_f1")):
-        config = config_file.get_config(variant)
-        built = Span.build(config, DataInfo(8, EXAMPLE, {"vocab_size": 30}))
-        assert Span.primary_metric_of(config).name == built.primary_metric.name == name
-
-
 def test_questions_without_an_answer_need_v2():
     config = config_file.get_config("v1,model=albert_s")
     data_info = DataInfo(8, EXAMPLE, {"vocab_size": 30, "unanswerable": True})

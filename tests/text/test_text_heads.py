@@ -99,15 +99,6 @@ def test_heads_of_a_small_encoder(head: str):
         assert (logits[1, 7:] < -1e8).all() and (jnp.abs(logits[1, :7]) < 1).all()
 
 
-def test_rows_at_takes_rows_of_a_table_and_of_each_example():
-    x = jnp.arange(24.0).reshape(2, 4, 3)
-    index = jnp.array([[3, 0], [1, 9]])
-    rows = rows_at(x, index)
-    np.testing.assert_array_equal(rows[0], x[0, jnp.array([3, 0])])
-    np.testing.assert_array_equal(rows[1], [x[1, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(rows_at(x[0], index)[1], [x[0, 1], [0, 0, 0]])
-
-
 def test_rows_of_a_float32_table_are_not_rounded():
     """The backend would otherwise multiply in bfloat16, as TPUs do; the gradient neither."""
     table, index = jnp.ones((4, 3)), jnp.array([[3, 0]])

@@ -44,18 +44,6 @@ def test_balanced_classes_weigh_the_same():
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
-def test_the_model_sees_the_unit_range_and_no_mask():
-    seen = {}
-
-    def apply(inputs: dict, rngs: dict) -> tuple[Array, dict]:
-        seen.update(inputs, rngs=rngs)
-        return jnp.zeros((2, 2)), {}
-
-    task().loss(apply, {"image": pixels(0, 255), "label": jnp.array([0, 1])}, RNGS)
-    assert seen["image"].ravel().tolist() == [-1.0, 1.0]
-    assert "mask" not in seen and seen["rngs"] is RNGS
-
-
 @pytest.mark.parametrize(
     ("smoothing", "target"), [(0.0, (1.0, 0.0)), (0.2, (0.9, 0.1)), (0.5, (0.75, 0.25))]
 )
@@ -123,16 +111,6 @@ def test_evaluation_ignores_padding():
     np.testing.assert_allclose(
         metrics["cross_entropy"], -(math.log(0.75) + math.log(0.25)) / 2, rtol=1e-6
     )
-
-
-def test_batches_add_up_to_the_set():
-    batch = {"image": pixels(0, 0), "label": jnp.array([0, 1]), "mask": jnp.array([True, True])}
-    first = task().evaluate(always([nats(0.75, 0.25), nats(0.75, 0.25)]), batch)
-    second = task().evaluate(always([nats(0.9, 0.1), nats(0.2, 0.8)]), batch)
-    metrics = task().summarize(jax.tree.map(jnp.add, first, second).sums, {}, source=None)
-    assert (metrics["images"], metrics["accuracy"]) == (4, 0.75)
-    expected = -np.mean(np.log([0.75, 0.25, 0.9, 0.8]))
-    np.testing.assert_allclose(metrics["cross_entropy"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Patches, positions and pooling."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,16 +20,6 @@ def test_a_patch_is_one_linear_map_of_its_pixels():
     expected = np.einsum("pqc,pqcd->d", image[0, :2, 2:], kernel)
     np.testing.assert_allclose(tokens[0, 1], expected, rtol=1e-5)
     assert tokens.shape == (1, 4, 3)
-
-
-def test_it_is_the_strided_convolution_that_checkpoints_were_made_for():
-    images = jax.random.normal(jax.random.key(0), (2, 8, 12, 3))
-    ours = PatchEmbed(patch_size=4, embed_dim=5)
-    theirs = nn.Conv(5, (4, 4), strides=(4, 4), padding="VALID")
-    params = ours.init(jax.random.key(1), images)["params"]["projection"]
-    tokens = ours.apply({"params": {"projection": params}}, images)
-    expected = theirs.apply({"params": params}, images).reshape(2, 6, 5)
-    np.testing.assert_allclose(tokens, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_patches_must_fit():

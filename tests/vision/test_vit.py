@@ -8,7 +8,7 @@ from compiled import apply, init
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
-from widenet_jax.nn.build import build_model, count_unrolled, parameter_shapes
+from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
 from widenet_jax.vision.model import image_spec
 
@@ -95,16 +95,6 @@ def test_epsilon_activation_and_initialiser_reach_every_part():
     base = logits(model, params, IMAGES)
     for change in ({"norm_epsilon": 0.1}, {"activation": "relu"}, {"activation": "gelu"}):
         assert (logits(model.clone(**change), params, IMAGES) != base).any(), change
-
-
-def test_unrolled_counts_what_blocks_apply():
-    """Three blocks: three times attention, experts, router and the blocks' norms."""
-    model = tiny()
-    shapes = parameter_shapes(model, image_spec((8, 8, 1)))
-    sizes = {name: sum(s.size for s in jax.tree.leaves(part)) for name, part in shapes.items()}
-    inner = shapes["encoder"]
-    shared = sum(s.size for part in ("attention", "moe") for s in jax.tree.leaves(inner[part]))
-    assert count_unrolled(model, image_spec((8, 8, 1))) == sum(sizes.values()) + 2 * shared
 
 
 @pytest.mark.parametrize(

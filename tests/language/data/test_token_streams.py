@@ -113,15 +113,6 @@ def test_evaluation_reads_every_window_once_and_in_order(text):
         np.testing.assert_array_equal(np.concatenate([one["mask"], two["mask"]]), whole["mask"])
 
 
-def test_a_file_of_more_than_256_different_tokens(tmp_path):
-    ids = np.arange(2000, dtype="<u2") % 700
-    prepared = written(tmp_path, ids)
-    source = open_stream(prepared, "train", 600)
-    np.testing.assert_array_equal(source[1]["tokens"], np.arange(600, 1201) % 700)
-    assert source.info["vocab_size"] == 700 and len(source) == 3
-    assert (source.bytes_per_token, source.words_per_token) == (4.0, 0.5)
-
-
 def written(folder: Path, ids: np.ndarray, vocab_size: int = 700, **changes) -> str:
     """Writes a set of one split by hand; returns its directory."""
     entry = {"tokens": len(ids), "bytes": 8000, "words": 1000, "file_bytes": ids.nbytes}

@@ -5,10 +5,9 @@ import pytest
 from batch_streams import assert_same, eval_stream, joined, train_stream
 from worker_processes import assert_no_worker_left
 
-from configs import defaults, text_tiny
-from widenet_jax.text.data.instances import InstanceTransform, instance_spec, instance_transforms
+from configs import defaults
+from widenet_jax.text.data.instances import InstanceTransform, instance_spec
 from widenet_jax.text.data.masking import MaskingRules
-from widenet_jax.text.data.text_records import TinyText
 
 CLS, SEP, MASK, PAD, V, T, P = 2, 3, 4, 0, 300, 32, 5
 
@@ -45,15 +44,6 @@ def transform() -> InstanceTransform:
 def stream(packed: bool = False, **changes) -> list[dict[str, np.ndarray]]:
     options = {"seed": 7, "num_steps": 8, **changes}
     return train_stream(Chunks(packed), transform(), 8, **options)
-
-
-def test_the_config_sets_the_rules():
-    config = text_tiny.get_config()
-    config.task.update(mask_fraction=0.3, max_ngram=2, max_predictions=7)
-    train, evaluation = instance_transforms(config, TinyText({"max_length": 64}, "valid", {}).info)
-    assert train is evaluation and train.max_length == config.data.max_length
-    rules = train.rules
-    assert (rules.mask_fraction, rules.max_ngram, rules.max_predictions) == (0.3, 2, 7)
 
 
 def test_workers_change_no_mask():

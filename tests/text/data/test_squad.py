@@ -13,7 +13,6 @@ from configs import squad as config_file
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadInputError
-from widenet_jax.text.data.files import find_files
 from widenet_jax.text.data.squad import (
     Answer,
     Squad,
@@ -159,16 +158,6 @@ def test_official_json_and_parquet_have_the_same_questions(tmp_path: Path):
     first, *others = [read_questions(tmp_path / name) for name in names]
     assert first == others[0] == others[1]
     assert [len(question.answers) for question in first] == [2, 0]
-
-
-def test_the_configs_splits_are_those_of_hugging_face(tmp_path: Path):
-    for name in ("train", "validation"):
-        (tmp_path / f"{name}-00000-of-00001.parquet").touch()
-    for version in ("v1", "v2"):
-        data = config_file.get_config(version).data
-        for split, name in ((data.train_split, "train"), (data.eval_split, "validation")):
-            (found,) = find_files(str(tmp_path), split)
-            assert found.name == f"{name}-00000-of-00001.parquet"
 
 
 NO_TEXT = "not SQuAD's layout.*question 'a': a text is missing"

@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from etils import epath
 
-from widenet_jax.corpus.readers import Input, texts
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.data.sources import open_data
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -213,21 +211,6 @@ def test_hostile_files_are_one_line(tmp_path: Path, name: str, content: bytes, p
     with pytest.raises(BadInputError, match=problem) as raised:
         rows(tmp_path)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
-
-
-def latin1_parquet(path: Path, column: str) -> None:
-    """Writes a column of strings of which the second is Latin-1: "a", "\xe4"."""
-    buffers = [None, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xe4")]
-    strings = pa.Array.from_buffers(pa.string(), 2, buffers)
-    pq.write_table(pa.table({column: strings, "label": ["x", "y"]}), path)
-
-
-def test_parquet_of_another_encoding(tmp_path: Path):
-    latin1_parquet(tmp_path / "train.parquet", "text")
-    with pytest.raises(BadInputError, match=r"train\.parquet: holds a text that is not UTF-8"):
-        rows(tmp_path)
-    with pytest.raises(BadInputError, match=r"train\.parquet record 1: not UTF-8 text"):
-        list(texts(Input(str(tmp_path / "train.parquet"), "", "parquet"), "text"))
 
 
 def test_labels_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer):

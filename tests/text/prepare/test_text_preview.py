@@ -1,11 +1,8 @@
 """`prepare_data.py preview` of text: printed instances are those of the run."""
 
 import re
-from pathlib import Path
 
 from preparing import ROOT, refused, run
-
-from widenet_jax.corpus.novel import FOLDER, TEXT
 
 PREVIEW = ("preview", f"--config={ROOT}/configs/text_pretrain.py:albert_s", "--num=2")
 
@@ -33,16 +30,6 @@ def test_the_masked_words_are_in_braces(capsys):
     assert all("contemplatingthelimitedremnant" in unmasked(text) for text in texts[:2])
     assert printed(capsys, *source).splitlines() == lines
     assert printed(capsys, *source, "--seed=1").splitlines() != lines
-
-
-def test_packed_sets(tmp_path: Path, capsys):
-    out = tmp_path / "set"
-    options = ("--max_length=64", "--valid_per_mille=50", "--pack")
-    assert run("text", TEXT, "--out", out, "--tokenizer", FOLDER, *options) == 0
-    fields = (f"--config.data.path={out}", "--config.data.max_length=64", "--draws=3")
-    lines = printed(capsys, *fields).splitlines()
-    assert sum("epoch 2" in line for line in lines) >= 2
-    assert all(line.count("[SEP]") == 2 for line in lines if "[CLS]" in line)
 
 
 def test_what_has_no_preview_is_one_line(capsys):

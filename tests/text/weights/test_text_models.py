@@ -107,20 +107,6 @@ def hugging_face(directory: Path, arrays: dict) -> Path:
     return directory
 
 
-def test_files_of_hugging_face(tmp_path):
-    """With a buffer of whole numbers, as old files have it, and in two files, as large ones."""
-    arrays = reference.random_arrays("albert")
-    section = model_section(reference.config_of("albert"), source="config.json")
-    whole = hugging_face(tmp_path / "hf", arrays | {"albert.embeddings.position_ids": np.arange(4)})
-    names = sorted(arrays)
-    apart = hugging_face(tmp_path / "apart", {name: arrays[name] for name in names[:9]})
-    (apart / "model.safetensors").rename(apart / "model-00001-of-00002.safetensors")
-    rest = {name: np.ascontiguousarray(arrays[name]) for name in names[9:]}
-    safetensors.numpy.save_file(rest, apart / "model-00002-of-00002.safetensors")
-    found, again = (load(place, section, {}) for place in (whole, apart))
-    assert params_sha256(found) == params_sha256(again)
-
-
 def test_another_tokenizer_or_model_is_refused(tmp_path):
     """Sizes are the same, so nothing else would notice."""
     stored = model("masked_lm", tmp_path)

@@ -169,11 +169,3 @@ def test_a_thumbnails_end_is_not_the_images_end():
 def test_the_largest_size_passes():
     assert files.examine(bomb_png(files.MAX_PIXELS, 1)).problem is None
     assert "declares" in files.examine(bomb_png(files.MAX_PIXELS + 1, 1)).problem
-
-
-def test_most_damage_of_a_disk_block_is_found():
-    photo = encoded("JPEG", np.tile(NOISE, (5, 5, 1)), quality=90)
-    rng = np.random.default_rng(2)
-    places = rng.integers(1000, len(photo) - 5000, 50).tolist()
-    damaged = (overwritten(photo, at, rng.bytes(4096)) for at in places)
-    assert sum(files.examine(data).problem is not None for data in damaged) >= 45

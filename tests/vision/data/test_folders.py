@@ -226,13 +226,6 @@ def test_the_form_of_accents_does_not_move_a_file():
     assert forms[0] != forms[1] and held[0] == held[1] and 15 < sum(held[0]) < 35
 
 
-def test_splits_that_are_there_go_before_the_fraction(folder):
-    assert {path.split("/")[-3] for path in parts(folder)[1]} == {"val"}
-    (folder / "val").rename(folder / ".val")
-    train, held_out = parts(folder, fraction=0.5)
-    assert {path.split("/")[-3] for path in train | held_out} == {"train"}
-
-
 def test_a_flat_folder_gets_advice(flat):
     message = refused({"source": "image_folder", "path": str(flat)}, "train")
     assert "if they are the classes, add --config.data.eval_fraction=0.1" in message

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import make_cifar, make_tar, photo, refused, run, write
+from preparing import make_tar, photo, refused, run, write
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.prepare import archives
@@ -59,14 +59,6 @@ def test_a_cut_compressed_archive(tmp_path, capsys, tar, kind):
         assert "damaged at byte " in refused_tar(tmp_path, capsys, data)
 
 
-def test_a_cut_cifar_archive(tmp_path, capsys):
-    whole = make_cifar(tmp_path / "whole").read_bytes()
-    for share in (0.0, 0.5, 0.9):
-        path = write(tmp_path / "c.tar.gz", whole[: int(share * len(whole))])
-        message = refused(capsys, "cifar10_binary", "--input", path, "--out", tmp_path / "out")
-        assert "c.tar.gz" in message and "damaged at byte " in message
-
-
 def test_the_end_must_be_two_blocks_of_zeros_and_padding(tmp_path, capsys, tar):
     end = len(MEMBERS) * MEMBER_BYTES
     assert not any(tar[end:])
@@ -111,13 +103,6 @@ def test_a_damaged_inner_archive(tmp_path, capsys, tar, damage):
     outer = make_tar(tmp_path / "o.tar", {"n01.tar": good, "n02.tar": bytes(inner)})
     message = refused_tar(tmp_path, capsys, outer.read_bytes())
     assert f"a.tar:n02.tar: damaged at byte {at:,} " in message or "cat/001.jpg: damaged" in message
-
-
-def test_an_archive_in_an_inner_archive_is_refused(tmp_path, capsys):
-    data = make_tar(tmp_path / "i.tar", {"x.jpg": photo(1)}).read_bytes()
-    for _ in range(2):
-        data = make_tar(tmp_path / "i.tar", {"n01.tar": data}).read_bytes()
-    assert "an archive in an inner archive" in refused_tar(tmp_path, capsys, data)
 
 
 def tar_of(path: Path, name: str, kind: bytes) -> bytes:

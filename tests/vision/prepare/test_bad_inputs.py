@@ -198,13 +198,6 @@ def test_a_bad_input_is_refused(tmp_path, capsys, command, name):
     assert not out.parent.exists()
 
 
-def test_a_column_that_is_not_there(tmp_path, capsys):
-    path = make_parquet(tmp_path / "a.parquet", [0], None)
-    packing = ["parquet", "--split", f"train={path}", "--out", tmp_path / "out"]
-    message = refused(capsys, *packing, "--image-column", "img")
-    assert "no column 'img'; there are image, label (choose with --image-column)" in message
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from messy_photos import readable, unreadable, write_folder
-from preparing import ROOT, error_line, photo, run, write
+from preparing import ROOT, error_line, run
 
 from widenet_jax.config.files import load_config
 from widenet_jax.vision.data.packed import ArrayRecord
@@ -42,15 +42,6 @@ def test_check_of_good_photos_ends_with_0(messy, capsys):
     assert run("check", messy / "plain") == 0
     assert capsys.readouterr().out == f"{messy}/plain: 12 images; 0 problems\n"
     assert run("check", messy / "nowhere") == 2
-
-
-def test_check_of_one_image(tmp_path, capsys):
-    image = write(tmp_path / "a.JPG", photo(7))
-    assert run("check", image) == 0
-    assert capsys.readouterr().out == f"{image}: 1 images; 0 problems\n"
-    write(image, photo(7)[:99])
-    assert run("check", image) == 2
-    assert capsys.readouterr().out.startswith(f"{image}: ")
 
 
 def test_skip_bad_packs_the_rest(messy, tmp_path, capsys):

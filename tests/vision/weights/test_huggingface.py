@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -100,20 +99,6 @@ def test_a_bare_model_with_its_pooler(layout: str):
         "pooler.dense.bias": vit.outside["pre_bias"],
     }
     assert_equal_logits(from_huggingface(arrays, source="hf"), vit)
-
-
-def test_parts_of_pretraining_are_left_out():
-    """ViTForMaskedImageModeling and ViT-MAE: the encoder is a ViT without a head."""
-    arrays = reference.huggingface_names(reference.random_vit())
-    encoder = {k: v for k, v in arrays.items() if not k.startswith("classifier.")}
-    pretraining = encoder | {
-        "vit.embeddings.mask_token": np.zeros((1, 1, reference.D)),
-        "decoder.0.weight": np.ones((3, reference.D, 1, 1)),
-        "decoder.decoder_encoder.layer.0.output.dense.weight": np.ones((2, 2)),
-    }
-    found, expected = (from_huggingface(a, source="hf") for a in (pretraining, encoder))
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    assert "head" not in found
 
 
 @pytest.mark.parametrize("name", ["vit.embeddings.distillation_token",
