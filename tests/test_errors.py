@@ -2,7 +2,7 @@
 
 import pytest
 
-from widenet_jax.errors import BadInputError, check_group, choose, known_names, nearest, similar
+from widenet_jax.errors import BadInputError, check_group, choose, known_names
 
 TABLE = {"lamb": 1, "sgd": 2, "adamw": 3}
 
@@ -29,13 +29,6 @@ def test_a_slip_or_half_a_name_is_answered_with_the_whole_one(name: str, near: s
     meant = f"did you mean a/{near}? " if near else ""
     expected = f"{meant}there are a/vit_b, a/vit_moe_b"
     assert known_names(name, ("vit_b", "vit_moe_b"), within="a/") == expected
-
-
-def test_capitals_are_no_difference():
-    """Neither in the user's name nor in a known one, which is written as it is."""
-    assert nearest("gelux", ("GELU", "relu")) == nearest("GELUX", ("GELU", "relu")) == "GELU"
-    assert similar("mrpc2", ("QNLI", "MRPC")) == "MRPC"
-    assert nearest("any", ()) == "none"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from widenet_jax.config.files import load_config
-from widenet_jax.config.parser import exit_code_of
 from widenet_jax.main import main, parse_flags, report
 
 ROOT = Path(__file__).parents[1]
@@ -164,14 +163,6 @@ def test_fields_are_set_with_their_types():
     assert config.optimizer.learning_rate == 1.0
     assert config.model.moe.num_experts == 8
     assert config.batch_size == load_config("configs/imagenet.py").batch_size
-
-
-def test_help(capsys: pytest.CaptureFixture):
-    assert exit_code_of(lambda: main(["main", "--help"])) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    for name in ("--config", "--workdir", "--mode", "--json", "--coordinator"):
-        assert name in out
 
 
 def test_a_run_for_programs(capsys: pytest.CaptureFixture, tmp_path: Path):

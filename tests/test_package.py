@@ -57,35 +57,3 @@ def test_an_installed_package_trains_in_another_directory(tmp_path: Path):
     )
     file, *others = run(sys.executable, "-c", code).split()
     assert Path(file).is_relative_to(place) and others == [widenet_jax.__version__, "3"]
-
-
-def test_installing_says_what_and_where_its_log_is(tmp_path: Path):
-    """Once; a failure shows the end of the log. pip is a program that writes a line."""
-    scripts, interpreter = tmp_path / "scripts", tmp_path / "env" / "bin" / "python"
-    scripts.mkdir()
-    shutil.copy(ROOT / "scripts" / "environment.sh", scripts)
-    for name in ("requirements.txt", "pyproject.toml"):
-        (tmp_path / name).touch()
-    interpreter.parent.mkdir(parents=True)
-
-    def install(code: int) -> subprocess.CompletedProcess:
-        interpreter.write_text(f"#!/bin/sh\necho Collecting jax\necho no disk >&2\nexit {code}\n")
-        interpreter.chmod(0o755)
-        line = "source scripts/environment.sh; install '[test]'; echo installed"
-        return subprocess.run(
-            ["bash", "-c", line, "scripts/x.sh"], cwd=tmp_path, capture_output=True, text=True,
-            env={**os.environ, "VENV": "env"},
-        )  # fmt: skip
-
-    failed, done, again = install(1), install(0), install(1)
-    told = "installing JAX, Flax and the rest of requirements.txt into env (once: a minute or two,"
-    assert done.stdout == "installed\n" and done.stderr.startswith(told)
-    assert (
-        done.stderr.endswith("to watch it: tail -f env/pip.log\n") and done.stderr.count("\n") == 1
-    )
-    assert (tmp_path / "env" / "pip.log").read_text() == "Collecting jax\nno disk\n"
-    assert (again.stdout, again.stderr) == ("installed\n", "")
-    assert failed.returncode == 2 and failed.stdout == ""
-    assert failed.stderr.endswith(
-        "no disk\nerror: installing failed; the whole log is env/pip.log\n"
-    )

@@ -71,20 +71,6 @@ def test_param_spec(path: str, shape: tuple, fsdp: int, expert: int, spec: P):
     assert param_spec(path, shape, mesh_of(fsdp, expert)) == spec
 
 
-def test_moments_lie_where_their_parameters_do():
-    params = {
-        "moe": {"experts": {"wi": {"kernel": jnp.zeros((4, 32, 64))}}},
-        "norm": {"scale": jnp.zeros(32)},
-    }
-    mesh = mesh_of(2, 2)
-    state = {"params": params, "opt_state": ({"mu": params, "nu": params}, jnp.zeros(()))}
-    placed = tree_shardings(state, mesh)
-    for moments in placed["opt_state"][0].values():
-        assert moments == placed["params"]
-    assert placed["params"]["moe"]["experts"]["wi"]["kernel"].spec == P("expert", None, "fsdp")
-    assert placed["opt_state"][1].spec == P()
-
-
 def test_shared_parameters_are_gathered_and_their_gradients_need_not_be():
     """They are gathered once per step; parameters of a single block stay sharded as stored."""
     kernel = jnp.ones((4, 64, 64))

@@ -139,15 +139,6 @@ def test_all_of_them_damaged(directory: Path):
     assert everything_in(directory) == before
 
 
-def test_damaged_twice(directory: Path, made: Path):
-    """The same step may be damaged again after the resumed run has saved it again."""
-    for aside in ("10.damaged", "10.damaged-2"):
-        shutil.copytree(made / "10", directory / "10", dirs_exist_ok=True)
-        flip(directory / "10" / "manifest.json", 1)
-        assert_read(directory, 5)
-        assert (directory / aside).is_dir()
-
-
 def test_what_a_killed_save_leaves_is_no_checkpoint(directory: Path):
     (directory / "10").rename(directory / "15.orbax-checkpoint-tmp")
     assert_read(directory, 5)
@@ -174,12 +165,6 @@ def test_a_save_cut_off_in_place_is_replaced(tmp_path: Path, monkeypatch: pytest
     assert_read(tmp_path, 10)
     shutil.rmtree(tmp_path / "10")
     assert_read(tmp_path, 5)
-
-
-def test_nothing_saved_yet(tmp_path: Path):
-    with closing(Series(epath.Path(tmp_path / "checkpoints"), keep=2)) as series:
-        assert series.newest(TARGET) == (None, {})
-        assert series.remove_unfinished() == []
 
 
 def test_a_newer_format_is_refused(directory: Path):
@@ -218,10 +203,3 @@ def test_keep_counts_the_newest_written(tmp_path: Path):
             series.save(step, arrays(step), META | {"step": step})
         series.wait()
         assert series.steps() == [20, 30]
-
-
-def test_only_the_one_last_read_is_left(directory: Path):
-    with closing(Series(epath.Path(directory), keep=1)) as series:
-        series.newest(TARGET)
-        series.remove_others(keep=0)
-        assert series.steps() == [10]

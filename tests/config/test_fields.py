@@ -74,15 +74,3 @@ def test_print_config(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyP
     assert main(["main", *flags, "--print_config"]) == 0
     (line,) = re.findall(r"^optimizer\.learning_rate .*$", capsys.readouterr().out, re.MULTILINE)
     assert re.split("  +", line)[1:] == ["0.25", "number", "after the warm-up"]
-
-
-def test_print_the_config_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture):
-    stored = {"seed": 7, "duration": "3 steps", "own": {"of_mine": True}}
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    assert main(["main", f"--workdir={tmp_path}", "--print_config"]) == 0
-    lines = [re.split("  +", line)[:3] for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        ["duration", '"3 steps"', "text"],
-        ["own.of_mine", "true", "true or false"],
-        ["seed", "7", "whole number"],
-    ]

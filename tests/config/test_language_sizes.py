@@ -40,13 +40,6 @@ def test_parameters_of_the_paper(size: str, vocab_size: int, dense: float, exper
         assert count(variant, vocab_size) == pytest.approx(printed, abs=rounding), variant
 
 
-def test_wt_s_by_hand():
-    """D = 412, 16 blocks, 10 heads of 41, F = 2053, V = 8000."""
-    D, W, F, V = 412, 410, 2053, 8000
-    block = 5 * D * W + 2 * W + 2 * D * F + F + D + 2 * 2 * D
-    assert count("wt_s", V) == V * D + 16 * block + 2 * D + D * V + V
-
-
 SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in LANGUAGE_SIZES if size != "tiny"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from widenet_jax.config.fields import field_names, override
 from widenet_jax.config.files import load_config
-from widenet_jax.config.names import ELSEWHERE, OURS, nearest_name, same_name
+from widenet_jax.config.names import ELSEWHERE, OURS, same_name
 from widenet_jax.config.parser import Parser
 from widenet_jax.errors import BadInputError
 
@@ -68,13 +68,6 @@ def test_only_fields_of_this_config_are_suggested():
     assert "--config.data.max_length" not in answer("seq_len")
 
 
-def test_the_answer_does_not_depend_on_the_order_of_the_fields():
-    """Sets of names are ordered differently in every process. Both names have 16 letters."""
-    fields = ["checkpoint.every", "evaluation.every"]
-    for answer_of, asked in ((nearest_name, "evry"), (same_name, "x.every")):
-        assert answer_of(asked, fields) == answer_of(asked, fields[::-1]) == "evaluation.every"
-
-
 def test_every_name_from_elsewhere_leads_to_a_field():
     names = " ".join(ELSEWHERE.values()).split()
     assert len(names) == len(OURS), "a name stands at two fields"
@@ -95,8 +88,3 @@ def test_a_field_written_as_a_flag(flag: str, message: str):
     with pytest.raises(BadInputError) as caught:
         parser.read([flag])
     assert message in str(caught.value)
-
-
-def test_commands_without_a_config_suggest_no_field():
-    with pytest.raises(BadInputError, match="there is no flag --lr; --help lists the flags"):
-        Parser(takes_fields=False).read(["--lr=1"])

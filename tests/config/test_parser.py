@@ -63,11 +63,6 @@ def test_a_reader_who_has_left():
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
-def test_a_broken_pipe_to_another_program_is_not_about_stdout():
-    with pytest.raises(BrokenPipeError):
-        exit_code_of(raising(BrokenPipeError("of a helper program")))
-
-
 @pytest.mark.parametrize(
     ("convert", "good", "bad", "message"),
     [

@@ -26,12 +26,6 @@ def test_parameters(variant: str):
     assert tuple(count_text(variant)[name] for name in names) == COUNTS[variant]
 
 
-@pytest.mark.slow
-def test_the_last_norm_of_pre_norm_has_1536_parameters():
-    pre, post = (count_text(f"albert{option}") for option in (",norm_position=pre", ""))
-    assert pre["encoder"] - post["encoder"] == 2 * 768
-
-
 def test_every_printed_figure_is_ours_rounded_but_berts_which_is_truncated():
     assert {row.variant for row in paper.TEXT} == set(COUNTS)
     for row in paper.TEXT:

@@ -1,8 +1,5 @@
 """The option parser of all models: options, presets and the answers to mistakes."""
 
-import subprocess
-import sys
-
 import pytest
 
 from configs.variants import IMAGES, LANGUAGE, TEXTS, model_section, parse
@@ -63,9 +60,3 @@ def test_a_model_of_any_kind():
     assert names == ["vision_transformer", "text_encoder", "language_model"]
     with pytest.raises(BadInputError, match=r"'widnet_b'; did you mean widenet_b\? there are vit"):
         model_section("widnet_b")
-
-
-def test_needs_no_jax():
-    code = "import sys, configs.variants; print('jax' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "False"

@@ -195,21 +195,3 @@ def test_mistakes_say_how_to_fix_them(changes: dict, message: str):
     with pytest.raises(BadInputError) as caught:
         build(dict(section("lamb")) | changes)
     assert message in str(caught.value)
-
-
-def test_fields_of_other_optimizers_and_of_the_step_may_be_there():
-    optimizer = section("sgd", **MOMENTS, end_learning_rate=0.0, accumulation_steps=2)
-    build(optimizer)
-
-
-def test_state_has_the_same_shape_with_clipping_on_and_off():
-    """A checkpoint must stay readable after a change of the clip norm."""
-    on, off = (build(section("lamb", grad_clip_norm=norm))[0] for norm in (1.0, 0.0))
-    assert jax.tree.structure(on.init(PARAMS)) == jax.tree.structure(off.init(PARAMS))
-
-
-def test_a_tree_whose_storage_is_not_as_its_paths_say():
-    tree = {"experts": {"wi": {"kernel": jnp.ones((2, 2))}}}
-    sizes = {"depth": 1, "total_steps": 1, "batch_size": 1, "num_examples": 1}
-    with pytest.raises(ValueError, match="promises"):
-        build_optimizer(section("lamb"), params_or_shapes=tree, **sizes)

@@ -89,11 +89,6 @@ def test_stacked_experts_do_not_change_the_update(trained_apart: dict):
     assert_close(train(lamb(LR, weight_decay=DECAY), stack_experts), stack_experts(trained_apart))
 
 
-def test_apart_it_is_optax_lamb(trained_apart: dict):
-    theirs = optax.lamb(LR, weight_decay=DECAY)
-    assert_close(trained_apart, train(theirs, lambda tree: tree))
-
-
 def test_exclusions_take_ratio_and_decay_from_norms_and_biases_alone():
     tx = lamb(
         LR, weight_decay=DECAY, exclude_decay=is_norm_or_bias, exclude_trust_ratio=is_norm_or_bias
@@ -134,14 +129,3 @@ def test_norms_of_bfloat16_are_float32():
     np.testing.assert_allclose(ratio, [0.5])
     scaled, _ = scale_by_trust_ratio().update({"a": 2 * ones}, optax.EmptyState(), {"a": ones})
     assert scaled["a"].dtype == jnp.bfloat16
-
-
-def test_units_may_be_given():
-    params, updates = {"a": jnp.array([[2.0], [4.0]])}, {"a": jnp.ones((2, 1))}
-    tx = scale_by_trust_ratio(lambda path, ndim: (0,))
-    np.testing.assert_allclose(tx.update(updates, tx.init(params), params)[0]["a"], [[2.0], [4.0]])
-
-
-def test_parameters_are_needed():
-    with pytest.raises(ValueError, match="params"):
-        scale_by_trust_ratio().update({"a": jnp.ones(2)}, optax.EmptyState())

@@ -1,10 +1,8 @@
 """Learning rates, compared with values computed by hand."""
 
-import jax
 import numpy as np
 import pytest
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.optim.build import build_schedule
 
 
@@ -45,17 +43,3 @@ def test_paper_recipe():
     np.testing.assert_allclose(got[:2], [0.01, 0.005], rtol=1e-4)
     assert got[2] < 1e-9
     assert got[3] == 0
-
-
-def test_under_jit_and_on_an_array_of_steps():
-    schedule = build_schedule(
-        "cosine", learning_rate=1.0, end_learning_rate=0.0, warmup_steps=2, total_steps=6
-    )
-    steps = np.arange(7)
-    alone = [float(schedule(int(step))) for step in steps]
-    np.testing.assert_allclose(jax.jit(schedule)(steps), alone, atol=1e-7)
-
-
-def test_unknown_name_proposes_the_nearest():
-    with pytest.raises(BadInputError, match=r"--config\.optimizer\.schedule=cosine"):
-        rates("cosin", [0])

@@ -78,20 +78,6 @@ def test_a_trace_holds_its_steps_and_no_others(
     assert notes == [f"profile of steps 14 to 15: {folder}"]
 
 
-def test_processes_of_one_host_write_their_own_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for number in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
-        profile_calls(tmp_path, steps=1, calls=4)
-    files = [file.name for file in (tmp_path / "profile").rglob("*") if file.is_file()]
-    assert len(files) == 4
-    for number in range(2):
-        for end in (".xplane.pb", ".perfetto.json.gz"):
-            assert sum(name.endswith(f"_{number}{end}") for name in files) == 1
-
-
 def test_a_run_too_short_to_trace_says_so(tmp_path: Path):
     notes = profile_calls(tmp_path, steps=2, calls=3)
     assert notes == ["--profile: this start ended before step 14, no step was traced"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from widenet_jax.run.progress import Progress, duration_text
+from widenet_jax.run.progress import Progress
 
 
 class Clock:
@@ -44,16 +44,6 @@ def test_evaluating_does_not_slow_the_rate(clock: Clock):
     clock.now += 2
     progress.advance(2, str)
     assert progress.per_second() == 5.0
-
-
-def test_the_loss_is_read_only_to_be_shown(clock: Clock):
-    """Reading the loss waits for the device."""
-    reads = []
-    progress = Progress(total_steps=100, start_step=40, batch_size=1, unit="images", quiet=False)
-    for step in range(41, 61):  # a second each: one line is due at 10 s
-        progress.advance(step, lambda s=step: reads.append(s) or "loss")
-        clock.now += 1
-    assert reads == [51]
 
 
 def test_a_quiet_host_prints_nothing(
@@ -99,10 +89,3 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch):
     last = terminal.text.rstrip("\n").split("\r")[-1]
     assert "100%" in last and "4/4" in last and "loss 0.5000" in last
     assert "a line above the bar\n" in terminal.text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(65, "0:01:05"), (9e4, "1 day, 1:00:00"), (float("inf"), "?")]
-)
-def test_duration_text(seconds: float, text: str):
-    assert duration_text(seconds) == text

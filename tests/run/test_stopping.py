@@ -14,7 +14,6 @@ from small_runs import (
     command,
     commands_of_two,
     finish,
-    free_port,
     last_step,
     metrics_of,
     run_here,
@@ -112,21 +111,6 @@ def test_ctrl_c_after_the_last_step(
     assert "then stopping" not in told
 
 
-def test_lines_of_two_threads_stay_whole():
-    """A reader of a log finds each line by itself, whichever threads wrote them."""
-    program = """
-import sys, threading
-from widenet_jax.run.stopping import say
-
-sys.setswitchinterval(1e-6)
-threads = [threading.Thread(target=lambda: [say("a line") for _ in range(2000)]) for _ in range(2)]
-for thread in threads:
-    thread.start()
-"""
-    written = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr
-    assert written.splitlines() == ["a line"] * 4000
-
-
 def test_what_is_said_where_nothing_is_new():
     """Before the workdir was read nothing is known of it; afterwards the message says what is."""
     stop = Stop()
@@ -171,17 +155,6 @@ def test_while_waiting_for_data(tmp_path: Path):
     run.send_signal(signal.SIGTERM)
     assert f"saved after step {trained}." in stopped(run)
     assert last_step(tmp_path) == trained
-
-
-@pytest.mark.slow
-def test_a_single_process_with_distributed(tmp_path: Path):
-    """As on a TPU with one host: JAX's own handler must not swallow the signal."""
-    flags = ["--distributed", f"--coordinator=localhost:{free_port()}", "--num_processes=1"]
-    run = start(command(tmp_path / "run", *flags, "--process_id=0", duration="100000 steps"))
-    wait_until(lambda: lines_in(tmp_path / "run") >= 3, run)
-    run.send_signal(signal.SIGTERM)
-    line = stopped(run)
-    assert f"saved after step {last_step(tmp_path / 'run'):,}." in line
 
 
 @pytest.mark.slow
@@ -302,18 +275,6 @@ def test_a_handler_that_comes_with_the_devices_is_replaced(hosts: str, told: str
     program = [sys.executable, "-c", REPLACED, hosts]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{told}SIGTERM\n"), done.stderr
-
-
-def test_a_background_job_goes_on_ignoring_ctrl_c():
-    """Shells start background jobs with SIGINT ignored."""
-    program = "from widenet_jax.run.stopping import Stop; stop = Stop(); stop.listen(); "
-    program += "import os, signal; os.kill(os.getpid(), signal.SIGINT); stop.close(); print('done')"
-    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    ignoring += "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
-    done = subprocess.run(
-        [sys.executable, "-c", ignoring, program], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 def test_ctrl_c_ends_other_commands_with_one_line():

@@ -4,8 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,15 +12,13 @@ from ml_collections import ConfigDict
 
 from configs import digits
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import may_replace, warn_without_locks
+from widenet_jax.files import warn_without_locks
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import expand
 from widenet_jax.run.workdir import (
     check_info,
     check_workdir,
-    environment,
     flatten,
-    git_state,
     locked,
     write_run,
 )
@@ -115,22 +111,6 @@ def test_the_config_of_a_start_that_saved_nothing_is_replaced(workdir: epath.Pat
     assert len(json.loads((workdir / "environment.json").read_text())) == (2 if saved else 1)
 
 
-def test_what_is_not_a_start_of_a_run_is_not_replaced(digits_export: Path, tmp_path: Path):
-    """Such as an exported model; and on an object store another start may be training."""
-    export = epath.Path(shutil.copytree(digits_export, tmp_path / "e"))
-    with pytest.raises(BadInputError, match="holds a run of another config"):
-        check_workdir(export, digits.get_config(), mode="train")
-    assert not may_replace(epath.Path("gs://bucket/run"))
-
-
-def test_a_model_without_experts_is_another(workdir: epath.Path):
-    """The message lists the first four differences."""
-    with pytest.raises(BadInputError) as caught:
-        check_workdir(workdir, digits.get_config("vit_tiny"), mode="train")
-    text = str(caught.value)
-    assert text.count(" there, ") == 4 and "; and more)" in text and "\n" not in text
-
-
 def test_a_place_that_is_no_run(tmp_path: Path):
     """A new directory is for training alone; a file, and a directory of others, for nothing."""
     for workdir in (tmp_path / "new", tmp_path):
@@ -162,34 +142,6 @@ def test_the_config_of_the_first_start_stays(workdir: epath.Path):
     assert len(json.loads((workdir / "environment.json").read_text())) == 2
 
 
-def test_a_start_cut_off_after_its_first_file_goes_on(workdir: epath.Path):
-    """The first file written is the one that identifies a workdir."""
-    (workdir / "metrics.jsonl").unlink()
-    first = min(workdir.iterdir(), key=lambda path: Path(path).stat().st_mtime_ns)
-    for path in workdir.iterdir():
-        if path != first:
-            path.unlink()
-    check_workdir(workdir, digits.get_config(), mode="train")
-
-
-def git(directory: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=x", "-c", "user.email=x@example.com")
-    command = ["git", "-C", str(directory), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_git_state(tmp_path: Path):
-    assert git_state(tmp_path) is None  # no checkout
-    git(tmp_path, "init")
-    (tmp_path / "code.py").write_text("x = 1\n")
-    git(tmp_path, "add", "code.py")
-    git(tmp_path, "commit", "-m", "first")
-    commit = git(tmp_path, "rev-parse", "HEAD")
-    assert git_state(tmp_path) == {"commit": commit, "changed": False}
-    (tmp_path / "code.py").write_text("x = 2\n")
-    assert git_state(tmp_path) == {"commit": commit, "changed": True}
-
-
 def test_data_with_other_facts_is_refused(tmp_path: Path):
     """Beside what JSON changes and what other machines round otherwise."""
     place = epath.Path(tmp_path)
@@ -209,11 +161,6 @@ def test_data_with_other_facts_is_refused(tmp_path: Path):
         )
     with pytest.raises(BadInputError, match="another unigram_entropy"):
         check_info(meta, same | {"unigram_entropy": 5.2}, workdir=place)
-
-
-def test_a_package_that_is_not_installed_is_noted_as_such(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("widenet_jax.run.workdir.PACKAGES", ("jax", "no-such-package"))
-    assert environment()["packages"]["no-such-package"] is None
 
 
 def test_one_start_at_a_time(tmp_path: Path):
@@ -268,10 +215,3 @@ def test_a_damaged_config_is_not_overwritten(workdir: epath.Path, text: str):
     with pytest.raises(BadInputError, match=r"config\.json is no JSON object"):
         check_workdir(workdir, digits.get_config(), mode="train")
     assert (workdir / "config.json").read_text() == text
-
-
-def test_a_damaged_log_of_starts_begins_anew(workdir: epath.Path):
-    for text in ("{", "3"):
-        (workdir / "environment.json").write_text(text)
-        write_run(workdir, digits.get_config(), INFO)
-        assert len(json.loads((workdir / "environment.json").read_text())) == 1
