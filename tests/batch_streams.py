@@ -1,5 +1,6 @@
-"""Batches of a pipeline as lists, and comparisons of them."""
+"""Batches of a pipeline as lists, comparisons of them, and the end of its processes."""
 
+import multiprocessing
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,14 @@ def assert_same(ours: Stream, theirs: Stream) -> None:
         assert a.keys() == b.keys()
         for key in a:
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def assert_no_worker_left() -> None:
+    """Asserts that closed streams leave no process behind.
+
+    Grain kills a worker that takes more than 25 s to end, as on a busy machine, and does not wait
+    for the end of a killed one. Others would run as long as this process.
+    """
+    for worker in multiprocessing.active_children():
+        worker.join(timeout=5)
+    assert multiprocessing.active_children() == []

@@ -29,14 +29,20 @@ from widenet_jax.run.stopping import Stop
 from widenet_jax.run.workdir import flatten, plain
 
 ROOT = Path(__file__).parents[1]
-# 20 steps of 64 digits. The capacity is so small that tokens are dropped, in evaluation too. 16
-# token groups of 4 images are two groups for each of 8 devices. The rate is constant, so that
-# longer runs are the same program.
-OVERRIDES = {
+# 20 steps; the fields of every small run.
+SHORT = {
     "duration": "20 steps",
     "log_every_steps": 1,
-    "optimizer.schedule": "constant",
     "optimizer.warmup": "2 steps",
+    "evaluation.every": "20 steps",
+    "checkpoint.every": "10 steps",
+    "tracking.tensorboard": False,
+}
+# Batches of 64 digits. The capacity is so small that tokens are dropped, in evaluation too. 16
+# token groups of 4 images are two groups for each of 8 devices. The rate is constant, so that
+# longer runs are the same program.
+OVERRIDES = SHORT | {
+    "optimizer.schedule": "constant",
     "model.depth": 2,
     "model.embed_dim": 32,
     "model.moe.capacity_factor": 1.0,
@@ -45,42 +51,27 @@ OVERRIDES = {
     "augment.mixup_alpha": 0.5,
     "augment.mixup_group_size": 4,
     "evaluation.batch_size": 384,
-    "evaluation.every": "20 steps",
-    "checkpoint.every": "10 steps",
-    "tracking.tensorboard": False,
 }
-# 20 steps of 16 embedded sequences, with a WideNet whose capacity drops tokens.
-TEXT_OVERRIDES = {
-    "duration": "20 steps",
-    "log_every_steps": 1,
+# Batches of 16 embedded sequences, with a WideNet whose capacity drops tokens.
+TEXT_OVERRIDES = SHORT | {
     "batch_size": 16,
-    "optimizer.warmup": "2 steps",
     "model.depth": 2,
     "model.moe.capacity_factor": 1.0,
     "data.max_length": 32,
     "evaluation.batch_size": 64,
-    "evaluation.every": "20 steps",
-    "checkpoint.every": "10 steps",
-    "tracking.tensorboard": False,
 }
-# As many steps of 16 windows of the questions that `text_sets` writes.
+# Batches of 16 windows of the questions that `text_sets` writes.
 SQUAD_OVERRIDES = TEXT_OVERRIDES | {
     "data.max_length": 16,
     "data.max_question_length": 8,
     "data.stride": 4,
 }
-# As many steps of 16 rows of the embedded novel's bytes, by a language model.
-LANGUAGE_OVERRIDES = {
-    "duration": "20 steps",
-    "log_every_steps": 1,
-    "optimizer.warmup": "2 steps",
+# Batches of 16 rows of the embedded novel's bytes, for a language model.
+LANGUAGE_OVERRIDES = SHORT | {
     "model.embed_dim": 32,
     "model.dropout": 0.1,
     "data.max_length": 32,
     "evaluation.batch_size": 64,
-    "evaluation.every": "20 steps",
-    "checkpoint.every": "10 steps",
-    "tracking.tensorboard": False,
 }
 # A kind of small run -> its config and what differs from it.
 RUNS = {

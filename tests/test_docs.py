@@ -17,16 +17,8 @@ PACKAGE = ROOT / "widenet_jax"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Folders that runs, sweeps and users create.
 OTHER_FOLDERS = (
-    "checkpoints/",
-    "best/",
-    "failed/",
-    "tensorboard/",
-    "timing/",
-    "wandb/",
-    "profile/",
-    "logs/",
-    "photos/",
-    "WORKDIR/",
+    *("checkpoints/", "best/", "failed/", "tensorboard/", "timing/", "wandb/", "profile/"),
+    *("logs/", "photos/", "WORKDIR/"),
 )
 NOT_FIELDS = {"json"}  # config.json is a file
 

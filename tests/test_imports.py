@@ -1,4 +1,7 @@
-"""Allowed imports between units, checked on syntax trees. See docs/ARCHITECTURE.md for reasons."""
+"""Imports between units and lengths of functions, checked on syntax trees.
+
+See docs/ARCHITECTURE.md for reasons.
+"""
 
 import ast
 import subprocess
@@ -117,4 +120,13 @@ def test_training_needs_few_modules_and_neither_tensorflow_nor_nnx(tmp_path: Pat
 def test_the_command_line_is_read_before_jax_is_imported():
     code = "import sys; import widenet_jax.main; print({'jax', 'numpy'} & sys.modules.keys())"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"
+    assert out.stdout.strip() == "[]"
+
+
+def test_functions_fit_on_a_screen():
+    longer = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
+                longer.add(f"{path.name} {node.name}")
+    assert longer == {"train.py run"}  # the whole run, top to bottom

@@ -26,22 +26,15 @@ assert predict.main(["--workdir=finetuned", "digit.png"]) == 0
 
 
 def test_in_a_copy_without_them(tmp_path: Path):
-    shutil.copytree(
-        ROOT / "widenet_jax",
-        tmp_path / "widenet_jax",
-        ignore=shutil.ignore_patterns("__pycache__", "ops", "papers"),
-    )
+    left_out = shutil.ignore_patterns("__pycache__", "ops", "papers")
+    shutil.copytree(ROOT / "widenet_jax", tmp_path / "widenet_jax", ignore=left_out)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     cv2.imwrite(str(tmp_path / "digit.png"), np.full((8, 8, 3), 200, np.uint8))
     config, fields = run_of("digits")
     fields = fields | {"duration": "2 steps", "evaluation.every": "2 steps"}
     flags = [f"--config={config}", *(f"--config.{name}={value}" for name, value in fields.items())]
     one = re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"])
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *flags],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "XLA_FLAGS": one},
-        capture_output=True,
-        text=True,
-    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "XLA_FLAGS": one}
+    program = [sys.executable, "-c", PROGRAM, *flags]
+    run = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]

@@ -99,12 +99,10 @@ def test_a_flipped_bit_in_each_file_in_turn(made: Path, tmp_path: Path, bit: int
 
 
 DAMAGES = {
-    "a file is cut": lambda step: (step / "params" / "_METADATA").write_bytes(b"{"),
     "a file is gone": lambda step: (step / "opt_state" / "manifest.ocdbt").unlink(),
     "everything is gone": lambda step: [
         shutil.rmtree(p) if p.is_dir() else p.unlink() for p in step.iterdir()
     ],
-    "garbage manifest": lambda step: (step / "manifest.json").write_bytes(b"\x00\xff"),
 }
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from batch_streams import assert_same, joined
+from batch_streams import assert_no_worker_left, assert_same, joined
 from batch_streams import eval_stream as eval_stream_of
 from batch_streams import train_stream as train_stream_of
 from image_sources import EVAL, PLAIN, TRAIN
-from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import blocks, records
 from widenet_jax.data.blocks import MAX_BAD_IN_A_ROW

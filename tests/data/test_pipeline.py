@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_streams import assert_same, joined
+from batch_streams import assert_no_worker_left, assert_same, joined
 from batch_streams import eval_stream as eval_stream_of
 from batch_streams import train_stream as train_stream_of
 from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
-from worker_processes import assert_no_worker_left
 
 from widenet_jax.data import blocks, pipeline
 from widenet_jax.data.contract import Source

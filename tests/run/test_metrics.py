@@ -1,10 +1,8 @@
 """The bytes of the records on disk, and the events that TensorBoard reads back."""
 
 import json
-import os
 import struct
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -12,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from etils import epath
-from small_runs import finish, run_here, small_config, start_two
+from small_runs import run_here, small_config
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.run.metrics import JsonLines, MetricsWriter, rounded, scalars
+from widenet_jax.run.metrics import JsonLines, MetricsWriter, rounded
 from widenet_jax.run.workdir import check_workdir
 
 NO_TRACKING = {"tensorboard": False, "wandb_project": ""}
@@ -105,11 +103,6 @@ def test_parts_wait_for_flush_and_a_file_does_not(tmp_path: Path, in_parts: bool
 )
 def test_numbers_keep_seven_digits(value: object, text: str):
     assert json.dumps(rounded(value)) == text
-
-
-def test_scalars_are_flat():
-    record = {"step": 3, "split": "train", "loss": 2, "load": [[0.25, 0.75]]}
-    assert scalars(record) == {"train/loss": 2.0, "train/load/0/0": 0.25, "train/load/0/1": 0.75}
 
 
 def writer(workdir: Path, *, main_host: bool = True, **tracking: object) -> MetricsWriter:
@@ -203,34 +196,6 @@ def test_a_run_that_wandb_refuses_may_be_corrected(tmp_path: Path, monkeypatch: 
     with pytest.raises(BadInputError, match=r"W&B refuses the run: no run \("):
         run_here(tmp_path / "run", **changes)
     check_workdir(epath.Path(tmp_path / "run"), small_config(seed=1), mode="train")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("error", "code"), [("UsageError", 2), ("Error", 3)])
-def test_a_run_that_wandb_refuses_ends_on_all_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, code: int
-):
-    (tmp_path / "wandb.py").write_text(FAILING_WANDB.format(error=error))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    runs = start_two(tmp_path / "run", **{"tracking.wandb_project": "widenet"})
-    lines = [finish(run, code).splitlines()[-1] for run in runs]
-    assert "config.tracking.wandb_project=widenet" in lines[0]
-    assert "process 0 cannot begin; its own message says why" in lines[1]
-
-
-@pytest.mark.skipif(not find_spec("wandb"), reason="wandb is not installed")
-def test_wandb_keeps_its_offline_files_in_the_workdir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    out = writer(tmp_path, wandb_project="widenet")
-    out.write(1, "train", {"loss": 1.5})
-    out.write_timing(1, {"images_per_second": 64.0})
-    out.close()
-    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    for name in (b"train/loss", b"timing/images_per_second"):
-        assert name in file.read_bytes()
 
 
 def test_a_split_of_the_last_step_is_written_once_more(tmp_path: Path):

@@ -157,17 +157,6 @@ def test_while_waiting_for_data(tmp_path: Path):
     assert last_step(tmp_path) == trained
 
 
-@pytest.mark.slow
-def test_with_worker_processes_and_the_whole_group(tmp_path: Path):
-    """Terminals and schedulers signal the whole group; workers keep reading until the run stops."""
-    arguments = command(tmp_path, duration="100000 steps", **{"data.num_workers": 2})
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    run = subprocess.Popen(arguments, cwd=ROOT, start_new_session=True, **pipes)
-    wait_until(lambda: lines_in(tmp_path) >= 3, run)
-    os.killpg(run.pid, signal.SIGINT)
-    assert f"saved after step {last_step(tmp_path):,}." in stopped(run, 130)
-
-
 def test_an_evaluation_alone_has_nothing_to_save(digits_run: Path):
     stop = Stop()
     stop.reason = "SIGTERM"

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from batch_streams import assert_same, eval_stream, joined, train_stream
-from worker_processes import assert_no_worker_left
+from batch_streams import assert_no_worker_left, assert_same, eval_stream, joined, train_stream
 
 from configs import defaults
 from widenet_jax.text.data.instances import InstanceTransform, instance_spec
