@@ -117,12 +117,6 @@ def test_training_needs_few_modules_and_neither_tensorflow_nor_nnx(tmp_path: Pat
     assert int(modules) <= MOST_MODULES
 
 
-def test_the_command_line_is_read_before_jax_is_imported():
-    code = "import sys; import widenet_jax.main; print({'jax', 'numpy'} & sys.modules.keys())"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
-
-
 def test_functions_fit_on_a_screen():
     longer = set()
     for path in FILES:
