@@ -102,9 +102,11 @@ def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
     assert run(unbroken, other, mode="eval")["test_sequences"] == 3
     other.write_bytes(TEXT[::-1])
     for mode in ("train", "eval"):
-        with pytest.raises(BadInputError, match="was trained on another text than") as caught:
+        with pytest.raises(BadInputError, match="trained on data with another text than") as caught:
             run(unbroken, other, mode=mode)
-        assert f"a new --workdir; --config.init_from={unbroken} lets" in str(caught.value)
+        assert f"a new --workdir, in which --config.init_from={unbroken} starts" in str(
+            caught.value
+        )
 
 
 def test_evaluation_remembers_all_windows(unbroken: Path):

@@ -143,7 +143,7 @@ def test_ctrl_c_in_other_phases(reference: Callable, tmp_path: Path, phase: str)
     run.send_signal(signal.SIGINT)
     line, step = finish(run, 130).splitlines()[-1], last_step(workdir)
     if phase == "compiling":
-        assert line.startswith("stopped: Ctrl-C; nothing to save yet. ") and step == 0
+        assert line.startswith("stopped: Ctrl-C; nothing new to save. ") and step == 0
     else:
         assert line.startswith(f"stopped: Ctrl-C; saved after step {step}. ") and step > 0
     finish(start(command(workdir, **LONGER)))
@@ -232,7 +232,7 @@ def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
     before = everything_in(workdir)
     with pytest.raises(RunFailedError) as error:
         run_here(workdir, **OFTEN)
-    told = f"no checkpoint in {workdir}/checkpoints is intact (8: manifest"
+    told = f"{workdir}/checkpoints is not intact (8: manifest"
     assert str(error.value).startswith(told)
     assert everything_in(workdir) == before
 
@@ -353,6 +353,6 @@ def test_an_image_that_cannot_be_read(photos: Path, tmp_path: Path, capsys, monk
         (photos / "test" / "dog" / f"{number - 16:02d}.jpg").write_bytes(b"")
     data |= {"data.max_bad_fraction": 0.001}
     allowed = r"at most 1 of 32 may be \(config.data.max_bad_fraction=0.001; of small sets 10, but "
-    told = f"8 of 32 evaluation images could not be read; {allowed}no more than 5%"
+    told = f"8 of 32 evaluation images could not be read; in each pass {allowed}no more than 5%"
     with pytest.raises(RunFailedError, match=told):
         run_here(tmp_path / "skip", mode="eval", **data)

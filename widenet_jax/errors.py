@@ -84,17 +84,13 @@ def nearest(name: str, known: Collection[str]) -> str:
 
     Capitals count as small letters. "none" where no name is known.
     """
-    return _most_similar(name, known, 0.0) or "none"
+    return similar(name, known, 0.0) or "none"
 
 
-def similar(name: str, known: Collection[str]) -> str | None:
+def similar(name: str, known: Collection[str], least: float = SIMILAR) -> str | None:
     """Returns the known name that a misspelt one may mean; None where none is similar."""
-    return _most_similar(name, known, SIMILAR)
-
-
-def _most_similar(name: str, known: Collection[str], cutoff: float) -> str | None:
     small = {one.lower(): one for one in known}
-    found = difflib.get_close_matches(name.lower(), small, n=1, cutoff=cutoff)
+    found = difflib.get_close_matches(name.lower(), small, n=1, cutoff=least)
     return small[found[0]] if found else None
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from widenet_jax.data.blocks import bad_allowed, bad_allowed_text
+from widenet_jax.data.blocks import check_bad
 from widenet_jax.data.contract import Data, Source, Transform
 from widenet_jax.data.pipeline import eval_batches, reading
-from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment
 from widenet_jax.run.stopping import Stop
 from widenet_jax.sharding import BATCH, global_batch, host_positions
@@ -44,13 +43,9 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **hooks: Any) -
     metrics = task.summarize(totals.sums, rows, source)
     metrics |= experiment.model.summarize(totals.layer_sums)
     metrics["bad_examples"] = len(source) - metrics[task.unit]
+    what, size = f"evaluation {task.unit}", len(source)
     limit = config.data.max_bad_fraction
-    if metrics["bad_examples"] > bad_allowed(limit, len(source)):
-        raise RunFailedError(
-            f"{metrics['bad_examples']:,} of {len(source):,} evaluation {task.unit} could not be "
-            f"read; {bad_allowed_text(limit, len(source))}; mend the data "
-            "(they are named above)"
-        )
+    check_bad(metrics["bad_examples"], size, num_examples=size, limit=limit, what=what)
     return metrics
 
 

@@ -72,11 +72,14 @@ def test_a_dry_run_lists_every_run_once(tmp_path: Path, capsys):
 
 
 def test_core_days_are_added_up():
-    """2 x 0.4 and 11.5 + 30 core-days; a model without a plan is mentioned."""
+    """2 x 0.4 and 11.5 + 30 core-days; a model without a plan is left out."""
     plans = [{"fits": True, "core_days": days} for days in (0.385, 11.5, 30.0)]
     rows = [{"seeds": 1, "plan": plan} for plan in (*plans[1:], "no compiler")]
-    assert total_text(rows) == ": 42 core-days of TPUv3, without 1 of the models"
-    assert total_text([{"seeds": 2, "plan": plans[0]}]) == ": 0.8 core-days of TPUv3"
+    assert total_text(rows) == ": 41.5 core-days of TPUv3 for 2 of the models"
+    assert (
+        total_text([{"seeds": 2, "plan": plans[0]}])
+        == ": 0.8 core-days of TPUv3 for 1 of the models"
+    )
 
 
 def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_path: Path, capsys):

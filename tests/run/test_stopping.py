@@ -83,7 +83,7 @@ def test_ctrl_c_while_compiling(tmp_path: Path):
     run = start(command(tmp_path / "run", **{"model.depth": 6, "model.share_ffn": False}))
     wait_until((tmp_path / "run" / "environment.json").exists, run)
     run.send_signal(signal.SIGINT)
-    told = f"stopped: Ctrl-C; nothing to save yet. {AGAIN} to start from the beginning"
+    told = f"stopped: Ctrl-C; nothing new to save. {AGAIN}"
     assert stopped(run, 130) == told
     assert last_step(tmp_path / "run") == 0
 
@@ -112,13 +112,13 @@ def test_ctrl_c_after_the_last_step(
 
 
 def test_what_is_said_where_nothing_is_new():
-    """Before the workdir was read nothing is known of it; afterwards the message says what is."""
+    """Once the workdir was read, the message names the newest checkpoint, if there is one."""
     stop = Stop()
     assert stop.nothing_new == f"nothing new to save. {AGAIN}"
     stop.saved = 0
-    assert stop.nothing_new == f"nothing to save yet. {AGAIN} to start from the beginning"
+    assert stop.nothing_new == f"nothing new to save. {AGAIN}"
     stop.saved = 1200
-    assert stop.nothing_new == f"nothing new to save since step 1,200. {AGAIN} to resume there"
+    assert stop.nothing_new == f"nothing new to save since step 1,200. {AGAIN}"
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_another_config_is_refused_by_what_differs(
         check_workdir(workdir, changed_config(**{field: value}), mode="train")
     assert str(caught.value) == (
         f"--workdir={workdir} holds a run of another config ({told}); name a new --workdir, or "
-        "repeat that run's config to resume it"
+        "repeat that run's config; scripts/evaluate.py evaluates other data"
     )
     assert {p.name: p.read_text() for p in workdir.iterdir()} == before
 

@@ -204,14 +204,9 @@ class Series:
             damaged[step] = "holds non-finite numbers"
         if damaged:
             named = "; ".join(f"{step}: {problem}" for step, problem in damaged.items())
-            if only is not None:
-                raise RunFailedError(
-                    f"the checkpoint in {self.directory} is not intact ({named}); restore it from "
-                    "a backup, or choose another one"
-                )
             raise RunFailedError(
-                f"no checkpoint in {self.directory} is intact ({named}); nothing was changed. "
-                "Restore one from a backup, or start again in a new --workdir"
+                f"{self.directory} is not intact ({named}); nothing was changed. "
+                "Restore one from a backup, choose another, or start again in a new --workdir"
             )
         return None, {}
 

@@ -32,7 +32,6 @@ def main(argv: Argv = None) -> int:
     add("--compare", action="append", default=[], metavar="DIR", help="more models, for eq. 9")
     add("--out", required=True, metavar="DIR", help="where the files go")
     add("--images", type=positive, default=4, metavar="N", help="images in the overlay")
-    add("--json", action="store_true", help="print one JSON object")
     return parser.run(analyze, argv)
 
 

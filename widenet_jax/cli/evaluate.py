@@ -44,12 +44,11 @@ def main(argv: Argv = None) -> int:
     add = parser.add_argument
     add("--file", metavar="FILE", help="a text to measure a language model on")
     add("--out", metavar="DIR", help="where tables and a picture go")
-    add("--json", action="store_true", help="print one JSON object")
     return parser.run(evaluate, argv)
 
 
 def evaluate(options: Options) -> None:
-    from widenet_jax.files import absolute
+    from widenet_jax.files import absolute, write_json
     from widenet_jax.inference.trained import open_trained
 
     trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
@@ -67,34 +66,40 @@ def evaluate(options: Options) -> None:
             raise BadInputError(f"{odd[0]} and --file both say what to read; remove one of them")
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
-    (evaluate_classifier if spec.last_layer else evaluate_task)(options, trained, facts, out)
+    work = evaluate_classifier if spec.last_layer else evaluate_task
+    text = work(options, trained, facts, out)
+    if out:
+        write_json(out / "evaluation.json", facts)
+    show(options, facts, text)
 
 
 def evaluate_classifier(
     options: Options, trained: "Trained", facts: dict, out: "epath.Path | None"
-) -> None:
-    """Prints and writes the accuracy, by class and with the confusions."""
-    from widenet_jax.files import write_json, write_text
+) -> str:
+    """Adds the accuracy, by class and with the confusions, to `facts`; returns a table.
+
+    Writes the confusions.
+    """
+    from widenet_jax.files import write_text
     from widenet_jax.inference import classification
 
     accuracy = classification.measure_accuracy(trained)
     unit = trained.task.unit
     facts |= accuracy.as_json(unit)
     if out:
-        write_json(out / "evaluation.json", facts)
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
         split = trained.config.data.eval_split
         title = f"split {split}: {facts[unit]:,} {unit}, top-1 {facts['top_1']:.2%}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
-    show(options, facts, report(facts, accuracy.confused(CONFUSED), unit))
+    return report(facts, accuracy.confused(CONFUSED), unit)
 
 
 def evaluate_task(
     options: Options, trained: "Trained", facts: dict, out: "epath.Path | None"
-) -> None:
-    """Prints and writes the task's metrics, with its baseline, and the routing.
+) -> str:
+    """Adds the task's metrics, its baseline and the routing to `facts`; returns a table.
 
-    A task with `answers` in its spec also writes them.
+    Writes the answers of a task with `answers` in its spec.
     """
     from widenet_jax.files import write_json
     from widenet_jax.inference.over_source import metrics_over_source
@@ -106,21 +111,17 @@ def evaluate_task(
         opened = resolve(spec.open_file)(options.file, trained.config.data.max_length, trained.info)
     metrics, others, rows, source = metrics_over_source(trained, opened)
     facts |= metrics | others
-    if out:
-        write_json(out / "evaluation.json", facts)
     if out and spec.answers:
         for name, content in resolve(spec.answers)(trained.task, rows, source).items():
             write_json(out / name, content)
-    show(options, facts, task_report(metrics, facts))
+    return task_report(metrics, facts)
 
 
 def task_report(metrics: dict, facts: dict) -> str:
     """Returns a table for people: metrics, the baseline beside its metric, and the routing."""
     rows = [("step", f"{facts['step']:,}")]
-    rows += [
-        (name.replace("_", " "), number(value) + beside(name, facts))
-        for name, value in metrics.items()
-    ]
+    for name, value in metrics.items():
+        rows.append((name.replace("_", " "), number(value) + beside(name, facts)))
     return text_table(rows + routing_rows(facts))
 
 

@@ -23,7 +23,6 @@ def main(argv: Argv = None) -> int:
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="a new directory")
     add("--format", default="safetensors", help="safetensors, npz, huggingface or stablehlo")
-    add("--json", action="store_true", help="print one JSON object")
     return parser.run(export, argv)
 
 

@@ -69,7 +69,6 @@ def parser_of(argv: Argv) -> Parser:
     add_model_flags(parser, text)
     add = parser.add_argument
     add("--top", type=positive, default=5, metavar="N", help="classes, spans or words to name")
-    add("--json", action="store_true", help="print one JSON object")
     flags = {name: flag for spec in specs() for name, flag in spec.predict.flags.items()}
     for name, flag in flags.items():
         add(name, metavar=flag.metavar, help=flag.help, **KINDS[flag.kind])

@@ -220,11 +220,7 @@ def print_runs(
 
 
 def total_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns ": 1,234 core-days", and how many models without a plan that fits it leaves out."""
+    """Returns ": 1,234 core-days", and of how many models: the others have no plan that fits."""
     fitting = [row for row in rows if not isinstance(row["plan"], str) and row["plan"]["fits"]]
-    if not fitting:
-        return ": core-days unknown"
     total = sum(row["seeds"] * row["plan"]["core_days"] for row in fitting)
-    unknown = len(rows) - len(fitting)
-    missing = f", without {unknown} of the models" if unknown else ""
-    return f": {total:,.{0 if total >= 10 else 1}f} core-days of TPUv3{missing}"
+    return f": {total:,.1f} core-days of TPUv3 for {len(fitting)} of the models"

@@ -186,7 +186,7 @@ def add_import_flag(parser: Parser) -> None:
 
 
 def add_model_flags(parser: Parser, place: str = "of a run, or an exported model") -> None:
-    """Adds the flags that say which trained model a command takes.
+    """Adds the flags that say which trained model a command takes, and --json.
 
     Args:
       parser: of the command.
@@ -195,6 +195,7 @@ def add_model_flags(parser: Parser, place: str = "of a run, or an exported model
     parser.add_argument("--workdir", required=True, metavar="DIR", help=place)
     text = "of the run: last (the default), best by its primary metric, or a step that it keeps"
     parser.add_argument("--checkpoint", type=checkpoint, metavar="last|best|STEP", help=text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_import_flag(parser)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from widenet_jax.data.contract import ArraySpec, Example, Source, Stream, Transform
-from widenet_jax.errors import BadExampleError, BadInputError, choose
+from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError, choose
 
 # Divides small batch sizes. At 224 pixels a block of images takes 9.6 MB.
 EXAMPLES_PER_BLOCK = 64
@@ -255,24 +255,28 @@ def skips(on_bad_example: str) -> bool:
     return choose(choices, on_bad_example, field="config.data.on_bad_example")
 
 
-def bad_allowed(max_bad_fraction: float, num_examples: int) -> float:
-    """Returns how many examples of a split may be unreadable.
+def check_bad(bad: int, seen: int, *, num_examples: int, limit: float, what: str) -> None:
+    """Raises RunFailedError where too large a share of the examples of a split is unreadable.
 
     Args:
-      max_bad_fraction: `config.data.max_bad_fraction`; 0 allows none.
+      bad: how many were unreadable.
+      seen: how many were read, in one pass or several.
       num_examples: of the split. A thousandth of a small set would be less than one example.
+      limit: `config.data.max_bad_fraction`; 0 allows none.
+      what: what they are, as in "training images".
     """
     few = min(FEW_BAD, FEW_BAD_SHARE * num_examples)
-    return max(max_bad_fraction * num_examples, few) if max_bad_fraction else 0.0
-
-
-def bad_allowed_text(max_bad_fraction: float, num_examples: int) -> str:
-    """Says how many examples may be unreadable: "at most 10 of 220 may be (config. ...)"."""
-    allowed, why = bad_allowed(max_bad_fraction, num_examples), ""
-    if allowed > max_bad_fraction * num_examples:
-        why = f"; of small sets {FEW_BAD}, but no more than {FEW_BAD_SHARE:.0%}"
-    setting = f"config.data.max_bad_fraction={max_bad_fraction:g}"
-    return f"at most {int(allowed):,} of {num_examples:,} may be ({setting}{why})"
+    allowed = max(limit * num_examples, few) if limit else 0.0
+    if bad <= allowed * max(seen / num_examples, 1):
+        return
+    why = f"; of small sets {FEW_BAD}, but no more than {FEW_BAD_SHARE:.0%}"
+    setting = f"config.data.max_bad_fraction={limit:g}"
+    setting += why if allowed > limit * num_examples else ""
+    raise RunFailedError(
+        f"{bad:,} of {seen:,} {what} could not be read; in each pass at most {int(allowed):,} of "
+        f"{num_examples:,} may be ({setting}); mend the data (the notes of this start and earlier "
+        "ones name them, on several hosts each its own) or allow more"
+    )
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:

@@ -19,6 +19,7 @@ from etils import epath
 
 from widenet_jax.errors import BadInputError, RunFailedError, first_line, require
 from widenet_jax.files import absolute, is_remote, write_bytes
+from widenet_jax.run.stopping import say
 
 Metrics = Mapping[str, object]
 
@@ -63,19 +64,13 @@ class JsonLines:
         moved to `FILE.damaged`, with a warning.
         """
         for file in self.files():
-            lines = file.read_bytes().splitlines(keepends=True)
-            records = [parse(line) for line in lines]
-            damaged = [n for n, r in zip(lines[:-1], records[:-1], strict=True) if r is None]
+            lines = [(line, parse(line)) for line in file.read_bytes().splitlines(keepends=True)]
+            damaged = [line for line, record in lines[:-1] if record is None]
             if damaged:
                 aside = epath.Path(f"{file}.damaged")
                 aside.write_bytes(b"".join(damaged))
-                print(f"warning: {file} has {len(damaged)} damaged lines; now in {aside.name}",
-                      file=sys.stderr)  # fmt: skip
-            kept = [
-                line
-                for line, record in zip(lines, records, strict=True)
-                if record is not None and is_kept(record, last_step, again)
-            ]
+                say(f"warning: {file} has {len(damaged)} damaged lines; now in {aside.name}")
+            kept = [line for line, record in lines if record and is_kept(record, last_step, again)]
             if len(kept) != len(lines):
                 write_bytes(file, b"".join(kept))
 

@@ -17,7 +17,7 @@ from orbax.checkpoint import multihost
 
 from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
 from widenet_jax.checkpoint.series import all_finite, check_space, space_text, tree_bytes
-from widenet_jax.data.blocks import bad_allowed, bad_allowed_text, record_at, stream_at
+from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data
 from widenet_jax.data.pipeline import Batches, reading, train_batches
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
@@ -132,7 +132,11 @@ class Session:
             unit = self.experiment.task.unit
             times = {f"{unit}_per_second": rate, "seconds_per_step": per_step}
             self.writer.write_timing(step, times)
-        self._check_bad_examples(step, int(values["bad_examples"]))
+        config, num_examples = self.experiment.config, self.experiment.data_info.num_examples
+        bad, seen = int(values["bad_examples"]), step * config.batch_size
+        limit = config.data.max_bad_fraction
+        what = f"training {self.experiment.task.unit}"
+        check_bad(bad, seen, num_examples=num_examples, limit=limit, what=what)
 
     def record_evaluation(self, state: TrainState, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes an evaluation's metrics and keeps the state if it is the best so far.
@@ -210,19 +214,6 @@ class Session:
             f"{what}, in the batch of training {self.experiment.task.unit} {listed}; earlier "
             f"checkpoints are kept. {replay}. {ADVICE}"
         )
-
-    def _check_bad_examples(self, step: int, bad: int) -> None:
-        """Raises RunFailedError where too large a share of the training examples is unreadable."""
-        limit = self.experiment.config.data.max_bad_fraction
-        seen = step * self.experiment.config.batch_size
-        num_examples = self.experiment.data_info.num_examples
-        if bad > bad_allowed(limit, num_examples) * max(seen / num_examples, 1):
-            raise RunFailedError(
-                f"{bad:,} of {seen:,} training {self.experiment.task.unit} could not be read up to "
-                f"step {step:,}; in each pass over the data "
-                f"{bad_allowed_text(limit, num_examples)}; mend the data (the notes of this start "
-                "and earlier ones name them, on several hosts each its own) or allow more"
-            )
 
 
 def is_followed() -> bool:

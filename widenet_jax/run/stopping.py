@@ -152,11 +152,8 @@ class Stop:
     @property
     def nothing_new(self) -> str:
         """Says that there is nothing to save, and what is on disk."""
-        if self.saved is None:
-            return f"nothing new to save. {AGAIN}"
-        if not self.saved:
-            return f"nothing to save yet. {AGAIN} to start from the beginning"
-        return f"nothing new to save since step {self.saved:,}. {AGAIN} to resume there"
+        since = f" since step {self.saved:,}" if self.saved else ""
+        return f"nothing new to save{since}. {AGAIN}"
 
     @property
     def exit_code(self) -> int:

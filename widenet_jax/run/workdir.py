@@ -58,7 +58,6 @@ MAY_CHANGE = (
 )
 # Hosts may differ in these fields: where the data lies, and how it is read.
 MAY_DIFFER = ("data.path", "data.num_workers", "data.prefetch")
-TEXT = "text_sha256"  # the fact by which texts differ
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "widenet_jax")
 
 
@@ -97,11 +96,10 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
     if mode == "train":
         changed.pop("duration", None)  # see `check_length`
     if changed:
-        advice = "name a new --workdir, or repeat that run's config to resume it"
-        if mode != "train":
-            advice = "leave the config out, and to evaluate on other data use scripts/evaluate.py"
-        holds = f"--workdir={workdir} holds a run of another config"
-        raise BadInputError(f"{holds} ({list_changes(changed)}); {advice}")
+        raise BadInputError(
+            f"--workdir={workdir} holds a run of another config ({list_changes(changed)}); name a "
+            "new --workdir, or repeat that run's config; scripts/evaluate.py evaluates other data"
+        )
 
 
 def is_of_a_start(name: str) -> bool:
@@ -165,15 +163,11 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
 
     here = json.loads(json.dumps(dict(info)))
     if odd := [name for name in here if name in meta and not same(meta[name], here[name])]:
-        if odd == [TEXT]:  # only language models have it
-            raise BadInputError(
-                f"--workdir={workdir} was trained on another text than config.data names now; give "
-                f"that run's text, or name a new --workdir; --config.init_from={workdir} lets the "
-                "run there start from this model"
-            )
         raise BadInputError(
-            f"--workdir={workdir} was trained on data with another {odd[0]} than the data that "
-            "config.data names now; give that run's data, or name a new --workdir"
+            f"--workdir={workdir} was trained on data with another "
+            f"{odd[0].removesuffix('_sha256')} than the data that "
+            "config.data names now; give that run's data, or name a new --workdir, in which "
+            f"--config.init_from={workdir} starts from this model"
         )
 
 
