@@ -70,7 +70,7 @@ def page() -> str:
 
 
 def set_fields(rows: Mapping[str, tuple]) -> dict[str, tuple]:
-    """Returns the rows without those of empty sections."""
+    """Returns the rows without empty sections."""
     return {name: row for name, row in rows.items() if row[0] is not None}
 
 

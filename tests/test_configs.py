@@ -80,7 +80,7 @@ def test_fields_of_the_model_reach_the_experts(name: str, variant: str, rates: t
 
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_builds(name: str, variant: str):
-    """Parameters are those of at most six blocks; tests/models counts those of the full depth."""
+    """With at most six blocks; tests/config counts the parameters of the full depth."""
     config = get_config(name, variant)
     sizes = {"batch_size": config.batch_size, "num_examples": 50_000}
     total = to_steps(config.duration, field="config.duration", **sizes)

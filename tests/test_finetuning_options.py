@@ -46,7 +46,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(digits_run: Path, tmp_path: Path
 
 
 def test_further_training_starts_where_the_run_ended(digits_run: Path, tmp_path: Path, capsys):
-    """The classes are the same, so without any learning the accuracy is that of the run."""
+    """The classes are the same, so without any learning the accuracy stays."""
     still = {"optimizer.learning_rate": 0.0, "optimizer.weight_decay": 0.0}
     run(tmp_path / "run", digits_run, **still)
     assert "the classes are the same: the head is kept" in capsys.readouterr().err

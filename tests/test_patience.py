@@ -58,7 +58,7 @@ def test_ctrl_c_in_the_evaluation_that_ends_a_run(
 ):
     """A stop is announced, and so the run stops: it has a checkpoint and no result.
 
-    The accuracies are replaced by equal ones, so that the program is that of other tests.
+    The accuracies are replaced by equal ones, so that other tests share the program.
     """
     record, stop = Session.record_evaluation, Stop()
     changes = {"evaluation.patience": 1, "evaluation.every": "1 steps"}
@@ -83,7 +83,7 @@ def test_ctrl_c_in_the_evaluation_that_ends_a_run(
 
 @pytest.mark.slow
 def test_a_run_ends_resumes_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture):
-    """Two evaluations after that of step 4 it ends; resumed from step 6, with the same bytes."""
+    """It ends two evaluations after step 4; resumed from step 6, with the same bytes."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     result = run(whole, 2)
     told = "ended early, after step 12 of 20: no better accuracy than"

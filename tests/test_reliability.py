@@ -31,7 +31,7 @@ from small_runs import (
 
 from widenet_jax.errors import BadInputError, RunFailedError
 
-# Other fields of the run, and so its compiled programs, are those of `digits_run`.
+# Other fields of the run, and so its compiled programs, are as in `digits_run`.
 OFTEN = {"checkpoint.every": "4 steps", "evaluation.every": "4 steps"}
 # Save and evaluate as often and as long as a short run can, so that random kills hit these phases.
 LONGER = {

@@ -11,7 +11,7 @@ from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 
 
 def count(variant: str, vocab_size: int) -> int:
-    """Counts the parameters of a model, from those of one of its equal blocks."""
+    """Counts the parameters of a model, whose blocks are equal, from a model of one block."""
     fields = model_section(variant)
     model = build_model(fields | {"depth": 1}, vocab_size=vocab_size)
     memory = jax.ShapeDtypeStruct((1, 1, 8, fields["embed_dim"]), jnp.float32)
