@@ -154,17 +154,16 @@ def test_a_damaged_manifest_is_refused(packed, path: tuple, value: object, told:
 
 
 def test_an_unfinished_or_newer_set_is_refused(packed):
-    manifest = packed / "dataset.json"
+    manifest, data = packed / "dataset.json", {"source": "array_record", "path": str(packed)}
     content = manifest.read_text()
-    manifest.write_text(content.replace('"format_version": 1', '"format_version": 2'))
-    assert "format_version 2" in refused({"source": "array_record", "path": str(packed)}, "train")
-    manifest.write_text(content[:40])
-    assert "not valid JSON" in refused({"source": "array_record", "path": str(packed)}, "train")
+    newer = content.replace('"format_version": 1', '"format_version": 2')
+    for text, problem in ((newer, "format_version 2"), (content[:40], "not valid JSON")):
+        manifest.write_text(text)
+        assert problem in refused(data, "train")
     manifest.unlink()
+    assert "no dataset.json" in refused(data, "train")
     os.mkfifo(manifest)
-    assert "not a regular file" in refused({"source": "array_record", "path": str(packed)}, "train")
-    manifest.unlink()
-    assert "no dataset.json" in refused({"source": "array_record", "path": str(packed)}, "train")
+    assert "not a regular file" in refused(data, "train")
 
 
 # --- TensorFlow Datasets --------------------------------------------------------------------------
@@ -188,29 +187,18 @@ def tfds_dir(tmp_path: Path) -> Path:
 
     version = tmp_path / "tiny" / "1.0.0"
     version.mkdir(parents=True)
-    features = tfds.features.FeaturesDict(
-        {
-            "image": tfds.features.Image(shape=(None, None, 3)),
-            "label": tfds.features.ClassLabel(names=["ant", "bee"]),
-        }
-    )
-    features.save_config(str(version))
+    image = tfds.features.Image(shape=(None, None, 3))
+    features = {"image": image, "label": tfds.features.ClassLabel(names=["ant", "bee"])}
+    tfds.features.FeaturesDict(features).save_config(str(version))
     for shard, chosen in enumerate([range(3), range(3, 5)]):
         path = version / f"tiny-train.array_record-{shard:05d}-of-00002"
         write_shard(path, [tfds_record(image=png(i), label=i % 2) for i in chosen])
-    described = {
-        "name": "tiny",
-        "version": "1.0.0",
-        "fileFormat": "array_record",
-        "splits": [
-            {
-                "name": "train",
-                "numBytes": "1",
-                "shardLengths": ["3", "2"],
-                "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-            }
-        ],
-    }
+    split = {
+        "name": "train", "numBytes": "1", "shardLengths": ["3", "2"],
+        "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+    }  # fmt: skip
+    described = {"name": "tiny", "version": "1.0.0", "fileFormat": "array_record"}
+    described["splits"] = [split]
     (version / "dataset_info.json").write_text(json.dumps(described))
     return tmp_path
 

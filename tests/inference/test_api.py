@@ -17,10 +17,9 @@ import widenet_jax as wj
 from configs import glue, language_model, squad, text_tiny
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import count_parameters, parameter_shapes
 from widenet_jax.vision.model import image_spec
-from widenet_jax.vision.predict import read_file, read_pillow
 
 DIGITS = load_digits().images[40:43].astype(np.uint8) * 15
 TEXT = "She was persuaded to believe the engagement a wrong thing."
@@ -99,21 +98,6 @@ def test_images_in_every_form(opened, tmp_path: Path, monkeypatch):
     np.testing.assert_allclose(
         softmax_of(model, model.features(DIGITS), "head"), np.stack(probs), atol=1e-5
     )
-
-
-def test_images_of_pillow_that_are_no_bytes(tmp_path: Path):
-    """Of 16 bits the upper 8 are taken, as from the file; what cannot be read is named."""
-    wide, cut = tmp_path / "wide.png", tmp_path / "cut.png"
-    Image.fromarray((DIGITS[0].astype(np.uint16) << 8) + 7).save(wide)
-    for turn in (True, False):
-        grey = read_pillow(Image.open(wide), turn)
-        np.testing.assert_array_equal(grey, read_file(str(wide), turn))
-        np.testing.assert_array_equal(grey, np.stack([DIGITS[0]] * 3, axis=-1))
-    cut.write_bytes(wide.read_bytes()[:-30])
-    with pytest.raises(BadExampleError, match=r"cut\.png: cannot be decoded \("):
-        read_pillow(Image.open(cut), turn=True)
-    with pytest.raises(BadExampleError, match=r"^an image of Pillow: pixels of 32 bits"):
-        read_pillow(Image.fromarray(np.ones((4, 4), np.float32)), turn=True)
 
 
 def test_texts(opened):

@@ -146,19 +146,3 @@ def test_no_stored_model(content: str | None, message: str, tmp_path):
     assert "\n" not in str(caught.value)
     with pytest.raises(BadInputError, match=r"^config.model.name=pretrained needs the model to"):
         set_fields(config(), [])
-
-
-def test_defaults_of_their_configs():
-    """Fields that an old `config.json` leaves out, and one that lacks its type."""
-    bert = huggingface_config.model_section({"vocab_size": 9, "hidden_size": 768}, source="x")
-    expected = model_section("bert") | {
-        "embedding_dim": 768,
-        "projection": False,
-        "activation": "gelu",
-    }
-    assert bert == expected
-    albert = {"vocab_size": 9, "hidden_size": 768, "embedding_size": 128}
-    found = huggingface_config.model_section(
-        albert | {"num_attention_heads": 12, "intermediate_size": 3072}, source=""
-    )
-    assert found == model_section("albert") | {"dropout": 0.0}

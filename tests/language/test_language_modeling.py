@@ -91,12 +91,9 @@ def test_units_of_the_metrics():
     source = SimpleNamespace(bytes_per_token=4.0, words_per_token=0.5)
     metrics = task.summarize(sums, {}, source)
     expected = {
-        "bits_per_byte": 2 / np.log(2) / 4,
-        "cross_entropy": 2,
-        "perplexity": np.exp(2),
-        "word_perplexity": np.exp(4),
-        "sequences": 10,
-    }
+        "bits_per_byte": 2 / np.log(2) / 4, "cross_entropy": 2, "perplexity": np.exp(2),
+        "word_perplexity": np.exp(4), "sequences": 10,
+    }  # fmt: skip
     assert metrics == pytest.approx(expected)
     source.words_per_token = None
     assert task.summarize(sums, {}, source).keys() == expected.keys() - {"word_perplexity"}

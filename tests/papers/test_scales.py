@@ -126,13 +126,9 @@ def test_a_trial_names_its_images_its_backbone_and_the_users_fields(tmp_path: Pa
     trial = trial_of(Run(scale.finetune, "vit_s", backbone), 2, directory, "gs://sets", flags)
     first = trial_of(backbone, 2, directory, "gs://sets", flags)
     assert trial.arguments("w") == [
-        "--config=configs/cifar10.py:vit_s",
-        "--workdir=w",
-        "--config.data.path=gs://sets/cifar10",
-        "--config.batch_size=32",
-        f"--config.init_from={tmp_path}/{first.name}",
-        "--config.seed=2",
-    ]
+        "--config=configs/cifar10.py:vit_s", "--workdir=w", "--config.data.path=gs://sets/cifar10",
+        "--config.batch_size=32", f"--config.init_from={tmp_path}/{first.name}", "--config.seed=2",
+    ]  # fmt: skip
     assert "--config.data.path=gs://sets/tiny_imagenet" in first.arguments("w")
     moved = Directory(tmp_path / "elsewhere")
     again = trial_of(Run(scale.finetune, "vit_s", backbone), 2, moved, "gs://sets", flags)

@@ -77,17 +77,12 @@ def test_a_table_compares_within_a_size_and_a_figure_neighbours():
     rows = rows_with(EXPERIMENTS["table3"], *[measured(50.0)] * 12)
     assert len(compared(EXPERIMENTS["table3"], rows)) == 18
     figure = rows_with(EXPERIMENTS["fig3"], *[measured(50.0)] * 4)  # the last row equals the third
-    pairs = [(one["label"], other["label"]) for one, other in compared(EXPERIMENTS["fig3"], figure)]
-    assert [(one[:6], other[:6]) for one, other in pairs] == [
-        ("G = 12", "G = 6 "),
-        ("G = 6 ", "G = 3 "),
-    ]
-    assert [
-        paper_sign(EXPERIMENTS["fig3"], *pair) for pair in compared(EXPERIMENTS["fig3"], figure)
-    ] == [1, 1]
-    expected = [
-        paper_sign(EXPERIMENTS["table3"], *pair) for pair in compared(EXPERIMENTS["table3"], rows)
-    ]
+    pairs = compared(EXPERIMENTS["fig3"], figure)
+    labels = [(one["label"][:6], other["label"][:6]) for one, other in pairs]
+    assert labels == [("G = 12", "G = 6 "), ("G = 6 ", "G = 3 ")]
+    assert [paper_sign(EXPERIMENTS["fig3"], *pair) for pair in pairs] == [1, 1]
+    table = EXPERIMENTS["table3"]
+    expected = [paper_sign(table, *pair) for pair in compared(table, rows)]
     # B: above shared norms; NaN gives no order; below no sharing, as shared norms are.
     assert expected[:6] == [1, 0, -1, 0, -1, 0]
     assert expected[12:] == [1, 1, 0, -1, 0, 0]  # H without sharing: out of memory
@@ -104,13 +99,8 @@ def test_a_table_with_everything_that_can_happen():
     text = markdown(EXPERIMENTS["table3"], SMALL, rows)
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     cells = {line[1].removeprefix("&nbsp;&nbsp;"): line[2:] for line in lines if len(line) > 4}
-    assert cells["WideNet-B"][:5] == [
-        "`widenet_s`",
-        "1,234",
-        "77.5",
-        "51.00 ± 1.41 (2 seeds)",
-        "568",
-    ]
+    ours = ["`widenet_s`", "1,234", "77.5", "51.00 ± 1.41 (2 seeds)", "568"]
+    assert cells["WideNet-B"][:5] == ours
     assert cells["without MoE"][2:4] == ["NaN", "41.00 (1 seed); NaN in 1 of 2"]
     assert cells["without sharing"][1:4] == ["", "77.9", "2 failed"]
     # Welch's t of 51 and 54, s = 1.41 each: 3 / 1.41 = 2.12 at 2 degrees of freedom, p = 0.17.

@@ -136,16 +136,6 @@ def test_evaluation_ignores_padding_and_adds_up(packed: bool):
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
 
 
-def test_the_model_sees_which_tokens_are_padding():
-    inputs = task().inputs(random_batch())
-    lengths = random_batch()["length"]
-    assert inputs["mask"].sum(1).tolist() == lengths.tolist()
-    assert inputs.keys() == {"tokens", "token_types", "mlm_positions", "mask"}
-    packed = task().inputs(random_batch(packed=True))
-    assert packed.keys() == {*inputs, "positions", "segment_ids"}
-    assert np.array_equal(packed["mask"], packed["segment_ids"] > 0)
-
-
 def test_label_cross_entropy_and_its_gradient():
     logits = 4 * jax.random.normal(jax.random.key(0), (3, V))
     labels = jnp.array([0, 5, V - 1])

@@ -7,8 +7,7 @@ from compiled import init
 from configs.variants import model_section
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.nn.build import build_model
-from widenet_jax.text import heads as text_heads
-from widenet_jax.text.data.instances import MOST_CHUNKS, InstanceTransform
+from widenet_jax.text.data.instances import InstanceTransform
 from widenet_jax.text.data.masking import MaskingRules
 from widenet_jax.text.masked_lm import MaskedLm
 
@@ -50,7 +49,3 @@ def test_losses_and_gradients_are_those_of_unpacked_instances():
         np.testing.assert_allclose(packed_metrics.means[name], value, rtol=1e-5, err_msg=name)
     for ours, theirs in zip(*map(jax.tree.leaves, (packed_grads, grads)), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def test_rows_hold_as_many_instances_in_the_data_as_in_the_model():
-    assert text_heads.MAX_INSTANCES == MOST_CHUNKS

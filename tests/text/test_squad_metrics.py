@@ -127,10 +127,6 @@ def test_by_hand():
 
 def test_answered_always():
     """SQuAD1.1: null scores play no part."""
-    metrics = squad_metrics(
-        [Prediction("x y", 9.0), Prediction("", 0.0)],
-        [["y"], ["z", "w"]],
-        unanswerable=False,
-        null_threshold=0.0,
-    )
+    predictions, answers = [Prediction("x y", 9.0), Prediction("", 0.0)], [["y"], ["z", "w"]]
+    metrics = squad_metrics(predictions, answers, unanswerable=False, null_threshold=0.0)
     assert metrics == {"exact": 0.0, "f1": pytest.approx(1 / 3)}

@@ -4,17 +4,13 @@ import cv2
 import jax
 import numpy as np
 import pytest
-from untrained import export_untrained
 
-from configs import finetune
-from widenet_jax.errors import BadExampleError
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import TokenRouting, token_routing
 from widenet_jax.ops.analysis.figures import expert_colours
 from widenet_jax.ops.analysis.image_overlay import (
     TINT,
     draw_overlay,
-    draw_overlay_of_source,
     image_router,
     patch_grid,
 )
@@ -86,21 +82,3 @@ def test_dropped_patches_are_crossed_out(digits_run, tmp_path):
         draw_overlay(trained, [("", picture, lost)], tmp_path / name)
         black.append(count(tmp_path / name, (0, 0, 0)))
     assert black[1] > black[0] + 32 * 10  # 32 crosses
-
-
-def test_in_place_of_an_unreadable_photo_the_next_is_drawn(tmp_path, drawn):
-    for name, number in (("ant", 0), ("bee", 1), ("cat", 2)):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        cv2.imwrite(str(tmp_path / "photos" / name / "a.png"), np.full((9, 9, 3), 80 * number))
-    (tmp_path / "photos" / "bee" / "a.png").write_bytes(b"no image")
-    config = finetune.get_config("widenet_tiny,depth=1,image_size=16")
-    config.data.update(path=str(tmp_path / "photos"), eval_fraction=1.0)
-    info = {"class_names": ["ant", "bee", "cat"]}
-    trained = open_trained(str(export_untrained(config, info, tmp_path / "model")))
-    draw_overlay_of_source(trained, tmp_path / "o.png", 3)
-    titles = [axis.get_title() for axis in drawn[0].axes]
-    found = [title for title in titles if title in info["class_names"]]
-    assert len(found) == 3 and set(found) == {"ant", "cat"}
-    trained.config.data.on_bad_example = "error"
-    with pytest.raises(BadExampleError, match=r"bee/a\.png"):
-        draw_overlay_of_source(trained, tmp_path / "o.png", 3)

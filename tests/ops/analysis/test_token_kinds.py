@@ -46,12 +46,8 @@ def test_bands_of_frequency():
     counts[tokenizer.special] = 10**6
     kinds = token_kinds(tokenizer, counts)
     bands = {name: members for name, members in kinds.items() if name.startswith("rank")}
-    assert list(bands) == [
-        "rank 1 to 10",
-        "rank 11 to 100",
-        "rank 101 to 1,000",
-        "rank 1,001 to 10,000",
-    ]
+    ranks = ("1 to 10", "11 to 100", "101 to 1,000", "1,001 to 10,000")
+    assert list(bands) == [f"rank {rank}" for rank in ranks]
     assert [band.sum() for band in bands.values()][:3] == [10, 90, 900]
     np.testing.assert_array_equal(np.flatnonzero(bands["rank 1 to 10"]), np.arange(1990, 2000))
     assert np.sum(list(bands.values()), axis=0).max() == 1
@@ -61,13 +57,8 @@ def test_bytes():
     """Each value is of one kind; "\u00e9" is two bytes, and there are no digits."""
     counts = np.bincount(list("Caf\u00e9 <b>\n".encode()), minlength=256)
     kinds = {name: np.flatnonzero(members) for name, members in byte_kinds(counts).items()}
-    assert list(kinds) == [
-        "small letters",
-        "capital letters",
-        "white space",
-        "punctuation",
-        "other",
-    ]
+    names = ["small letters", "capital letters", "white space", "punctuation", "other"]
+    assert list(kinds) == names
     assert ord("b") in kinds["small letters"] and ord("<") in kinds["punctuation"]
     assert {0xC3, 0xA9} <= set(kinds["other"]) and len(kinds["other"]) > 128
     assert sum(map(len, kinds.values())) == 256 - 10  # digits do not occur

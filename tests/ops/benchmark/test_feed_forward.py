@@ -7,7 +7,6 @@ import pytest
 
 from widenet_jax.cli import benchmark
 from widenet_jax.ops.benchmark.feed_forward import DispatchSize, LayerSize, feed_forward_row, sizes
-from widenet_jax.ops.benchmark.report import draw_layers
 from widenet_jax.ops.plan.topology import parse_topology
 
 SMALL = ["--tokens=8", "--length=4", "--embed_dim=8", "--expert_dim=4", "--selected=2"]
@@ -39,19 +38,6 @@ def test_the_command(capsys: pytest.CaptureFixture):
         flops = 3 * (8 * used * 2 * 2 * 8 * 4)  # 8 tokens, two matrices of 8 x 4 per expert
         assert row["tflops"] * 1e12 * row["ms"] / 1e3 == pytest.approx(flops)
     assert dense["memory_gib"] * 2**30 > 4 * 2 * 8 * 8 * 4  # the kernels
-
-
-def test_curves_over_the_first_size_that_varies():
-    """Over D, from which E follows; K tells lines apart; a layer that does not fit is a gap."""
-    common = {"tokens": 8, "length": 4, "expert_dim": 4, "device": "v3-8", "method": "auto"}
-    rows = [
-        common | {"embed_dim": D, "experts": D, "selected": K, "ms": ms, "memory_gib": 1.0}
-        for D, K, ms in ((8, 1, 1.0), (8, 2, 2.0), (16, 1, 3.0), (16, 2, None))
-    ]
-    times, memory = draw_layers(rows).axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in times.lines}
-    assert lines == {"auto, selected 1": [[8, 1], [16, 3]], "auto, selected 2": [[8, 2]]}
-    assert (times.get_xlabel(), memory.get_ylabel()) == ("embed dim", "GiB")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")

@@ -90,21 +90,17 @@ def test_secrets_travel_in_a_file_and_in_no_command_line(tmp_path: Path):
     assert stat.S_IMODE(there.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(
-    "backend", ["tpu-vm", pytest.param("queued-resource", marks=pytest.mark.slow)]
-)
-def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path, backend: str):
-    ready, gone = ("READY", "PREEMPTED") if backend == "tpu-vm" else ("ACTIVE", "SUSPENDED")
-    states = ("NOT_FOUND", "CREATING", ready, ready, gone, gone, "CREATING", ready)
-    cloud = Cloud(tmp_path / "cloud", states=states, exit_codes=(134, 0))
-    done = cloud.launch(*ARGUMENTS, f"--backend={backend}", "--spot")
+def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path):
+    states = ("CREATING", "READY", "READY", "PREEMPTED", "PREEMPTED", "CREATING", "READY")
+    cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", *states), exit_codes=(134, 0))
+    done = cloud.launch(*ARGUMENTS, "--spot")
     assert done.returncode == 0, done.stderr
     assert cloud.steps() == [
         *("describe", "create", "describe", "describe"), *START,
         *("describe", "describe"),  # the run failed; the preemption is reported a moment later
         *("describe", "delete", "create", "describe", "describe"), *START,
     ]  # fmt: skip
-    assert f"mine is {gone}; creating it again" in done.stderr
+    assert "mine is PREEMPTED; creating it again" in done.stderr
     creates = [call for call in cloud.calls() if "create" in call]
     assert creates[0] == creates[1]
     assert "--spot" in creates[0]
@@ -226,21 +222,6 @@ def test_workers_that_accept_connections_late_or_never(tmp_path: Path):
     assert done.stdout.splitlines() == ["mine: READY", "worker 0 cannot be reached"]
     absent = Cloud(tmp_path / "absent", states=("NOT_FOUND",))
     assert "there is no such TPU" in absent.launch("status", "mine", "--zone=z").stdout
-
-
-def test_preemption_during_set_up(tmp_path: Path):
-    """Then no capacity for another one, then one that is preempted before it is ready."""
-    absent, lost = ["NOT_FOUND"] * 2, ["PREEMPTED"] * 2
-    states = ("NOT_FOUND", "READY", "PREEMPTED", "PREEMPTED", *absent, *lost, "READY")
-    fails = {"scp": ["ERROR: lost connection"], "create": ["", "ERROR: no more capacity"]}
-    cloud = Cloud(tmp_path / "cloud", states=states, fails=fails)
-    done = cloud.launch(*ARGUMENTS)
-    assert done.returncode == 0, done.stderr
-    assert [step for step in cloud.steps() if step in ("create", "delete", "scp")] == [
-        *("create", "scp", "delete", "create", "create", "delete", "create", "scp"),
-    ]
-    assert "no free TPU in the zone;" in done.stderr
-    assert "mine is PREEMPTED; for the reason run" in done.stderr
 
 
 def test_a_failed_set_up_is_reported_in_one_line(tmp_path: Path):

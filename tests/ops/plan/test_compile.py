@@ -2,7 +2,6 @@
 
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -14,7 +13,7 @@ from widenet_jax.ops.plan.compile import TpuCompiler, needed_bytes
 from widenet_jax.ops.plan.data_info import data_info
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import price_module
-from widenet_jax.ops.plan.topology import Topology, parse_topology
+from widenet_jax.ops.plan.topology import parse_topology
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -87,11 +86,3 @@ def test_error_messages_of_the_compiler():
     assert needed_bytes(message) == 17.8 * 2**30
     with pytest.raises(BadInputError, match="cannot compile this step: INTERNAL: no"):
         needed_bytes("INTERNAL:\n no")
-
-
-@needs_libtpu
-def test_the_cache_tells_programs_and_slices_apart():
-    programs = [SimpleNamespace(as_text=lambda text=text: text) for text in ("f", "g")]
-    slices = [parse_topology("v3-8"), Topology("other", "v4", (2, 2, 1))]
-    prints = {planning.fingerprint(p, s) for p in programs for s in slices}
-    assert len(prints) == 4

@@ -104,17 +104,6 @@ def test_changes_that_split_token_groups_are_skipped():
         assert facts["advice"]["tried"] == ["--config.model.remat=block", *splitting]
 
 
-def test_the_program_counts_towards_the_memory():
-    class Large(Double):
-        def compile(self, name: str, config: ConfigDict, data: DataInfo) -> CompiledStep:
-            parts = config.optimizer.accumulation_steps
-            return CompiledStep(HLO, True, 15.5 * GIB / parts, 60.0)
-
-    facts = plan_run("v", load_config("configs/imagenet.py:vit_b,depth=1"), DATA, Large(0)).facts
-    assert not facts["fits"]
-    assert facts["advice"]["flags"] == ["--config.optimizer.accumulation_steps=2"]
-
-
 @pytest.mark.parametrize(
     ("config", "numbers"),
     [

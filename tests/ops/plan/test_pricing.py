@@ -217,13 +217,9 @@ BACKWARD = "jit(train_step)/transpose(jvp(VisionTransformer))"
     [
         (f"{FORWARD}/encoder/block_03/block_03_attention/query/dot_general", "attention"),
         (f"{BACKWARD}/encoder/block_03/attention/vmap(BTNH,BSNH->BNTS)/dot_general", "attention"),
-        (f"{FORWARD}/encoder/block_03/moe/router/moe.route/router/dot_general", "router"),
         (f"{FORWARD}/encoder/block_03/moe/experts/experts/experts.dense/dot_general", "experts"),
-        (f"{FORWARD}/encoder/block_03/block_03_norm_ffn/reduce_sum", "norms"),
-        (f"{FORWARD}/embed/projection/dot_general", "embedding"),
         (f"{FORWARD}/head/dot_general", "head"),
         ("jit(train_step)/jvp(LanguageModel)/output/btd,df->btf/dot_general", "head"),
-        ("jit(train_step)/jvp(LanguageModel)/encoder/block_00_top_k_mlp/wi/add", "feed-forward"),
         (f"{FORWARD}/convert_element_type", "rest of the model"),
         ("jit(train_step)/jvp(jit(log_softmax))/reduce_sum", "loss and mixup"),
         ("jit(train_step)/reduce_sum", "optimizer"),

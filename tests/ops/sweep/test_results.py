@@ -6,7 +6,6 @@ from pathlib import Path
 
 import cv2
 import pytest
-from ops import other_task
 
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
@@ -61,20 +60,6 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
     two_panels = cv2.imread(str(directory.path / "sweep.png")).shape
     assert two_panels[1] == 9 * 120  # an inch, and four for each axis
     assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 14 * 120
-
-
-def test_a_task_with_a_lower_metric_is_best_first_too(directory, tmp_path, monkeypatch):
-    """The task's primary metric names the metric and its direction; 0 is a value like any other."""
-    config = other_task.config(tmp_path, monkeypatch)
-    found = outcomes_of(config, "perplexity", directory, scores=(9.0, 3.0, 4.0, None))
-    found[2].result["test_perplexity"] = 0.0
-    results = Results(found, directory, {})
-    results.write()
-    rows = rows_of_csv(directory)
-    assert [row["test_perplexity"] for row in rows] == ["0.0", "3.0", "9.0", ""]
-    assert rows[3]["last_eval_perplexity"] == "0.1"
-    assert [row["mean"] for row in results.over_seeds()] == [0.0, 6.0]
-    assert results.as_json()["primary_metric"] == {"name": "perplexity", "higher_is_better": False}
 
 
 def test_means_over_seeds(outcomes, directory):

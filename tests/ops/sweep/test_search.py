@@ -15,7 +15,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.runner import Runner
 from widenet_jax.ops.sweep.search import Search, parse_space
-from widenet_jax.ops.sweep.trials import Outcome, Trial
+from widenet_jax.ops.sweep.trials import Outcome
 
 pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
 DIGITS = "configs/digits.py"
@@ -115,23 +115,6 @@ def test_a_stopped_search_resumes_the_trial_that_was_running(tmp_path: Path):
     whole = run(search(tmp_path, prune=True, pause=0.1, trials=1))
     assert statuses(whole) == ["done"] and rates(whole) == rates(stopped)
     assert len((tmp_path / whole[0].trial.name / "starts").read_text()) == 2
-
-
-def test_a_failed_trial_runs_again_in_the_next_call(tmp_path: Path):
-    """Once in each call, until the cause of its failure is gone."""
-    first = run(search(tmp_path, "seed=13,13", trials=1))
-    assert [(o.status, o.exit_code, o.message) for o in first] == [("failed", 1, "failed: unlucky")]
-    again = run(search(tmp_path, "seed=13,13", trials=2))
-    assert statuses(again) == ["failed"] * 2
-    starts = [(tmp_path / one.trial.name / "starts").read_text() for one in again]
-    assert starts == ["xx", "x"]
-
-    def with_luck(trial: Trial, workdir: str) -> list[str]:
-        words = trial_program.command(trial, workdir)
-        words.remove("--config.seed=13")
-        return words
-
-    assert statuses(run(search(tmp_path, "seed=13,13", trials=2), 1, with_luck)) == ["done"] * 2
 
 
 def test_one_process_searches_at_a_time_and_one_space(tmp_path: Path):

@@ -86,9 +86,6 @@ def test_tables_without_labels(tmp_path: Path, capsys):
         f"{unlabelled}: no label column: not for training",
         f"{tmp_path}: 3 files, 4 documents, rows and questions; 0 problems",
     ]
-    own = ("--text_column=sentence", "--label_column=stars")
-    lines = check(capsys, tmp_path, *own)
-    assert len(lines) == 3 and lines[0].endswith("(choose with --label_column=NAME)")
     other = write(tmp_path / "other.tsv", "review\tstars\na\t1\n")
     assert check(capsys, other) == [
         f"{other}: no column 'text'; there are 'review', 'stars' (choose with --text_column=NAME)"

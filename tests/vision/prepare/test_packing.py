@@ -1,6 +1,5 @@
 """Each reader's tiny input is packed; the packed set has the same images and labels."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -168,9 +167,3 @@ def test_overwriting_is_asked_for_and_atomic(tmp_path, capsys):
 @pytest.mark.parametrize("split", ["train", "=a.npz", "train=nowhere.npz"])
 def test_split_options_are_checked(tmp_path, capsys, split):
     assert f"--split {split}: " in refused(capsys, "npz", "--split", split, "--out", tmp_path)
-
-
-def test_tfds_says_it_needs_tensorflow(tmp_path, capsys):
-    if importlib.util.find_spec("tensorflow"):
-        pytest.skip("TensorFlow is installed")
-    assert "needs the tensorflow package" in refused(capsys, "tfds", "cifar10", "--out", tmp_path)
