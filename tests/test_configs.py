@@ -13,7 +13,7 @@ from widenet_jax.config.fields import fields_of, override
 from widenet_jax.config.files import NO_EXPERIMENTS
 from widenet_jax.experiment import build_task, check_batch, input_spec
 from widenet_jax.nn.build import build_model, parameter_shapes
-from widenet_jax.ops.plan.data_info import data_info
+from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING
 from widenet_jax.optim.build import build_optimizer
 from widenet_jax.sharding import build_mesh

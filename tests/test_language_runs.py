@@ -15,9 +15,8 @@ from small_runs import assert_same_end, at_step, finish, metrics_of, run_here, s
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.cli import export
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
-from widenet_jax.inference.finetune import finetune_params
 from widenet_jax.inference.over_source import metrics_over_source
-from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.pretrained import finetune_params, load_pretrained
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.losses import label_cross_entropy
 from widenet_jax.run.stopping import Stop

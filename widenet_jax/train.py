@@ -262,8 +262,7 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     config, state = experiment.config, experiment.init()
     if not config.init_from:
         return state
-    from widenet_jax.inference.finetune import finetune_params
-    from widenet_jax.inference.pretrained import load_pretrained
+    from widenet_jax.inference.pretrained import finetune_params, load_pretrained
 
     replicated = NamedSharding(experiment.mesh, P())
     fresh = jax.jit(lambda params: params, out_shardings=replicated)(state.params)

@@ -11,7 +11,7 @@ from small_runs import metrics_of, small_config
 from widenet_jax import train
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.dense import Dense
-from widenet_jax.ops.plan.flops import forward_flops
+from widenet_jax.ops.plan.planner import forward_flops
 from widenet_jax.typing import Array
 
 

@@ -14,8 +14,7 @@ from text_sets import FILLERS, write_tokenizer
 import widenet_jax as wj
 from widenet_jax.cli import evaluate, export
 from widenet_jax.config.files import load_config
-from widenet_jax.ops.plan.data_info import data_info
-from widenet_jax.ops.plan.planner import size_facts
+from widenet_jax.ops.plan.planner import data_info, size_facts
 from widenet_jax.ops.plan.topology import parse_topology
 
 FILE = Path(__file__).with_name("similarity.py")

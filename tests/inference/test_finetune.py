@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.finetune import finetune_params
+from widenet_jax.inference.pretrained import finetune_params
 from widenet_jax.optim.build import is_frozen
-from widenet_jax.vision.weights.positions import resize_positions
+from widenet_jax.vision.weights.huggingface import resize_positions
 
 
 def positions(grid: list) -> np.ndarray:

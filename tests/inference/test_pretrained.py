@@ -13,8 +13,7 @@ from inference.ours import our_vit
 from configs.variants import model_section
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.finetune import finetune_params
-from widenet_jax.inference.pretrained import differing_fields, load_pretrained
+from widenet_jax.inference.pretrained import differing_fields, finetune_params, load_pretrained
 from widenet_jax.nn.build import parameter_shapes
 
 FULL = {"name": "full", "head_dim": 0}  # attention of N heads of size D / N

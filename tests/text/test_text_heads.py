@@ -10,7 +10,7 @@ from configs.variants import model_section
 from widenet_jax.nn.build import build_model
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.param_names import map_with_path
-from widenet_jax.text.embeddings import rows_at
+from widenet_jax.text.encoder import rows_at
 from widenet_jax.text.heads import BEAM, SpanBeamHead
 
 B, T, D = 3, 12, 8

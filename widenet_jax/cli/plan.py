@@ -61,7 +61,7 @@ def read_configs(
     """Returns (name, config, facts about its data) for each name, with the fields of `options`."""
     known = {name: getattr(options, name) for name in DATA_SIZES}
     configs = [set_fields(load_config(name), options.fields) for name in names]
-    from widenet_jax.ops.plan.data_info import data_info
+    from widenet_jax.ops.plan.planner import data_info
 
     return [(name, one, data_info(one, **known)) for name, one in zip(names, configs, strict=True)]
 

@@ -35,7 +35,7 @@ from widenet_jax.files import is_remote
 from widenet_jax.specs import resolve, task_spec, task_specs
 
 if TYPE_CHECKING:
-    from widenet_jax.data.checks import Checked
+    from widenet_jax.data.records import Checked
 
 # Each adds subcommands to the parser: `add_commands(commands)`.
 COMMANDS = (
@@ -149,7 +149,7 @@ def check_set(directory: str) -> "Checked":
     import tqdm
 
     from widenet_jax.data import records
-    from widenet_jax.data.checks import Checked, problem_of
+    from widenet_jax.data.records import Checked, problem_of
 
     manifest = records.read_manifest(directory, None)
     field = f"{directory}/{records.MANIFEST}: kind"

@@ -22,7 +22,7 @@ from widenet_jax.nn.block_settings import DTYPES
 from widenet_jax.nn.dense import Dense, Dropout, linear
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.nn.mlp import ACTIVATIONS
-from widenet_jax.text.embeddings import rows_at
+from widenet_jax.text.encoder import rows_at
 from widenet_jax.typing import Array, Inputs, Shapes
 
 Outputs = dict[str, Array]

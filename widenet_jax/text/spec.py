@@ -186,11 +186,11 @@ TEXT_ENCODER = ModelSpec(
     name="text_encoder",
     module="widenet_jax.text.encoder:TextEncoder",
     usual={"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},
-    fit="widenet_jax.text.weights.public:fit",
+    fit="widenet_jax.text.weights.huggingface:fit",
     families=("BERT", "ALBERT", "BERT-MoE", "WideNet"),
     detail="embeddings of width {embedding_dim}",
     readers=("widenet_jax.text.weights.huggingface:read_huggingface",),
     section="widenet_jax.text.weights.huggingface_config:model_section",
-    usable="widenet_jax.text.weights.public:usable",
+    usable="widenet_jax.text.weights.huggingface:usable",
     layout="widenet_jax.text.weights.huggingface:layout",
 )

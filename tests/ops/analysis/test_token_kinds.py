@@ -6,7 +6,7 @@ import numpy as np
 
 from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
-from widenet_jax.ops.analysis.token_kinds import byte_kinds, token_kinds
+from widenet_jax.ops.analysis.usage import byte_kinds, token_kinds
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

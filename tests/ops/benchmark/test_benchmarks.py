@@ -15,9 +15,9 @@ from widenet_jax.config.files import import_file, load_config
 from widenet_jax.experiment import build_experiment
 from widenet_jax.ops.benchmark import pipelines
 from widenet_jax.ops.benchmark.checkpoint import checkpoint_row, directory_bytes
-from widenet_jax.ops.benchmark.timing import median_seconds, mfu, peak_flops
+from widenet_jax.ops.benchmark.report import median_seconds, mfu, peak_flops
 from widenet_jax.ops.benchmark.train_step import random_batch
-from widenet_jax.ops.plan.data_info import data_info
+from widenet_jax.ops.plan.planner import data_info
 
 ROOT = Path(__file__).parents[3]
 

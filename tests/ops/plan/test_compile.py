@@ -10,8 +10,8 @@ from widenet_jax.config.files import load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.compile import TpuCompiler, needed_bytes
-from widenet_jax.ops.plan.data_info import data_info
 from widenet_jax.ops.plan.hlo import parse
+from widenet_jax.ops.plan.planner import data_info
 from widenet_jax.ops.plan.pricing import price_module
 from widenet_jax.ops.plan.topology import parse_topology
 

@@ -9,7 +9,7 @@ from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention import ATTENTIONS
 from widenet_jax.nn.feed_forwards import FEED_FORWARDS
-from widenet_jax.ops.plan.flops import forward_flops
+from widenet_jax.ops.plan.planner import forward_flops
 
 INPUTS = {"image": jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)}
 

@@ -7,8 +7,7 @@ from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan.compile import CompiledStep
-from widenet_jax.ops.plan.data_info import data_info
-from widenet_jax.ops.plan.planner import GIB, plan_run, size_facts
+from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_facts
 from widenet_jax.ops.plan.topology import parse_topology
 
 # One instruction of 100 ms and one all-reduce of 83 MB among 256 cores.

@@ -11,8 +11,7 @@ from inference.our_bert import exported, our_outputs
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_huggingface
-from widenet_jax.inference.finetune import finetune_params
-from widenet_jax.inference.pretrained import load_pretrained
+from widenet_jax.inference.pretrained import finetune_params, load_pretrained
 from widenet_jax.inference.pretrained_config import pretrained_sections
 from widenet_jax.text.weights.huggingface import from_huggingface_text, to_huggingface_text
 from widenet_jax.text.weights.huggingface_config import kind_out, model_section

@@ -16,7 +16,7 @@ from widenet_jax.corpus.preparation import UNFINISHED, have_size, inputs_sha256,
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
-from widenet_jax.data.checks import Check
+from widenet_jax.data.records import Check
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
 from widenet_jax.language.data.token_streams import KIND, open_stream, token_file_name

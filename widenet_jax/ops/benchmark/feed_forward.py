@@ -21,7 +21,7 @@ from widenet_jax.nn.mlp import Mlp
 from widenet_jax.nn.moe.dispatch import AUTO, DISPATCHERS
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.slots import UNLIMITED
-from widenet_jax.ops.benchmark.timing import median_seconds
+from widenet_jax.ops.benchmark.report import median_seconds
 from widenet_jax.ops.plan.compile import compile_lowered, peak_bytes, tpu_devices
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import price_module

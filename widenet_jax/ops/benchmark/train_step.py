@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import RunFailedError
 from widenet_jax.experiment import Experiment, input_spec, train_batch_shapes
-from widenet_jax.ops.benchmark.timing import median_seconds, mfu
+from widenet_jax.ops.benchmark.report import median_seconds, mfu
 from widenet_jax.ops.plan.compile import lower_step, peak_bytes
-from widenet_jax.ops.plan.flops import train_flops
+from widenet_jax.ops.plan.planner import train_flops
 from widenet_jax.typing import Shapes
 
 

@@ -1,22 +1,25 @@
 """Plans: whether a run fits a TPU slice, and its time and cost there, without a TPU."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 from ml_collections import ConfigDict
 
 from widenet_jax.config.durations import to_steps
-from widenet_jax.data.contract import DataInfo
+from widenet_jax.data.contract import DataInfo, StreamInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.nn.build import build_model, count_parameters, count_unrolled, parameter_shapes
 from widenet_jax.nn.moe.layer import dispatch_methods
 from widenet_jax.ops.plan.compile import TpuCompiler
-from widenet_jax.ops.plan.flops import train_flops
 from widenet_jax.ops.plan.hlo import parse
 from widenet_jax.ops.plan.pricing import Price, price_module
 from widenet_jax.ops.plan.topology import Topology
+from widenet_jax.specs import TaskSpec, resolve, task_spec
+from widenet_jax.typing import Shapes
 
 GIB = 2**30
 
@@ -184,3 +187,90 @@ def changes(config: ConfigDict, excess: float) -> list[dict[str, Any]]:
         *([{"sharding.fsdp": -1}] if config.sharding.fsdp != -1 else []),
         *({"batch_size": config.batch_size // n} for n in (enough, 2 * enough)),
     ]
+
+
+def data_info(config: ConfigDict, **given: int | None) -> DataInfo:
+    """Returns what is known of the data set that `config.data` names.
+
+    Args:
+      config: the run.
+      **given: num_examples, num_classes and vocab_size; None where the caller does not know them.
+
+    Raises:
+      BadInputError: the task or the data set is unknown.
+    """
+    spec = task_spec(config.task.name)
+    known = dict(zip(spec.sizes, spec.sets.get(set_name(config, spec), ()), strict=False))
+    numbers = {**spec.usual, **known, **{k: v for k, v in given.items() if v is not None}}
+    if "num_tokens" in numbers and "num_examples" not in numbers:
+        windows = (numbers["num_tokens"] - 1) // config.data.max_length
+        numbers["num_examples"] = windows // config.batch_size * config.batch_size
+    needed = ["num_examples", *spec.sizes[1:]]
+    if any(name not in numbers for name in needed):
+        flags = " ".join(f"--{name}=N" for name in needed)
+        raise BadInputError(
+            f"the size of the set {set_name(config, spec)!r} is unknown; add {flags} "
+            f"(known sets: {', '.join(spec.sets)})"
+        )
+    info = {}
+    if "num_classes" in spec.sizes:
+        info["class_names"] = list(map(str, range(numbers["num_classes"])))
+    if "vocab_size" in {*spec.sizes, *spec.usual}:
+        info["vocab_size"] = numbers["vocab_size"]
+    stream = StreamInfo() if spec.stream else None
+    return DataInfo(numbers["num_examples"], resolve(spec.example)(config, None), info, stream)
+
+
+def set_name(config: ConfigDict, spec: TaskSpec) -> str:
+    """Returns the name of a set: its split, its name in TFDS, its directory or its source."""
+    data = config.data
+    if data.train_split in spec.sets:
+        return data.train_split
+    name = data.get("name", "") or PurePosixPath(data.path).name or data.source
+    return name.partition("/")[0]
+
+
+def forward_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> int:
+    """Returns the FLOPs of one example's forward pass through the model `config.model`.
+
+    Args:
+      model: `config.model`.
+      inputs: shapes of the model's inputs, as `experiment.input_spec` returns them.
+      **model_fields: fields of the task, such as num_classes.
+
+    Raises:
+      BadInputError: the model, or a part of its blocks, does not count its products.
+    """
+    module = build_model(model, **model_fields)
+    sizes = (1, module.num_tokens(inputs), module.embed_dim)  # B, T, D
+    memory = inputs["memory"].shape[2] if "memory" in inputs else 0  # M of [B, L, M, D]
+    outside = method(module, "outside_flops", f"name={model['name']}")(inputs)
+    field = f"attention.name={module.attention['name']}"
+    attention = method(module.build_attention(), "forward_flops", field)(*sizes, memory=memory)
+    return (
+        outside
+        + module.depth * attention
+        + sum(
+            method(module.build_ffn(name), "forward_flops", f"ffn={name}")(*sizes)
+            for name in module.ffn_names()
+        )
+    )
+
+
+def method(part: nn.Module, name: str, field: str) -> Callable[..., int]:
+    """Returns the method of a part that counts its products.
+
+    Raises:
+      BadInputError: it has none.
+    """
+    if not hasattr(part, name):
+        raise BadInputError(
+            f"config.model.{field}: its FLOPs are not counted; add the method {name} to its class "
+            f"{type(part).__name__}"
+        )
+    return getattr(part, name)
+
+
+def train_flops(model: Mapping, inputs: Shapes, **model_fields: int | str) -> int:
+    """Returns the FLOPs of one example in a training step; arguments as in `forward_flops`."""
+    return 3 * forward_flops(model, inputs, **model_fields)

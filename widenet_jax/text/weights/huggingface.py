@@ -14,11 +14,13 @@ from typing import Any
 import flax.traverse_util
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 
-from widenet_jax.corpus.tokenizer import Tokenizer
+from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import read_json
 from widenet_jax.param_names import ENCODER, block_part, from_torch, split_block_part, torch_names
+from widenet_jax.text.data.sequences import tokenizer_info
 from widenet_jax.text.weights.huggingface_config import (
     check_has_counterpart,
     huggingface_config,
@@ -263,3 +265,38 @@ def pair_template(tokenizer: Tokenizer) -> Mapping[str, Any]:
             token: {"id": token, "ids": [index], "tokens": [token]} for token, index in ids.items()
         },
     }
+
+
+# Tables whose last rows a smaller model does without.
+TABLES = ("embeddings/position", "embeddings/token", "mlm/bias")
+MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
+
+
+def fit(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
+    """Takes the first positions, and the first rows of a table that was padded beyond V.
+
+    A larger table here fails the comparison of shapes. See `specs.ModelSpec`.
+    """
+    del model
+    return value[: shape[0]] if name in TABLES else value
+
+
+def usable(
+    place: str, params: Mapping[str, Any], fields: Mapping[str, Any]
+) -> tuple[ConfigDict, dict[str, Any]] | None:
+    """Returns the config and `info` of such a model; None without a head for masked words.
+
+    Raises:
+      BadInputError: the tokenizer is missing, or has more tokens than the weights.
+    """
+    if params.get("mlm", {}).keys() != MLM_HEAD:
+        return None
+    tokenizer, rows = load_tokenizer(place), len(params["embeddings"]["token"])
+    if rows < tokenizer.vocab_size:
+        raise BadInputError(
+            f"--workdir={place}: its tokenizer has {tokenizer.vocab_size:,} tokens, and its "
+            f"weights have {rows:,}; download both again, from the same model"
+        )
+    task = {"name": "masked_lm", "mask_fraction": 0.15, "max_predictions": 0}
+    model, data = dict(fields, dtype="float32"), {"max_length": fields["num_positions"]}
+    return ConfigDict({"task": task, "model": model, "data": data}), tokenizer_info(tokenizer)

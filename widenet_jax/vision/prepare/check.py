@@ -11,9 +11,9 @@ import tqdm
 
 from widenet_jax.config.parser import Options
 from widenet_jax.data.blocks import FEW_BAD, FEW_BAD_SHARE
-from widenet_jax.data.checks import Check, Checked, problem_of
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import left_out_text
+from widenet_jax.data.records import Check, Checked, problem_of
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.files import decode
 from widenet_jax.vision.data.folders import kind_left_out, walk

@@ -19,9 +19,9 @@ import tqdm
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
-from widenet_jax.data.checks import problem_of
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES
 from widenet_jax.data.labelled import left_out_text, names_text
+from widenet_jax.data.records import problem_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
