@@ -99,6 +99,10 @@ def run(
 
     # Data
     on_every_host(partial(check_workdir, workdir, config, mode=mode))
+    if profile:  # imported where they are asked for: profile, replay, pretrained models
+        from widenet_jax.run.profile import Profile, check_profiler
+
+        on_every_host(check_profiler)
     data = on_every_host(partial(open_data, config, workdir))
     check_agreement({"the data": data.data_info})
 
@@ -141,9 +145,7 @@ def run(
 
         # Loop
         train_step = experiment.train_step
-        if profile:  # imported where they are asked for: profile, replay, pretrained models
-            from widenet_jax.run.profile import Profile
-
+        if profile:
             hooks = {"note": session.note, "pause": session.progress.pause}
             trace = Profile(train_step, profile, start_step, workdir, **hooks)
             train_step = stack.enter_context(closing(trace))

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 from contextlib import nullcontext
+from importlib.metadata import requires
 from pathlib import Path
 
 import jax
@@ -12,7 +14,8 @@ import pytest
 from etils import epath
 from small_runs import small_config, train_here
 
-from widenet_jax.run.profile import Profile
+from widenet_jax.errors import BadInputError
+from widenet_jax.run.profile import Profile, check_profiler
 
 
 @jax.jit
@@ -93,3 +96,27 @@ def test_a_run_with_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert [line["step"] for line in times] == [2, 3, 4, 5, 6]  # the first step compiles
     for line in times:
         assert line["seconds_per_step"] * line["images_per_second"] == pytest.approx(64, rel=1e-6)
+
+
+def test_a_libtpu_in_which_the_profiler_would_crash_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`jax[tpu]` names the version that fits; JAX does not load libtpu where it may not use it."""
+    (fits,) = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax")))
+    before = jax.config.jax_platforms
+    for installed in (f"{fits}.1", f"{fits}1"):
+        place = tmp_path / installed / f"libtpu-{installed}.dist-info"
+        place.mkdir(parents=True)
+        about = f"Metadata-Version: 2.1\nName: libtpu\nVersion: {installed}\n"
+        (place / "METADATA").write_text(about)
+        monkeypatch.syspath_prepend(tmp_path / installed)
+        check_profiler()  # on a CPU
+        jax.config.update("jax_platforms", "")
+        try:
+            if installed == f"{fits}.1":
+                check_profiler()
+                continue
+            with pytest.raises(BadInputError, match=f"libtpu {fits}, and {installed}"):
+                check_profiler()
+        finally:
+            jax.config.update("jax_platforms", before)

@@ -1,16 +1,20 @@
 """A trace of some training steps by JAX's profiler, for XProf and Perfetto."""
 
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
 
+from widenet_jax.errors import BadInputError
+from widenet_jax.run.workdir import version
 from widenet_jax.step import TrainState
 
 SETTLE = 3  # steps of this start before the trace: the first compiles, the next fill the queues
@@ -96,3 +100,21 @@ class Profile:
             self._write()
         elif self.step < self.first:
             self.note(f"--profile: this start ended before step {self.first:,}, no step was traced")
+
+
+def check_profiler() -> None:
+    """Raises BadInputError where JAX would load another libtpu than it was built for.
+
+    JAX trains with many versions of libtpu, but its profiler ends the process in a segmentation
+    fault where the profiler's interface in libtpu has another size.
+    """
+    installed = version("libtpu")
+    wanted = re.findall(r"libtpu==([\d.]+)\.\*", " ".join(requires("jax") or ()))
+    if "tpu" not in (jax.config.jax_platforms or "tpu") or not installed or len(wanted) != 1:
+        return  # libtpu is not loaded, or the versions are unknown
+    if not f"{installed}.".startswith(f"{wanted[0]}."):
+        raise BadInputError(
+            f"--profile: JAX {jax.__version__} profiles with libtpu {wanted[0]}, and {installed} "
+            "(of the extra `plan`) is installed; on a TPU run pip install -e '.[tpu]', elsewhere "
+            "set JAX_PLATFORMS, as in JAX_PLATFORMS=cuda"
+        )
