@@ -1,7 +1,7 @@
 """CIFAR-10: the paper's finetuning, and small models from scratch.
 
 Finetuning (Table 6): takes the backbone of a pretraining run, resizes its position embedding, drops
-its representation layer and gives it a new head. 100 epochs of batch 512, SGD with momentum at
+its pre-logits layer and gives it a new head. 100 epochs of batch 512, SGD with momentum at
 0.03, cosine decay, no warm-up, no weight decay, dropout 0.1, mixup, images of 224 pixels.
 
   python -m widenet_jax.main --config=configs/cifar10.py:widenet_b --workdir=runs/cifar10 \

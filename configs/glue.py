@@ -1,4 +1,4 @@
-"""Finetuning on texts and pairs of texts: SST-2, MNLI, and one's own.
+"""Finetuning on texts and pairs of texts: SST-2, MNLI, and your own.
 
   python -m widenet_jax.main --config=configs/glue.py:mnli --workdir=runs/mnli \
       --config.init_from=runs/albert --config.data.path=data/MNLI

@@ -10,7 +10,7 @@ mixture of experts, the K largest hidden units or product keys in every block.
 | recipe          | paper                                   | ours                              |
 |-----------------|-----------------------------------------|-----------------------------------|
 | data            | wt: WikiText-103, e8: enwik8 (bytes),   | config.data.path, a set of        |
-|                 | C4, peS2o; 8,000 pieces but for e8      | scripts/prepare_data.py stream    |
+|                 | C4, peS2o; 8,000 pieces except e8      | scripts/prepare_data.py stream    |
 | steps           | 100,000; Adam, 2.5e-4, cosine to 0      | the same, in bfloat16             |
 | tokens, batch   | 256 (small), 512 (e8, big); 64, e8 32   | the same                          |
 | memory          | as many tokens; 4 times in evaluation   | the same                          |
@@ -76,7 +76,7 @@ from configs import defaults
 from configs.sizes import hidden_dropout
 from configs.variants import LANGUAGE, parse
 
-# config.optimizer.grad_clip_norm is 0.25 but for the feed-forwards in `clip`.
+# config.optimizer.grad_clip_norm is 0.25 except for the feed-forwards in `clip`.
 SMALL = {"batch_size": 64, "max_length": 256, "clip": {"mlp": 0.1, "top_k_mlp": 0.1}}
 BIG = {"batch_size": 64, "max_length": 512, "warmup": "4000 steps"}
 RECIPES = {

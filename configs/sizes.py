@@ -327,7 +327,7 @@ def chosen(options: Mapping, *names: str) -> dict:
 
 
 def finetuning_rate(embed_dim: int) -> float:
-    """Returns AdamW's learning rate to finetune a model of this width on one's own photos."""
+    """Returns AdamW's learning rate to finetune a model of this width on your photos."""
     return 1e-3 if embed_dim < IMAGE_SIZES["b"]["embed_dim"] else 1e-4
 
 

@@ -185,6 +185,7 @@ RESULT = {
     "mode": "eval",
     "primary_metric": {"name": "accuracy", "higher_is_better": True},
     "unit": "images",
+    "split": "test",
     "test_cross_entropy": 0.12346,
     "test_accuracy": 0.97222,
     "test_images": 360,

@@ -155,7 +155,7 @@ def lengths(config: ConfigDict, data_info: DataInfo) -> tuple[int, Interval, Int
 
 
 def check_config(config: ConfigDict, data_info: DataInfo) -> None:
-    """Checks a config as `build_experiment` does, but for what takes devices or parameters.
+    """Checks a config as `build_experiment` does, except checks that need devices or parameters.
 
     It uses no device, which would then be taken from other processes.
 

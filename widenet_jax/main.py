@@ -84,7 +84,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
 
     Raises:
       BadInputError: an unknown flag, config file, variant or field, a value of the wrong type, or
-        no stored model where the config asks for one.
+        no pretrained model where the config asks for one.
     """
     own = flag_parser().read(argv[1:])
     if own.profile and own.mode != "train":

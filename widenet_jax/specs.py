@@ -21,8 +21,8 @@ class SourceSpec:
     """A source of examples, by `config.data.source`.
 
     Attributes:
-      open: (config.data, split, info) -> `data.Source`. `info` describes the data of the trained
-        model that will read the split (its classes, its tokenizer); it is empty in training.
+      open: (config.data, split, info) -> `data.contract.Source`. `info` describes the data of the
+        trained model that will read the split (its classes, its tokenizer); empty in training.
       reads: what an embedded set is; "" for a source that reads `config.data.path`.
       instead: the source that reads a user's files, for messages of an embedded set.
       reads_slices: takes a split such as "train[:90%]+dev" as it is.
@@ -138,7 +138,7 @@ class PredictSpec:
     """How `scripts/predict.py` predicts.
 
     Attributes:
-      form: what the user gives, for messages: "--text=TEXT".
+      form: the flags in a message, such as "--text=TEXT".
       flags: by name; the first flag is the one that must be given. Tasks may share flags. A name
         without dashes in front stands for positional words.
       run: (options, trained) -> `trained.Predictions`.
@@ -167,14 +167,14 @@ class TaskSpec:
       sources: by `config.data.source`.
       sizes: the numbers that describe a set, the number of examples or tokens first.
       sets: the `sizes` of known sets, by name, to plan without data.
-      usual: numbers of a set where nobody gives them.
+      usual: defaults of `sizes` where neither the set nor a flag has them.
       stream: whether the source is a `Stream`.
       last_layer: of a classifier, the layer that turns features into logits; "" of other tasks. A
         classifier is measured by its accuracy, by class, and its confusions.
       heads: of the text encoder, by name.
       predict: None: no command predicts with it.
       methods: what a model offers in Python (`inference.api`), by the name of the method.
-      card: of the model card.
+      card: its part of the model card.
       open_file: (path, config.data.max_length, info) -> source and transform of `--file`.
       answers: (task, rows, source) -> {file name: JSON} that an evaluation writes.
       preview: (config, options) -> None, shows training examples.

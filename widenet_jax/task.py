@@ -2,8 +2,8 @@
 
 A task is made from the config and facts about the data, and obeys `Task`: `batch_spec`, `inputs`,
 `loss`, `evaluate`, `summarize`, a `primary_metric` and a `unit`. It sees the model as a function
-`apply(inputs, rngs) -> (outputs, aux)`. No other core module knows the words image, label or
-accuracy. `specs` lists the tasks.
+`apply(inputs, rngs) -> (outputs, aux)`. The loop (`train`, `step`, `evaluation`, `run`) knows none
+of the words image, label or accuracy. `specs` lists the tasks.
 """
 
 import abc
@@ -151,7 +151,7 @@ class Task(abc.ABC):
     def eval_carry_spec(self, batch_size: int) -> Shapes:
         """Returns the carry of an evaluation, which starts as zeros and is kept apart.
 
-        That of training by default; its arrays may have other shapes behind [B, ...].
+        By default the carry of training. Its arrays may have other shapes after the axis B.
         """
         return self.carry_spec(batch_size)
 

@@ -143,7 +143,7 @@ def feature_reader(trained: Trained) -> Callable[[Rows], np.ndarray]:
     """Returns a function from examples to their features, [n, D].
 
     Features are what the layer of the logits reads: behind the pooling and, where the model has
-    it, the representation layer or the pooler.
+    it, the pre-logits layer or the pooler.
     """
     return over_rows(trained, partial(features, task_spec(trained.config.task.name).last_layer))
 

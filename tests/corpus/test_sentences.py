@@ -1,6 +1,6 @@
 """The rule that splits paragraphs into sentences."""
 
-from widenet_jax.corpus.chunking import paragraphs_of, split_sentences
+from widenet_jax.corpus.sentences import paragraphs_of, split_sentences
 
 CASES = [
     ("One. Two. Three.", ["One.", "Two.", "Three."]),

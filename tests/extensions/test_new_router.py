@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield directory / "run"
     del ROUTERS["cosine"], LOSSES["norm"]  # for the tests after these in the same process
     imports.IMPORTED.clear()
+    imports.NAMED.clear()
 
 
 def test_trains_with_its_own_loss(run: Path):

@@ -31,7 +31,7 @@ from widenet_jax.config.parser import (
     show,
 )
 from widenet_jax.errors import BadArgumentError, BadInputError
-from widenet_jax.files import absolute, read_json, split_checkpoint
+from widenet_jax.files import absolute, is_remote, read_json, split_checkpoint
 from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
 
 # What `add_argument` makes of a `specs.Flag`: one text, several texts, positional words, a number.
@@ -61,9 +61,15 @@ def parser_of(argv: Argv) -> Parser:
     named, _ = early.parse_known_args(argv)
     import_files(named.imports)
     if named.workdir:
-        stored = absolute(split_checkpoint(named.workdir)[0]) / "config.json"
-        if stored.exists():
-            import_remembered(read_json(stored), named.workdir)
+        place = absolute(split_checkpoint(named.workdir)[0]) / "config.json"
+        try:
+            stored = read_json(place) if place.exists() else {}
+        except Exception:
+            if not is_remote(named.workdir):
+                raise
+            stored = {}  # `open_model` says why the bucket cannot be read
+        if isinstance(stored, dict):
+            import_remembered(stored, named.workdir)
     parser = Parser(__doc__, takes_fields=False)
     text = "of a run, or an exported model; for --fill also a BERT or ALBERT of Hugging Face"
     add_model_flags(parser, text)

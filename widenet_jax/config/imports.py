@@ -17,36 +17,47 @@ from ml_collections import ConfigDict
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256
 
-# Modules of plain data, which have nothing that a file could add to but tasks.
+# Modules without a table that a file could add to.
 PLAIN = ("widenet_jax.errors", "widenet_jax.config", "widenet_jax.papers")
 IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256
+NAMED: set[str] = set()  # names of the files that --import named
 
 
 def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
-    """Imports files; a file that this process has imported unchanged is not imported again.
+    """Imports files that a user names.
 
     Raises:
       BadInputError: a file is missing, or its code fails.
     """
     for path in paths:
-        file = Path(path).expanduser().resolve()
-        if not (file.suffix == ".py" and file.is_file()):
-            raise BadInputError(f"{flag}={path}: there is no Python file {str(file)!r}")
-        digest = file_sha256(file)
-        if IMPORTED.get(str(file)) == digest:
-            continue
-        name = f"imported_{file.stem}"
-        spec = importlib.util.spec_from_file_location(name, file)
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise BadInputError(f"{flag}={path}: {place_of(error, str(file))}") from error
-        import cloudpickle  # Grain's
+        NAMED.add(Path(path).name)
+        import_once(path, flag)
 
-        cloudpickle.register_pickle_by_value(module)  # worker processes do not import the file
-        IMPORTED[str(file)] = digest
+
+def import_once(path: str, flag: str) -> None:
+    """Imports a file; not again where this process has imported it unchanged.
+
+    Raises:
+      BadInputError: a file is missing, or its code fails.
+    """
+    file = Path(path).expanduser().resolve()
+    if not (file.suffix == ".py" and file.is_file()):
+        raise BadInputError(f"{flag}={path}: there is no Python file {str(file)!r}")
+    digest = file_sha256(file)
+    if IMPORTED.get(str(file)) == digest:
+        return
+    name = f"imported_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise BadInputError(f"{flag}={path}: {place_of(error, str(file))}") from error
+    import cloudpickle  # Grain's
+
+    cloudpickle.register_pickle_by_value(module)  # worker processes do not import the file
+    IMPORTED[str(file)] = digest
 
 
 def remember(config: ConfigDict, paths: Sequence[str]) -> None:
@@ -73,7 +84,7 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
     """
     for record in config.get("imports", ()):
         digest, _, path = record.removeprefix("sha256:").partition(" ")
-        if digest in IMPORTED.values() or Path(path).name in (Path(f).name for f in IMPORTED):
+        if digest in IMPORTED.values() or Path(path).name in NAMED:
             continue
         there = Path(path).is_file()
         if not there or file_sha256(Path(path)) != digest:
@@ -83,7 +94,7 @@ def import_remembered(config: Mapping[str, Any], place: str) -> None:
                 f"{place} needs {path}, which registered parts of its model or task and {problem}; "
                 f"to use the file as it is now, add {advice}"
             )
-        import_files([path])
+        import_once(path, "--import")
 
 
 def registers_parts(source: str) -> bool:

@@ -55,7 +55,7 @@ class Preparation(Protocol):
         ...
 
     def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the manifest but for the provenance, after what is left to be written.
+        """Returns the manifest without the provenance, after what is left to be written.
 
         Raises:
           BadInputError: a split is empty.

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from widenet_jax.corpus.chunking import paragraphs_of
+from widenet_jax.corpus.sentences import paragraphs_of
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP, open_input, open_parquet
 from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import is_remote

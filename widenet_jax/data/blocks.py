@@ -285,7 +285,10 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
         return blocks[0]
     names = [key for key in blocks[0] if key != COMPLAINTS]
     joined = {key: np.concatenate([block[key] for block in blocks]) for key in names}
-    return {**joined, COMPLAINTS: [said for block in blocks for said in block[COMPLAINTS]]}
+    return {
+        **joined,
+        COMPLAINTS: [complaint for block in blocks for complaint in block[COMPLAINTS]],
+    }
 
 
 # The first word of each seed sequence in the data pipeline: it keeps the random streams of

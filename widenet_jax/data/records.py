@@ -4,8 +4,8 @@ A set is one directory. Its shards are `<split>-00000-of-00003.array_record`. `d
 written last, so a directory that has one holds a complete set. A record is a little-endian uint32
 label, then the bytes of the image file (JPEG or PNG), unchanged. `dataset.json` holds
   format_version: 1
-  kind: "images" if absent; "text" sets are described in `data.text.text_records`, "stream" sets in
-    `data.text.token_streams`
+  kind: "images" if absent; "text" sets are described in `text.data.text_records`, "stream" sets in
+    `language.data.token_streams`
   class_names: [str], label k is class_names[k]
   splits: {split: {"count": int, "shards": [{"records": int, "bytes": int}, ...]}}
   provenance: free text fields, the converter and its input

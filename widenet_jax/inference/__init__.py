@@ -1,7 +1,7 @@
-"""Stored models.
+"""Trained and pretrained models.
 
-`trained` opens runs and exports for use; `exported` and `model_card` write and read exports.
-`pretrained` loads what `config.init_from` names: a run, an export, or public weights, whose readers
-are in the slices. `finetune` puts them into a new model, and `pretrained_config` looks up the
-`config.model` that they need.
+`trained` opens runs and exports; `exported` and `model_card` write and read exports. `pretrained`
+opens what `config.init_from` and commands name (a run, an export, or public weights, read by the
+slices) and puts it into a new model. `pretrained_config` looks up its `config.model`, without JAX.
+`over_source` and `classification` evaluate; `api` is the package's Python interface.
 """

@@ -65,7 +65,7 @@ NOT_READABLE = (OSError, ValueError, EOFError, RuntimeError, *DAMAGED)
 
 @dataclass(frozen=True)
 class Exported(Stored):
-    """A stored model: everything an export or a run's checkpoint keeps of it.
+    """Everything that an export or a run's checkpoint keeps of a model.
 
     Attributes:
       result: the run's `result.json`; empty if the run has not finished.

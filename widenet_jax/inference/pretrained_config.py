@@ -26,7 +26,7 @@ NAME_MODEL = (
 
 
 def set_fields(config: ConfigDict, flags: Sequence[str], *, workdir: str = "") -> ConfigDict:
-    """Sets fields as `config.files.override` does, after a pretrained model has been looked up.
+    """Sets fields as `config.fields.override` does, after a pretrained model has been looked up.
 
     Where config.model.name is "pretrained", config.model becomes the whole section of the model
     that config.init_from names. The fields beside the name override the pretrained ones (except the

@@ -46,7 +46,7 @@ class BlockSettings(nn.Module):
       norm_epsilon: added to the variance in every LayerNorm.
       dropout: rate after attention and in the feed-forward.
       ffn_dropout: whether dropout acts within the feed-forward, after its activation, too.
-      activation: a name in `nn.activations.ACTIVATIONS`.
+      activation: a name in `nn.mlp.ACTIVATIONS`.
       kernel_init: a name in `nn.initializers.KERNEL_INITS`.
       ffn_output_activation: see `nn.mlp.Mlp`.
       unroll: compiles the blocks one by one; otherwise once, in a loop: a shorter compilation, a

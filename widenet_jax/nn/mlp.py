@@ -22,7 +22,7 @@ class Mlp(nn.Module):
     Attributes:
       mlp_dim: F.
       dropout: rate after the output layer and, with `hidden_dropout`, after the hidden layer.
-      activation: f, a name in `activations.ACTIVATIONS`.
+      activation: f, a name in `ACTIVATIONS`.
       output_activation: applies f to the output too, as the authors' released code does.
       kernel_init: initialisers of the stack.
       dtype: dtype of the computation; parameters stay float32.

@@ -1,4 +1,4 @@
-"""Building of the optax transformation and the learning rate from `config.optimizer`."""
+"""The optimizer of `config.optimizer`: schedules, updates, layer decay, freezing, averages."""
 
 import math
 import numbers
@@ -42,7 +42,7 @@ def build_optimizer(
 
     Fields of `optimizer`:
       name: lamb, sgd or adamw.
-      schedule, learning_rate, end_learning_rate: see `schedules` (`constant` needs no end).
+      schedule, learning_rate, end_learning_rate: see `build_schedule` (`constant` needs no end).
       warmup: a duration, see `durations`; "0 steps" means no warm-up.
       b1, b2, eps: lamb and adamw. momentum: sgd.
       weight_decay: inside LAMB's trust ratio; AdamW's is decoupled; SGD's is an L2 loss term (it
@@ -52,9 +52,9 @@ def build_optimizer(
         LAMB, have trust ratio 1.
       decay_exclude: regex of whole paths that are also excluded from weight decay; '' for none.
       layer_decay: factor of the learning rate from each layer to the one below, in (0, 1]; see
-        `parts.layer_factors`.
+        `layer_factors`.
       freeze: "none" or "backbone", whose parameters then stay as they are.
-      ema_decay: of an average of the parameters, see `average`; 0 for none.
+      ema_decay: of an average of the parameters, see `with_average`; 0 for none.
       accumulation_steps: used by the train step, ignored here.
     Fields that the chosen optimizer does not use may be absent or present.
 
@@ -328,7 +328,7 @@ def is_frozen(path: str, freeze: str) -> bool:
 def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -> None:
     """Raises BadInputError where there is no trained model to freeze, or nothing would learn.
 
-    `weights.finetune` raises it where that model lacks a parameter to freeze.
+    `inference.pretrained` raises it where that model lacks a parameter to freeze.
     """
     freeze = optimizer.get("freeze", "none")
     choose(FREEZES, freeze, field="config.optimizer.freeze")

@@ -134,11 +134,13 @@ def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str
 def changed_imports(workdir: epath.Path, config: ConfigDict) -> str:
     """Returns a line on imported files that have changed since the run's start; "" if none have."""
     stored_file = workdir / "config.json"
-    stored = json.loads(stored_file.read_text()) if stored_file.exists() else {}
+    if not stored_file.exists() or may_replace(workdir):
+        return ""
+    stored = json.loads(stored_file.read_text())
     before = {record.partition(" ")[0] for record in stored.get("imports", ())}
     now = dict(record.split(" ", 1) for record in config.get("imports", ()))
-    files = ", ".join(now[digest] for digest in now.keys() - before)
-    return f"changed since this run began: {files}" if stored and files else ""
+    files = ", ".join(sorted(now[digest] for digest in now.keys() - before))
+    return f"changed since this run began: {files}" if files else ""
 
 
 def list_changes(changed: Mapping[str, str]) -> str:
@@ -203,7 +205,7 @@ def earlier_starts(path: epath.Path) -> list[dict]:
     try:
         return list(json.loads(path.read_text())) if path.exists() else []
     except (ValueError, TypeError):
-        say(f"warning: {path} is damaged; its list of starts begins anew")
+        say(f"warning: {path} is damaged; a new list of starts begins")
         return []
 
 

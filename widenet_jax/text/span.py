@@ -137,7 +137,7 @@ class Span(Task):
 
         Args:
           rows: of `evaluate`, for every window.
-          source: a `data.text.squad.Squad`.
+          source: a `text.data.squad.Squad`.
         """
         numbers = np.arange(len(source.questions) + 1)
         firsts = np.searchsorted(source.windows[:, 0], numbers).tolist()

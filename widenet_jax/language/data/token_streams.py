@@ -8,7 +8,7 @@ bytes and words and have two hashes of their file, sha256 and sample_sha256 (of 
 `vocab_size` is V.
 
 The rows of a batch are B places of the stream, each continued by the same row of the next batch, so
-that a model can keep a memory for each row. `sampler.stream_at` has the rule.
+that a model can keep a memory for each row. `data.blocks.stream_at` has the rule.
 """
 
 import hashlib

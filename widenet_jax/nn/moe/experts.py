@@ -28,7 +28,7 @@ class ExpertFfn:
       key: key of the dropout; None is no dropout.
       dropout: its rate.
       drops_hidden, drops_output: whether it acts after the hidden layer, after the output layer.
-      activation: a name in `nn.activations.ACTIVATIONS`.
+      activation: a name in `nn.mlp.ACTIVATIONS`.
       output_activation: applies the activation to the output too.
     """
 

@@ -59,7 +59,7 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
 
     Args:
       trained: the model.
-      images: (title, picture, routing) of each; `image_prediction.picture_of` returns pictures,
+      images: (title, picture, routing) of each; `vision.predict.picture_of` returns pictures,
         `image_router` routings.
       out: a PNG file.
     """

@@ -1,4 +1,4 @@
-"""Tables of labelled texts and pairs of texts: GLUE's, Hugging Face's and one's own.
+"""Tables of labelled texts and pairs of texts: GLUE's, Hugging Face's and your own.
 
 Labels go by name: an example's label is the place of its name among the class names, whatever
 number a file gives it.

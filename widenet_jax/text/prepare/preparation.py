@@ -116,7 +116,7 @@ class ChunkPreparation:
         return TRAIN
 
     def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the manifest but for the provenance, from the counts of all units.
+        """Returns the manifest without the provenance, from the counts of all units.
 
         Raises:
           BadInputError: a split is empty.

@@ -11,9 +11,9 @@ from typing import Any
 from tokenizers import models, trainers
 
 from widenet_jax.corpus import tokenizer_files
-from widenet_jax.corpus.chunking import split_sentences
 from widenet_jax.corpus.inputs import documents, passages
 from widenet_jax.corpus.readers import Input
+from widenet_jax.corpus.sentences import split_sentences
 from widenet_jax.errors import BadInputError, first_line
 
 _SPECIAL_PIECES = {

@@ -5,7 +5,7 @@ ViT-MAE and ViT-MSN, under both sets of names that transformers has used for a b
 `encoder.layer.0.attention.attention.query` in stored files, and `layers.0.attention.q_proj` in the
 modules of version 5.
 
-The pooler of `ViTModel` is our representation layer.
+The pooler of `ViTModel` is our `pre_logits` layer.
 `config.json` beside the weights says which function they belong to: see `model_fields`, and
 `preprocessor_config.json` which pixels they read: see `fold_pixels`.
 Sources: modeling_vit.py, configuration_vit.py, activations.py and image_processing_vit.py of
