@@ -20,7 +20,7 @@ from widenet_jax.files import file_sha256
 # Modules without a table that a file could add to.
 PLAIN = ("widenet_jax.errors", "widenet_jax.config", "widenet_jax.papers")
 IMPORTED: dict[str, str] = {}  # in this process: absolute path -> SHA-256
-NAMED: set[str] = set()  # names of the files that --import named
+NAMED: dict[str, str] = {}  # the files that --import named: name -> absolute path
 
 
 def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
@@ -30,8 +30,8 @@ def import_files(paths: Iterable[str], *, flag: str = "--import") -> None:
       BadInputError: a file is missing, or its code fails.
     """
     for path in paths:
-        NAMED.add(Path(path).name)
         import_once(path, flag)
+        NAMED[Path(path).name] = str(Path(path).expanduser().resolve())
 
 
 def import_once(path: str, flag: str) -> None:

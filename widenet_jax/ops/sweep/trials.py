@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.fields import fields_of, override
 from widenet_jax.config.files import find_config, import_file, load_config
-from widenet_jax.config.imports import IMPORTED
+from widenet_jax.config.imports import NAMED
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.pretrained_config import PRETRAINED, set_fields
 from widenet_jax.ops.sweep import axes
@@ -68,7 +68,7 @@ class Trial:
 
     def command(self, workdir: str) -> list[str]:
         """Returns the command that runs the trial on this machine."""
-        imports = [f"--import={file}" for file in IMPORTED]
+        imports = [f"--import={file}" for file in NAMED.values()]
         return [sys.executable, "-m", "widenet_jax.main", *imports, *self.arguments(workdir)]
 
     def primary_metric(self) -> Any:
