@@ -32,12 +32,7 @@ from widenet_jax.specs import task_spec
 # The fields of every run, by section; "" are the fields outside sections.
 RUN = {
     "": {
-        "seed": (
-            0,
-            "of parameters, dropout, routing noise and the data's order",
-            0,
-            2**32 - 1,
-        ),
+        "seed": (0, "of parameters, dropout, routing noise and the data's order", 0, 2**32 - 1),
         "init_from": ("", 'a run, an export, or public weights; "": from scratch'),
         "batch_size": (128, "examples a step, over all devices", 1, 2**20),
         "duration": ("10 epochs", "of the run, in epochs, steps or examples"),
@@ -87,9 +82,7 @@ RUN = {
         "dump_after_seconds": (900, "without progress: print all threads' stacks; 0: never", 0),
         "exit_after_seconds": (0, "without progress: end the process; 0: never", 0),
     },
-    "task": {
-        "name": ("", "what a batch means; the config file chooses it"),
-    },
+    "task": {"name": ("", "what a batch means; the config file chooses it")},
     "tracking": {
         "tensorboard": (True, "whether WORKDIR/tensorboard is written"),
         "wandb_project": ("", 'of Weights & Biases; "": none'),

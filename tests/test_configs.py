@@ -91,11 +91,7 @@ def test_builds(name: str, variant: str):
     shallow = model.clone(depth=min(model.depth, 6))
     shapes = parameter_shapes(shallow, input_spec(task))
     build_optimizer(
-        config.optimizer,
-        params_or_shapes=shapes,
-        depth=shallow.depth,
-        total_steps=total,
-        **sizes,
+        config.optimizer, params_or_shapes=shapes, depth=shallow.depth, total_steps=total, **sizes
     )
     check_batch(config, model, task, build_mesh({"fsdp": 1, "expert": 1}, jax.devices()[:1]))
 

@@ -152,8 +152,7 @@ def test_ctrl_c_in_other_phases(reference: Callable, tmp_path: Path, phase: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "count"),
-    [("digits", 30), ("text_tiny", 10), ("squad", 10), ("language", 10)],
+    ("run", "count"), [("digits", 30), ("text_tiny", 10), ("squad", 10), ("language", 10)]
 )
 def test_runs_killed_at_random_moments(reference: Callable, tmp_path: Path, run: str, count: int):
     """Each run is killed up to four times, then finishes: all end with the same bytes."""

@@ -8,15 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from small_runs import (
-    finish,
-    last_step,
-    metrics_of,
-    run_here,
-    small_config,
-    start_two,
-    wait_until,
-)
+from small_runs import finish, last_step, metrics_of, run_here, small_config, start_two, wait_until
 
 from widenet_jax import train
 from widenet_jax.data.contract import ArraySpec, DataInfo

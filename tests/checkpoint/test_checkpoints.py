@@ -62,8 +62,7 @@ ONE, EIGHT, MIXED = (1, 1, 1), (1, 1, 8), (2, 2, 8)
 
 
 @pytest.mark.parametrize(
-    ("saved_on", "restored_on"),
-    [(ONE, EIGHT), (MIXED, ONE), ((4, 2, 8), (1, 4, 4))],
+    ("saved_on", "restored_on"), [(ONE, EIGHT), (MIXED, ONE), ((4, 2, 8), (1, 4, 4))]
 )
 def test_a_state_comes_back_on_another_mesh(tmp_path: Path, saved_on: tuple, restored_on: tuple):
     state, target = state_of(7), target_on(mesh_of(*restored_on))

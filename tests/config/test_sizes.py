@@ -100,11 +100,7 @@ def test_every_router_has_a_variant():
 
 
 @pytest.mark.parametrize(
-    ("variant", "ffn"),
-    [
-        ("widenet_tiny,depth=2", "top_k"),
-        ("vit_moe_tiny,depth=2", "product_key"),
-    ],
+    ("variant", "ffn"), [("widenet_tiny,depth=2", "top_k"), ("vit_moe_tiny,depth=2", "product_key")]
 )
 def test_other_feed_forwards(variant: str, ffn: str):
     """As many parameters as the dense layer, in the blocks that have experts otherwise."""

@@ -13,10 +13,7 @@ TOKENS = np.random.default_rng(1).integers(0, V, (3, 7)).astype(np.int32)
 LENGTHS = (7, 4, 2)  # of each row of TOKENS
 SEGMENTS = np.broadcast_to(np.arange(7) > 2, (3, 7)).astype(np.int32)
 
-LAYER = {
-    "bert": "encoder.layer.{}",
-    "albert": "encoder.albert_layer_groups.{}.albert_layers.0",
-}
+LAYER = {"bert": "encoder.layer.{}", "albert": "encoder.albert_layer_groups.{}.albert_layers.0"}
 # Names within a layer: query, key, value, out, norm, wi, wo, norm.
 IN_LAYER = {
     "bert": (

@@ -13,12 +13,7 @@ from etils import epath
 from configs.variants import model_section
 from widenet_jax.checkpoint.manifest import params_sha256
 from widenet_jax.errors import BadInputError
-from widenet_jax.inference.exported import (
-    read_arrays,
-    read_exported,
-    write_arrays,
-    write_exported,
-)
+from widenet_jax.inference.exported import read_arrays, read_exported, write_arrays, write_exported
 from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.trained import open_trained, read_model
 from widenet_jax.trained import Trained

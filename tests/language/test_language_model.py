@@ -61,11 +61,7 @@ def run(model: LanguageModel, lengths: tuple[int, ...], rows: int, **inputs: jax
 
 
 @pytest.mark.parametrize(
-    ("depth", "lengths"),
-    [
-        (3, (4, 4, 4)),
-        pytest.param(2, (1,) * 12, marks=pytest.mark.slow),
-    ],
+    ("depth", "lengths"), [(3, (4, 4, 4)), pytest.param(2, (1,) * 12, marks=pytest.mark.slow)]
 )
 def test_windows_with_a_full_memory_equal_one_pass(depth: int, lengths: tuple[int, ...]):
     """Whatever stood in the memory before counts as empty."""

@@ -189,8 +189,7 @@ IN_SHORT = ("routing groups", "every second block", "the last block")
 
 
 @pytest.mark.parametrize(
-    "stack",
-    [s if s in IN_SHORT else pytest.param(s, marks=pytest.mark.slow) for s in STACKS],
+    "stack", [s if s in IN_SHORT else pytest.param(s, marks=pytest.mark.slow) for s in STACKS]
 )
 def test_loop_and_recomputation_change_nothing(stack: str):
     """Parameters, output, statistics and gradients equal those of unrolled blocks."""

@@ -8,14 +8,7 @@ from widenet_jax.ops.sweep.trials import Outcome, Status, Trial
 from widenet_jax.papers.experiments import EXPERIMENTS, TOP_1, chosen
 from widenet_jax.papers.runs import Measured, mean_of
 from widenet_jax.papers.scales import SCALES, run_of
-from widenet_jax.papers.tables import (
-    compared,
-    markdown,
-    paper_sign,
-    rows_of,
-    sign_of,
-    verdict,
-)
+from widenet_jax.papers.tables import compared, markdown, paper_sign, rows_of, sign_of, verdict
 
 SMALL = SCALES["small"]
 TRIAL = Trial("t", "configs/cifar10.py", {})

@@ -15,13 +15,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.files import warn_without_locks
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import expand
-from widenet_jax.run.workdir import (
-    check_info,
-    check_workdir,
-    flatten,
-    locked,
-    write_run,
-)
+from widenet_jax.run.workdir import check_info, check_workdir, flatten, locked, write_run
 
 INFO = {"class_names": ["zero", "one"]}
 

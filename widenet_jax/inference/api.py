@@ -111,11 +111,7 @@ class Model:
         return f"Model({self.place!r}, {self.task}, {describe_model(self.config.model)})"
 
     def predict(
-        self,
-        inputs: Sequence[Any],
-        pairs: Sequence[str] | None = None,
-        *,
-        top: int = 5,
+        self, inputs: Sequence[Any], pairs: Sequence[str] | None = None, *, top: int = 5
     ) -> list[list[dict[str, Any]]]:
         """Classifies images or texts.
 

@@ -65,11 +65,7 @@ def plain_attend(query, key, value, mask=None, segment_ids=None) -> jax.Array:
 
 MASK = jnp.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]], bool)
 SEGMENTS = jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 1]])
-OPTIONS = {
-    "nothing": {},
-    "mask": {"mask": MASK},
-    "segment_ids": {"segment_ids": SEGMENTS},
-}
+OPTIONS = {"nothing": {}, "mask": {"mask": MASK}, "segment_ids": {"segment_ids": SEGMENTS}}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -16,8 +16,7 @@ IMAGES = {"image": jax.random.normal(jax.random.key(1), (2, 8, 8, 1))}
 
 def relu_model(variant: str) -> nn.Module:
     return build_model(
-        model_section(variant) | {"activation": "relu", "dtype": "float32"},
-        num_classes=10,
+        model_section(variant) | {"activation": "relu", "dtype": "float32"}, num_classes=10
     )
 
 

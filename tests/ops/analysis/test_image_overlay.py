@@ -8,12 +8,7 @@ import pytest
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.captured import TokenRouting, token_routing
 from widenet_jax.ops.analysis.figures import expert_colours
-from widenet_jax.ops.analysis.image_overlay import (
-    TINT,
-    draw_overlay,
-    image_router,
-    patch_grid,
-)
+from widenet_jax.ops.analysis.image_overlay import TINT, draw_overlay, image_router, patch_grid
 from widenet_jax.vision.task import to_unit_range
 
 

@@ -48,11 +48,7 @@ def _attend(*arrays: Array | None) -> Array:
 
 
 def _attend_forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None,
-    segment_ids: Array | None,
+    query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
 ) -> tuple[Array, tuple]:
     # Scores lie as [B, N, Tk, Tq]: summing over the last but one axis is cheap on a TPU.
     scores = jnp.einsum("bknh,bqnh->bnkq", key, query)

@@ -80,12 +80,7 @@ def dispatch_row(method: str, size: DispatchSize, *, dtype: str, rounds: int) ->
 
 
 def feed_forward_row(
-    method: str,
-    size: LayerSize,
-    *,
-    dtype: str,
-    topology: Topology | None,
-    rounds: int,
+    method: str, size: LayerSize, *, dtype: str, topology: Topology | None, rounds: int
 ) -> dict[str, Any]:
     """Times a layer on the first device here, or prices it for a TPU.
 

@@ -30,13 +30,7 @@ Found = dict[str, list[tuple[float, float]]]
 
 
 def pipeline_rows(
-    config: Any,
-    *,
-    peer: str,
-    batch_size: int,
-    workers: Sequence[int],
-    rounds: int,
-    seconds: float,
+    config: Any, *, peer: str, batch_size: int, workers: Sequence[int], rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Times this project's training batches and a peer's, which reads the same records.
 

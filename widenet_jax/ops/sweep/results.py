@@ -205,10 +205,7 @@ def axis_of(field: str, settings: Sequence[Settings], space: Mapping[str, Any]) 
 
 
 def draw_against(
-    rows: Sequence[Mapping],
-    axes: Mapping[str, tuple[list, str]],
-    metric: str,
-    out: Path,
+    rows: Sequence[Mapping], axes: Mapping[str, tuple[list, str]], metric: str, out: Path
 ) -> None:
     """Draws a panel for each field: a dot for each row, and the mean at each value.
 
