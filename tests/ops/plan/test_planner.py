@@ -8,6 +8,7 @@ from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan.compile import CompiledStep
 from widenet_jax.ops.plan.planner import GIB, data_info, plan_run, size_facts
+from widenet_jax.ops.plan.schedule import Schedule
 from widenet_jax.ops.plan.topology import parse_topology
 
 # One instruction of 100 ms and one all-reduce of 83 MB among 256 cores.
@@ -15,10 +16,11 @@ HLO = """HloModule m
 
 ENTRY %main (x: f32[8]) -> f32[8] {
   %x = f32[20750000]{0} parameter(0)
-  %a = f32[20750000]{0} negate(%x), backend_config={"estimated_cycles":"94000000"}
+  %a = f32[20750000]{0} negate(%x)
   ROOT %r = f32[20750000]{0} all-reduce(%a)
 }
 """
+SCHEDULES = {"a": Schedule(94_000_000, 0)}
 DATA = data_info(load_config("configs/imagenet.py:vit_b"))
 
 
@@ -41,7 +43,7 @@ class Double:
         self.seen.append(name)
         peak = (1 + self.gib_per_image * images) * GIB
         fits = peak <= 15.48 * GIB
-        return CompiledStep(HLO if fits else "", fits, peak, 60.0)
+        return CompiledStep(HLO if fits else "", SCHEDULES, fits, peak, 60.0)
 
 
 def test_the_figures_of_a_plan():
@@ -52,7 +54,9 @@ def test_the_figures_of_a_plan():
     assert (facts["cores"], facts["examples_per_core"]) == (256, 16)
     assert facts["fits"] and facts["hbm_peak_gib"] == 9.0 and facts["advice"] is None
     assert facts["step_ms"] == pytest.approx(100.0)
-    assert facts["compiler_priced_share"] == 1.0
+    assert facts["scheduled_share"] == 1.0
+    # 83 MB are read and written at 450 GB/s.
+    assert facts["serial_ms"] == pytest.approx(100.0 + 2 * 83 / 450)
     assert facts["collective_mb"] == pytest.approx(2 * 83 * 255 / 256)
     assert facts["collective_ms"] == pytest.approx(2 * 83 / 332 * 255 / 256)
     assert facts["examples_per_second_per_core"] == pytest.approx(160.0)

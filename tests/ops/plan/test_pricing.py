@@ -8,15 +8,20 @@ import pytest
 
 from widenet_jax.ops.plan.hlo import parse, parse_instruction
 from widenet_jax.ops.plan.pricing import Price, breakdown, group_size, part_of, price_module
-from widenet_jax.ops.plan.topology import parse_topology
+from widenet_jax.ops.plan.schedule import Schedule
+from widenet_jax.ops.plan.topology import Topology, parse_topology
 
 V3 = parse_topology("v3-8")
-CYCLES = 'backend_config={"estimated_cycles":"940000"}'  # 1 ms
+# Ten trips; the compiler estimates 2 ms, and a schedule of 94,000 cycles a trip makes it 1 ms.
+CYCLES = 'backend_config={"estimated_cycles":"1880000","iteration_bounds":["5","2"]}'
+MS = Schedule(0, 94_000)
 
 
-def prices(entry: str, others: str = "") -> dict[str, Price]:
+def prices(entry: str, others: str = "", topology: Topology = V3, **scheduled: Schedule):
+    """Returns the prices by instruction; `scheduled` holds the schedules."""
     text = f"HloModule m\n\n{others}\nENTRY %main (x: f32[1]) -> f32[1] {{\n{entry}\n}}\n"
-    return {price.instruction.name: price for price in price_module(parse(text), V3)}
+    found = price_module(parse(text), scheduled, topology)
+    return {price.instruction.name: price for price in found}
 
 
 def test_cycles_become_milliseconds_and_bookkeeping_is_free():
@@ -25,11 +30,54 @@ def test_cycles_become_milliseconds_and_bookkeeping_is_free():
         "  %y = f32[1024]{0} bitcast(%x)\n"
         f"  %z = f32[1024]{{0}} negate(%y), {CYCLES}\n"
         "  %s = (f32[1024]{0}, u32[]) copy-start(%z)\n"
-        "  ROOT %d = f32[1024]{0} copy-done(%s)"
+        "  ROOT %d = f32[1024]{0} copy-done(%s)",
+        z=MS,
     )
     assert found.keys() == {"z"}
-    assert found["z"].compiler_ms == pytest.approx(1.0)
+    assert found["z"].ms == pytest.approx(1.0)
+    assert found["z"].estimate_ms == pytest.approx(2.0)
     assert found["z"].roofline_ms == 0
+
+
+def test_the_longer_of_computing_and_memory_counts():
+    """bf16[16,196,196] is padded to 200 x 256: 1,638,400 bytes, read and written, at 450 GB/s."""
+    scores = "bf16[16,196,196]{2,1,0:T(8,128)(2,1)}"
+    line = f"  %x = {scores} parameter(0)\n  ROOT %y = {scores} negate(%x), {CYCLES}"
+    moved = 1e3 * 2 * 1_638_400 / 450e9
+    short, long = prices(line, y=Schedule(0, 94))["y"], prices(line, y=MS)["y"]
+    assert short.ms == short.memory_ms == pytest.approx(moved)
+    assert short.serial_ms == pytest.approx(moved + 0.001)
+    assert long.ms == long.compute_ms == pytest.approx(1.0)
+    # What stays in the core's own memory is not moved.
+    inside = prices(line.replace("(2,1)}", "(2,1)S(1)}"), y=MS)["y"]
+    assert inside.memory_ms == 0
+
+
+def test_schedules_of_instructions_that_look_alike():
+    """Only one of them is dumped; it may be in another memory, and have other operands."""
+    array, inside = "f32[8]{0:T(256)}", "f32[8]{0:T(256)S(1)}"
+    entry = (
+        f"  %x = {array} parameter(0)\n  %a = {array} negate(%x), {CYCLES}\n"
+        f"  %b = {inside} negate(%a), {CYCLES}\n  ROOT %c = {array} sqrt(%b), {CYCLES}"
+    )
+    found = prices(entry, a=MS)
+    assert found["b"].compute_ms == found["a"].compute_ms == pytest.approx(1.0)
+    assert not found["c"].scheduled and found["c"].estimate_ms == pytest.approx(2.0)
+
+
+def test_rows_outside_the_loop_and_loops_of_unknown_length():
+    entry = "  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] negate(%x)"
+    assert prices(entry, y=Schedule(470, 0))["y"].compute_ms == pytest.approx(470 / 940e3)
+    assert not prices(entry, y=Schedule(470, 5))["y"].scheduled
+    assert prices(f"{entry}, {CYCLES}", y=Schedule(470, 5))["y"].compute_ms == pytest.approx(
+        (470 + 10 * 5) / 940e3
+    )
+
+
+def test_two_cores_of_a_device_share_the_trips():
+    entry = f"  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] negate(%x), {CYCLES}"
+    found = prices(entry, topology=parse_topology("v4-8"), y=Schedule(0, 1050))
+    assert found["y"].compute_ms == pytest.approx(10 * 1050 / 2 / 1.05e6)
 
 
 def test_a_loop_counts_once_per_trip():
@@ -47,7 +95,7 @@ def test_a_loop_counts_once_per_trip():
         "  ROOT %t = (s32[], f32[8]) tuple(%p, %work)\n}\n"
     )
     loop = "  ROOT %w = (s32[], f32[8]) while(%x), condition=%cond, body=%body"
-    found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", condition + body)
+    found = prices(f"  %x = (s32[], f32[8]) parameter(0)\n{loop}", condition + body, work=MS)
     assert found["work"].trips == 24
     assert found["work"].ms == pytest.approx(24.0)
     # A trip count that depends on data is unknown: the body counts once.
@@ -61,14 +109,14 @@ def test_calls_and_the_slowest_branch():
         "%cheap (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
         f"  ROOT %a = f32[8] negate(%p), {CYCLES}\n}}\n"
         "%dear (q: f32[8]) -> f32[8] {\n  %q = f32[8] parameter(0)\n"
-        '  ROOT %b = f32[8] negate(%q), backend_config={"estimated_cycles":"1880000"}\n}\n'
+        '  ROOT %b = f32[8] negate(%q), backend_config={"estimated_cycles":"1880001"}\n}\n'
     )
     entry = (
         "  %x = f32[8] parameter(0)\n"
         "  %c = f32[8] call(%x), to_apply=%cheap\n"
         "  ROOT %d = f32[8] conditional(%i, %x, %x), branch_computations={%cheap, %dear}"
     )
-    found = prices(entry, others)
+    found = prices(entry, others, a=MS, b=Schedule(1_880_000, 0))
     assert {name: price.ms for name, price in found.items()} == pytest.approx({"a": 1.0, "b": 2.0})
 
 
@@ -186,11 +234,11 @@ def test_a_collective_that_fusions_carry_counts_once():
         f"  %product = (f32[1000000]{{0}}, f32[64]{{0}}) fusion(%start), calls=%part1, {CYCLES}\n"
         "  ROOT %done = f32[1000000]{0} fusion(%product), calls=%part2"
     )
-    found = prices(entry, inside)
+    found = prices(entry, inside, product=MS)
     assert found.keys() == {"start", "product"}
     assert found["start"].collective_bytes == pytest.approx(3.5e6)
     assert found["start"].ms == found["product"].collective_bytes == 0
-    assert found["product"].compiler_ms == pytest.approx(1.0)
+    assert found["product"].ms == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +285,15 @@ def test_sums_per_part_slowest_first():
 
     parts = breakdown(
         [
-            price("jit(train_step)/add", compiler_ms=1.0),
-            price(f"{FORWARD}/head/add", compiler_ms=2.0, roofline_ms=0.5),
+            price("jit(train_step)/add", compute_ms=1.0, memory_ms=0.5, scheduled=True),
+            price(f"{FORWARD}/head/add", compute_ms=2.0, scheduled=True, estimate_ms=5.0),
+            price(f"{FORWARD}/head/add", memory_ms=0.5),
             price("jit(train_step)/add", collective_ms=3.0),
         ]
     )
-    assert list(parts.items()) == [
-        ("head", {"ms": 2.5, "roofline_ms": 0.5, "collective_ms": 0.0}),
-        ("optimizer", {"ms": 1.0, "roofline_ms": 0.0, "collective_ms": 3.0}),
+    names = ("ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms")
+    assert [(name, *part.values()) for name, part in parts.items()] == [
+        ("head", 2.5, 2.5, 5.0, 0.5, 0.0),
+        ("optimizer", 1.0, 1.5, 0.0, 0.0, 3.0),
     ]
+    assert all(tuple(part) == names for part in parts.values())

@@ -185,7 +185,7 @@ def timed(lowered: Any, arrays: Callable[[], tuple], rounds: int) -> dict[str, A
 def priced(lowered: Any, topology: Topology) -> dict[str, Any]:
     """Compiles a program for a TPU and prices it; returns ms, guessed and memory_gib."""
     step = compile_lowered(lowered)
-    prices = price_module(parse(step.hlo), topology) if step.fits else []
+    prices = price_module(parse(step.hlo), step.schedules, topology) if step.fits else []
     ms = sum(price.ms for price in prices) or None
     guessed = sum(price.roofline_ms for price in prices) / ms if ms else None
     return {"ms": ms, "guessed": guessed, "memory_gib": step.peak_bytes / 2**30}

@@ -1,7 +1,8 @@
 """Compiles training steps for TPUs on a machine without TPUs.
 
 The `libtpu` wheel contains the compiler; no TPU and no data set is needed. The result is the
-program that the TPU would run: its memory use and its optimised HLO.
+program that the TPU would run: its memory use, its optimised HLO, and the schedule of each of its
+instructions.
 """
 
 import gzip
@@ -26,6 +27,7 @@ from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment, build_experiment, train_batch_shapes
 from widenet_jax.files import write_bytes
+from widenet_jax.ops.plan.schedule import Schedule, Schedules, dump_flags, take_schedules
 from widenet_jax.ops.plan.topology import Topology
 
 # Keeps libtpu from querying a TPU host's metadata server and from locking itself to one process.
@@ -45,12 +47,14 @@ class CompiledStep:
 
     Attributes:
       hlo: optimised HLO; "" if the step does not fit.
+      schedules: of the instructions in `hlo`.
       fits: whether the step fits the device's memory, according to the compiler.
       peak_bytes: peak memory of a device, including the program.
       seconds: compile time.
     """
 
     hlo: str
+    schedules: Schedules
     fits: bool
     peak_bytes: float
     seconds: float
@@ -81,13 +85,19 @@ class TpuCompiler:
         lowered = lower_step(build_experiment(config, data, self._devices))
         place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
         if place.is_file():
-            return CompiledStep(**json.loads(gzip.decompress(place.read_bytes())))
+            return stored_step(json.loads(gzip.decompress(place.read_bytes())))
         self.note(f"{name}: compiling for {self.topology.name}")
         step = compile_lowered(lowered)
         self._cache.mkdir(parents=True, exist_ok=True)
         stored = json.dumps(asdict(step)).encode()
         write_bytes(place, gzip.compress(stored, compresslevel=1))
         return step
+
+
+def stored_step(fields: dict[str, Any]) -> CompiledStep:
+    """Rebuilds a step from the JSON object of `dataclasses.asdict`."""
+    schedules = {name: Schedule(*cycles) for name, cycles in fields.pop("schedules").items()}
+    return CompiledStep(**fields, schedules=schedules)
 
 
 def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
@@ -99,6 +109,9 @@ def tpu_devices(topology: Topology) -> Sequence[jax.Device]:
     if not importlib.util.find_spec("libtpu"):
         raise BadInputError("planning needs the TPU compiler: pip install -e '.[plan]'")
     os.environ.update(ENVIRONMENT, TPU_ACCELERATOR_TYPE=topology.accelerator_type)
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if dump_flags() not in flags:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{flags} {dump_flags()}".strip()
     jax.config.update("jax_platforms", "cpu")
     kind = {"chip_config_name": topology.chip.config} if topology.chip.config else {}
     try:
@@ -131,11 +144,13 @@ def compile_lowered(lowered: Any) -> CompiledStep:
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        return CompiledStep("", False, needed_bytes(str(error)), time.perf_counter() - start)
+        return CompiledStep("", {}, False, needed_bytes(str(error)), time.perf_counter() - start)
     finally:
         jax.config.update(threshold, before)
+        schedules = take_schedules()
     seconds = time.perf_counter() - start
-    return CompiledStep(compiled.as_text(), True, peak_bytes(compiled.memory_analysis()), seconds)
+    peak = peak_bytes(compiled.memory_analysis())
+    return CompiledStep(compiled.as_text(), schedules, True, peak, seconds)
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:

@@ -1,7 +1,7 @@
 """Parser for the text of optimised HLO.
 
 Reads what pricing needs: names, opcodes, sizes, operands, called computations, the compiler's cycle
-estimates, and the scopes that operations come from.
+estimates and loop bounds, and the scopes that operations come from.
 """
 
 import math
@@ -12,10 +12,13 @@ from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
-_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
+_TILE = re.compile(r"T\(([\d,]+)\)")
+_SPACE = re.compile(r"S\(\d+\)")  # a memory other than HBM, such as a core's own
 _CALLED = re.compile(r"\b(calls|to_apply|condition|body|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_BOUNDS = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
@@ -25,6 +28,26 @@ Arrays = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, dimensions)
 def array_bytes(arrays: Arrays) -> int:
     """Returns the bytes of arrays, without tile padding; types without data, as tokens, count 0."""
     return sum(bits(dtype) * math.prod(dims) for dtype, dims in arrays) // 8
+
+
+def hbm_bytes(shape: str) -> int:
+    """Returns the bytes that a result occupies in HBM, from its shape as HLO writes it.
+
+    Tiles are padded: bf16[16,196]{1,0:T(8,128)(2,1)} occupies 16 x 256 elements. Arrays whose
+    layout names another memory, such as S(1), count 0.
+    """
+    total = 0
+    for dtype, dimensions, order, layout in _ARRAY.findall(shape):
+        if _SPACE.search(layout):
+            continue
+        sizes = [int(n) for n in dimensions.split(",") if n]
+        sizes = [sizes[int(n)] for n in reversed(order.split(",")) if n] or sizes
+        tile = [int(n) for n in _TILE.search(layout)[1].split(",")] if "T(" in layout else []
+        start = max(0, len(sizes) - len(tile))
+        for axis, multiple in zip(range(start, len(sizes)), tile[-len(sizes) :], strict=False):
+            sizes[axis] = math.ceil(sizes[axis] / multiple) * multiple
+        total += bits(dtype) * math.prod(sizes) // 8
+    return total
 
 
 def bits(dtype: str) -> int:
@@ -44,6 +67,9 @@ class Instruction:
       called: computation by role: calls, to_apply, condition, body, branch_0, ...; a conditional
         on a boolean calls true_computation and false_computation.
       cycles: the compiler's estimate; None if it gives none.
+      iterations: trips of the loop that the compiler makes of it; None if it names none.
+      hbm_bytes: bytes of the result in HBM, with the padding of tiles.
+      shape: the result as HLO writes it, without memory spaces.
       op_name: scopes and primitive, such as "jit(train_step)/jvp(Model)/encoder/add".
       is_root: whether the instruction is the result of its computation.
       text: the whole line.
@@ -55,6 +81,9 @@ class Instruction:
     operands: tuple[str, ...]
     called: dict[str, str]
     cycles: int | None
+    iterations: int | None
+    hbm_bytes: int
+    shape: str
     op_name: str
     is_root: bool
     text: str = field(repr=False)
@@ -122,16 +151,20 @@ def parse_instruction(line: str) -> Instruction | None:
         names = branches[1].replace("%", "").split(", ")
         called |= {f"branch_{i}": name for i, name in enumerate(names)}
     cycles, op_name = _CYCLES.search(attributes), _OP_NAME.search(attributes)
+    bounds, shape = _BOUNDS.search(attributes), line[start.end() : shape_end]
     return Instruction(
         name=start[2],
         opcode=line[shape_end:open_paren].strip(),
         arrays=tuple(
             (dtype, tuple(int(n) for n in dimensions.split(",") if n))
-            for dtype, dimensions in _ARRAY.findall(line[start.end() : shape_end])
+            for dtype, dimensions, *_ in _ARRAY.findall(shape)
         ),
         operands=tuple(re.findall(r"%([\w.\-]+)", line[open_paren:close_paren])),
         called=called,
         cycles=int(cycles[1]) if cycles and int(cycles[1]) else None,
+        iterations=math.prod(map(int, re.findall(r"\d+", bounds[1]))) if bounds else None,
+        hbm_bytes=hbm_bytes(shape),
+        shape=_SPACE.sub("", shape),
         op_name=op_name[1] if op_name else "",
         is_root=bool(start[1]),
         text=line,

@@ -40,8 +40,9 @@ class Plan(NamedTuple):
         limit_ms: time of a step at 100% MFU.
         hbm_peak_gib, hbm_limit_gib, fits: memory of a device.
         compile_seconds: time that the compiler took.
-        step_ms, compiler_priced_share: time of a step without collectives, and the share of it that
-          the compiler's cycle estimates cover.
+        step_ms, scheduled_share: time of a step without collectives, and the share of it that the
+          compiler's schedules cover.
+      serial_ms: time of a step if no byte moved while computing.
         collective_ms, collective_mb: time of the collectives, and megabytes that a device sends.
         examples_per_second_per_core, mfu, hours, core_days: at `step_ms`.
         cost: None without a price.
@@ -81,7 +82,7 @@ def plan_without_advice(
 ) -> Plan:
     """Returns the plan of a run as it is; the arguments of `plan_run`."""
     step, topology = tpu.compile(name, config, data), tpu.topology
-    prices = price_module(parse(step.hlo), topology) if step.fits else []
+    prices = price_module(parse(step.hlo), step.schedules, topology) if step.fits else []
     limit = topology.chip.hbm_limit
     facts = {
         "config": name,
@@ -133,7 +134,8 @@ def time_facts(
     hours = facts["steps"] * seconds / 3600
     times = {
         "step_ms": step_ms,
-        "compiler_priced_share": sum(price.compiler_ms for price in prices) / step_ms,
+        "scheduled_share": 1 - sum(price.roofline_ms for price in prices) / step_ms,
+        "serial_ms": sum(price.serial_ms for price in prices),
         "collective_ms": sum(price.collective_ms for price in prices),
         "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,
         "examples_per_second_per_core": facts["batch_size"] / seconds / cores,

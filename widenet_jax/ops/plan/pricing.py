@@ -1,13 +1,17 @@
 """The time of a compiled step, instruction by instruction.
 
-Three sources, reported separately:
-  - the compiler's cycle estimates, which most instructions carry;
-  - a roofline for instructions without an estimate: a ragged matmul at 80% of the peak; gathers,
-    scatters, sorts, relayouts and all others at 50% of the memory bandwidth;
-  - collectives: the bytes that a device sends, over the links of its chip that the compiler's
-    choice of rings uses. They are not part of the step time, because the compiler does not report
-    how much of them overlaps with computation.
-The body of a loop counts once per trip.
+An instruction takes the longer of two times, which overlap: its schedule, as cycles of the core
+(`schedule.py`) times the trips of its loop; and its bytes in HBM over the memory bandwidth.
+Instructions without a schedule are priced by roofline alone: a ragged matmul at 80% of the peak;
+gathers, scatters, sorts, relayouts and all others at 50% of the memory bandwidth. The body of a
+loop counts once per trip.
+
+Collectives stand apart: the bytes that a device sends, over the links of its chip that the
+compiler's choice of rings uses. They are not part of the step time, because the compiler does not
+report how much of them overlaps with computation.
+
+The compiler's own estimate of cycles is kept beside the price. It steers the compiler's choices; it
+is 2 to 11 times too high for reductions, exponentials and products with a small contraction.
 
 `breakdown` sums the prices by part of the model. The compiler keeps one source operation per
 instruction, as a path of Linen modules and `jax.named_scope`s such as "router". A fusion counts as
@@ -16,11 +20,12 @@ the operation that it is named after: a norm fused into a matrix product counts 
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from widenet_jax.ops.plan.hlo import Computation, Instruction, Module, array_bytes, root_of
+from widenet_jax.ops.plan.schedule import Schedule, Schedules
 from widenet_jax.ops.plan.topology import Chip, Topology
 
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
@@ -54,33 +59,70 @@ class Price:
     Attributes:
       instruction: the instruction.
       trips: how often it runs in one step.
-      compiler_ms: from the compiler's cycle estimate.
-      roofline_ms: from bytes or FLOPs, where the compiler gives no estimate.
+      compute_ms: by its schedule; by roofline for a ragged matmul without one.
+      memory_ms: its bytes in HBM.
+      scheduled: whether it has a schedule.
+      estimate_ms: by the compiler's own estimate; `ms` where it gives none.
       collective_bytes: bytes that one device sends.
       collective_ms: time of these bytes on the links.
     """
 
     instruction: Instruction
     trips: int
-    compiler_ms: float = 0.0
-    roofline_ms: float = 0.0
+    compute_ms: float = 0.0
+    memory_ms: float = 0.0
+    scheduled: bool = False
+    estimate_ms: float = 0.0
     collective_bytes: float = 0.0
     collective_ms: float = 0.0
 
     @property
     def ms(self) -> float:
-        """Milliseconds, without collectives."""
-        return self.compiler_ms + self.roofline_ms
+        """Milliseconds, where computing and memory overlap, without collectives."""
+        return max(self.compute_ms, self.memory_ms)
+
+    @property
+    def serial_ms(self) -> float:
+        """Milliseconds, where computing waits for memory, without collectives."""
+        return self.compute_ms + self.memory_ms
+
+    @property
+    def roofline_ms(self) -> float:
+        """`ms` without a schedule."""
+        return 0.0 if self.scheduled else self.ms
 
 
-def price_module(module: Module, topology: Topology) -> list[Price]:
+def price_module(module: Module, schedules: Schedules, topology: Topology) -> list[Price]:
     """Prices every instruction that runs in a step; instructions without cost are left out."""
+    runs = list(executed(module, module.entry, 1))
+    # Of instructions that are alike the compiler dumps only one.
+    alike = {look(i): schedules[i.name] for i, _, _ in reversed(runs) if i.name in schedules}
     begun: dict[str, str] = {}
-    return [
-        price
-        for instruction, home, trips in executed(module, module.entry, 1)
-        if (price := price_instruction(instruction, home, trips, module, topology, begun))
-    ]
+    prices = []
+    for instruction, home, trips in runs:
+        schedule = schedules.get(instruction.name) or alike.get(look(instruction))
+        cycles = scheduled_cycles(instruction, schedule, topology.chip)
+        price = price_instruction(instruction, home, trips, cycles, module, topology, begun)
+        prices += [price] if price else []
+    return prices
+
+
+def look(instruction: Instruction) -> Hashable:
+    """Returns what instructions of one schedule have in common."""
+    return (instruction.opcode, instruction.shape, instruction.iterations, instruction.cycles)
+
+
+def scheduled_cycles(
+    instruction: Instruction, schedule: Schedule | None, chip: Chip
+) -> float | None:
+    """Returns the cycles of one run; None if the schedule, or the trips of its loop, is unknown.
+
+    The two cores of a device, in v4 and v5p, share the trips.
+    """
+    if schedule is None or (schedule.per_trip and instruction.iterations is None):
+        return None
+    trips = (instruction.iterations or 0) * chip.devices / chip.cores
+    return schedule.once + schedule.per_trip * trips
 
 
 def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:
@@ -114,6 +156,7 @@ def price_instruction(
     instruction: Instruction,
     home: Computation,
     trips: int,
+    cycles: float | None,
     module: Module,
     topology: Topology,
     begun: dict[str, str],
@@ -122,6 +165,7 @@ def price_instruction(
 
     Args:
       instruction: in `home`, run `trips` times.
+      cycles: of one run, by its schedule; None if unknown.
       begun: channel of each collective that fusions carry, and the first of these fusions; is
         extended.
     """
@@ -130,28 +174,30 @@ def price_instruction(
         return None
     if opcode.endswith("-done") and opcode.removesuffix("-done") in SENT:
         return None
+    compute = 1e3 * trips * (cycles or 0) / chip.clock
+    estimate = 1e3 * trips * (instruction.cycles or 0) / chip.clock
     if sent := trips * bytes_sent(instruction, module, topology):
-        compiler_ms = 0.0
-        if opcode == "fusion":
-            # A collective may pass through several fusions, which compute meanwhile.
-            channel = CHANNEL.search(collective_of(instruction, module).text)
-            if channel and begun.setdefault(channel[1], instruction.name) != instruction.name:
-                sent = 0.0
-            compiler_ms = 1e3 * trips * (instruction.cycles or 0) / chip.clock
+        # A collective may pass through several fusions, which compute meanwhile.
+        if opcode != "fusion" or not instruction.iterations:
+            compute = estimate = 0.0
+        channel = opcode == "fusion" and CHANNEL.search(collective_of(instruction, module).text)
+        if channel and begun.setdefault(channel[1], instruction.name) != instruction.name:
+            sent = 0.0
         ms = 1e3 * sent / (chip.ici * share_of_links(instruction, chip))
-        price = Price(instruction, trips, compiler_ms, collective_bytes=sent, collective_ms=ms)
-        return price if sent or compiler_ms else None
-    if instruction.cycles:
-        ms = 1e3 * trips * instruction.cycles / chip.clock
-        return Price(instruction, trips, compiler_ms=ms)
+        price = Price(instruction, trips, compute, 0.0, True, estimate, sent, ms)
+        return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
-    if opcode == "custom-call" and RAGGED_DOT.search(f"{instruction.name} {instruction.op_name}"):
+    share = 1.0 if cycles else MEMORY_SHARE_OF_BANDWIDTH
+    if (
+        not cycles
+        and opcode == "custom-call"
+        and RAGGED_DOT.search(f"{instruction.name} {instruction.op_name}")
+    ):
         flops = ragged_dot_flops(instruction, operands)
-        seconds = flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
-    else:
-        moved = bytes_moved(instruction, operands, module)
-        seconds = moved / (MEMORY_SHARE_OF_BANDWIDTH * chip.hbm_bandwidth)
-    return Price(instruction, trips, roofline_ms=1e3 * trips * seconds)
+        compute, share = 1e3 * trips * flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops), 1.0
+    memory = bytes_moved(instruction, operands, module) / (share * chip.hbm_bandwidth)
+    price = Price(instruction, trips, compute, 1e3 * trips * memory, cycles is not None)
+    return replace(price, estimate_ms=estimate or price.ms) if price.ms else None
 
 
 def bytes_sent(instruction: Instruction, module: Module, topology: Topology) -> float:
@@ -202,32 +248,37 @@ def bytes_moved(instruction: Instruction, operands: Sequence[Instruction], modul
     elements that it changes. The same holds inside a fusion.
     """
     opcode = instruction.opcode
-    sizes = [operand.num_bytes for operand in operands]
+    sizes = [operand.hbm_bytes for operand in operands]
     if opcode in ("gather", "dynamic-slice"):
-        return 2 * instruction.num_bytes + sum(sizes[1:])
+        return (1 + bool(sizes[0])) * instruction.hbm_bytes + sum(sizes[1:])
     if opcode == "dynamic-update-slice":
         return 2 * sizes[1] + sum(sizes[2:])
     if opcode == "scatter":
         return 3 * sizes[2] + sizes[1]  # rows are read, added to and written
     if opcode != "fusion":
-        return instruction.num_bytes + sum(sizes)
+        return instruction.hbm_bytes + sum(sizes)
     inside = module.computations[instruction.called["calls"]]
     parameters = [i for i in inside.values() if i.opcode == "parameter"]
-    return sum(_read(parameter, inside) for parameter in parameters) + _written(inside)
+    parameters.sort(key=lambda i: int(re.search(r"parameter\((\d+)\)", i.text)[1]))
+    read = sum(
+        min(size, _read(parameter, inside))
+        for size, parameter in zip(sizes, parameters, strict=True)
+    )
+    return read + min(instruction.hbm_bytes, _written(inside))
 
 
-def _read(parameter: Instruction, inside: Computation) -> int:
+def _read(parameter: Instruction, inside: Computation) -> float:
     users = [i for i in inside.values() if parameter.name in i.operands]
     slices = ("gather", "dynamic-slice", "dynamic-update-slice", "scatter")
     if users and all(i.opcode in slices and i.operands[0] == parameter.name for i in users):
         return sum(i.num_bytes for i in users if i.opcode in ("gather", "dynamic-slice"))
-    return parameter.num_bytes
+    return math.inf
 
 
-def _written(inside: Computation) -> int:
+def _written(inside: Computation) -> float:
     root = root_of(inside)
     position = {"scatter": 2, "dynamic-update-slice": 1}.get(root.opcode)
-    return (root if position is None else inside[root.operands[position]]).num_bytes
+    return math.inf if position is None else inside[root.operands[position]].num_bytes
 
 
 def result_bytes(instruction: Instruction) -> int:
@@ -287,11 +338,14 @@ def part_of(op_name: str) -> str:
 
 
 def breakdown(prices: Iterable[Price]) -> dict[str, dict[str, float]]:
-    """Returns {part: {"ms", "roofline_ms", "collective_ms"}}, slowest part first."""
+    """Returns {part: {"ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"}}.
+
+    The slowest part comes first.
+    """
+    times = ("ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms")
     parts: dict[str, dict[str, float]] = {}
     for price in prices:
-        name = part_of(price.instruction.op_name)
-        part = parts.setdefault(name, dict.fromkeys(("ms", "roofline_ms", "collective_ms"), 0.0))
-        for time in part:
+        part = parts.setdefault(part_of(price.instruction.op_name), dict.fromkeys(times, 0.0))
+        for time in times:
             part[time] += getattr(price, time)
     return dict(sorted(parts.items(), key=lambda item: -item[1]["ms"]))

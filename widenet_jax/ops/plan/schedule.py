@@ -1,0 +1,63 @@
+"""The TPU compiler's schedules: what a core executes for each instruction, cycle by cycle.
+
+libtpu dumps the final program of every fusion and kernel as bundles, one per cycle and row.
+The bundles after register allocation still hold the stalls, as empty rows. The file of an
+instruction has the rows of its loop, marked by ">", and the rows around it.
+"""
+
+import re
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_STAGE = "packed-bundles-post-ra"
+_FILE = re.compile(rf"\d+-(.*)-\d+-{_STAGE}\.txt")
+_ROW = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:?\s*((?:> ?)*)\{(\s*\}|)")
+
+
+class Schedule(NamedTuple):
+    """The cycles of one instruction: `once`, and `per_trip` of its loop, 0 without a loop."""
+
+    once: int
+    per_trip: int
+
+
+Schedules = dict[str, Schedule]  # by the name of the instruction
+
+
+@cache
+def dump_directory() -> tempfile.TemporaryDirectory:
+    """Returns this process's directory for dumps, which is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="widenet_jax_schedules_")
+
+
+def dump_flags() -> str:
+    """Returns the flags with which libtpu writes schedules; it reads them when it is loaded."""
+    return (
+        f"--xla_jf_dump_to={dump_directory().name} --xla_jf_dump_llo_text=true "
+        f"--xla_jf_dump_llo_pass_label_regex=.*{_STAGE}.*"
+    )
+
+
+def take_schedules() -> Schedules:
+    """Reads the schedules of the programs compiled since the last call, and removes the files."""
+    found = {}
+    for file in Path(dump_directory().name).iterdir():
+        if name := _FILE.fullmatch(file.name):
+            with file.open() as rows:
+                found[name[1]] = count_rows(rows)
+        file.unlink()
+    return found
+
+
+def count_rows(rows: Iterable[str]) -> Schedule:
+    """Counts the bundles of one file; an empty bundle belongs to the loop of the one before it."""
+    once = per_trip = 0
+    inside = False
+    for row in rows:
+        if bundle := _ROW.match(row):
+            inside = inside if bundle[2] else bool(bundle[1])
+            once, per_trip = once + (not inside), per_trip + inside
+    return Schedule(once, per_trip)
