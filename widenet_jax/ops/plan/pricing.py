@@ -119,10 +119,12 @@ def scheduled_cycles(
 
     The two cores of a device, in v4 and v5p, share the trips.
     """
-    if schedule is None or (schedule.per_trip and instruction.iterations is None):
+    if schedule is None:
         return None
-    trips = (instruction.iterations or 0) * chip.devices / chip.cores
-    return schedule.once + schedule.per_trip * trips
+    trips = instruction.iterations or schedule.trips
+    if schedule.per_trip and trips is None:
+        return None
+    return schedule.once + schedule.per_trip * (trips or 0) * chip.devices / chip.cores
 
 
 def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:

@@ -5,6 +5,7 @@ The bundles after register allocation still hold the stalls, as empty rows. The 
 instruction has the rows of its loop, marked by ">", and the rows around it.
 """
 
+import math
 import re
 import tempfile
 from collections.abc import Iterable
@@ -15,13 +16,21 @@ from typing import NamedTuple
 _STAGE = "packed-bundles-post-ra"
 _FILE = re.compile(rf"\d+-(.*)-\d+-{_STAGE}\.txt")
 _ROW = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:?\s*((?:> ?)*)\{(\s*\}|)")
+_BOUNDS = re.compile(r"iteration_bounds: \((\d[\d, ]*?),?\)")
 
 
 class Schedule(NamedTuple):
-    """The cycles of one instruction: `once`, and `per_trip` of its loop, 0 without a loop."""
+    """The cycles of one instruction.
+
+    Attributes:
+      once: cycles outside its loop.
+      per_trip: cycles of a trip of its loop; 0 without a loop.
+      trips: of its loop; None if the file does not tell. A kernel's are its grid.
+    """
 
     once: int
     per_trip: int
+    trips: int | None = None
 
 
 Schedules = dict[str, Schedule]  # by the name of the instruction
@@ -55,9 +64,11 @@ def take_schedules() -> Schedules:
 def count_rows(rows: Iterable[str]) -> Schedule:
     """Counts the bundles of one file; an empty bundle belongs to the loop of the one before it."""
     once = per_trip = 0
-    inside = False
+    inside, trips = False, None
     for row in rows:
         if bundle := _ROW.match(row):
             inside = inside if bundle[2] else bool(bundle[1])
             once, per_trip = once + (not inside), per_trip + inside
-    return Schedule(once, per_trip)
+        elif trips is None and (bounds := _BOUNDS.match(row)):
+            trips = math.prod(map(int, bounds[1].split(",")))
+    return Schedule(once, per_trip, trips)
