@@ -117,14 +117,16 @@ def scheduled_cycles(
 ) -> float | None:
     """Returns the cycles of one run; None if the schedule, or the trips of its loop, is unknown.
 
-    The two cores of a device, in v4 and v5p, share the trips.
+    The two cores of a device, in v4 and v5p, share the trips; a kernel's are already shared out.
     """
     if schedule is None:
         return None
-    trips = instruction.iterations or schedule.trips
-    if schedule.per_trip and trips is None:
+    if schedule.trips is not None:  # a kernel's, of one core
+        return schedule.once + schedule.per_trip * schedule.trips
+    if schedule.per_trip and instruction.iterations is None:
         return None
-    return schedule.once + schedule.per_trip * (trips or 0) * chip.devices / chip.cores
+    trips = (instruction.iterations or 0) * chip.devices / chip.cores
+    return schedule.once + schedule.per_trip * trips
 
 
 def executed(module: Module, name: str, trips: int) -> Iterator[Executed]:
