@@ -4,6 +4,7 @@
   python scripts/plan.py --compare configs/imagenet.py:vit_l configs/imagenet.py:widenet_l
   python scripts/plan.py --paper                 every vision model of the paper, beside its Table 4
   python scripts/plan.py --counts                parameters of every row of its tables
+  python scripts/plan.py --calibrate             prices beside times that others measured on TPUs
 
 Any field of the configs can be set, as in --config.batch_size=2048. Exit codes: 0 done, 2 your
 input.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DATA_SIZES = ("num_examples", "num_classes", "vocab_size")
 PAPER_CONFIG = "configs/imagenet.py"
+NOTE = partial(print, file=sys.stderr, flush=True)
 
 
 def main(argv: Argv = None) -> int:
@@ -41,6 +43,10 @@ def main(argv: Argv = None) -> int:
     what.add_argument("--compare", metavar="FILE[:VARIANT]", nargs="+", help="tabulate several")
     what.add_argument("--paper", action="store_true", help="tabulate the paper's vision models")
     what.add_argument("--counts", action="store_true", help="parameters of the paper's tables")
+    measured = {"nargs": "?", "const": True, "metavar": "FILE"}
+    what.add_argument("--calibrate", **measured, help="compare with measured times")
+    add("--rows", nargs="+", metavar="NAME", help="with --calibrate: these workloads alone")
+    add("--out", metavar="FILE.png", help="with --calibrate: draw predicted / measured")
     add("--topology", default="v3-256", metavar="TPU", help="v3-256, v4-128, v5e-16, v3:8x16, ...")
     add("--json", action="store_true", help="print JSON and nothing else")
     add("--breakdown", action="store_true", help="add where the step's time goes")
@@ -73,6 +79,9 @@ def run(options: Options) -> None:
         rows = count_rows()
         show(options, rows, counts_table(rows))
         return
+    if options.calibrate:
+        calibrate_rows(options)
+        return
     reports = plan(options)
     from widenet_jax.ops.plan.report import breakdown_table, comparison, plan_rows
 
@@ -80,6 +89,20 @@ def run(options: Options) -> None:
     for report in reports if options.breakdown else ():
         parts.append(f"{report['config']}\n{breakdown_table(report['breakdown'])}")
     show(options, reports[0] if options.config else reports, "\n\n".join(parts))
+
+
+def calibrate_rows(options: Options) -> None:
+    """Prices the measured workloads, and shows and draws predicted / measured."""
+    from widenet_jax.ops.plan import calibrate
+
+    file = calibrate.MEASUREMENTS if options.calibrate is True else options.calibrate
+    rows = [
+        calibrate.calibrate(row, user_cache("plan"), NOTE)
+        for row in calibrate.read_measurements(str(file), options.rows)
+    ]
+    if options.out:
+        calibrate.draw(rows, options.out)
+    show(options, rows, calibrate.calibration_table(rows))
 
 
 def plan(options: Options) -> list[dict[str, Any]]:
@@ -99,8 +122,7 @@ def plan(options: Options) -> list[dict[str, Any]]:
     from widenet_jax.ops.plan.planner import plan_run
     from widenet_jax.ops.plan.pricing import breakdown
 
-    note = partial(print, file=sys.stderr, flush=True)
-    compiler = TpuCompiler(topology, cache=user_cache("plan"), note=note)
+    compiler = TpuCompiler(topology, cache=user_cache("plan"), note=NOTE)
     reports = []
     for config in configs:
         facts, prices = plan_run(*config, compiler, options.price_per_core_hour)

@@ -64,7 +64,7 @@ class TpuCompiler:
     """Compiles training steps for one slice, with a cache on disk.
 
     Args:
-      topology: the slice.
+      topology: the slice; its `devices` are an attribute.
       cache: directory of compiled steps.
       note: receives a line before each compilation; an attribute, for the planner's own lines.
 
@@ -74,7 +74,7 @@ class TpuCompiler:
 
     def __init__(self, topology: Topology, *, cache: Path, note: Callable[[str], None] = print):
         self.topology, self._cache, self.note = topology, cache, note
-        self._devices = tpu_devices(topology)
+        self.devices = tpu_devices(topology)
 
     def compile(self, name: str, config: ConfigDict, data: DataInfo) -> CompiledStep:
         """Compiles the training step of `config`; `name` stands for it in notes.
@@ -82,7 +82,10 @@ class TpuCompiler:
         Raises:
           BadInputError: the config contradicts itself, the data or the slice.
         """
-        lowered = lower_step(build_experiment(config, data, self._devices))
+        return self.compile_lowered(name, lower_step(build_experiment(config, data, self.devices)))
+
+    def compile_lowered(self, name: str, lowered: Any) -> CompiledStep:
+        """Compiles a lowered program, unless the cache has it."""
         place = self._cache / f"{fingerprint(lowered, self.topology)}.json.gz"
         if place.is_file():
             return stored_step(json.loads(gzip.decompress(place.read_bytes())))

@@ -1,0 +1,93 @@
+"""plan.py --calibrate: prices beside measured times, and the file of measurements."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from widenet_jax.cli.plan import main
+from widenet_jax.ops.plan.calibrate import MEASUREMENTS, bands, read_measurements
+
+ROWS = """
+import jax
+
+from widenet_jax.ops.plan.calibrate import Measurement, Program
+
+
+def product(size):
+    x = jax.ShapeDtypeStruct((size, size), jax.numpy.bfloat16)
+    return lambda: [Program(0.5, jax.numpy.dot, (x, x))]
+
+
+ROWS = [
+    Measurement("large", "v5e-1", 0.7, "device's trace", "a page, 2026", product(4096)),
+    Measurement("small", "v5e-1", 1.0, "device's trace", "a page, 2026", product(1024), bound=True),
+]
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="the TPU compiler is not installed: pip install -e '.[plan]'",
+)
+def test_a_file_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Half of 2 x 4096 cubed operations takes 0.349 ms at the peak of a v5e chip."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # libtpu aborts on a flag it does not know
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file, picture = tmp_path / "rows.py", tmp_path / "ratios.png"
+    file.write_text(ROWS)
+    argv = [f"--calibrate={file}", "--rows", "large", f"--out={picture}"]
+    assert main([*argv, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert 0.349 <= row["ms"] <= 1.1 * 0.349
+    assert row["ratio"] == row["ms"] / 0.7
+    assert row["apart_ms"] == row["serial_ms"] + row["collective_ms"] > row["ms"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    # The second time the row comes from the cache.
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    header, _, line, *_, last = out.splitlines()
+    cells = dict(zip(*([c.strip() for c in t.split("|")] for t in (header, line)), strict=True))
+    assert cells["workload"] == "large" and cells["ratio"] == f"{row['ratio']:.2f}"
+    assert last.startswith(f"all: predicted / measured {row['ratio']:.2f} to")
+
+
+def test_bands_leave_bounds_out():
+    ratios = {"a": 0.8, "b": 1.2, "c": 0.1}
+    rows = [
+        {"tpu": "v3-8", "ratio": ratio, "apart_ratio": 2 * ratio, "bound": name == "c"}
+        for name, ratio in ratios.items()
+    ]
+    band = "predicted / measured 0.80 to 1.20, 1.60 to 2.40 without overlap (2 rows)"
+    assert bands(rows) == [f"v3: {band}", f"all: {band}"]
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "rows.py").write_text(ROWS)
+    assert main([f"--calibrate={tmp_path / 'rows.py'}", "--rows", "larg"]) == 2
+    assert "--rows larg: did you mean large? there are large, small" in capsys.readouterr().err
+    assert main([f"--calibrate={tmp_path / 'none.py'}"]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_an_installation_has_no_measurements(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys):
+    monkeypatch.setattr("widenet_jax.ops.plan.calibrate.MEASUREMENTS", tmp_path / "rows.py")
+    assert main(["--calibrate"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "part of a checkout" in err
+
+
+@pytest.mark.slow
+def test_every_measured_workload_is_traced():
+    rows = read_measurements(str(MEASUREMENTS), None)
+    assert len({row.tpu.partition("-")[0] for row in rows}) == 5
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:1]), ("data",))):
+        for row in rows:
+            for _, function, args in row.programs():
+                jax.eval_shape(function, *args)

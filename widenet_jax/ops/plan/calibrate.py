@@ -1,0 +1,157 @@
+"""Compares prices with times that others measured on TPUs.
+
+A file of measurements has ROWS, a sequence of `Measurement`. Every row's programs are compiled and
+priced as a plan's step is; their weighted sum stands beside the measured time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from widenet_jax.config.files import PACKAGE, import_file
+from widenet_jax.errors import BadInputError, known_names
+from widenet_jax.ops.plan.compile import TpuCompiler
+from widenet_jax.ops.plan.hlo import parse
+from widenet_jax.ops.plan.pricing import price_module
+from widenet_jax.ops.plan.topology import parse_topology
+from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.tables import table_of
+
+MEASUREMENTS = PACKAGE.parent / "scripts" / "compare" / "tpu_measurements.py"
+
+
+class Program(NamedTuple):
+    """A function to compile, and its share of a measurement.
+
+    Attributes:
+      weight: (time of 8 layers - time of 1 layer) / 7 has the weights 1/7 and -1/7.
+      function: of arrays.
+      args: ShapeDtypeStructs; their shardings name the axis "data", of all devices.
+    """
+
+    weight: float
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A time that somebody measured.
+
+    Attributes:
+      name: one word; rows of several slices may share it.
+      tpu: the slice, such as "v5e-256".
+      ms: measured milliseconds.
+      timed: how: by a device's trace, the host's clock, in a training loop.
+      source: where the time and the settings are published, and when.
+      programs: makes the programs; called within a mesh of `devices`.
+      devices: that run the program together; 1: a program of one device.
+      note: settings that the source leaves open, as chosen here.
+      bound: the time contains other work, so that the step took less; not part of the band.
+    """
+
+    name: str
+    tpu: str
+    ms: float
+    timed: str
+    source: str
+    programs: Callable[[], Sequence[Program]]
+    devices: int = 1
+    note: str = ""
+    bound: bool = False
+
+
+def read_measurements(file: str, names: Sequence[str] | None) -> list[Measurement]:
+    """Returns the rows of a file, or those that `names` chooses.
+
+    Raises:
+      BadInputError: the file is missing, or has no row of such a name.
+    """
+    if not Path(file).is_file():
+        hint = " (it is part of a checkout, not of an installation)" * (file == str(MEASUREMENTS))
+        raise BadInputError(f"--calibrate: there is no file {file}{hint}")
+    rows = import_file(file).ROWS
+    known = {row.name: None for row in rows}
+    for name in names or known:
+        if name not in known:
+            raise BadInputError(f"--rows {name}: {known_names(name, known)}")
+    return [row for row in rows if row.name in (names or known)]
+
+
+def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dict[str, Any]:
+    """Compiles and prices a row's programs."""
+    compiler = TpuCompiler(parse_topology(row.tpu, field=row.name), cache=cache, note=note)
+    mesh = Mesh(np.array(compiler.devices[: row.devices]), ("data",))
+    times = dict.fromkeys(("ms", "serial_ms", "estimate_ms", "roofline_ms", "collective_ms"), 0.0)
+    with jax.set_mesh(mesh):
+        for weight, function, args in row.programs():
+            step = compiler.compile_lowered(row.name, jax.jit(function).lower(*args))
+            if not step.fits:
+                raise BadInputError(f"--rows {row.name}: it does not fit a device of {row.tpu}")
+            for price in price_module(parse(step.hlo), step.schedules, compiler.topology):
+                for time in times:
+                    times[time] += weight * getattr(price, time)
+    facts = {key: getattr(row, key) for key in ("name", "tpu", "timed", "source", "note", "bound")}
+    facts |= {"measured_ms": row.ms, **times}
+    facts["apart_ms"] = times["serial_ms"] + times["collective_ms"]
+    for ratio, time in (("ratio", "ms"), ("apart_ratio", "apart_ms"), ("old", "estimate_ms")):
+        facts[ratio] = facts[time] / row.ms
+    return facts
+
+
+def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Formats the rows as a Markdown table, and the band of each generation below it."""
+
+    def number(name: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: format(row[name], spec)
+
+    columns = {
+        "workload": lambda row: row["name"],
+        "TPU": lambda row: row["tpu"],
+        "measured ms": lambda row: f"{'at most ' * row['bound']}{row['measured_ms']:.4g}",
+        "predicted ms": number("ms", ".4g"),
+        "without overlap": number("apart_ms", ".4g"),
+        "ratio": number("ratio", ".2f"),
+        "ratio without overlap": number("apart_ratio", ".2f"),
+        "ratio by estimate": number("old", ".2f"),
+        "timed": lambda row: row["timed"],
+        "source": lambda row: "; ".join(filter(None, (row["source"], row["note"]))),
+    }
+    return "\n".join([table_of(columns, rows), "", *bands(rows)])
+
+
+def bands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each generation and one for all: the span of predicted / measured."""
+    kept = [row for row in rows if not row["bound"]]
+    lines = []
+    for name in [*dict.fromkeys(row["tpu"].partition("-")[0] for row in kept), "all"]:
+        some = [row for row in kept if name == "all" or row["tpu"].startswith(name)]
+        low, *_, high = sorted([row["ratio"] for row in some] * 2)
+        apart = [row["apart_ratio"] for row in some]
+        lines.append(
+            f"{name}: predicted / measured {low:.2f} to {high:.2f}, "
+            f"{min(apart):.2f} to {max(apart):.2f} without overlap ({len(some)} rows)"
+        )
+    return lines
+
+
+def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
+    """Draws predicted / measured, a line for each row from overlap to none; PNG."""
+    figure, axis = subplots(size=(8, 1.5 + 0.3 * len(rows)))
+    names = [f"{row['name']} {row['tpu']}" + " (bound)" * row["bound"] for row in rows]
+    places = range(len(rows), 0, -1)
+    for place, row in zip(places, rows, strict=True):
+        axis.plot([row["ratio"], row["apart_ratio"]], [place] * 2, color="C0")
+    axis.plot([row["ratio"] for row in rows], places, "o", color="C0", label="by schedule")
+    axis.plot([row["old"] for row in rows], places, "x", color="C1", label="by estimate")
+    axis.axvline(1, color="black", lw=1)
+    axis.set(xscale="log", xlabel="predicted / measured; the line ends where nothing overlaps")
+    axis.set_yticks(places, names)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    save(figure, out)
