@@ -137,6 +137,7 @@ ATTENTION = {  # config.model.attention
     "name": ("full", "full; relative: by distance, to a memory and earlier tokens"),
     "num_heads": (12, "N", 1, 2**12),
     "head_dim": (0, "H, of each of the N heads; 0: D / N", 0, 2**16),
+    "implementation": ("auto", "auto, xla, pallas (TPUs), cudnn (GPUs): equal up to rounding"),
 }
 EXPERTS = {  # config.model.moe
     "mlp_dim": (4096, "hidden width of an expert", 1, 2**18),

@@ -78,6 +78,12 @@ def platform() -> str:
     return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
+def device_kind() -> str:
+    """Returns the devices' kind, such as "TPU v3": of the current mesh, or without one JAX's."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.devices()[0].device_kind if mesh.empty else mesh.abstract_device.device_kind
+
+
 def on_each_device(function: Callable, replicated: PyTree, *batched: PyTree) -> Array:
     """Calls `function(replicated, *batched)` on each device with its own shard of `batched`.
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from compiled import apply, equations_in, init
 
-from widenet_jax.nn.attention.full import MultiHeadAttention, attend
+from widenet_jax.nn.attention import attend
+from widenet_jax.nn.attention.full import MultiHeadAttention
 from widenet_jax.nn.attention.relative import relative_attend
 
 B, T, D, N = 2, 5, 8, 2

@@ -30,6 +30,10 @@ To add one: a file with a class, and one entry below, the class or its dotted na
 
 import flax.linen as nn
 
+from widenet_jax.nn.attention.implementations import attend
+
+__all__ = ["ATTENTIONS", "attend"]
+
 ATTENTIONS: dict[str, type[nn.Module] | str] = {
     "full": "widenet_jax.nn.attention.full:MultiHeadAttention",
     "relative": "widenet_jax.nn.attention.relative:RelativeAttention",

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.attention.distances import distance_basis, rotate
-from widenet_jax.nn.attention.full import MultiHeadAttention, attention_gradients, centred
+from widenet_jax.nn.attention.full import HeadProjections
+from widenet_jax.nn.attention.implementations import attention_gradients, centred
 from widenet_jax.nn.dense import KernelAndBias, linear
 from widenet_jax.typing import Array, Aux
 
@@ -61,7 +62,7 @@ def relative_attend(
 def _attend(*arrays: Array) -> Array:
     """Computes causal attention with the scores query key + at_query at_key.
 
-    The gradient is written out as in `nn.attention.full.attend`: scores are kept in the inputs'
+    The gradient is written out as in `implementations.attend_xla`: scores are kept in the inputs'
     dtype, weights are recomputed, and gradients of queries use centred keys. Unlike there, the sum
     of the exponentials is one more column of the product with the values, which saves a pass over
     the scores.
@@ -120,7 +121,7 @@ def beside(left: Array, right: Array) -> Array:
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-class RelativeAttention(MultiHeadAttention):
+class RelativeAttention(HeadProjections):
     """Attention over a memory and the tokens up to the query's, then an output projection.
 
     Parameters: the kernels query, key, value, position [D, N H] and out [N H, D], all without
@@ -133,7 +134,7 @@ class RelativeAttention(MultiHeadAttention):
     i - j rather than j - i, so that sines have the other sign; and scores are divided by sqrt(H)
     rather than multiplied by a learned number.
 
-    Attributes: as of `MultiHeadAttention`.
+    Attributes: as of `HeadProjections`.
     """
 
     needs_memory = True

@@ -31,6 +31,8 @@ from widenet_jax.typing import Array
 LANES = 128
 HEAD_DIMS = (64, 128)
 LONGEST = 1024  # T: longer rows do not fit into a core's memory
+WHOLE = 512  # T: longer rows are processed in blocks of queries
+LIMITS = f"it takes T of at most {LONGEST:,}, H of 64 or 128, and N H a multiple of {LANES}"
 LOWEST = -1e30  # the score of a hidden key; finite, so that a query without any key is not NaN
 
 
@@ -87,62 +89,81 @@ class Settings(NamedTuple):
         ]
 
 
-def fits(shape: tuple[int, ...]) -> bool:
-    """Returns whether the kernel takes queries, keys and values of [B, T, N, H]."""
+def takes(shape: tuple[int, ...]) -> bool:
+    """Returns whether the kernel takes queries, keys and values of [B, T, N, H], see LIMITS."""
     _, T, N, H = shape
     return T <= LONGEST and H in HEAD_DIMS and N * H % LANES == 0
+
+
+def hidden_keys(mask: Array | None, segment_ids: Array | None) -> Array | None:
+    """Returns what hides keys: [B, 1, T] float32, added to the scores of each key, or [B, 2, T].
+
+    The latter holds a number of each key and of each query, which see each other where these are
+    equal. It has the segments; no query has a masked key's number. None: all keys are visible.
+    """
+    if segment_ids is None:
+        return None if mask is None else jnp.where(mask, 0, LOWEST).astype(jnp.float32)[:, None]
+    keys = segment_ids if mask is None else jnp.where(mask, segment_ids, -1)
+    return jnp.stack([keys, segment_ids], axis=1).astype(jnp.float32)
 
 
 def kernel_attend(
     query: Array,  # [B, T, N, H], already scaled by 1/sqrt(H)
     key: Array,  # [B, T, N, H]
     value: Array,  # [B, T, N, H]
-    ids: Array | None,  # [B, 2, T] float32: a query sees the keys whose ids[:, 1] is its ids[:, 0]
+    hidden: Array | None,  # [B, 1 or 2, T] float32, see `hidden_keys`
     *,
-    first_generations: bool,
+    float32_only: bool,
     interpret: bool,
 ) -> Array:
     """Computes softmax(query key^T) value for each head of each example.
 
-    The shape must fit, see `fits`. Nothing is partitioned: see `sharding.on_each_device`.
+    The shape must be one that the kernel `takes`. Nothing is partitioned: see
+    `sharding.on_each_device`.
 
     Args:
-      first_generations: for a TPU v2 or v3, whose kernels multiply float32 operands only.
+      float32_only: for a TPU v2 or v3, whose kernels multiply float32 operands only.
       interpret: runs the kernel without a TPU, for tests.
 
     Returns:
       [B, T, N, H], of the queries' dtype.
     """
     *lead, N, H = query.shape
-    dtype = jnp.float32 if first_generations else query.dtype
+    dtype = jnp.float32 if float32_only else query.dtype
     flat = [x.reshape(*lead, N * H).astype(dtype) for x in (query, key, value)]
-    heads = (2 if N * H % (2 * LANES) == 0 else 1) * LANES // H
-    settings = Settings(H, heads, str(jnp.dtype(dtype)), not first_generations, interpret)
-    return _attend(*flat, ids, settings).reshape(query.shape).astype(query.dtype)
+    # Two groups of 128 lanes a step keep the units busier; long rows leave no memory for them.
+    groups = 2 if N * H % (2 * LANES) == 0 and query.shape[1] <= WHOLE else 1
+    heads = groups * LANES // H
+    settings = Settings(H, heads, str(jnp.dtype(dtype)), not float32_only, interpret)
+    return _attend(*flat, hidden, settings).reshape(query.shape).astype(query.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(query: Array, key: Array, value: Array, ids: Array | None, settings: Settings) -> Array:
-    return _attend_forward(query, key, value, ids, settings)[0]
+def _attend(
+    query: Array, key: Array, value: Array, hidden: Array | None, settings: Settings
+) -> Array:
+    return _attend_forward(query, key, value, hidden, settings)[0]
 
 
 def _attend_forward(
-    query: Array, key: Array, value: Array, ids: Array | None, settings: Settings
+    query: Array, key: Array, value: Array, hidden: Array | None, settings: Settings
 ) -> tuple[Array, tuple]:
     B, T, width = query.shape
     statistics = jax.ShapeDtypeStruct(
         (B, width // settings.width, 2 * settings.heads, T), jnp.float32
     )
     out, softmax = call(
-        "attend_forward", forward_step, (query, key, value), (query, statistics), ids, settings
+        "attend_forward", forward_step, (query, key, value), (query, statistics), hidden, settings
     )
-    return out, (query, key, value, out, softmax, ids)
+    return out, (query, key, value, out, softmax, hidden)
 
 
 def _attend_backward(settings: Settings, saved: tuple, d_out: Array) -> tuple:
-    *operands, ids = saved
+    *operands, hidden = saved
     results = [jax.ShapeDtypeStruct(d_out.shape, d_out.dtype)] * 3
-    gradients = call("attend_backward", backward_step, (*operands, d_out), results, ids, settings)
+    gradients = call(
+        "attend_backward", backward_step, (*operands, d_out), results, hidden, settings
+    )
     return *gradients, None
 
 
@@ -154,10 +175,10 @@ def call(
     step: Callable,
     operands: tuple[Array, ...],
     results: tuple,
-    ids: Array | None,
+    hidden: Array | None,
     settings: Settings,
 ) -> list[Array]:
-    """Calls `step(ids, settings, *refs)` for every example and some heads."""
+    """Calls `step(hidden, settings, *refs)` for every example and some heads."""
     B, T, width = operands[0].shape
 
     def spec(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
@@ -165,13 +186,13 @@ def call(
             return pl.BlockSpec((None, T, settings.width), lambda b, n: (b, 0, n))
         return pl.BlockSpec((None, None, *x.shape[2:]), lambda b, n: (b, n, 0, 0))
 
-    hidden = [] if ids is None else [ids]
+    hidden = [] if hidden is None else [hidden]
     kernel = functools.partial(step, settings, bool(hidden))
     return pl.pallas_call(
         kernel,
         grid=(B, width // settings.width),
         in_specs=[
-            *(pl.BlockSpec((None, 2, T), lambda b, n: (b, 0, 0)) for _ in hidden),
+            *(pl.BlockSpec((None, *x.shape[1:]), lambda b, n: (b, 0, 0)) for x in hidden),
             *map(spec, operands),
         ],
         out_specs=[spec(x) for x in results],
@@ -189,7 +210,7 @@ def forward_step(settings: Settings, hides: bool, *refs: jax.Ref) -> None:
     outs = []
     for block, scores in one_ahead(
         lambda at: hide(settings.dot(keys[at.head], q[at.queries, at.lanes], 1, 1), at),
-        settings.blocks(q.shape[0], 512),
+        settings.blocks(q.shape[0], WHOLE),
     ):
         largest = scores.max(axis=0, keepdims=True)
         weights = jnp.exp(scores - largest)
@@ -211,7 +232,7 @@ def backward_step(settings: Settings, hides: bool, *refs: jax.Ref) -> None:
     q, k, v, out, softmax, d_out = (ref[...] for ref in refs[:6])
     dq_ref, dk_ref, dv_ref = refs[6:]
     keys, values = per_head(k, settings), per_head(v, settings)
-    # The gradient of a query's scores sums to zero up to rounding: see `full.attend`.
+    # The gradient of a query's scores sums to zero up to rounding: see `attend_xla`.
     exact = k.astype(jnp.float32)
     centred = turned(exact - exact.mean(axis=0, keepdims=True), settings)
     along = (out.astype(jnp.float32) * d_out.astype(jnp.float32)).T  # [width, T]
@@ -224,7 +245,7 @@ def backward_step(settings: Settings, hides: bool, *refs: jax.Ref) -> None:
             hide(settings.dot(keys[at.head], q[at.queries, at.lanes], 1, 1), at),
             settings.dot(values[at.head], d_out[at.queries, at.lanes], 1, 1),
         ),
-        settings.blocks(T, T if T <= 512 else 256),
+        settings.blocks(T, T if T <= WHOLE else WHOLE // 2),
     ):
         queries, head, lanes, _ = block
         rows = settings.rows(head)
@@ -259,11 +280,13 @@ def hiding(hides: bool, refs: tuple) -> tuple[Callable, tuple]:
     """Returns the function that hides keys in scores [T, size] of a block, and the other refs."""
     if not hides:
         return lambda scores, block: scores, refs
-    ids, *refs = refs
-    T = ids.shape[-1]
+    hidden, *refs = refs
+    rows, T = hidden.shape
     # Keys lie along sublanes. A transposition moves whole tiles of 8 rows.
-    of_keys = jnp.broadcast_to(ids[1:2], (8, T)).T[:, :1]
-    of_queries = ids[0:1]
+    of_keys = jnp.broadcast_to(hidden[0:1], (8, T)).T[:, :1]
+    if rows == 1:
+        return lambda scores, block: scores + of_keys, tuple(refs)
+    of_queries = hidden[1:2]
     return (
         lambda scores, block: jnp.where(of_keys == of_queries[:, block.queries], scores, LOWEST),
         tuple(refs),

@@ -1,0 +1,180 @@
+"""Full attention, and its implementations.
+
+  xla     products and a softmax that the compiler fuses as it can; runs everywhere
+  pallas  one kernel in each direction for TPUs, see `pallas`; on a CPU it is interpreted, for tests
+  cudnn   NVIDIA's kernel, for bfloat16 and float16 on a GPU
+  auto    a run measures its platform's kernel on the device first, see `run.attention`; elsewhere
+          pallas on a TPU for rows of at least 384 tokens, where its shapes allow it, or else xla
+
+All compute the same up to rounding.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.sharding import device_kind, on_each_device, platform
+from widenet_jax.typing import Array
+
+AUTO = "auto"
+FIELD = "config.model.attention.implementation"
+PAYS_FROM = 384  # T: below it a plan prices the kernel no lower than XLA's attention
+
+
+def attend(
+    query: Array,  # [B, Tq, N, H], already scaled by 1/sqrt(H)
+    key: Array,  # [B, Tk, N, H]
+    value: Array,  # [B, Tk, N, H]
+    *,
+    mask: Array | None = None,
+    segment_ids: Array | None = None,
+    implementation: str = AUTO,
+) -> Array:
+    """Computes softmax(query key^T) value for each head.
+
+    Args:
+      query, key, value: their dtype is the result's.
+      mask: [B, Tk] bool, True for keys that may be attended to; None: all.
+      segment_ids: [B, T] int32, T = Tq = Tk: tokens attend to those with their number only.
+      implementation: a key of `IMPLEMENTATIONS`, or "auto".
+
+    Returns:
+      [B, Tq, N, H]. A query without any key to attend to gets a finite vector without meaning.
+
+    Raises:
+      BadInputError: an unknown implementation, or one that cannot run here or with these shapes.
+    """
+    if implementation == AUTO:
+        fast = platform() == "tpu" and query.shape[1] >= PAYS_FROM and fits(query, key)
+        implementation = "pallas" if fast else "xla"
+    run = choose(IMPLEMENTATIONS, implementation, field=FIELD)
+    return run(query, key, value, mask, segment_ids)
+
+
+@jax.custom_vjp
+def attend_xla(
+    query: Array,  # [B, Tq, N, H], already scaled by 1/sqrt(H)
+    key: Array,  # [B, Tk, N, H]
+    value: Array,  # [B, Tk, N, H]
+    mask: Array | None,  # [B, Tk] bool, True for keys that may be attended to
+    segment_ids: Array | None,  # [B, T] int32: tokens attend to those with their number only
+) -> Array:  # [B, Tq, N, H]
+    """Computes softmax(query key^T) value for each head, see `attend`.
+
+    Scores have the inputs' dtype, the softmax runs in float32. The gradient is written out (Dao et
+    al. 2022, algorithm 4, without its blocks): the forward pass keeps the scores and, for each
+    query, their maximum and one over the sum of their exponentials; the backward pass recomputes
+    the weights inside the products that use them, so that nothing of the scores' size is stored in
+    float32.
+
+    The query gradient uses mean-centred keys. Each row of d_scores sums to zero only up to bfloat16
+    rounding, and the residue would be multiplied by the component that all keys have in common.
+    """
+    return _attend_forward(query, key, value, mask, segment_ids)[0]
+
+
+def _attend_forward(
+    query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
+) -> tuple[Array, tuple]:
+    # Scores lie as [B, N, Tk, Tq]: summing over the last but one axis is cheap on a TPU.
+    scores = jnp.einsum("bknh,bqnh->bnkq", key, query)
+    # Finite, so that a softmax over no key at all (an example that is all padding) is not NaN.
+    lowest = jnp.finfo(scores.dtype).min
+    if mask is not None:
+        scores = jnp.where(mask[:, None, :, None], scores, lowest)
+    if segment_ids is not None:
+        same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+        scores = jnp.where(same, scores, lowest)
+    largest = scores.max(axis=2, keepdims=True).astype(jnp.float32)
+    total = jnp.exp(scores.astype(jnp.float32) - largest).sum(axis=2, keepdims=True)
+    softmax = (scores, largest, 1 / total)
+    out = jnp.einsum("bnkq,bknh->bqnh", _weights(*softmax).astype(value.dtype), value)
+    return out, (query, key, value, softmax, out)
+
+
+def _attend_backward(saved: tuple, d_out: Array) -> tuple:
+    query, key, value, softmax, out = saved
+    gradients, _ = attention_gradients(_weights(*softmax), query, key, value, out, d_out)
+    return *gradients, None, None
+
+
+def attention_gradients(
+    weights: Array,  # [B, N, Tk, Tq] float32, the softmax over the keys
+    query: Array,  # [B, Tq, N, H]
+    key: Array,  # [B, Tk, N, H]
+    value: Array,  # [B, Tk, N, H]
+    out: Array,  # [B, Tq, N, H]
+    d_out: Array,
+) -> tuple[tuple[Array, Array, Array], Array]:
+    """Returns the gradients of query, key and value, and of the scores, [B, N, Tk, Tq]."""
+    d_value = jnp.einsum("bnkq,bqnh->bknh", weights.astype(value.dtype), d_out)
+    d_weights = jnp.einsum("bknh,bqnh->bnkq", value, d_out)
+    # sum_k weights * d_weights, without a pass over the scores.
+    along = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)  # [B, Tq, N]
+    d_scores = weights * (d_weights.astype(jnp.float32) - along.swapaxes(1, 2)[:, :, None])
+    d_scores = d_scores.astype(query.dtype)
+    d_query = jnp.einsum("bnkq,bknh->bqnh", d_scores, centred(key, axis=1))
+    d_key = jnp.einsum("bnkq,bqnh->bknh", d_scores, query)
+    return (d_query, d_key, d_value), d_scores
+
+
+def centred(keys: Array, *, axis: int) -> Array:
+    """Subtracts the mean over `axis`, in float32, see `attend_xla`."""
+    exact = keys.astype(jnp.float32)
+    return (exact - exact.mean(axis, keepdims=True)).astype(keys.dtype)
+
+
+def _weights(scores: Array, largest: Array, scale: Array) -> Array:
+    # Not exp(scores - logsumexp): one rounded large number would change all weights of
+    # a query, at scores of 30 several times what is lost elsewhere.
+    return jnp.exp(scores.astype(jnp.float32) - largest) * scale
+
+
+attend_xla.defvjp(_attend_forward, _attend_backward)
+
+
+def fits(query: Array, key: Array) -> bool:
+    """Returns whether the Pallas kernel takes these shapes."""
+    from widenet_jax.nn.attention.pallas import takes
+
+    return query.shape == key.shape and takes(query.shape)
+
+
+def attend_pallas(
+    query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
+) -> Array:
+    """Computes attention by the Pallas kernel on each device's share of the batch."""
+    from widenet_jax.nn.attention.pallas import LIMITS, hidden_keys, kernel_attend
+
+    if not fits(query, key):
+        raise BadInputError(f"{FIELD}=pallas: {LIMITS}; here [B, T, N, H] is {query.shape}")
+    if platform() not in ("tpu", "cpu"):
+        raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")
+    run = functools.partial(
+        kernel_attend,
+        float32_only=device_kind() in ("TPU v2", "TPU v3"),
+        interpret=platform() == "cpu",
+    )
+    operands = (query, key, value, hidden_keys(mask, segment_ids))
+    return on_each_device(lambda _, *shard: run(*shard), None, *operands)
+
+
+def attend_cudnn(
+    query: Array, key: Array, value: Array, mask: Array | None, segment_ids: Array | None
+) -> Array:
+    """Computes attention by cuDNN's kernel."""
+    if platform() != "gpu" or query.dtype not in (jnp.bfloat16, jnp.float16):
+        raise BadInputError(
+            f"{FIELD}=cudnn needs an NVIDIA GPU and config.model.dtype=bfloat16; use auto"
+        )
+    visible = None if mask is None else mask[:, None, None]
+    if segment_ids is not None:
+        same = (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
+        visible = same if visible is None else same & visible
+    attention = functools.partial(jax.nn.dot_product_attention, scale=1.0, implementation="cudnn")
+    return attention(query, key, value, mask=visible)
+
+
+IMPLEMENTATIONS = {"xla": attend_xla, "pallas": attend_pallas, "cudnn": attend_cudnn}
