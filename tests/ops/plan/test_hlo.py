@@ -1,6 +1,12 @@
 """The HLO parser on lines as the TPU compiler writes them."""
 
-from widenet_jax.ops.plan.hlo import parse_instruction
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from widenet_jax.ops.plan.hlo import hbm_bytes, kernel_grid, parse_instruction
 
 MATMUL = (
     "  ROOT %fusion.7 = bf16[16,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%p.1, /*index=1*/%p.2), "
@@ -30,3 +36,25 @@ def test_a_tuple_of_results_with_comments_and_tilings():
     assert reduce.opcode == "all-reduce" and not reduce.is_root and reduce.cycles is None
     assert reduce.arrays == (("f32", (768,)), ("bf16", (3, 4)), ("f32", ()))
     assert reduce.num_bytes == 768 * 4 + 12 * 2 + 4
+
+
+def test_bytes_in_hbm_with_the_padding_of_tiles():
+    """[16, 196, 196] is padded to [16, 200, 256], and its transpose to [16, 200, 256] as well."""
+    for order in ("2,1,0", "1,2,0"):
+        shape = f"bf16[16,196,196]{{{order}:T(8,128)(2,1)}}"
+        assert hbm_bytes(shape) == 16 * 200 * 256 * 2
+    assert hbm_bytes("f32[100]{0:T(128)}") == 128 * 4
+    assert hbm_bytes("(f32[8]{0:T(256)S(1)}, u8[3,5])") == 15
+
+
+def test_the_grid_of_a_kernel():
+    """Lowered for a TPU, which takes none: [32, 256] in blocks of 8 rows and 128 columns."""
+
+    def double(x_ref, y_ref):
+        y_ref[...] = 2 * x_ref[...]
+
+    x = jax.ShapeDtypeStruct((32, 256), jnp.float32)
+    block = pl.BlockSpec((8, 128), lambda i, j: (i, j))
+    kernel = pl.pallas_call(double, x, grid=(4, 2), in_specs=[block], out_specs=block)
+    text = jax.jit(kernel).trace(x).lower(lowering_platforms=("tpu",)).as_text()
+    assert kernel_grid(re.search(r"body\W+22: \W+22([\w+/=]+)", text)[1]) == (4, 2)

@@ -22,8 +22,3 @@ LB: loop body
 def test_empty_rows_belong_to_the_row_before():
     """Before the loop 2 rows, in it 5, of which 2 are stalls, and 2 behind it."""
     assert count_rows(ROWS.splitlines()) == Schedule(once=4, per_trip=5)
-
-
-def test_a_kernel_names_its_grid():
-    text = ROWS + "window_bounds: (64, 4)\niteration_bounds: (16, 6)\niteration_bounds: (2,)\n"
-    assert count_rows(text.splitlines()).trips == 96

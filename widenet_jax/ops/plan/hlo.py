@@ -4,6 +4,7 @@ Reads what pricing needs: names, opcodes, sizes, operands, called computations, 
 estimates and loop bounds, and the scopes that operations come from.
 """
 
+import base64
 import math
 import re
 import string
@@ -19,6 +20,7 @@ _CALLED = re.compile(r"\b(calls|to_apply|condition|body|(?:true|false)_computati
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _BOUNDS = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
+_KERNEL = re.compile(r'"custom_call_config":\{"body":"([^"]+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
@@ -67,7 +69,8 @@ class Instruction:
       called: computation by role: calls, to_apply, condition, body, branch_0, ...; a conditional
         on a boolean calls true_computation and false_computation.
       cycles: the compiler's estimate; None if it gives none.
-      iterations: trips of the loop that the compiler makes of it; None if it names none.
+      iterations: trips of the loop that the compiler makes of it, or the size of a kernel's grid;
+        None if it names none.
       hbm_bytes: bytes of the result in HBM, with the padding of tiles.
       shape: the result as HLO writes it, without memory spaces.
       op_name: scopes and primitive, such as "jit(train_step)/jvp(Model)/encoder/add".
@@ -151,7 +154,9 @@ def parse_instruction(line: str) -> Instruction | None:
         names = branches[1].replace("%", "").split(", ")
         called |= {f"branch_{i}": name for i, name in enumerate(names)}
     cycles, op_name = _CYCLES.search(attributes), _OP_NAME.search(attributes)
-    bounds, shape = _BOUNDS.search(attributes), line[start.end() : shape_end]
+    loop, kernel = _BOUNDS.search(attributes), _KERNEL.search(attributes)
+    bounds = re.findall(r"\d+", loop[1]) if loop else kernel_grid(kernel[1]) if kernel else ()
+    bounds, shape = [int(n) for n in bounds], line[start.end() : shape_end]
     return Instruction(
         name=start[2],
         opcode=line[shape_end:open_paren].strip(),
@@ -162,13 +167,25 @@ def parse_instruction(line: str) -> Instruction | None:
         operands=tuple(re.findall(r"%([\w.\-]+)", line[open_paren:close_paren])),
         called=called,
         cycles=int(cycles[1]) if cycles and int(cycles[1]) else None,
-        iterations=math.prod(map(int, re.findall(r"\d+", bounds[1]))) if bounds else None,
+        iterations=math.prod(bounds) if bounds and min(bounds) > 0 else None,
         hbm_bytes=hbm_bytes(shape),
         shape=_SPACE.sub("", shape),
         op_name=op_name[1] if op_name else "",
         is_root=bool(start[1]),
         text=line,
     )
+
+
+def kernel_grid(body: str) -> tuple[int, ...]:
+    """Returns the grid of a Pallas kernel, from its program in base 64; dynamic sizes are below 0."""
+    from jax.extend.mlir import ir
+    from jaxlib.mosaic.python import tpu
+
+    with ir.Context() as context:
+        tpu.register_dialect(context)
+        context.allow_unregistered_dialects = True
+        kernel = ir.Module.parse(base64.b64decode(body)).body.operations[0]
+        return tuple(kernel.attributes["iteration_bounds"])
 
 
 def _closing(line: str, opening: int) -> int:

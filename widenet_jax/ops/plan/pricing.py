@@ -117,13 +117,9 @@ def scheduled_cycles(
 ) -> float | None:
     """Returns the cycles of one run; None if the schedule, or the trips of its loop, is unknown.
 
-    The two cores of a device, in v4 and v5p, share the trips; a kernel's are already shared out.
+    The two cores of a device, in v4 and v5p, share the trips.
     """
-    if schedule is None:
-        return None
-    if schedule.trips is not None:  # a kernel's, of one core
-        return schedule.once + schedule.per_trip * schedule.trips
-    if schedule.per_trip and instruction.iterations is None:
+    if schedule is None or (schedule.per_trip and instruction.iterations is None):
         return None
     trips = (instruction.iterations or 0) * chip.devices / chip.cores
     return schedule.once + schedule.per_trip * trips

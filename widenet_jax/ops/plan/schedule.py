@@ -5,7 +5,6 @@ The bundles after register allocation still hold the stalls, as empty rows. The 
 instruction has the rows of its loop, marked by ">", and the rows around it.
 """
 
-import math
 import re
 import tempfile
 from collections.abc import Iterable
@@ -16,21 +15,13 @@ from typing import NamedTuple
 _STAGE = "packed-bundles-post-ra"
 _FILE = re.compile(rf"\d+-(.*)-\d+-{_STAGE}\.txt")
 _ROW = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:\w\w)?\s*:?\s*((?:> ?)*)\{(\s*\}|)")
-_BOUNDS = re.compile(r"iteration_bounds: \((\d[\d, ]*?),?\)")
 
 
 class Schedule(NamedTuple):
-    """The cycles of one instruction.
-
-    Attributes:
-      once: cycles outside its loop.
-      per_trip: cycles of a trip of its loop; 0 without a loop.
-      trips: of its loop; None if the file does not tell. A kernel's are its grid.
-    """
+    """The cycles of one instruction: `once`, and `per_trip` of its loop, 0 without a loop."""
 
     once: int
     per_trip: int
-    trips: int | None = None
 
 
 Schedules = dict[str, Schedule]  # by the name of the instruction
@@ -64,11 +55,9 @@ def take_schedules() -> Schedules:
 def count_rows(rows: Iterable[str]) -> Schedule:
     """Counts the bundles of one file; an empty bundle belongs to the loop of the one before it."""
     once = per_trip = 0
-    inside, trips = False, None
+    inside = False
     for row in rows:
         if bundle := _ROW.match(row):
             inside = inside if bundle[2] else bool(bundle[1])
             once, per_trip = once + (not inside), per_trip + inside
-        elif trips is None and (bounds := _BOUNDS.match(row)):
-            trips = math.prod(map(int, bounds[1].split(",")))
-    return Schedule(once, per_trip, trips)
+    return Schedule(once, per_trip)
