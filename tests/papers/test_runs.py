@@ -64,7 +64,7 @@ def test_runs_wait_where_their_backbone_failed(tmp_path: Path):
     assert not stopped
 
 
-def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
+def test_divergence_is_a_result_and_is_not_repeated(tmp_path: Path):
     directory = Directory(tmp_path)
     trials = trials_of(EXPERIMENTS["table5"].of_sizes(["b"]), directory, [0, 14])
     for _ in range(2):
@@ -74,8 +74,6 @@ def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
             assert statuses(of) == ["done", "diverged"]
     first = [trial for run_, of in trials.items() if not run_.backbone for trial in of]
     assert [starts(directory, trial) for trial in first] == [1] * 6
-    carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
-    assert [starts(directory, trial) for trial in first] == [1, 2] * 3
 
 
 def test_nothing_starts_after_a_stop(tmp_path: Path):

@@ -103,7 +103,7 @@ def test_a_table_with_everything_that_can_happen():
     assert f"The paper: {EXPERIMENTS['table3'].claim}" in text
 
 
-def test_equal_runs_core_days_and_printed_parameters():
+def test_equal_runs_and_printed_parameters():
     """With 4 blocks, 3 and 2 groups of 12 both become one group: the last row equals the third."""
     experiment = EXPERIMENTS["fig3"]
     text = markdown(
@@ -111,10 +111,7 @@ def test_equal_runs_core_days_and_printed_parameters():
     )
     assert "as G = 3 of 12 blocks" in text
     assert "Pairs of rows that the paper orders: 2; 2 as in the paper." in text
-    table_4, table_5 = EXPERIMENTS["table4"], EXPERIMENTS["table5"]
-    rows = rows_with(table_4, *[measured(50.0)] * 5)
-    assert [row["paper_core_days"] for row in rows] == [80, 70, 70, 90, 140]
-    assert "paper, core-days" in markdown(table_4, SMALL, rows)
+    table_5 = EXPERIMENTS["table5"]
     assert "| 126M" in markdown(table_5, SMALL, rows_with(table_5, *[measured(50.0)] * 6))
 
 
@@ -152,11 +149,11 @@ def test_rows_are_compared_with_one_of_them():
     assert cells["top-K activation"][2:4] == ["1.07", "2.100 ± 0.010 (3 seeds)"]
     assert {name: line[5] for name, line in cells.items() if line[5]} == {
         "": "against dense",
-        "top-K activation": "worse (paper: better)",
-        "softmax": "better (paper: worse)",
-        "sigma-MoE": "undecided (paper: equal)",
-        "Switch, K = 1, G = 512": "a seed diverged (paper: equal)",
-        "S-BASE, K = 4, balanced": "worse by one seed",  # the paper has no number of it
+        "top-K activation": "worse",
+        "softmax": "better",
+        "sigma-MoE": "undecided",
+        "Switch, K = 1, G = 512": "a seed diverged",
+        "S-BASE, K = 4, balanced": "worse by one seed",
     }
-    assert "round: top-K activation 2.100 against dense 2.000 (paper: 1.07, 1.08);" in text
+    assert "round: top-K activation 2.100 against dense 2.000;" in text
     assert "Pairs of rows that the paper orders: 2; 2 the other way round." in text

@@ -73,7 +73,7 @@ def std_of(values: Sequence[float]) -> float | None:
 
 
 def carry_out(
-    trials: Trials, directory: Directory, *, workers: int, command: MakeCommand, retry: bool = False
+    trials: Trials, directory: Directory, *, workers: int, command: MakeCommand
 ) -> tuple[Measurements, bool]:
     """Runs every trial that is not finished, backbones first.
 
@@ -82,8 +82,6 @@ def carry_out(
       directory: holds all trials.
       workers: how many trials run at a time.
       command: makes the command that starts a trial.
-      retry: also run trials that diverged; they resume from their last checkpoint. A trial that
-        was handed over and has not diverged is left alone, as a scheduler may still hold it.
 
     Returns:
       The measurements of every run, and whether a signal cut the runs short. A trial whose
@@ -98,7 +96,7 @@ def carry_out(
         in_turn = [trial for seeds in zip(*stage, strict=True) for trial in seeds]
         ready = [one for one in in_turn if not finetuned or has_result(one.settings["init_from"])]
         if ready and not stopped:
-            source = Listed(ready, directory, retry=retry)
+            source = Listed(ready, directory)
             stopped = Runner(source, workers=workers, command=command).run()
             ended |= source.ended
     return look_at(trials, directory, ended), stopped
@@ -107,12 +105,12 @@ def carry_out(
 def look_at(trials: Trials, directory: Directory, ended: Mapping = {}) -> dict[Run, Measured]:
     """Collects measurements: of `ended` outcomes, by name, and of runs that earlier calls left."""
     return {
-        run: gather([ended.get(one.name) or found(one, directory) for one in of], directory)
+        run: gather([ended.get(one.name) or outcome_of(one, directory) for one in of], directory)
         for run, of in trials.items()
     }
 
 
-def found(trial: Trial, directory: Directory) -> Outcome:
+def outcome_of(trial: Trial, directory: Directory) -> Outcome:
     """Returns the outcome that an earlier call left; a trial of a diverged backbone is diverged."""
     left, backbone = directory.outcome(trial), trial.settings.get("init_from")
     if left.status != Status.DONE and backbone and diverged(backbone):

@@ -38,9 +38,8 @@ def rows_of(
     Returns:
       label, size, variant (at this scale), params, paper and paper_millions (as printed), values
       (the experiment's metric, one for each seed that ended), mean, std, statuses (one for each
-      seed), training (the same metric in training), rate (in `unit` a second), and for Table 4
-      paper_core_days. `same_as` is the label of an earlier row that is the same run at this scale,
-      else None.
+      seed), training (the same metric in training), rate (in `unit` a second). `same_as` is the
+      label of an earlier row that is the same run at this scale, else None.
     """
     metric = experiment.metric
     in_vision = FINETUNING if experiment.finetuned else PRETRAINING
@@ -51,25 +50,24 @@ def rows_of(
         of = measured[run]
         values = of.values(metric)
         in_paper = printed.get(row.variant)
-        found = {
-            "label": row.label,
-            "size": row.size,
-            "variant": run.model,
-            "same_as": seen.get(run),
-            "params": of.first("params"),
-            "paper": row.paper,
-            "paper_millions": in_paper and in_paper.millions,
-            "values": values,
-            "mean": mean_of(values),
-            "std": std_of(values),
-            "training": of.in_training(metric),
-            "rate": of.rate,
-            "unit": of.first("unit"),
-            "statuses": [outcome.status for outcome in of.outcomes],
-        }
-        if experiment.name == "table4":
-            found["paper_core_days"] = in_paper.core_days
-        rows.append(found)
+        rows.append(
+            {
+                "label": row.label,
+                "size": row.size,
+                "variant": run.model,
+                "same_as": seen.get(run),
+                "params": of.first("params"),
+                "paper": row.paper,
+                "paper_millions": in_paper and in_paper.millions,
+                "values": values,
+                "mean": mean_of(values),
+                "std": std_of(values),
+                "training": of.in_training(metric),
+                "rate": of.rate,
+                "unit": of.first("unit"),
+                "statuses": [outcome.status for outcome in of.outcomes],
+            }
+        )
         seen.setdefault(run, row.label.strip())
     return rows
 
@@ -88,8 +86,6 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
         columns[f"ours, {units[0]}/s"] = lambda row: known(row["rate"], ",.0f")
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
-    if any("paper_core_days" in row for row in rows):
-        columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
     if any(row["paper_millions"] for row in rows):
         columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
     about, lines = scale.about_of(experiment), comparison(experiment, rows)
@@ -182,10 +178,8 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     for kind in (OTHER, CLOSE):
         texts = [
             " against ".join(f"{of['label'].strip()} {of['mean']:.{decimals + 1}f}" for of in pair)
-            + (" (paper: {}, {})".format(*(number(of["paper"], decimals) for of in pair))
-               if kind == OTHER and pair[0]["paper"] is not None else "")
             for pair in pairs[kind]
-        ]  # fmt: skip
+        ]
         lines += [f"{kind[0].upper()}{kind[1:]}: {'; '.join(texts)}."] if texts else []
     seeds = [len(row["values"]) for of in pairs.values() for pair in of for row in pair]
     if any(count > 1 for count in seeds):
@@ -214,7 +208,7 @@ def compared(experiment: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Row
 
 
 def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
-    """Compares a row with the experiment's reference: "worse (paper: better)".
+    """Compares a row with the experiment's reference here: "worse".
 
     "undecided" is a difference that is not significant; "by one seed" one that has no test; "" a
     row that did not run.
@@ -222,17 +216,11 @@ def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
     pair = next((of for of in compared(experiment, rows) if of[0] is row), ())
     if not pair or not all(of["values"] for of in pair):
         return ""
-    words = {-1: "worse", 0: "undecided", 1: "better"}
-    direction = 1 if experiment.metric.higher_is_better else -1
-    in_paper = ""
-    if all(of["paper"] is not None for of in pair):
-        printed = paper_sign(experiment, *pair) * direction
-        in_paper = f" (paper: {words[printed] if printed else 'equal'})"
-    sign = sign_of(*pair)
-    if sign is None:
-        return f"a seed diverged{in_paper}"
+    if (sign := sign_of(*pair)) is None:
+        return "a seed diverged"
     untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else ""
-    return words[sign * direction] + untested + in_paper
+    direction = 1 if experiment.metric.higher_is_better else -1
+    return ("undecided", "better", "worse")[sign * direction] + untested
 
 
 def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:

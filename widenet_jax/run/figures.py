@@ -32,8 +32,8 @@ LABELS = {CROSS_ENTROPY: "cross-entropy"}
 
 
 def draw_learning_curves(
-    workdirs: Sequence[epath.Path],
-    out: epath.Path,
+    workdirs: Sequence[epath.PathLike],
+    out: epath.PathLike,
     *,
     metric: str,
     names: Sequence[str] | None = None,
