@@ -41,7 +41,8 @@ def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("experiments", nargs="+", metavar="NAME", help=f"{', '.join([*EXPERIMENTS, *GROUPS])}")
+    names = [*EXPERIMENTS, *GROUPS]
+    add("experiments", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), help=f"{about} (default: --workdir's, or smoke)")
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
@@ -98,11 +99,11 @@ def run(options: Options) -> int:
         write_json(file, {name: getattr(options, name) for name in kept})
         new, stopped = carry_out(asked, directory, workers=options.workers, command=command)
         measured |= new
-    from widenet_jax.papers import figures, report  # these import JAX
+    from widenet_jax.papers import figures, report  # import JAX
 
     for one in experiments:
         if one.layer and not (options.report or stopped):
-            figures.time_layers(one, scale, report.layer_file(one, directory.path))
+            figures.time_layers(one, scale, directory.path)
     header, texts, contents = report.write_all(
         experiments, scale, wanted, measured, words_of(options), directory.path
     )

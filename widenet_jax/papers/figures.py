@@ -18,7 +18,6 @@ from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.figures import (
     draw_active,
     draw_co_occurrence,
-    draw_shares,
     plot_by_block,
     plot_shares,
 )
@@ -31,7 +30,7 @@ from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import number, page
-from widenet_jax.run.figures import block_panels, draw_learning_curves, save, subplots
+from widenet_jax.run.figures import block_panels, save, subplots
 from widenet_jax.run.tables import markdown_table
 
 # Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
@@ -81,22 +80,6 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
     save(figure, out)
 
 
-def draw_curves(
-    experiment: PaperExperiment, scale: Scale, measured: Measurements, out: Path
-) -> None:
-    """Draws the metric of every evaluation against steps, of the first finished seed of each run.
-
-    A run that stands for several rows is drawn once.
-    """
-    labels: dict[str, str] = {}  # workdir -> label
-    for row in experiment.rows:
-        for workdir in measured[run_of(scale, experiment, row)].workdirs[:1]:
-            labels.setdefault(workdir, row.label.strip())
-    if labels:
-        metric, names = experiment.metric.name, list(labels.values())
-        draw_learning_curves(list(labels), out, metric=metric, names=names, splits=("eval",))
-
-
 def draw_against(
     experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: Path
 ) -> None:
@@ -109,7 +92,6 @@ def draw_against(
     for row in (row for row in rows if not row["same_as"] and row["mean"] is not None):
         model = load_config(f"{scale.pretrain.config}:{row['variant']}").model
         points.append((number(model), row["mean"], row["std"] or 0.0, row["training"]))
-    points.sort(key=lambda point: point[0])
     figure, axis = subplots(size=(6, 4))
     places, means, spread, training = zip(*points, strict=True) if points else ((),) * 4
     axis.errorbar(places, means, yerr=spread, ls="-", color="C0", label="test", **MARK)
@@ -145,20 +127,16 @@ def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -
 
 
 def draw(experiment: PaperExperiment, found: Mapping[str, Any], out: Path) -> None:
-    """Draws what `measure` returned; nothing where no row has run."""
+    """Draws what `measure` returned of at least one row."""
     title = experiment.title
-    if not found:
-        return
     if experiment.statistic in VECTORS:
         draw_norms(found, out, title=title)
     elif experiment.statistic == "active":
         draw_active(found, out, title=title)
-    elif len(found) > 1:
+    elif experiment.statistic == "shares":
         draw_shares_of(found, out, title=title)
     else:
-        (usage,) = found.values()
-        draw_one = draw_co_occurrence if experiment.statistic == "together" else draw_shares
-        draw_one(usage, out, title=title)
+        draw_co_occurrence(*found.values(), out, title=title)
 
 
 def draw_norms(found: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
@@ -233,16 +211,21 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
     return texts
 
 
-def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
-    """Times every layer of a figure, unless an earlier call did, and keeps the rows in a file.
+def layer_file(experiment: PaperExperiment, out: Path) -> Path:
+    """Returns where `time_layers` keeps its rows."""
+    return out / f"{experiment.name}_rows.json"
+
+
+def time_layers(experiment: PaperExperiment, scale: Scale, out: Path) -> None:
+    """Times every layer of a figure, unless an earlier call did, and keeps the rows in `out`.
 
     A dense layer beside experts of as many parameters, over D, E or G. At the paper's scale they
     are priced for a TPU; at the others measured on the first device here.
     """
-    if file.exists():
+    if layer_file(experiment, out).exists():
         return
     choices = {name: [value] for name, value in scale.layer.items()}
-    choices[experiment.layer] = list(scale.layer_sweeps[experiment.layer])
+    choices[experiment.layer] = scale.layer_sweeps[experiment.layer]
     topology = parse_topology(scale.layer_topology) if scale.layer_topology else None
     dtype = "bfloat16" if topology else "float32"
     rows = [
@@ -250,37 +233,18 @@ def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
         for size in sizes(LayerSize, **choices)
         for method in ("dense", "auto")
     ]
-    write_json(file, rows)
+    write_json(layer_file(experiment, out), rows)
 
 
 def show_layers(
-    experiment: PaperExperiment, scale: Scale, file: Path, picture: Path
+    experiment: PaperExperiment, scale: Scale, out: Path, picture: Path
 ) -> tuple[dict[str, Any], str]:
     """Draws the rows there are; returns them and the page."""
+    file = layer_file(experiment, out)
     rows = read_json(file) if file.exists() else []
     if rows:
         save(benchmark_report.draw_layers(rows), picture)
     lines = [f"The paper: {experiment.claim}"] + ([] if rows else ["Not run."])
     about = f"on {scale.layer_topology}" if scale.layer_topology else "on this machine"
-    text = page(
-        experiment.title,
-        about,
-        benchmark_report.table(rows) if rows else "",
-        [*lines, *crossings(rows)],
-    )
-    return {"rows": rows}, text
-
-
-def crossings(rows: list[Mapping[str, Any]]) -> list[str]:
-    """Says how much faster and smaller the experts are than the dense layer, size by size."""
-    lines = []
-    for dense, experts in zip(rows[::2], rows[1::2], strict=True):
-        if dense["ms"] is None or experts["ms"] is None:
-            continue
-        letters = {"D": "embed_dim", "E": "experts", "G": "expert_dim"}
-        size = ", ".join(f"{letter} = {dense[name]:,}" for letter, name in letters.items())
-        lines.append(
-            f"{size}: the experts take {experts['ms'] / dense['ms']:.2f} of the dense layer's time "
-            f"and {experts['memory_gib'] / dense['memory_gib']:.2f} of its memory."
-        )
-    return lines
+    table = benchmark_report.table(rows) if rows else ""
+    return {"rows": rows}, page(experiment.title, about, table, lines)

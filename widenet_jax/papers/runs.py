@@ -60,10 +60,8 @@ Measurements = Mapping[Run, Measured]
 
 def mean_of(values: Sequence[float]) -> float | None:
     """Averages the finite values; NaN where none is finite, None where there is no value."""
-    if not values:
-        return None
     finite = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(finite) if finite else math.nan
+    return statistics.fmean(finite) if finite else math.nan if values else None
 
 
 def std_of(values: Sequence[float]) -> float | None:
