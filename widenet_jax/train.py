@@ -149,14 +149,8 @@ def run(
             hooks = {"note": session.note, "pause": session.progress.pause}
             trace = Profile(train_step, profile, start_step, workdir, **hooks)
             train_step = stack.enter_context(closing(trace))
-        measure = partial(
-            evaluate,
-            experiment,
-            data,
-            stop=stop,
-            beat=session.watchdog.beat,
-            note=session.note_own_once,
-        )
+        hooks = {"beat": session.watchdog.beat, "note": session.note_own_once}
+        measure = partial(evaluate, experiment, data, stop=stop, **hooks)
         place = partial(global_batch, mesh=mesh, batch_size=config.batch_size)
         session.watchdog.beat("compiling the first step")
         metrics: Mapping[str, Any] = {}
@@ -233,7 +227,7 @@ def run(
 
 
 def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dict[str, object]:
-    """Returns the facts that must agree on all hosts, by name."""
+    """Returns what must agree on all hosts, by name."""
     fields = {f"config.{name}": value for name, value in shared_fields(config).items()}
     versions = {f"the version of {name}": version(name) for name in PACKAGES}
     code = {"--workdir": str(workdir), "--mode": mode, "the code": code_sha256()}

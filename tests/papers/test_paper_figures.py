@@ -25,7 +25,7 @@ OVER_D, _, _ = chosen(["sigma_fig2"])
 def row(label: str, variant: str, mean: float, params: int = 7, paper=None, same_as=None) -> dict:
     return {
         "label": label, "variant": variant, "mean": mean, "std": None, "values": [mean],
-        "params": params, "paper": paper, "same_as": same_as, "training": None,
+        "params": params, "paper": paper, "same_as": same_as,
     }  # fmt: skip
 
 

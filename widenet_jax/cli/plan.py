@@ -58,7 +58,7 @@ def add_data_flags(add: Callable[..., Any]) -> None:
 def read_configs(
     names: Sequence[str], options: Options
 ) -> list[tuple[str, ConfigDict, "DataInfo"]]:
-    """Returns (name, config, facts about its data) for each name, with the fields of `options`."""
+    """Returns (name, config, DataInfo) for each name, with the fields of `options`."""
     known = {name: getattr(options, name) for name in DATA_SIZES}
     configs = [set_fields(load_config(name), options.fields) for name in names]
     from widenet_jax.ops.plan.planner import data_info
@@ -83,7 +83,7 @@ def run(options: Options) -> None:
 
 
 def plan(options: Options) -> list[dict[str, Any]]:
-    """Returns the facts about every run that `options` name, as docs/PERFORMANCE.md has them.
+    """Returns the plan of every run that `options` name, as docs/PERFORMANCE.md has them.
 
     Raises:
       BadInputError: flags, a config or the slice do not fit together; libtpu is not installed.
@@ -103,9 +103,9 @@ def plan(options: Options) -> list[dict[str, Any]]:
     compiler = TpuCompiler(topology, cache=user_cache("plan"), note=note)
     reports = []
     for config in configs:
-        facts, prices = plan_run(*config, compiler, options.price_per_core_hour)
+        report, prices = plan_run(*config, compiler, options.price_per_core_hour)
         parts = {"breakdown": breakdown(prices)} if options.breakdown else {}
-        reports.append(facts | parts)
+        reports.append(report | parts)
     return reports
 
 

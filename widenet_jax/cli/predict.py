@@ -116,9 +116,9 @@ def predict(options: Options) -> None:
         draw_overlay(trained, drawn, options.overlay)
     if found.rows:
         rows = [row for row, _ in found.rows]
-        facts = {"workdir": options.workdir, "step": trained.step, found.key: rows, **found.more}
+        place = {"workdir": options.workdir, "step": trained.step}
         lines = [line for _, lines in found.rows for line in lines]
-        show(options, facts, found.text or "\n".join(lines))
+        show(options, place | {found.key: rows} | found.more, found.text or "\n".join(lines))
     if len(found.unreadable) > 1:
         for line in found.unreadable:
             print(line, file=sys.stderr)

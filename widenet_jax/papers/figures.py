@@ -1,18 +1,16 @@
 """The papers' figures from our runs, and a picture of every table.
 
-Besides accuracy and loss against sizes and steps: how far apart the blocks' norms are (WideNet,
-figs. 4 and 5), which experts and units language models use, and the time and memory of single
-layers (both sigma-MoE). Norms cover every finished seed, the usage the first one.
+How far apart the blocks' norms are (WideNet, figs. 4 and 5), which experts and units language
+models use, and the time and memory of single layers (both sigma-MoE). Norms cover every finished
+seed, the usage the first one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from widenet_jax.config.files import load_config
 from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.figures import (
@@ -33,12 +31,6 @@ from widenet_jax.papers.tables import number, page
 from widenet_jax.run.figures import block_panels, save, subplots
 from widenet_jax.run.tables import markdown_table
 
-# Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
-AXES: dict[str, tuple[str, Callable[[ConfigDict], int]]] = {
-    "fig2": ("experts", lambda model: model.moe.num_experts),
-    "fig3": ("groups of blocks", lambda model: model.routing_groups or model.depth),
-}
-MARK = {"fmt": "o", "capsize": 3}
 PANELS_A_ROW = 3
 RARE = 0.1  # of an equal share: an expert below it is hardly used
 # Statistic of a figure by block -> header of the first column of its numbers.
@@ -66,7 +58,7 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
         for value in row["values"]:
             own.plot(value, place, "|", color="C1", alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
-            own.errorbar(row["mean"], place, xerr=row["std"], color="C1", **MARK)
+            own.errorbar(row["mean"], place, xerr=row["std"], color="C1", fmt="o", capsize=3)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
     paper.set_yticks(range(len(rows)), [row["label"] for row in rows])
@@ -77,31 +69,6 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
         paper.set_xticks([])
     for axis in (paper, own):
         axis.grid(alpha=0.3)
-    save(figure, out)
-
-
-def draw_against(
-    experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: Path
-) -> None:
-    """Draws Figs. 2 and 3: our test and training metric.
-
-    The training curve is worse where training examples are augmented and mixed (as in Fig. 2).
-    """
-    name, number = AXES[experiment.name]
-    points = []
-    for row in (row for row in rows if not row["same_as"] and row["mean"] is not None):
-        model = load_config(f"{scale.pretrain.config}:{row['variant']}").model
-        points.append((number(model), row["mean"], row["std"] or 0.0, row["training"]))
-    figure, axis = subplots(size=(6, 4))
-    places, means, spread, training = zip(*points, strict=True) if points else ((),) * 4
-    axis.errorbar(places, means, yerr=spread, ls="-", color="C0", label="test", **MARK)
-    learnt = [(x, y) for x, y in zip(places, training, strict=True) if y is not None]
-    if learnt:
-        axis.plot(*zip(*learnt, strict=True), "x:", color="C2", label="training, augmented")
-        figure.legend(loc="outside lower center", ncols=2)
-    axis.set(xlabel=name, ylabel=f"{experiment.metric.label}, ours", title=experiment.title)
-    axis.set_xticks(places)
-    axis.grid(alpha=0.3)
     save(figure, out)
 
 

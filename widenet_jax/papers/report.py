@@ -93,10 +93,7 @@ def write(
         text = figures.markdown(experiment, scale, found)
     else:
         rows = tables.rows_of(experiment, scale, measured)
-        if experiment.name in figures.AXES:
-            figures.draw_against(experiment, scale, rows, picture)
-        else:
-            figures.draw_table(experiment, rows, picture)
+        figures.draw_table(experiment, rows, picture)
         text = tables.markdown(experiment, scale, rows)
         content = {"rows": [row | {"paper": paper_json(row["paper"])} for row in rows]}
     devices, commits = (", ".join(made_by[of]) or "none" for of in ("devices", "commits"))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING, TEXT
+from widenet_jax.ops.plan.printed import TEXT
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
 from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
@@ -18,6 +19,10 @@ from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
 SIGNIFICANT = 0.05  # of Welch's t-test, two-sided
+TEST = (
+    f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, without "
+    "a correction for the number of pairs; of a single seed only the sign counts."
+)
 AS, OTHER = "as in the paper", "the other way round"
 CLOSE, LOST = "too close to tell", "with a seed that diverged"
 # Columns of Table 2 -> the share of exact matches, beside F1; "" where the set has none.
@@ -36,35 +41,26 @@ def rows_of(
     """Makes a dict for each row.
 
     Returns:
-      label, size, variant (at this scale), params, paper and paper_millions (as printed), values
-      (the experiment's metric, one for each seed that ended), mean, std, statuses (one for each
-      seed), training (the same metric in training), rate (in `unit` a second). `same_as` is the
-      label of an earlier row that is the same run at this scale, else None.
+      label, size, variant (at this scale), params, paper (as printed), values (the experiment's
+      metric, one for each seed that ended), mean, std, statuses (one for each seed). `same_as` is
+      the label of an earlier row that is the same run at this scale, else None.
     """
-    metric = experiment.metric
-    in_vision = FINETUNING if experiment.finetuned else PRETRAINING
-    printed = {row.variant: row for row in (TEXT if experiment.text else in_vision)}
     rows, seen = [], {}
     for row in experiment.rows:
         run = run_of(scale, experiment, row)
         of = measured[run]
-        values = of.values(metric)
-        in_paper = printed.get(row.variant)
+        values = of.values(experiment.metric)
         rows.append(
             {
                 "label": row.label,
                 "size": row.size,
                 "variant": run.model,
                 "same_as": seen.get(run),
-                "params": of.first("params"),
+                "params": of.params,
                 "paper": row.paper,
-                "paper_millions": in_paper and in_paper.millions,
                 "values": values,
                 "mean": mean_of(values),
                 "std": std_of(values),
-                "training": of.in_training(metric),
-                "rate": of.rate,
-                "unit": of.first("unit"),
                 "statuses": [outcome.status for outcome in of.outcomes],
             }
         )
@@ -78,16 +74,12 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
     columns = {
         "": lambda row: row["label"].replace("  ", "&nbsp;" * 2),  # Markdown drops spaces
         "model here": lambda row: f"`{row['variant']}`",
-        "parameters": lambda row: known(row["params"], ","),
+        "parameters": lambda row: f"{row['params']:,}" if row["params"] else "",
         f"paper, {experiment.paper_label or metric}": lambda row: number(row["paper"], decimals),
         f"ours, {metric}": lambda row: ours(row, decimals),
     }
-    if units := [row["unit"] or "images" for row in rows if row["rate"] is not None]:
-        columns[f"ours, {units[0]}/s"] = lambda row: known(row["rate"], ",.0f")
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
-    if any(row["paper_millions"] for row in rows):
-        columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
     about, lines = scale.about_of(experiment), comparison(experiment, rows)
     return page(experiment.title, about, table_of(columns, rows), lines)
 
@@ -141,27 +133,12 @@ def ours(row: Row, decimals: int) -> str:
     """
     if row["same_as"]:
         return f"as {row['same_as']}"
-    lost, done, total = lost_of(row), row["statuses"].count(Status.DONE), len(row["statuses"])
-    parts = []
-    if done:
+    counts, parts = Counter(row["statuses"]), []
+    if done := counts.pop(Status.DONE, 0):
         spread = "" if row["std"] is None else f" ± {row['std']:.{decimals + 1}f}"
         seeds = f"({done} seed{'s' if done > 1 else ''})"
         parts.append(f"{row['mean']:.{decimals + 1}f}{spread} {seeds}")
-    if lost:
-        parts.append(f"NaN in {lost} of {total}" if total > 1 else "NaN")
-    others = [one for one in row["statuses"] if one not in (Status.DONE, Status.DIVERGED)]
-    parts += [f"{others.count(why)} {why}" for why in dict.fromkeys(others)]
-    return "; ".join(parts)
-
-
-def lost_of(row: Row) -> int:
-    """Counts the seeds that diverged."""
-    return row["statuses"].count(Status.DIVERGED)
-
-
-def known(value: float | None, spec: str, unit: str = "") -> str:
-    """Formats a value; "" where there is none."""
-    return "" if value is None else format(value, spec) + unit
+    return "; ".join([*parts, *(f"{count} {status}" for status, count in counts.items())])
 
 
 def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
@@ -181,15 +158,7 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
             for pair in pairs[kind]
         ]
         lines += [f"{kind[0].upper()}{kind[1:]}: {'; '.join(texts)}."] if texts else []
-    seeds = [len(row["values"]) for of in pairs.values() for pair in of for row in pair]
-    if any(count > 1 for count in seeds):
-        lines.append(
-            f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, "
-            "without a correction for the number of pairs."
-        )
-    if 1 in seeds:
-        lines.append("A single seed has no error bar: there only the sign counts.")
-    return lines
+    return [*lines, TEST] if total else lines
 
 
 def compared(experiment: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
@@ -239,7 +208,7 @@ def sign_of(one: Row, other: Row) -> int | None:
     0: not significant by Welch's t-test over the seeds. Where a row has a single seed there is no
     such test, and only the sign counts.
     """
-    if lost_of(one) or lost_of(other):
+    if Status.DIVERGED in (*one["statuses"], *other["statuses"]):
         return None
     sign = int(np.sign(one["mean"] - other["mean"]))
     a, b = one["values"], other["values"]

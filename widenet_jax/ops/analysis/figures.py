@@ -200,8 +200,8 @@ def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.P
     """
     figure, axes = subplots(1, 2, size=(10, 4))
     for axis, vector in zip(axes, VECTORS, strict=True):
-        curves = {name: found[vector].block for name, found in models.items()}
-        curves = {name: (range(len(y)), y) for name, y in curves.items()}
+        values = {name: of[vector].block for name, of in models.items()}
+        curves = {name: (range(len(y)), y) for name, y in values.items()}
         plot_by_block(axis, curves, ylabel="y (eq. 9)")
         axis.set_title(f"divergence of {vector}")
     # Below the panels: names are paths, and beside the curves they would leave little room.

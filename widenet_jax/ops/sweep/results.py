@@ -103,7 +103,7 @@ class Results:
         return {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
 
     def report(self) -> str:
-        """Returns tables for people, the files and the command of the best trial."""
+        """Returns tables for people, their directory and the command of the best trial."""
         columns = ["trial", *self.fields, "status", self.metric, "params"]
         if any(row[self.progress] is not None for row in self.rows):
             columns.append(self.progress)
@@ -116,21 +116,14 @@ class Results:
             for one in self.outcomes
             if one.status in FAILURES
         ]
-        parts.append(self.files_text())
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        if left := ", ".join(f"{counts[one]} {one}" for one in UNFINISHED if counts[one]):
+            parts.append(f"not among the results yet: {left}; run the same command again to resume")
+        parts.append(f"tables and pictures  {self.directory.path}")
         if best := self.best():
             score = f"{self.metric} {cell(best[self.metric])}"
             parts.append(f"best  {best['trial']}, {score}\n  {best['command']}")
         return "\n\n".join(parts)
-
-    def files_text(self) -> str:
-        """Returns lines on the files of `write`, and on the trials that are left."""
-        pictures = PICTURES if self.fields else PICTURES[:1]
-        written = (TABLE, *pictures) if self.done else (TABLE,)
-        lines = [f"results  {self.directory.path}/{', '.join(written)}"]
-        counts = Counter(outcome.status for outcome in self.outcomes)
-        if left := ", ".join(f"{counts[one]} {one}" for one in UNFINISHED if counts[one]):
-            lines.append(f"not among the results yet: {left}; run the same command again to resume")
-        return "\n".join(lines)
 
     def write(self) -> None:
         """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
