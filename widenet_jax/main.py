@@ -52,20 +52,14 @@ def flag_parser() -> Parser:
     """Returns the parser of every flag but the config's fields, which the config file defines."""
     parser = Parser(USAGE)
     add = parser.add_argument
-    add(
-        "--config",
-        metavar="FILE[:VARIANT]",
-        help="configs/digits.py, configs/imagenet.py:widenet_b, ...",
-    )
+    add("--config", metavar="FILE[:VARIANT]", help="as configs/imagenet.py:widenet_b")
     add_import_flag(parser)
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
     modes = {"choices": ["train", "eval", "replay"], "default": "train"}
     add("--mode", **modes, help="replay repeats the step whose loss or gradient was not finite")
     add("--extend", action="store_true", help="accept a longer config.duration; see docs/GUIDE.md")
     add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
-    add(
-        "--print_config", action="store_true", help="print every field and its meaning; run nothing"
-    )
+    add("--print_config", action="store_true", help="only print every field and its meaning")
     text = "write a trace of STEPS training steps to WORKDIR/profile, for XProf and Perfetto"
     add("--profile", type=positive, metavar="STEPS", help=text)
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")

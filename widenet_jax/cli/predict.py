@@ -137,17 +137,17 @@ def main_flag(options: Options) -> str:
     forms: dict[str, str] = {}
     for spec in specs():
         forms.setdefault(spec.predict.main_flag, spec.predict.form)
-    given = [flag for flag in forms if is_given(options, flag)]
-    if len(given) != 1:
+    main_flags = [flag for flag in forms if is_set(options, flag)]
+    if len(main_flags) != 1:
         raise BadInputError(f"give {', '.join(forms.values())}, and one of these only")
     for spec in specs():
         for flag in spec.predict.flags:
             homes = [other.predict for other in specs() if flag in other.predict.flags]
-            if is_given(options, flag) and given[0] not in [home.main_flag for home in homes]:
+            if is_set(options, flag) and main_flags[0] not in [home.main_flag for home in homes]:
                 raise BadInputError(f"{flag} goes with {homes[0].form}")
-    return given[0]
+    return main_flags[0]
 
 
-def is_given(options: Options, flag: str) -> bool:
-    """Returns whether the user gave a flag."""
+def is_set(options: Options, flag: str) -> bool:
+    """Returns whether the user set a flag."""
     return getattr(options, flag.lstrip("-")) not in (None, [])

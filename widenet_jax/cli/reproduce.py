@@ -43,7 +43,7 @@ def main(argv: Argv = None) -> int:
     add = parser.add_argument
     names = [*EXPERIMENTS, *GROUPS]
     add("experiments", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
-    about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
+    about = "; ".join(f"{name}: {scale.about['images']}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), help=f"{about} (default: --workdir's, or smoke)")
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
     add("--data_dir", metavar="DIR", help="has DIR/SET for each (default: --workdir's, or data)")

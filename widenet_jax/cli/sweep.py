@@ -61,9 +61,7 @@ def main(argv: Argv = None) -> int:
 def add_launch_flags(parser: Parser) -> None:
     """Adds the flags that hand runs to the launcher."""
     add, place = parser.add_argument, "with --launch: gs://... for the runs' workdirs"
-    add(
-        "--launch", metavar="FLAGS", help="of scripts/launch_tpu.py, which then gets each run, once"
-    )
+    add("--launch", metavar="FLAGS", help="of scripts/launch_tpu.py, which gets each run once")
     add("--trial_workdir", default="", metavar="DIR", help=place)
 
 

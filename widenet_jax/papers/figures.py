@@ -109,10 +109,7 @@ def draw(experiment: PaperExperiment, found: Mapping[str, Any], out: Path) -> No
 def draw_norms(found: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure, axis = subplots(size=(6, 4))
-    curves = {
-        name: (range(y.shape[1]), y.mean(axis=0), y.min(axis=0), y.max(axis=0))
-        for name, y in found.items()
-    }
+    curves = {k: (range(y.shape[1]), y.mean(0), y.min(0), y.max(0)) for k, y in found.items()}
     plot_by_block(axis, curves, ylabel="y (eq. 9)")
     axis.set_title(title)
     axis.legend()

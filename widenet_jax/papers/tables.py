@@ -109,7 +109,7 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             cells[-1] += [joined(values)]
         cells[-1] += [joined([printed.mean]), joined([None if None in means else mean_of(means)])]
     lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
-    return page("Table 2: text models", scale.about_text, markdown_table(cells), lines)
+    return page("Table 2: text models", scale.about["text"], markdown_table(cells), lines)
 
 
 def joined(values: Sequence[float | None]) -> str:

@@ -94,9 +94,8 @@ class Search(Listed):
         self.optuna, self.options = require("optuna", **NEEDED), options
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
-        self.primary_metric = make(
-            options.config, ends_of(space)[0], options.fields
-        ).primary_metric()
+        first = make(options.config, ends_of(space)[0], options.fields)
+        self.primary_metric = first.primary_metric()
         self.metric = f"test_{self.primary_metric.name}"
         super().__init__([], directory)
         self.space, self.total = space, options.trials
