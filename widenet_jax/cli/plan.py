@@ -117,10 +117,10 @@ def plan_of(config: str, tpu: str, flags: Sequence[str]) -> dict[str, Any] | str
     """
     command = [sys.executable, "-m", "widenet_jax.cli.plan", f"--config={config}"]
     command += [f"--topology={tpu}", "--json", *flags]
-    found = subprocess.run(command, capture_output=True, text=True)
-    if found.stdout:
-        return json.loads(found.stdout)
-    reason = found.stderr.strip() or f"plan.py ended with exit code {found.returncode}"
+    completed = subprocess.run(command, capture_output=True, text=True)
+    if completed.stdout:
+        return json.loads(completed.stdout)
+    reason = completed.stderr.strip() or f"plan.py ended with exit code {completed.returncode}"
     # The launcher has another name for the flag.
     return reason.splitlines()[-1].removeprefix("error: ").replace("--topology=", "--tpu=")
 

@@ -107,25 +107,25 @@ def predict(options: Options) -> None:
         absolute(options.overlay).parent.mkdir(parents=True, exist_ok=True)
         route = image_router(trained)
     try:
-        found = resolve(spec.predict.run)(options, trained)
+        result = resolve(spec.predict.run)(options, trained)
     except BadArgumentError as error:
         own = f"--{error.name}" in spec.predict.flags
         raise error.of_flag(error.name if own else flag.lstrip("-")) from None
-    if route and found.pictures:
-        drawn = [(title, picture, route(picture)) for title, picture in found.pictures]
+    if route and result.pictures:
+        drawn = [(title, picture, route(picture)) for title, picture in result.pictures]
         draw_overlay(trained, drawn, options.overlay)
-    if found.rows:
-        rows = [row for row, _ in found.rows]
+    if result.rows:
+        rows = [row for row, _ in result.rows]
         place = {"workdir": options.workdir, "step": trained.step}
-        lines = [line for _, lines in found.rows for line in lines]
-        show(options, place | {found.key: rows} | found.more, found.text or "\n".join(lines))
-    if len(found.unreadable) > 1:
-        for line in found.unreadable:
+        lines = [line for _, lines in result.rows for line in lines]
+        show(options, place | {result.key: rows} | result.more, result.text or "\n".join(lines))
+    if len(result.unreadable) > 1:
+        for line in result.unreadable:
             print(line, file=sys.stderr)
-        count = f"{len(found.unreadable):,} of {len(found.unreadable) + len(found.rows):,}"
-        raise BadInputError(f"{count} {found.key} cannot be read; they are named above")
-    if found.unreadable:
-        raise BadInputError(found.unreadable[0])
+        count = f"{len(result.unreadable):,} of {len(result.unreadable) + len(result.rows):,}"
+        raise BadInputError(f"{count} {result.key} cannot be read; they are named above")
+    if result.unreadable:
+        raise BadInputError(result.unreadable[0])
 
 
 def main_flag(options: Options) -> str:

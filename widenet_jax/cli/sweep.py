@@ -20,7 +20,7 @@ from pathlib import Path
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, positive, show
 from widenet_jax.errors import BadInputError
-from widenet_jax.ops.launch.requests import LAUNCHER
+from widenet_jax.ops.launch.requests import LAUNCHER, split_words
 from widenet_jax.ops.sweep import axes
 from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.runner import Listed, Runner
@@ -150,12 +150,9 @@ def handing_over(flags: str) -> MakeCommand:
     """Returns the function that makes the command by which the launcher runs a trial.
 
     Raises:
-      BadInputError: `flags` cannot be split into words, as where a quote is not closed.
+      BadInputError: as `split_words`.
     """
-    try:
-        words = shlex.split(flags)
-    except ValueError as error:
-        raise BadInputError(f"--launch={flags}: {error}") from None
+    words = split_words("--launch", flags)
 
     def command(trial: Trial, workdir: str) -> list[str]:
         name = f"--name=sweep-{trial.name.rpartition('-')[2]}"

@@ -81,69 +81,69 @@ def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -
     Raises:
       BadInputError: the blocks share their norms, because of a flag for all runs.
     """
-    statistic, found = experiment.statistic, {}
+    statistic, by_row = experiment.statistic, {}
     for row in experiment.rows:
         workdirs = measured[run_of(scale, experiment, row)].workdirs
         if workdirs and statistic in VECTORS:
             norms = [norm_divergence(open_trained(workdir).params) for workdir in workdirs]
-            found[row.label] = np.stack([vectors[statistic].block for vectors in norms])
+            by_row[row.label] = np.stack([vectors[statistic].block for vectors in norms])
         elif workdirs:
             of_model = measure_active if statistic == "active" else measure_usage
-            found[row.label] = of_model(open_trained(workdirs[0]))
-    return found
+            by_row[row.label] = of_model(open_trained(workdirs[0]))
+    return by_row
 
 
-def draw(experiment: PaperExperiment, found: Mapping[str, Any], out: Path) -> None:
+def draw(experiment: PaperExperiment, by_row: Mapping[str, Any], out: Path) -> None:
     """Draws what `measure` returned of at least one row."""
     title = experiment.title
     if experiment.statistic in VECTORS:
-        draw_norms(found, out, title=title)
+        draw_norms(by_row, out, title=title)
     elif experiment.statistic == "active":
-        draw_active(found, out, title=title)
+        draw_active(by_row, out, title=title)
     elif experiment.statistic == "shares":
-        draw_shares_of(found, out, title=title)
+        draw_shares_of(by_row, out, title=title)
     else:
-        draw_co_occurrence(*found.values(), out, title=title)
+        draw_co_occurrence(*by_row.values(), out, title=title)
 
 
-def draw_norms(found: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
+def draw_norms(by_row: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure, axis = subplots(size=(6, 4))
-    curves = {k: (range(y.shape[1]), y.mean(0), y.min(0), y.max(0)) for k, y in found.items()}
+    curves = {k: (range(y.shape[1]), y.mean(0), y.min(0), y.max(0)) for k, y in by_row.items()}
     plot_by_block(axis, curves, ylabel="y (eq. 9)")
     axis.set_title(title)
     axis.legend()
     save(figure, out)
 
 
-def draw_shares_of(found: Mapping[str, ExpertUsage], out: Path, *, title: str) -> None:
+def draw_shares_of(by_row: Mapping[str, ExpertUsage], out: Path, *, title: str) -> None:
     """Draws the sorted shares of several models, a panel for each block."""
-    blocks = max((usage.blocks for usage in found.values()), key=len)
+    blocks = max((usage.blocks for usage in by_row.values()), key=len)
     size = {"columns": PANELS_A_ROW, "panel": (4.2, 3.6), "edge": (1, 1.2)}
     figure, axes = block_panels(blocks, **size, sharey=True)
     figure.suptitle(title, fontsize=10)
     for place, axis in enumerate(axes):
-        plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in found.items()})
+        plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in by_row.items()})
         axis.label_outer()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, out)
 
 
-def markdown(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any]) -> str:
+def markdown(experiment: PaperExperiment, scale: Scale, by_row: Mapping[str, Any]) -> str:
     """Writes the numbers of a figure by block, and the paper's conclusion."""
     statistic, table = experiment.statistic, ""
     lines = [f"The paper: {experiment.claim}"]
-    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in found]
-    if found:
-        rows = [[name, *cells(one, statistic)] for name, one in found.items()]
-        first = next(iter(found.values()))
+    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in by_row]
+    if by_row:
+        rows = [[name, *cells(one, statistic)] for name, one in by_row.items()]
+        first = next(iter(by_row.values()))
         if statistic in VECTORS:
             header = [*map("block {}".format, range(first.shape[1])), "mean", "seeds"]
         else:
             header = [f"block {block}" for block in first.blocks]
         table = markdown_table([[HEADERS[statistic], *header], *rows])
-    if statistic in VECTORS and len(found) == len(experiment.rows) == 2:
-        (one, low), (other, high) = found.items()
+    if statistic in VECTORS and len(by_row) == len(experiment.rows) == 2:
+        (one, low), (other, high) = by_row.items()
         above = int((high.mean(axis=0) > low.mean(axis=0)).sum())
         lines.append(
             f"Here {other}'s mean is {high.mean() / low.mean():.2f} times {one}'s, and it is above "

@@ -82,15 +82,15 @@ def write(
     if experiment.layer:
         content, text = figures.show_layers(experiment, scale, out, picture)
     elif experiment.statistic:
-        found = figures.measure(experiment, scale, measured)
-        if found:
-            figures.draw(experiment, found, picture)
+        by_row = figures.measure(experiment, scale, measured)
+        if by_row:
+            figures.draw(experiment, by_row, picture)
         numbers = {
             name: one.tolist() if isinstance(one, np.ndarray) else one.as_json()
-            for name, one in found.items()
+            for name, one in by_row.items()
         }
         content = {"by_block": numbers}
-        text = figures.markdown(experiment, scale, found)
+        text = figures.markdown(experiment, scale, by_row)
     else:
         rows = tables.rows_of(experiment, scale, measured)
         figures.draw_table(experiment, rows, picture)

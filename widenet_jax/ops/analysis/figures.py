@@ -172,7 +172,7 @@ def draw_co_occurrence(usage: ExpertUsage, out: epath.Path, *, title: str = "") 
     save(figure, out)
 
 
-def draw_active(found: Mapping[str, ActiveUnits], out: epath.Path, *, title: str = "") -> None:
+def draw_active(models: Mapping[str, ActiveUnits], out: epath.Path, *, title: str = "") -> None:
     """Draws how many hidden units are active in each block, a line for each model (fig. 1).
 
     The line is the mean over tokens; 80% of the tokens lie in the band.
@@ -181,9 +181,9 @@ def draw_active(found: Mapping[str, ActiveUnits], out: epath.Path, *, title: str
     low, _, high = QUANTILES
     curves = {
         name: (active.blocks, active.mean, active.quantile(low), active.quantile(high))
-        for name, active in found.items()
+        for name, active in models.items()
     }
-    of = " or ".join(f"{width:,}" for width in sorted({one.width for one in found.values()}))
+    of = " or ".join(f"{width:,}" for width in sorted({one.width for one in models.values()}))
     plot_by_block(axis, curves, ylabel=f"active units of {of}")
     axis.set_title(title, fontsize=10)
     label = "outside lower center"

@@ -170,17 +170,17 @@ def draw_against(rows: Sequence[Mapping], fields: Sequence[str], metric: str, ou
     figure, panels = subplots(1, len(fields), size=size, sharey=True, squeeze=False)
     marks = []
     for panel, field in zip(panels[0], fields, strict=True):
-        found: dict[Any, list[float]] = {}
+        scores: dict[Any, list[float]] = {}
         for row in (row for row in rows if field in row):
-            found.setdefault(row[field], []).append(row[metric])
-        numbers = all(type(value) in (int, float) for value in found)
-        values = sorted(found) if numbers else list(found)
+            scores.setdefault(row[field], []).append(row[metric])
+        numbers = all(type(value) in (int, float) for value in scores)
+        values = sorted(scores) if numbers else list(scores)
         named = not numbers or field == SEED or len(values) <= MOST_NAMED
         places = [cell(value) for value in values] if named else values
         for place, value in zip(places, values, strict=True):
-            panel.plot([place] * len(found[value]), found[value], "o", color="C0", alpha=0.6)
-        if len(rows) > len(found):
-            means = [statistics.fmean(found[value]) for value in values]
+            panel.plot([place] * len(scores[value]), scores[value], "o", color="C0", alpha=0.6)
+        if any(len(of) > 1 for of in scores.values()):
+            means = [statistics.fmean(scores[value]) for value in values]
             marks = panel.plot(places, means, "_" if named else "-_", color="C1", ms=14, mew=2)
         panel.set_xlabel(field)
         panel.grid(alpha=0.3)

@@ -201,7 +201,7 @@ def settings_of_config(config: str) -> list[Settings]:
             f"nothing to sweep: give --sweep FIELD=VALUE,VALUE, or write get_sweep(sweep) in {path}"
         )
     try:
-        found = [{axes.field_name(k): v for k, v in one.items()} for one in get_sweep(axes)]
+        settings = [{axes.field_name(k): v for k, v in one.items()} for one in get_sweep(axes)]
     except BadInputError as error:
         raise BadInputError(f"--config={config}: {error}") from None
     except Exception as error:
@@ -209,9 +209,9 @@ def settings_of_config(config: str) -> list[Settings]:
             f"--config={config}: get_sweep: {type(error).__name__}: {error}; it must return "
             "what sweep, product or zipit return"
         ) from error
-    if not found:
+    if not settings:
         raise BadInputError(f"--config={config}: get_sweep returns no settings; return one or more")
-    return found
+    return settings
 
 
 def check_shared(trials: Sequence[Trial]) -> None:
