@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
@@ -14,6 +15,12 @@ from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.inference.exported import Exported, write_exported
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.specs import resolve, task_spec
+from widenet_jax.typing import Shapes
+
+
+def image_spec(image_shape: tuple[int, int, int]) -> Shapes:
+    """Returns the shapes of a `VisionTransformer`'s inputs for one image (height, width, C)."""
+    return {"image": jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)}
 
 
 def export_untrained(config: ConfigDict, info: dict[str, Any], directory: Path) -> Path:

@@ -91,7 +91,6 @@ class LabelTask(Task):
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
-        del rows, source
         return {
             "accuracy": float(sums["correct"] / sums[self.unit]),
             "cross_entropy": float(sums["cross_entropy"] / sums[self.unit]),

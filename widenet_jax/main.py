@@ -34,7 +34,7 @@ from widenet_jax.config.parser import (
 from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
-from widenet_jax.run.tables import beside, number, routing_rows, text_table
+from widenet_jax.run.tables import beside, number, primary_text, routing_rows, text_table
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 JOIN_SECONDS = 300.0  # for all hosts to start
@@ -128,24 +128,17 @@ def report(result: dict[str, Any], workdir: str) -> str:
 def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns (name, value) of every metric `test_NAME` in the result, the primary metric first.
 
-    "test" is replaced by the split's own name. A primary metric that is a share is a percentage:
-    between 0 and 1, higher is better. How many examples were evaluated (`test_UNIT`) stands beside
-    it.
+    "test" is replaced by the split's own name. How many examples were evaluated (`test_UNIT`)
+    stands beside the primary metric.
     """
-    primary_metric, unit = result["primary_metric"], result["unit"]
-    first = f"test_{primary_metric['name']}"
-    names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
+    first, count = (f"test_{name}" for name in (result["primary_metric"]["name"], result["unit"]))
+    names = [name for name in result if name.startswith("test_") and name != count]
     rows = []
     for name in sorted(names, key=lambda name: name != first):
-        value, metric = result[name], name.removeprefix("test_")
-        text = number(value)
-        if name == first:
-            if primary_metric["higher_is_better"] and 0 <= value <= 1:
-                text = f"{value:.2%}"
-            text += f" of {result[f'test_{unit}']:,} {unit}"
-        rows.append(
-            (f"{result['split']} {metric.replace('_', ' ')}", text + beside(metric, result))
-        )
+        metric = name.removeprefix("test_")
+        text = primary_text(result) if name == first else number(result[name])
+        title = f"{result['split']} {metric.replace('_', ' ')}"
+        rows.append((title, text + beside(metric, result)))
     return rows
 
 

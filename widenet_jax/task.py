@@ -119,7 +119,6 @@ class Task(abc.ABC):
     @classmethod
     def primary_metric_of(cls, config: ConfigDict) -> PrimaryMetric:
         """Returns the primary metric of the tasks of a config, which may depend on the config."""
-        del config
         return cls.primary_metric
 
     @property
@@ -145,7 +144,6 @@ class Task(abc.ABC):
         must not have, and replaces them by `Metrics.carry`. A skipped update sets them to zeros;
         the one that ends the run leaves them as they are, to repeat the step. Most tasks have none.
         """
-        del batch_size
         return {}
 
     def eval_carry_spec(self, batch_size: int) -> Shapes:
@@ -165,7 +163,6 @@ class Task(abc.ABC):
         For what depends on the whole batch, such as a number to divide by: under gradient
         accumulation `loss` sees only a part of the batch, and the parts' losses are averaged.
         """
-        del batch
         return {}
 
     @abc.abstractmethod

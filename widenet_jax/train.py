@@ -31,6 +31,7 @@ from widenet_jax.run.session import (
     errors_in_one_line,
     on_every_host,
     read_batches,
+    replay,
 )
 from widenet_jax.run.stopping import Stop, StopRequestedError, say
 from widenet_jax.run.summary import (
@@ -99,7 +100,7 @@ def run(
 
     # Data
     on_every_host(partial(check_workdir, workdir, config, mode=mode))
-    if profile:  # imported where they are asked for: profile, replay, pretrained models
+    if profile:  # imported where they are asked for: profile, pretrained models
         from widenet_jax.run.profile import Profile, check_profiler
 
         on_every_host(check_profiler)
@@ -118,8 +119,6 @@ def run(
         stack.enter_context(jax.set_mesh(mesh))
         stack.enter_context(errors_in_one_line(workdir, stop))
         if mode == "replay":
-            from widenet_jax.run.replay import replay
-
             return replay(experiment, data, workdir)
         if mode == "eval":
             return evaluate_newest(experiment, data, workdir, stop)

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import apply, init
+from untrained import image_spec
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
-from widenet_jax.vision.model import image_spec
 
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 

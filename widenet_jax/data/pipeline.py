@@ -32,7 +32,6 @@ from widenet_jax.data.blocks import (
     skips,
 )
 from widenet_jax.data.contract import Batch, Source, Stream, Transform
-from widenet_jax.errors import BadInputError
 
 MAX_THREADS = 16
 
@@ -75,9 +74,6 @@ class Batches(Iterator[Batch], AbstractContextManager):
             read; "skip" replaces it by the next record that can.
           on_message: receives one line for each skipped record, in the process that iterates.
         """
-        for field, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
-            if value < least:
-                raise BadInputError(f"config.data.{field}={value} must be {least} or more")
         skip = skips(on_bad_example)
         blocks = kind(source, positions, batch_size, start_step, num_steps, skip, transform)
         self._on_message = on_message

@@ -150,7 +150,7 @@ def write_set(
 
     Raises:
       BadInputError: the directory holds a set and overwrite is off, or holds other things; a split
-        is empty; a label has no class name.
+        is empty.
     """
     directory = Path(directory)
     stale = _shards_to_replace(directory, overwrite)
@@ -160,8 +160,7 @@ def write_set(
     written: dict[str, list[dict[str, int]]] = {}
     try:
         for split, examples in splits.items():
-            checked = _checked(examples, split, class_names)
-            written[split] = _write_split(directory, split, checked, shard_bytes)
+            written[split] = _write_split(directory, split, iter(examples), shard_bytes)
     except BaseException:
         _remove_unfinished(directory)
         for path in missing:
@@ -206,19 +205,6 @@ def refuse_other_files(directory: Path, ours: Iterable[Path]) -> None:
         raise BadInputError(
             f"{directory}: holds other files ({others[0].name}, ...); give --out a new directory"
         )
-
-
-def _checked(
-    examples: Iterable[tuple[int, bytes]], split: str, class_names: Sequence[str]
-) -> Iterator[tuple[int, bytes]]:
-    """Yields the examples; raises BadInputError at a label without a class name."""
-    for index, (label, image) in enumerate(examples):
-        if not 0 <= label < len(class_names):
-            known = f"there are {len(class_names)}"
-            raise BadInputError(
-                f"split {split}, record {index}: label {label} has no class name ({known})"
-            )
-        yield label, image
 
 
 def _write_split(

@@ -16,7 +16,7 @@ CLASSIFICATION = TaskSpec(
     task="widenet_jax.vision.task:Classification",
     sections={
         "task": {
-            "label_smoothing": (0.0, "in [0, 1)"),
+            "label_smoothing": (0.0, "0 to 0.99", 0, 0.99),
             "class_weights": ("none", "none; balanced: equal weight of each class in the loss"),
         },
         "data": {
@@ -31,16 +31,16 @@ CLASSIFICATION = TaskSpec(
         "augment": {
             "exif_orientation": (True, "turn photos as their EXIF says; false: the stored pixels"),
             "crop": ("inception", "inception: a random part; pad: shift by up to pad_pixels"),
-            "crop_area_min": (0.05, "of the image, for crop=inception"),
+            "crop_area_min": (0.05, "of the image, for crop=inception", 0, 1),
             "pad_pixels": (0, "for crop=pad", 0, 2**14),
             "flip": (True, "left to right, every second image"),
             "randaugment_layers": (0, "operations on each image; 0: no RandAugment", 0, 2**6),
-            "randaugment_magnitude": (15.0, "of each operation, 0 to 30"),
+            "randaugment_magnitude": (15.0, "of each operation, 0 to 30", 0, 30),
             "randaugment_before_crop": (False, "as in the authors' code"),
-            "color_jitter": (0.0, "largest change of brightness, contrast, saturation; 0: none"),
-            "random_erasing": (0.0, "probability that a rectangle becomes noise; 0: none"),
+            "color_jitter": (0.0, "largest change of brightness, contrast, saturation", 0, 0.9),
+            "random_erasing": (0.0, "probability that a rectangle becomes noise", 0, 1),
             "eval_crop": ("squash", "squash: the whole image; central: a square from the middle"),
-            "eval_crop_fraction": (1.0, "of the short side, for eval_crop=central"),
+            "eval_crop_fraction": (1.0, "of the short side, for eval_crop=central", 0.01, 1),
             "mixup_alpha": (0.0, "lambda ~ Beta(alpha, alpha) for each example; 0: no mixup"),
             "cutmix_alpha": (0.0, "as mixup_alpha, for CutMix; with both, each example has one"),
             "mixup_group_size": (16, "neighbours in the batch, among which partners are found"),

@@ -63,18 +63,11 @@ class Classification(LabelTask):
         )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            smoothing = self.label_smoothing
-            raise BadInputError(f"config.task.label_smoothing={smoothing} must be in [0, 1)")
-        for name in ("mixup_alpha", "cutmix_alpha"):
-            alpha = getattr(self, name)
-            if alpha < 0:
-                raise BadInputError(f"config.augment.{name}={alpha} must be 0 (none) or more")
-            if alpha > 0 and self.mixup_group_size < 2:
-                raise BadInputError(
-                    f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs "
-                    f"a partner; config.augment.{name}=0 turns it off"
-                )
+        if self.mixes and self.mixup_group_size < 2:
+            raise BadInputError(
+                f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs a "
+                "partner; mixup_alpha=0 and cutmix_alpha=0 turn it off"
+            )
 
     @property
     def mixes(self) -> bool:

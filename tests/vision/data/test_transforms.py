@@ -144,11 +144,7 @@ def test_order_of_steps(before):
     [
         ("crop", "inceptoin", r" .*=inception\?"),
         ("eval_crop", "centre", " .*central"),
-        ("crop_area_min", float("nan"), " must be between"),
         ("pad_pixels", -1, " must be between"),
-        ("randaugment_magnitude", 99.0, " must be between"),
-        ("eval_crop_fraction", 1.5, " must be between"),
-        ("color_jitter", 1.0, " must be between"),
     ],
 )
 def test_mistakes_are_named_in_one_line(field, value, message):

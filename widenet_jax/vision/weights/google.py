@@ -155,7 +155,6 @@ def read_google(
     arrays: Mapping[str, np.ndarray], directory: epath.Path, source: str
 ) -> tuple[dict, dict[str, Any], str] | None:
     """Reads such a checkpoint; None for other arrays. See `specs.ModelSpec`."""
-    del directory
     if not any(name.endswith("embedding/kernel") for name in arrays):
         return None
     return from_google(arrays, source=source), model_fields(arrays, source=source), ""
