@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.specs import task_spec
 from widenet_jax.step import forward
 from widenet_jax.task import Apply, Task
 from widenet_jax.typing import Array, PyTree
@@ -137,15 +136,6 @@ def over_rows(trained: Trained, find: Finder) -> Callable[[Rows], np.ndarray]:
 def classifier(trained: Trained) -> Callable[[Rows], np.ndarray]:
     """Returns a function from examples to the probabilities of their classes, [n, V]."""
     return over_rows(trained, probabilities)
-
-
-def feature_reader(trained: Trained) -> Callable[[Rows], np.ndarray]:
-    """Returns a function from examples to their features, [n, D].
-
-    Features are what the layer of the logits reads: behind the pooling and, where the model has
-    it, the pre-logits layer or the pooler.
-    """
-    return over_rows(trained, partial(features, task_spec(trained.config.task.name).last_layer))
 
 
 def best(probs: np.ndarray, trained: Trained, count: int) -> list[dict]:

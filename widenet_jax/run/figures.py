@@ -3,7 +3,7 @@
 import io
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -53,9 +53,11 @@ def draw_learning_curves(
     """
     labels = names or ["" for _ in workdirs]
     runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
-    drawn = [record for records in runs for record in records if record["split"] in splits]
-    loss = loss_of(runs)
-    metrics = (loss, metric) if any(loss in record for record in drawn) else (metric,)
+    every = [record for records in runs for record in records]
+    # Cross-entropy is a loss that both splits can share.
+    loss = "loss" if every and not any(CROSS_ENTROPY in one for one in every) else CROSS_ENTROPY
+    has_loss = any(loss in record for record in every if record["split"] in splits)
+    metrics = (loss, metric) if has_loss else (metric,)
     figure, axes = subplots(1, len(metrics), size=(5 * len(metrics), 4), squeeze=False)
     axes = axes[0]
     for index, (records, label) in enumerate(zip(runs, labels, strict=True)):
@@ -92,12 +94,6 @@ def split_name(workdir: epath.PathLike, split: str) -> str:
     """Returns the data's name of "train" or "eval", such as "val"; `split` before a run begins."""
     begun = (epath.Path(workdir) / "config.json").exists()
     return stored_config(str(workdir)).data[f"{split}_split"] if begun else split
-
-
-def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
-    """Returns the loss that both splits can share: cross-entropy if recorded, else the total."""
-    recorded = any(CROSS_ENTROPY in record for records in runs for record in records)
-    return CROSS_ENTROPY if recorded or not any(runs) else "loss"
 
 
 def write_decimals(axis: Axis) -> None:

@@ -1,5 +1,7 @@
-"""Tables with aligned columns, as Markdown and as plain text, and rows on metrics."""
+"""Tables as Markdown, plain text and CSV, and rows on metrics."""
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,13 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Formats rows as plain text; the columns are two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Formats rows as CSV; the first row is the header."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def number(value: float) -> str:

@@ -84,10 +84,13 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             raise BadInputError(
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
-        if workdir.exists() and not all(is_of_a_start(path.name) for path in workdir.iterdir()):
-            raise BadInputError(
-                f"--workdir={workdir} is not empty and holds no run of this program; name another"
-            )
+        names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
+        for name in names - {STARTS, *BEGUN}:  # which a start that W&B refused may have left
+            if not (name.startswith("config.json") and name.endswith(UNFINISHED)):
+                raise BadInputError(
+                    f"--workdir={workdir} is not empty and holds no run of this program; name "
+                    "another"
+                )
         return
     if mode == "train" and may_replace(workdir):
         return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
@@ -100,12 +103,6 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             f"--workdir={workdir} holds a run of another config ({list_changes(changed)}); name a "
             "new --workdir, or repeat that run's config; scripts/evaluate.py evaluates other data"
         )
-
-
-def is_of_a_start(name: str) -> bool:
-    """Tells whether a start that was cut off, or that W&B refused, may have left this file."""
-    half_written = name.startswith("config.json") and name.endswith(UNFINISHED)
-    return half_written or name in (STARTS, *BEGUN)
 
 
 def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str]:

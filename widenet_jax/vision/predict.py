@@ -1,8 +1,6 @@
 """Images for a trained classifier: files and arrays, cropped as in evaluation."""
 
-import csv
 import glob
-import io
 import json
 import os
 import sys
@@ -19,6 +17,7 @@ from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import absolute, write_bytes
+from widenet_jax.run.tables import csv_text
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data.files import decode, pixels_of, problem_of
 from widenet_jax.vision.data.folders import kind_left_out, walk
@@ -128,7 +127,7 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
             pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
     text = ""
     if options.out:
-        form = csv_text if options.out.endswith(".csv") else json_lines
+        form = table_of if options.out.endswith(".csv") else json_lines
         content = form([row for row, _ in rows])
         write_bytes(options.out, content.encode(errors="surrogateescape"))
         text = f"{options.out}: {len(rows):,} images"
@@ -160,18 +159,14 @@ def image_paths(given: Sequence[str]) -> Iterator[str]:
         yield from found
 
 
-def csv_text(rows: Sequence[dict]) -> str:
-    """Returns a table: image, class_1, probability_1, class_2, ..."""
+def table_of(rows: Sequence[dict]) -> str:
+    """Returns CSV with the columns image, class_1, probability_1, class_2, ..."""
     flat = [
         {"image": row["image"]}
         | {f"{name}_{k}": x for k, one in enumerate(row["top"], 1) for name, x in one.items()}
         for row in rows
     ]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, flat[0] if flat else ["image"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return table.getvalue()
+    return csv_text([[*flat[0]] if flat else ["image"], *(row.values() for row in flat)])
 
 
 def json_lines(rows: Sequence[dict]) -> str:

@@ -1,7 +1,5 @@
 """The results of a sweep: a row for each trial, as a CSV file, tables and pictures."""
 
-import csv
-import io
 import shlex
 import statistics
 from collections import Counter
@@ -13,7 +11,7 @@ from widenet_jax.files import write_text
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import draw_learning_curves, save, subplots
-from widenet_jax.run.tables import text_table
+from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
 TABLE, PICTURES = "results.csv", ("learning_curves.png", "sweep.png")
@@ -127,11 +125,9 @@ class Results:
 
     def write(self) -> None:
         """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
-        out, columns = io.StringIO(), dict.fromkeys(name for row in self.rows for name in row)
-        writer = csv.DictWriter(out, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_text(self.directory.path / TABLE, out.getvalue())
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        cells = ([row.get(name) for name in columns] for row in self.rows)
+        write_text(self.directory.path / TABLE, csv_text([columns, *cells]))
         if not self.done:
             return
         under_way = [row for row in self.rows if row[self.progress] is not None]
