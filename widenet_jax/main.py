@@ -19,19 +19,12 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from widenet_jax.config import parser
 from widenet_jax.config.fields import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.machine import keep_compiled
-from widenet_jax.config.parser import (
-    Parser,
-    add_import_flag,
-    exit_code_of,
-    not_negative,
-    positive,
-    seconds,
-)
-from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
+from widenet_jax.errors import BadInputError, RunFailedError, StoppedError, check_range
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
 from widenet_jax.run.tables import beside, number, primary_text, routing_rows, text_table
@@ -48,26 +41,26 @@ Any field of the config can be set, as in --config.optimizer.learning_rate=0.01.
 """
 
 
-def flag_parser() -> Parser:
+def flag_parser() -> parser.Parser:
     """Returns the parser of every flag but the config's fields, which the config file defines."""
-    parser = Parser(USAGE)
-    add = parser.add_argument
+    flags = parser.Parser(USAGE)
+    add = flags.add_argument
     add("--config", metavar="FILE[:VARIANT]", help="as configs/imagenet.py:widenet_b")
-    add_import_flag(parser)
+    parser.add_import_flag(flags)
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
     modes = {"choices": ["train", "eval", "replay"], "default": "train"}
     add("--mode", **modes, help="replay repeats the step whose loss or gradient was not finite")
     add("--extend", action="store_true", help="accept a longer config.duration; see docs/GUIDE.md")
-    add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
+    add("--max_seconds", type=parser.seconds, metavar="S", help="then save and stop, as by SIGTERM")
     add("--print_config", action="store_true", help="only print every field and its meaning")
     text = "write a trace of STEPS training steps to WORKDIR/profile, for XProf and Perfetto"
-    add("--profile", type=positive, metavar="STEPS", help=text)
+    add("--profile", type=parser.positive, metavar="STEPS", help=text)
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     add("--distributed", action="store_true", help="several hosts; all that a TPU pod needs")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
-    add("--num_processes", type=positive, metavar="N", help="how many processes there are")
-    add("--process_id", type=not_negative, metavar="I", help="the number of this process, from 0")
-    return parser
+    add("--num_processes", type=parser.positive, metavar="N", help="how many processes there are")
+    add("--process_id", type=parser.not_negative, metavar="I", help="of this process, from 0")
+    return flags
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
@@ -157,10 +150,9 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
     Ends this process with exit code 2 if not all have joined after JOIN_SECONDS.
 
     Raises:
-      BadInputError: the details are missing or wrong.
+      BadInputError: the details are missing, or JAX would fail on them with a traceback.
     """
-    details = {"coordinator": own.coordinator, "num_processes": own.num_processes,
-               "process_id": own.process_id}  # fmt: skip
+    details = {name: getattr(own, name) for name in ("coordinator", "num_processes", "process_id")}
     named = [name for name, value in details.items() if value is not None]
     if not named and not own.distributed:
         return
@@ -168,7 +160,12 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
         missing = ", ".join(f"--{name}" for name in details if name not in named)
         raise BadInputError(f"--{named[0]} also needs {missing}; on a TPU pod give none of them")
     if named:
-        check_details(**details)
+        host, _, port = own.coordinator.rpartition(":")
+        if not host or not (port.isdecimal() and 0 < int(port) < 65536):
+            raise BadInputError(
+                f"--coordinator={own.coordinator} must be HOST:PORT, as in 10.0.0.1:8476"
+            )
+        check_range("--process_id", own.process_id, 0, own.num_processes - 1)
     import jax
 
     # JAX aborts the process with a stack trace when its own timeout is over, so this one is first.
@@ -189,21 +186,6 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
     finally:
         timer.cancel()
     stop.keep_jax_handler()
-
-
-def check_details(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Checks the flags that `jax.distributed.initialize` fails on with a traceback.
-
-    Raises:
-      BadInputError: --coordinator is not HOST:PORT, or --process_id is out of range.
-    """
-    host, _, port = coordinator.rpartition(":")
-    if not host or not (port.isdecimal() and 0 < int(port) < 65536):
-        raise BadInputError(f"--coordinator={coordinator} must be HOST:PORT, as in 10.0.0.1:8476")
-    if process_id >= num_processes:
-        raise BadInputError(
-            f"--process_id={process_id} must be less than --num_processes={num_processes}"
-        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -275,7 +257,7 @@ def leave_hosts() -> bool:
 
 def command() -> int:
     """Runs this process's command line; returns the exit code."""
-    return exit_code_of(partial(main, sys.argv))
+    return parser.exit_code_of(partial(main, sys.argv))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from widenet_jax.specs import TASKS, task_spec
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"
 LARGEST = 1e300  # of numbers without a limit: finite
-# How a message names the type of a field where "a list", "a tuple" would not do.
-WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 class Field(NamedTuple):
@@ -192,5 +190,7 @@ def parse_value(field: str, text: str, current: Any) -> Any:
             return value
     except (KeyError, ValueError, SyntaxError):
         pass
-    example = f"{WANTED.get(kind, f'a {kind.__name__}')}, such as {current}"
-    raise BadInputError(f"--config.{field}={text}: this field needs {example}") from None
+    wanted = TYPES[bool] if kind is bool else f"a {TYPES.get(kind, kind.__name__)}"
+    raise BadInputError(
+        f"--config.{field}={text}: this field needs {wanted}, such as {current}"
+    ) from None
