@@ -201,9 +201,4 @@ def add_layer_losses(
     if aux:
         each = {f"{name}_loss": value for name, value in aux["losses"].items()}
         loss += aux["loss"].sum()
-    return loss, Metrics({**means, **each, "loss": loss}, layer_sums(aux), carry or {})
-
-
-def layer_sums(aux: Aux) -> Aux:
-    """Returns the statistics of the blocks' parts; {} of a dense model."""
-    return aux["sums"] if aux else {}
+    return loss, Metrics({**means, **each, "loss": loss}, aux.get("sums", {}), carry or {})

@@ -20,7 +20,6 @@ from widenet_jax.task import (
     Rngs,
     Task,
     add_layer_losses,
-    layer_sums,
 )
 from widenet_jax.typing import Array, Shapes
 
@@ -109,7 +108,7 @@ class MaskedLm(Task):
             "sequences": jnp.ones_like(batch["mlm_count"]),
         }
         sums = {name: jnp.where(mask, value, 0).sum() for name, value in each.items()}
-        return Evaluation(sums=sums, layer_sums=layer_sums(aux))
+        return Evaluation(sums=sums, layer_sums=aux.get("sums", {}))
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source

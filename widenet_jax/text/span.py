@@ -15,16 +15,7 @@ from widenet_jax.corpus import texts
 from widenet_jax.data.contract import ArraySpec, DataInfo, Source
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.losses import label_cross_entropy
-from widenet_jax.task import (
-    Apply,
-    Evaluation,
-    Metrics,
-    PrimaryMetric,
-    Rngs,
-    Task,
-    add_layer_losses,
-    layer_sums,
-)
+from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task, add_layer_losses
 from widenet_jax.text.squad_metrics import Prediction, squad_metrics
 from widenet_jax.typing import Array, Shapes
 
@@ -118,7 +109,7 @@ class Span(Task):
         null = outputs["null_logit"] if self.head == "beam" else null_score(outputs)
         rows = {"spans": spans(outputs, batch, self.max_answer_length), "null": null}
         sums = {"windows": batch["mask"].sum(dtype=jnp.int32)}
-        return Evaluation(sums=sums, layer_sums=layer_sums(aux), rows=rows)
+        return Evaluation(sums=sums, layer_sums=aux.get("sums", {}), rows=rows)
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
