@@ -16,7 +16,6 @@ from etils import epath
 from matplotlib import colormaps, font_manager
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
@@ -232,18 +231,3 @@ def characters_of(family: str) -> frozenset[str]:
     """Returns the characters that a font has."""
     font = font_manager.get_font(font_manager.findfont(family))
     return frozenset(map(chr, font.get_charmap()))
-
-
-def line_of_text(text: str, *, height: int) -> np.ndarray:
-    """Draws one line of text, black on white: uint8 [height, width, 3], as wide as the text."""
-    figure = Figure(figsize=(1, 1), dpi=72)
-    size = 0.65 * height  # points, here pixels: leaves room above and below
-    drawn = figure.text(0, 0, text, fontsize=size)
-    with lettered(figure):
-        box = drawn.get_window_extent(FigureCanvasAgg(figure).get_renderer())
-        width = max(1, int(np.ceil(box.width)) + 2)
-        figure.set_size_inches(width / figure.dpi, height / figure.dpi)
-        drawn.set(position=(1 / width, 0.25))
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
