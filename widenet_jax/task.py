@@ -1,6 +1,6 @@
 """The task contract: the meaning of a batch, its loss and its metrics.
 
-A task is made from the config and facts about the data, and obeys `Task`: `batch_spec`, `inputs`,
+A task is made from the config and the `DataInfo`, and obeys `Task`: `batch_spec`, `inputs`,
 `loss`, `evaluate`, `summarize`, a `primary_metric` and a `unit`. It sees the model as a function
 `apply(inputs, rngs) -> (outputs, aux)`. The loop (`train`, `step`, `evaluation`, `run`) knows none
 of the words image, label or accuracy. `specs` lists the tasks.
@@ -110,7 +110,7 @@ class Task(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def build(cls, config: ConfigDict, data_info: DataInfo) -> "Task":
-        """Builds the task from the config and facts about the data.
+        """Builds the task from the config and the description of the data.
 
         Raises:
           BadInputError: a field is out of range.

@@ -4,7 +4,7 @@ Each example is its own token group, so that no other example changes what is fo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,12 +31,14 @@ class Stored:
       config: the config of its run: plain dicts as stored, a ConfigDict once it is opened.
       info: of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
       step: the checkpoint's step.
+      result: the run's `result.json`; empty if the run has not finished.
     """
 
     params: PyTree
     config: Any
     info: Mapping[str, Any]
     step: int
+    result: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def class_names(self) -> tuple[str, ...]:

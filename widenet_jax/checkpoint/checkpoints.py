@@ -2,7 +2,7 @@
 
 Each holds `params`, `opt_state` and, where the task has one, `carry` (arrays; the tree has one name
 per layer, whatever the mesh or the number of hosts), and `meta`: step, counters, config, and
-the facts of the data that tasks need. Workdirs may be gs://.
+what tasks need of the data. Workdirs may be gs://.
 """
 
 import sys
@@ -31,7 +31,7 @@ class Checkpoints:
 
     Args:
       workdir: of the run.
-      meta: stored with every checkpoint: the config, and the facts of the data that tasks need.
+      meta: stored with every checkpoint: the config, and what tasks need of the data.
       keep: number of newest checkpoints to keep.
       primary_metric: the metric that decides which is the best.
     """

@@ -228,7 +228,7 @@ def _write_split(
             writer.close()
         shards.append({"records": count, "bytes": path.stat().st_size})
     if not shards:
-        raise BadInputError(f"split {split}: no images found; check the input given for it")
+        raise BadInputError(f"split {split}: no images found; check its input")
     return shards
 
 

@@ -64,7 +64,7 @@ def model_card(
 
     Args:
       config: the run's, as plain dicts.
-      info: facts of the data; `class_names`, where there are any.
+      info: of the data; `class_names`, where there are any.
       record: contents of `export.json`.
       huggingface: the model's class in transformers, for an export in that layout.
     """

@@ -70,7 +70,7 @@ def load_pretrained(
       sharding: over all devices of all hosts, replicated. It serves to read a run's checkpoint;
         every host reads the other kinds for itself.
       model: `config.model` of the new run.
-      info: facts of the new run's data; its classes and, of a text model, its tokenizer are
+      info: of the new run's data; its classes and, of a text model, its tokenizer are
         compared.
 
     Raises:

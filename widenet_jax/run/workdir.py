@@ -1,4 +1,4 @@
-"""The records of a run in its workdir: config, environment, git state, facts about the data."""
+"""The records of a run in its workdir: config, environment, git state, info of the data."""
 
 import fcntl
 import json
@@ -142,7 +142,7 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
 
     Args:
       meta: of the checkpoint; {} in a new run.
-      info: facts of the data that is there now.
+      info: of the data that is there now.
       workdir: named in the message.
     """
 
@@ -171,7 +171,7 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
     Args:
       workdir: of the run.
       config: of the run.
-      info: facts of the data that tasks need: {"class_names": [...]} goes to class_names.json.
+      info: what tasks need of the data: {"class_names": [...]} goes to class_names.json.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     file = workdir / "config.json"

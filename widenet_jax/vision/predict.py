@@ -127,22 +127,23 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
             pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
     text = ""
     if options.out:
-        form = table_of if options.out.endswith(".csv") else json_lines
-        content = form([row for row, _ in rows])
+        found = [row for row, _ in rows]
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+        content = table_of(found) if options.out.endswith(".csv") else "".join(lines)
         write_bytes(options.out, content.encode(errors="surrogateescape"))
         text = f"{options.out}: {len(rows):,} images"
     return Predictions("images", rows, {"unreadable": unreadable}, text, pictures, unreadable)
 
 
-def image_paths(given: Sequence[str]) -> Iterator[str]:
-    """Yields files: as given, matching a pattern such as '*.jpg', or anywhere under a folder.
+def image_paths(names: Sequence[str]) -> Iterator[str]:
+    """Yields files: as named, matching a pattern such as '*.jpg', or anywhere under a folder.
 
     Prints on stderr what is left out of a folder.
 
     Raises:
       BadInputError: a folder or a pattern has no image.
     """
-    for path in given:
+    for path in names:
         if os.path.isdir(path):
             inside = [file for file in walk(path) if not os.path.isdir(file)]
             kinds = {file: kind_left_out(os.path.basename(file)) for file in inside}
@@ -167,8 +168,3 @@ def table_of(rows: Sequence[dict]) -> str:
         for row in rows
     ]
     return csv_text([[*flat[0]] if flat else ["image"], *(row.values() for row in flat)])
-
-
-def json_lines(rows: Sequence[dict]) -> str:
-    """Returns a line of JSON for each image."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

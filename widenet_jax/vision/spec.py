@@ -1,17 +1,8 @@
 """Image classification and the vision transformer, as `specs` describes them."""
 
-from widenet_jax.specs import (
-    SAME_CLASSES,
-    CardSpec,
-    Flag,
-    ModelSpec,
-    Part,
-    PredictSpec,
-    SourceSpec,
-    TaskSpec,
-)
+from widenet_jax import specs
 
-CLASSIFICATION = TaskSpec(
+CLASSIFICATION = specs.TaskSpec(
     name="classification",
     task="widenet_jax.vision.task:Classification",
     sections={
@@ -49,14 +40,16 @@ CLASSIFICATION = TaskSpec(
     transforms="widenet_jax.vision.data.transforms:task_transforms",
     example="widenet_jax.vision.data.transforms:example_of",
     sources={
-        "digits": SourceSpec(
+        "digits": specs.SourceSpec(
             "widenet_jax.vision.data.digits:open_digits",
             reads="the digits of scikit-learn",
             instead="image_folder for your images",
         ),
-        "image_folder": SourceSpec("widenet_jax.vision.data.folders:open_folder", holds_out=True),
-        "array_record": SourceSpec("widenet_jax.vision.data.packed:open_array_record"),
-        "tfds": SourceSpec("widenet_jax.vision.data.packed:open_tfds", reads_slices=True),
+        "image_folder": specs.SourceSpec(
+            "widenet_jax.vision.data.folders:open_folder", holds_out=True
+        ),
+        "array_record": specs.SourceSpec("widenet_jax.vision.data.packed:open_array_record"),
+        "tfds": specs.SourceSpec("widenet_jax.vision.data.packed:open_tfds", reads_slices=True),
     },
     sizes=("num_examples", "num_classes"),
     sets={
@@ -67,17 +60,17 @@ CLASSIFICATION = TaskSpec(
         "digits": (1_437, 10),
     },
     last_layer="head",
-    predict=PredictSpec(
+    predict=specs.PredictSpec(
         form="image files",
         flags={
-            "images": Flag("image files, folders, '*.jpg'", "IMAGE", "words"),
-            "--overlay": Flag("draw expert choices over the images", "PNG"),
-            "--out": Flag("write the predictions of images to a .csv or .jsonl file", "FILE"),
+            "images": specs.Flag("image files, folders, '*.jpg'", "IMAGE", "words"),
+            "--overlay": specs.Flag("draw expert choices over the images", "PNG"),
+            "--out": specs.Flag("write the predictions of images to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.vision.predict:predict_images",
     ),
     methods=dict.fromkeys(("predict", "features"), "widenet_jax.vision.predict:rows_of"),
-    card=CardSpec(
+    card=specs.CardSpec(
         purpose="image classification",
         commands=(
             "python scripts/predict.py --workdir=DIR photo.jpg --top=5",
@@ -95,11 +88,11 @@ CLASSIFICATION = TaskSpec(
     preview="widenet_jax.vision.prepare.preview:draw_augmentations",
 )
 
-VISION_TRANSFORMER = ModelSpec(
+VISION_TRANSFORMER = specs.ModelSpec(
     name="vision_transformer",
     module="widenet_jax.vision.model:VisionTransformer",
     usual={"num_classes": 1000},
-    parts=dict.fromkeys(("head", "pre_logits"), Part(SAME_CLASSES)),
+    parts=dict.fromkeys(("head", "pre_logits"), specs.Part(specs.SAME_CLASSES)),
     fit="widenet_jax.vision.weights.huggingface:fit",
     families=("ViT", "Shared ViT", "ViT-MoE", "WideNet"),
     detail="patches of {patch_size} pixels",

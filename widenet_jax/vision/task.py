@@ -205,11 +205,8 @@ def mixup_or_cutmix(
     mixed = mixup(keys[0], images, targets, alpha=mixup_alpha, group_size=group_size)
     cut = cutmix(keys[1], images, targets, alpha=cutmix_alpha, group_size=group_size)
     chosen = constrain(jax.random.bernoulli(of_choice, 0.5, images.shape[:1]), P())
-
-    def choose(a: Array, b: Array) -> Array:
-        return jnp.where(chosen.reshape(-1, *([1] * (a.ndim - 1))), a, b)
-
-    return choose(cut[0], mixed[0]), choose(cut[1], mixed[1])
+    images = jnp.where(chosen[:, None, None, None], cut[0], mixed[0])
+    return images, jnp.where(chosen[:, None], cut[1], mixed[1])
 
 
 def _next(x: Array, group_size: int) -> Array:
