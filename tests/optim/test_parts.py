@@ -27,7 +27,8 @@ PARAMS = {
 OPTIMIZER = {
     "name": "adamw", "schedule": "constant", "learning_rate": 0.1, "warmup": "0 steps", "b1": 0.9,
     "b2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "grad_clip_norm": 1.0,
-    "exclude_norm_and_bias": False, "decay_exclude": "",
+    "exclude_norm_and_bias": False, "decay_exclude": "", "layer_decay": 1.0, "freeze": "none",
+    "ema_decay": 0.0,
 }  # fmt: skip
 
 
@@ -95,4 +96,4 @@ def test_freezing_needs_a_trained_model():
     with pytest.raises(BadInputError, match="freeze='backbones' is unknown"):
         check_freeze({"freeze": "backbones"}, PARAMS, "runs/mine")
     check_freeze({"freeze": "backbone"}, PARAMS, "runs/mine")
-    check_freeze({}, PARAMS, "")
+    check_freeze({"freeze": "none"}, PARAMS, "")

@@ -48,8 +48,7 @@ class MaskedLm(Task):
     unit: ClassVar[str] = "sequences"
 
     @classmethod
-    def build(cls, config: ConfigDict, data_info: DataInfo) -> "MaskedLm":
-        del config
+    def build(cls, _: ConfigDict, data_info: DataInfo) -> "MaskedLm":
         info = data_info.info
         return cls(info["vocab_size"], data_info.example, info.get("unigram_entropy"))
 

@@ -129,7 +129,6 @@ class MultiHeadAttention(nn.Module):
     kernel_init: KernelInit = KernelInit()
     dtype: jnp.dtype = jnp.float32
 
-    needs_memory = False
     use_bias = True
 
     @nn.compact
