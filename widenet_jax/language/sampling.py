@@ -68,7 +68,7 @@ class Sampling:
 
 
 def reader(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that reads tokens, after those of its earlier calls.
+    """Returns a function that reads tokens after the tokens of its earlier calls.
 
     It takes int32 [n], n >= 1, and returns the logits of the next token: float32 [V]. Whole windows
     are read first, then tokens one by one, so that only two lengths are compiled.

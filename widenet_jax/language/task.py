@@ -44,7 +44,7 @@ class LanguageModeling(Task):
       memory_length: M in training.
       eval_memory_length: M in evaluation.
       depth, embed_dim, dtype: L, D and dtype of the model, for the memory's shape.
-      stream: facts about the text.
+      stream: statistics of the text.
     """
 
     vocab_size: int

@@ -13,7 +13,6 @@ from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.config.fields import check_numbers
 from widenet_jax.errors import BadInputError, choose, nearest
-from widenet_jax.optim.lamb import decay_mask, lamb
 from widenet_jax.specs import parts
 from widenet_jax.typing import Array, PyTree
 
@@ -72,18 +71,7 @@ def build_optimizer(
     norm = optimizer["grad_clip_norm"]
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     tx = optax.chain(clip, make(optimizer, schedule, exclude))
-    layer_decay, freeze = optimizer["layer_decay"], optimizer["freeze"]
-    if not 0 < layer_decay <= 1:
-        raise BadInputError(
-            f"{WHERE}.layer_decay={layer_decay:g} must be above 0, and 1 (none) at most"
-        )
-    if layer_decay < 1:
-        tx = optax.chain(tx, scale_layers(layer_decay, depth=depth))
-    if freeze != "none":
-        tx = without_frozen(tx, freeze)
-    if optimizer["ema_decay"]:
-        tx = with_average(tx, optimizer["ema_decay"])
-    return tx, schedule
+    return _of_parts(optimizer, tx, depth), schedule
 
 
 def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Schedule:
@@ -100,6 +88,25 @@ def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Sched
     return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=run["total_steps"])
 
 
+def _of_parts(section: Mapping, tx: Transformation, depth: int) -> Transformation:
+    """Adds learning rates by layer, frozen parameters and the average, where asked for."""
+    layer_decay = section["layer_decay"]
+    if not 0 < layer_decay <= 1:
+        raise BadInputError(
+            f"{WHERE}.layer_decay={layer_decay:g} must be above 0, and 1 (none) at most"
+        )
+    if layer_decay < 1:
+        tx = optax.chain(tx, scale_layers(layer_decay, depth=depth))
+    if section["freeze"] != "none":
+        tx = without_frozen(tx, section["freeze"])
+    return with_average(tx, section["ema_decay"]) if section["ema_decay"] else tx
+
+
+def _decay_mask(exclude: param_names.PathPredicate) -> Callable[[PyTree], PyTree]:
+    """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
+    return lambda params: param_names.map_with_path(lambda path, _: not exclude(path), params)
+
+
 class Exclusions(NamedTuple):
     """Predicates: the paths without weight decay, and those whose trust ratio is 1."""
 
@@ -109,18 +116,20 @@ class Exclusions(NamedTuple):
 
 def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     excluded = {"exclude_decay": exclude.decay, "exclude_trust_ratio": exclude.trust_ratio}
+    from widenet_jax.optim.lamb import lamb  # a run with another optimizer does without
+
     return lamb(schedule, **_adam_numbers(section), **excluded)
 
 
 def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
-    return optax.adamw(schedule, **_adam_numbers(section), mask=decay_mask(exclude.decay))
+    return optax.adamw(schedule, **_adam_numbers(section), mask=_decay_mask(exclude.decay))
 
 
 def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     """Builds SGD: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
     momentum = section["momentum"]
     return optax.chain(
-        optax.add_decayed_weights(section["weight_decay"], mask=decay_mask(exclude.decay)),
+        optax.add_decayed_weights(section["weight_decay"], mask=_decay_mask(exclude.decay)),
         optax.trace(decay=momentum) if momentum else optax.identity(),
         optax.scale_by_learning_rate(schedule),
     )

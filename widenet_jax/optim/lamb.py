@@ -4,8 +4,6 @@ A trust ratio belongs to a unit: one kernel of one block, or of one expert, or o
 does not change if several units are stacked in one array.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 import optax
 
@@ -13,11 +11,6 @@ from widenet_jax.param_names import PathPredicate, map_with_path, matches, trust
 from widenet_jax.typing import Array, PyTree
 
 nothing = matches("")  # the predicate that excludes no path
-
-
-def decay_mask(exclude: PathPredicate) -> Callable[[PyTree], PyTree]:
-    """Returns a function from parameters to a tree of booleans, False where `exclude` holds."""
-    return lambda params: map_with_path(lambda path, _: not exclude(path), params)
 
 
 def trust_ratio(param: Array, update: Array, unit_axes: tuple[int, ...]) -> Array:
@@ -85,9 +78,12 @@ def lamb(
       exclude_trust_ratio: paths whose ratio is 1.
     """
 
+    def decays(params: PyTree) -> PyTree:
+        return map_with_path(lambda path, _: not exclude_decay(path), params)
+
     return optax.chain(
         optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-        optax.add_decayed_weights(weight_decay, mask=decay_mask(exclude_decay)),
+        optax.add_decayed_weights(weight_decay, mask=decays),
         scale_by_trust_ratio(exclude_trust_ratio),
         optax.scale_by_learning_rate(learning_rate),
     )

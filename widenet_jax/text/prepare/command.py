@@ -25,7 +25,7 @@ def add_commands(commands: Any) -> None:
     add("--seed", type=not_negative, default=0, help="of the chunks' target lengths")
     text = "prepare with Apache Beam, by its OPTIONS, as in --beam='--runner=DataflowRunner ...'"
     add("--beam", metavar="OPTIONS", help=text)
-    add = add_command(commands, "tokenizer", "train or convert one", make_tokenizer)
+    add = add_command(commands, "tokenizer", "train or convert a tokenizer", make_tokenizer)
     add("inputs", nargs="*", metavar="INPUT", help="text to train on, as for the command text")
     add("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
     text = "a vocab.txt (WordPiece) or .model (sentencepiece) instead of training"
