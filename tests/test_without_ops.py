@@ -11,30 +11,39 @@ import cv2
 import numpy as np
 from small_runs import ROOT, run_of
 
+MOST_MODULES = 78  # of the package that finetuning on the digits imports; empty files do not count
 PROGRAM = """
 import sys
+from pathlib import Path
 
-from widenet_jax.cli import evaluate, predict
 from widenet_jax.main import main
 
-flags = sys.argv[1:]
-assert main(["main", *flags, "--workdir=pretrained"]) == 0
-assert main(["main", *flags, "--workdir=finetuned", "--config.init_from=pretrained"]) == 0
+assert main(["main", *sys.argv[1:], "--workdir=finetuned"]) == 0
+heavy = [name for name in ("tensorflow", "flax.nnx", "torch") if name in sys.modules]
+files = [module.__file__ for name, module in sys.modules.items() if name.startswith("widenet_jax")]
+print(heavy, sum(bool(Path(file).read_text()) for file in files), file=sys.stderr)
+
+from widenet_jax.cli import evaluate, predict
+
 assert evaluate.main(["--workdir=finetuned"]) == 0
 assert predict.main(["--workdir=finetuned", "digit.png"]) == 0
 """
 
 
-def test_in_a_copy_without_them(tmp_path: Path):
+def test_in_a_copy_without_them(digits_run: Path, tmp_path: Path):
+    """In a fresh interpreter, where training also imports few modules and no TensorFlow or NNX."""
     left_out = shutil.ignore_patterns("__pycache__", "ops", "papers")
     shutil.copytree(ROOT / "widenet_jax", tmp_path / "widenet_jax", ignore=left_out)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     cv2.imwrite(str(tmp_path / "digit.png"), np.full((8, 8, 3), 200, np.uint8))
     config, fields = run_of("digits")
     fields = fields | {"duration": "2 steps", "evaluation.every": "2 steps"}
+    fields["init_from"] = str(digits_run)
     flags = [f"--config={config}", *(f"--config.{name}={value}" for name, value in fields.items())]
     one = re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"])
     env = os.environ | {"PYTHONPATH": str(tmp_path), "XLA_FLAGS": one}
     program = [sys.executable, "-c", PROGRAM, *flags]
     run = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+    heavy, modules = re.search(r"^(\[.*\]) (\d+)$", run.stderr, re.MULTILINE).groups()
+    assert heavy == "[]" and int(modules) <= MOST_MODULES
