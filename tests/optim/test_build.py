@@ -167,6 +167,7 @@ def test_numbers_out_of_range():
         ({"decay_exclude": "head/kernl"}, "the nearest is head/kernel"),
         ({"decay_exclude": "("}, "config.optimizer.decay_exclude: '(' is not"),
         ({"schedule": "linear", "end_learning_rate": 0.2}, "above learning_rate=0.1"),
+        ({"learning_rte": 0.1}, "config.optimizer.learning_rte is unknown; config.optimizer may"),
         ({"warmup": 3}, "config.optimizer.warmup=3 is not a duration"),
     ],
 )
@@ -174,3 +175,10 @@ def test_mistakes_say_how_to_fix_them(changes: dict, message: str):
     with pytest.raises(BadInputError) as caught:
         build(dict(section("lamb")) | changes)
     assert message in str(caught.value)
+
+
+def test_a_field_that_a_config_lacks():
+    fields = dict(section("sgd"))
+    del fields["momentum"]
+    with pytest.raises(BadInputError, match=r"config\.optimizer\.momentum is missing; set it in"):
+        build(fields)

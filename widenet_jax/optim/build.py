@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
 from widenet_jax.config.fields import check_numbers
-from widenet_jax.errors import BadInputError, choose, nearest
+from widenet_jax.config.files import configs_module
+from widenet_jax.errors import BadInputError, check_fields, choose, nearest
 from widenet_jax.specs import parts
 from widenet_jax.typing import Array, PyTree
 
@@ -61,8 +62,13 @@ def build_optimizer(
       The transformation, and the learning rate as a function of the number of updates.
 
     Raises:
-      BadInputError: a field is out of range, or `decay_exclude` matches no parameter.
+      BadInputError: a field is missing, unknown or out of range, or `decay_exclude` matches no
+        parameter.
     """
+    known = configs_module("defaults").RUN["optimizer"]
+    check_fields(known, optimizer, section=WHERE)
+    if missing := [name for name in known if name not in optimizer]:
+        raise BadInputError(f"{WHERE}.{missing[0]} is missing; set it in the config")
     make = choose(OPTIMIZERS, optimizer["name"], field=f"{WHERE}.name")
     check_numbers(ConfigDict({"optimizer": optimizer}))
     run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
