@@ -1,6 +1,7 @@
-"""`init` and `apply` of Flax modules as one compiled program each, and what a program consists of.
+"""Parameters of Flax modules, their `apply` as one program, and what a program consists of.
 
-Without `jax.jit` every operation of the module is compiled as a program: five times the work.
+Without `jax.jit` every operation of the module is compiled as a program: five times the work. The
+initialisers take several times as long to compile as the module itself, so NumPy draws parameters.
 """
 
 from collections.abc import Callable
@@ -8,17 +9,39 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 PROGRAMS: dict[tuple, Callable] = {}
 
 
 def init(module: nn.Module, *inputs: Any, seed: int = 0, train: bool = False) -> dict:
-    """Returns the module's initial parameters."""
+    """Draws parameters of the module; see `draw`."""
 
-    def run(seed: int, inputs: tuple) -> dict:
-        return module.init(jax.random.key(seed), *inputs, train=train)["params"]
+    def run(inputs: tuple) -> dict:
+        return module.init(jax.random.key(0), *inputs, train=train)["params"]
 
-    return program(module, "init", train, run)(seed, inputs)
+    return draw(jax.eval_shape(program(module, "init", train, run), inputs), seed=seed)
+
+
+def draw(shapes: Any, *, seed: int = 0) -> Any:
+    """Draws parameters of these shapes: biases 0, scales 1, others normal with 1 / fan-in."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(path: tuple, spec: jax.ShapeDtypeStruct) -> jax.Array:
+        known = {"bias": 0.0, "scale": 1.0}.get(path[-1].key)
+        if known is not None:
+            return jnp.full(spec.shape, known, spec.dtype)
+        fan_in = spec.shape[-2] if len(spec.shape) > 1 else 1
+        return jnp.asarray(rng.normal(scale=fan_in**-0.5, size=spec.shape), spec.dtype)
+
+    return jax.tree_util.tree_map_with_path(drawn, shapes)
+
+
+def initial(module: nn.Module, *inputs: Any) -> dict:
+    """Returns the module's initial parameters, as its initialisers make them."""
+    run = lambda *inputs: module.init(jax.random.key(0), *inputs, train=False)["params"]  # noqa: E731
+    return jax.jit(run)(*inputs)
 
 
 def apply(module: nn.Module, params: dict, *inputs: Any, train: bool, **options: Any) -> Any:

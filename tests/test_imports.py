@@ -4,8 +4,6 @@ See docs/ARCHITECTURE.md for reasons.
 """
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,33 +86,6 @@ def test_configs_import_only_plain_data(path: Path):
     nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
     ours = {node.module for node in nodes if node.module.split(".")[0] == "widenet_jax"}
     assert ours <= {"widenet_jax.errors", "widenet_jax.specs"}
-
-
-MOST_MODULES = 60  # of the package that train.py imports for the digits; empty files do not count
-DIGITS = """
-import sys
-from pathlib import Path
-
-from widenet_jax import train
-from widenet_jax.config.files import load_config
-
-config = load_config("configs/digits.py")
-config.duration = config.evaluation.every = "1 steps"
-config.evaluation.batch_size = 384
-train.run(config, sys.argv[1])
-print([name for name in ("tensorflow", "flax.nnx", "torch") if name in sys.modules])
-files = [module.__file__ for name, module in sys.modules.items() if name.startswith("widenet_jax")]
-print(sum(bool(Path(file).read_text()) for file in files))
-"""
-
-
-def test_training_needs_few_modules_and_neither_tensorflow_nor_nnx(tmp_path: Path):
-    """In a fresh interpreter that trains on the digits."""
-    command = [sys.executable, "-c", DIGITS, str(tmp_path / "run")]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    heavy, modules = out.stdout.splitlines()
-    assert heavy == "[]"
-    assert int(modules) <= MOST_MODULES
 
 
 def test_functions_fit_on_a_screen():

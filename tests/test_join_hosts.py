@@ -23,7 +23,7 @@ sys.exit(main.main(sys.argv))
         ("HOST", 2, 1, "--coordinator=HOST must be HOST:PORT"),
         ("HOST:65536", 2, 1, "--coordinator=HOST:65536 must be HOST:PORT"),
         ("HOST:8476", 0, 0, "argument --num_processes: '0' must be a whole number of at least 1"),
-        ("HOST:8476", 2, 2, "--process_id=2 must be less than --num_processes=2"),
+        ("HOST:8476", 2, 2, "--process_id=2 must be between 0 and 1"),
     ],
 )
 def test_wrong_details(

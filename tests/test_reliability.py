@@ -30,6 +30,7 @@ from small_runs import (
 )
 
 from widenet_jax.errors import BadInputError, RunFailedError
+from widenet_jax.main import main
 
 # Other fields of the run, and so its compiled programs, are as in `digits_run`.
 OFTEN = {"checkpoint.every": "4 steps", "evaluation.every": "4 steps"}
@@ -263,10 +264,11 @@ def test_checkpoints_that_are_gone(unbroken: Path, tmp_path: Path):
     assert before.items() <= everything_in(workdir).items()
 
 
-def test_a_run_that_would_not_fit(tmp_path: Path):
+def test_a_run_that_would_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture):
     """A terabyte of experts is refused before anything is compiled."""
     huge = {"model.moe.num_experts": 4096, "model.embed_dim": 1024, "model.moe.mlp_dim": 4096}
-    line = finish(start(command(tmp_path / "run", **huge)), 2)
+    assert main(command(tmp_path / "run", **huge)[2:]) == 2
+    line = capsys.readouterr().err
     assert line.startswith(f"error: --workdir={tmp_path}/run: its checkpoints take up to ")
     assert line.count("\n") == 1 and not (tmp_path / "run").exists()
 

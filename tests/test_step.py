@@ -1,5 +1,8 @@
 """Parts of the train step; test_train tests whole steps."""
 
+from collections.abc import Callable
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,12 +40,20 @@ FINE = {"x": 1.0, "spoil_loss": False, "spoil_gradient": False, "bad": np.zeros(
 NO_LOSS, NO_GRADIENT = FINE | {"spoil_loss": True}, FINE | {"spoil_gradient": True}
 
 
+schedule = lambda count: 0.5 ** (count + 1.0)  # noqa: E731
+TX = optax.sgd(schedule)
+
+
+@cache
+def step_of(max_skipped_updates: int) -> Callable:
+    step = make_train_step(gradients, TX, schedule, max_skipped_updates=max_skipped_updates)
+    return jax.jit(step)
+
+
 def train(batches: list[dict], *, max_skipped_updates: int) -> tuple[list, dict]:
     """Returns w after every step, from w = 2 with rates 0.5, 0.25, 0.125, ..., and all metrics."""
-    schedule = lambda count: 0.5 ** (count + 1.0)  # noqa: E731
-    tx = optax.sgd(schedule)
-    step = make_train_step(gradients, tx, schedule, max_skipped_updates=max_skipped_updates)
-    step, state = jax.jit(step), TrainState.create({"w": jnp.float32(2.0)}, tx, {})
+    step = step_of(max_skipped_updates)
+    state = TrainState.create({"w": jnp.float32(2.0)}, TX, {})
     metrics, weights = [], []
     for batch in batches:
         state, found = step(state, batch)

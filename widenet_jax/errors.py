@@ -116,30 +116,28 @@ def check_whole(name: str, value: object, *, least: int) -> None:
 def check_range(field: str, value: float, low: float, high: float) -> None:
     """Raises BadInputError, naming the field, unless low <= value <= high; NaN always raises."""
     if not low <= value <= high:
-        raise BadInputError(f"{field}={value} must be between {low:g} and {high:g}")
+        raise BadInputError(f"{field}={value} must be between {low:.10g} and {high:.10g}")
 
 
-def check_group(batch_size: int, group: int, *, field: str, smallest: int = 1) -> None:
+def check_group(batch_size: int, group: int, *, field: str) -> None:
     """Checks that groups of `group` consecutive examples fill a batch exactly.
 
     Args:
       batch_size: examples per batch.
       group: examples per group.
       field: the config field that `group` came from, for the message.
-      smallest: the smallest group that makes sense.
 
     Raises:
       BadInputError: they do not; the message names valid group and batch sizes.
     """
-    if group >= smallest and batch_size % group == 0:
+    if group >= 1 and batch_size % group == 0:
         return
-    fits = [size for size in range(smallest, batch_size + 1) if batch_size % size == 0]
+    fits = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
     near = sorted(sorted(fits, key=lambda size: abs(size - group))[:3])
-    sizes = " or ".join(map(str, near)) or "no other size"
-    whole = -(-batch_size // max(group, smallest)) * max(group, smallest)
+    whole = -(-batch_size // max(group, 1)) * max(group, 1)
     raise BadInputError(
-        f"{field}={group} must be at least {smallest} and divide the batch of {batch_size} "
-        f"examples; {sizes}, or a batch of {whole}, would do"
+        f"{field}={group} must be at least 1 and divide the batch of {batch_size} examples; "
+        f"{' or '.join(map(str, near))}, or a batch of {whole}, would do"
     )
 
 

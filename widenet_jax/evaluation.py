@@ -1,6 +1,6 @@
 """Evaluation of a model over a whole split, each example once."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -28,19 +28,16 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **hooks: Any) -
       experiment: gives task, mesh, batch size and workers.
       data: gives the split and its transform.
       params: parameters of its model, placed as it says.
-      **hooks: `stop`, `beat` and `note` of `placed_batches`.
+      **hooks: `stop`, `beat` and `note` of `total`.
 
     Raises:
       StopRequestedError: a stop was requested.
       RunFailedError: too large a share of the examples is unreadable.
     """
-    config, task, mesh, source = experiment.config, experiment.task, experiment.mesh, data.eval
-    batches = placed_batches(config, mesh, source, data.eval_transform, **hooks)
-    carry = first_carry(task, config.evaluation.batch_size, mesh)
-    with closing(batches):
-        totals = total(partial(experiment.eval_step, params), batches, carry)
-    rows = {name: values[: len(source)] for name, values in totals.rows.items()}
-    metrics = task.summarize(totals.sums, rows, source)
+    config, task, source = experiment.config, experiment.task, data.eval
+    step, split = partial(experiment.eval_step, params), (source, data.eval_transform)
+    totals = total(step, *split, task=task, config=config, mesh=experiment.mesh, **hooks)
+    metrics = task.summarize(totals.sums, totals.rows, source)
     metrics |= experiment.model.summarize(totals.layer_sums)
     metrics["bad_examples"] = len(source) - metrics[task.unit]
     what, size = f"evaluation {task.unit}", len(source)
@@ -49,59 +46,37 @@ def evaluate(experiment: Experiment, data: Data, params: PyTree, **hooks: Any) -
     return metrics
 
 
-def first_carry(task: Task, batch_size: int, mesh: Mesh) -> dict[str, Array]:
-    """Returns the carry at the start of an evaluation: zeros, or {} of most tasks."""
-    sharding, spec = NamedSharding(mesh, BATCH), task.eval_carry_spec(batch_size)
-    return {name: jnp.zeros(x.shape, x.dtype, device=sharding) for name, x in spec.items()}
-
-
-def placed_batches(
-    config: ConfigDict,
-    mesh: Mesh,
+def total(
+    eval_step: Callable[[Mapping[str, Array]], Evaluation],
     source: Source,
     transform: Transform,
     *,
+    task: Task,
+    config: ConfigDict,
+    mesh: Mesh,
     stop: Stop,
     beat: Callable[[str], None],
     note: Callable[[str], None],
-) -> Iterator[Mapping[str, Array]]:
-    """Yields every example of `source` once, in batches on the devices.
+) -> Evaluation:
+    """Adds up the sums of `eval_step` over a source, in float64, and joins its rows.
+
+    Every example is read once. Results are fetched one batch late, so that the device always has
+    work.
 
     Args:
-      config: gives batch size and workers.
-      mesh: of the devices.
+      eval_step: maps a batch, the task's carry among its arrays, to an `Evaluation`.
       source: a split.
       transform: the evaluation transform.
+      task: gives the first carry: zeros, or {} of most tasks.
+      config: gives batch size and workers.
+      mesh: of the devices.
       stop: checked between batches.
       beat: called at every batch, see `run.stopping.Watchdog`.
       note: receives a line for every unreadable example, where the config allows for some.
     """
-    B = config.evaluation.batch_size
-    how = reading(config.data) | {"on_message": note}
-    batches = eval_batches(
-        source, transform=transform, batch_size=B, positions=host_positions(mesh, B), **how
-    )
-    with closing(stop.reading(batches)) as read:
-        for number, batch in enumerate(read):
-            beat(f"evaluation batch {number + 1}")
-            yield global_batch(batch, mesh, B)
-            stop.check()
-
-
-def total(
-    eval_step: Callable[[Mapping[str, Array]], Evaluation],
-    batches: Iterable[Mapping[str, Array]],
-    carry: Mapping[str, Array] | None = None,
-) -> Evaluation:
-    """Adds up the sums of `eval_step` over batches, in float64, and joins its rows.
-
-    Results are fetched one batch late, so that the device always has work.
-
-    Args:
-      eval_step: maps a batch, `carry` among its arrays, to an `Evaluation`.
-      batches: on the devices.
-      carry: for the first batch.
-    """
+    B, sharding = config.evaluation.batch_size, NamedSharding(mesh, BATCH)
+    spec = task.eval_carry_spec(B)
+    carry = {name: jnp.zeros(x.shape, x.dtype, device=sharding) for name, x in spec.items()}
     totals, rows = Evaluation({}, {}), []
     previous: Evaluation | None = None
 
@@ -112,14 +87,19 @@ def total(
                 into[name] = into.get(name, 0.0) + np.asarray(value, np.float64)
         rows.append(found.rows)
 
-    for batch in batches:
-        evaluation = eval_step({**batch, **(carry or {})})
-        carry = evaluation.carry
-        if previous is not None:
-            add(previous)
-        previous = evaluation.replace(carry={})
+    how = {"batch_size": B, "positions": host_positions(mesh, B), "on_message": note}
+    batches = eval_batches(source, transform=transform, **how, **reading(config.data))
+    with closing(stop.reading(batches)) as read:
+        for number, batch in enumerate(read, 1):
+            beat(f"evaluation batch {number}")
+            evaluation = eval_step({**global_batch(batch, mesh, B), **carry})
+            carry = evaluation.carry
+            if previous is not None:
+                add(previous)
+            previous = evaluation.replace(carry={})
+            stop.check()
     if previous is not None:
         add(previous)
     for name in rows[0] if rows else ():
-        totals.rows[name] = np.concatenate([part[name] for part in rows])
+        totals.rows[name] = np.concatenate([part[name] for part in rows])[: len(source)]
     return totals

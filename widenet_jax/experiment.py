@@ -1,7 +1,7 @@
 """What a config describes, put together: mesh, model, task, optimizer, sharded state, steps.
 
-Needs facts about the data but no data, so that a training run, a benchmark and a plan for TPUs that
-are not at hand are the same program.
+Needs a description of the data but no data, so that a training run, a benchmark and a plan for TPUs
+that are not at hand are the same program.
 """
 
 import math
@@ -34,7 +34,7 @@ TOKEN_GROUP = "config.model.moe.examples_per_group"
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything of a run that follows from its config and facts about its data.
+    """Everything of a run that follows from its config and a description of its data.
 
     `init`, `train_step` and `eval_step` are jitted; call them under `jax.set_mesh(mesh)`.
 

@@ -9,15 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from widenet_jax.data.contract import Source
-from widenet_jax.task import (
-    Apply,
-    Evaluation,
-    Metrics,
-    PrimaryMetric,
-    Task,
-    add_layer_losses,
-    layer_sums,
-)
+from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Task, add_layer_losses
 from widenet_jax.typing import Array, Aux
 
 
@@ -86,12 +78,11 @@ class LabelTask(Task):
             "correct": ((logits.argmax(-1) == batch["label"]) & mask).sum(dtype=jnp.int32),
             self.unit: mask.sum(dtype=jnp.int32),
         }
-        return Evaluation(sums=sums, layer_sums=layer_sums(aux))
+        return Evaluation(sums=sums, layer_sums=aux.get("sums", {}))
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
     ) -> dict[str, float]:
-        del rows, source
         return {
             "accuracy": float(sums["correct"] / sums[self.unit]),
             "cross_entropy": float(sums["cross_entropy"] / sums[self.unit]),

@@ -19,22 +19,15 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from widenet_jax.config import parser
 from widenet_jax.config.fields import described
 from widenet_jax.config.files import load_config, stored_config
 from widenet_jax.config.imports import remember
 from widenet_jax.config.machine import keep_compiled
-from widenet_jax.config.parser import (
-    Parser,
-    add_import_flag,
-    exit_code_of,
-    not_negative,
-    positive,
-    seconds,
-)
-from widenet_jax.errors import BadInputError, RunFailedError, StoppedError
+from widenet_jax.errors import BadInputError, RunFailedError, StoppedError, check_range
 from widenet_jax.inference.pretrained_config import set_fields
 from widenet_jax.run.stopping import Stop, end_process, say
-from widenet_jax.run.tables import beside, number, routing_rows, text_table
+from widenet_jax.run.tables import beside, number, primary_text, routing_rows, text_table
 
 EXAMPLE = "python -m widenet_jax.main --config=configs/digits.py --workdir=runs/digits"
 JOIN_SECONDS = 300.0  # for all hosts to start
@@ -48,32 +41,26 @@ Any field of the config can be set, as in --config.optimizer.learning_rate=0.01.
 """
 
 
-def flag_parser() -> Parser:
+def flag_parser() -> parser.Parser:
     """Returns the parser of every flag but the config's fields, which the config file defines."""
-    parser = Parser(USAGE)
-    add = parser.add_argument
-    add(
-        "--config",
-        metavar="FILE[:VARIANT]",
-        help="configs/digits.py, configs/imagenet.py:widenet_b, ...",
-    )
-    add_import_flag(parser)
+    flags = parser.Parser(USAGE)
+    add = flags.add_argument
+    add("--config", metavar="FILE[:VARIANT]", help="as configs/imagenet.py:widenet_b")
+    parser.add_import_flag(flags)
     add("--workdir", metavar="DIR", help="of checkpoints, metrics and results; may be gs://")
     modes = {"choices": ["train", "eval", "replay"], "default": "train"}
     add("--mode", **modes, help="replay repeats the step whose loss or gradient was not finite")
     add("--extend", action="store_true", help="accept a longer config.duration; see docs/GUIDE.md")
-    add("--max_seconds", type=seconds, metavar="S", help="save and stop after S, as SIGTERM does")
-    add(
-        "--print_config", action="store_true", help="print every field and its meaning; run nothing"
-    )
+    add("--max_seconds", type=parser.seconds, metavar="S", help="then save and stop, as by SIGTERM")
+    add("--print_config", action="store_true", help="only print every field and its meaning")
     text = "write a trace of STEPS training steps to WORKDIR/profile, for XProf and Perfetto"
-    add("--profile", type=positive, metavar="STEPS", help=text)
+    add("--profile", type=parser.positive, metavar="STEPS", help=text)
     add("--json", action="store_true", help="print one JSON object on stdout, and nothing else")
     add("--distributed", action="store_true", help="several hosts; all that a TPU pod needs")
     add("--coordinator", metavar="HOST:PORT", help="of process 0")
-    add("--num_processes", type=positive, metavar="N", help="how many processes there are")
-    add("--process_id", type=not_negative, metavar="I", help="the number of this process, from 0")
-    return parser
+    add("--num_processes", type=parser.positive, metavar="N", help="how many processes there are")
+    add("--process_id", type=parser.not_negative, metavar="I", help="of this process, from 0")
+    return flags
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
@@ -134,24 +121,17 @@ def report(result: dict[str, Any], workdir: str) -> str:
 def metric_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns (name, value) of every metric `test_NAME` in the result, the primary metric first.
 
-    "test" is replaced by the split's own name. A primary metric that is a share is a percentage:
-    between 0 and 1, higher is better. How many examples were evaluated (`test_UNIT`) stands beside
-    it.
+    "test" is replaced by the split's own name. How many examples were evaluated (`test_UNIT`)
+    stands beside the primary metric.
     """
-    primary_metric, unit = result["primary_metric"], result["unit"]
-    first = f"test_{primary_metric['name']}"
-    names = [name for name in result if name.startswith("test_") and name != f"test_{unit}"]
+    first, count = (f"test_{name}" for name in (result["primary_metric"]["name"], result["unit"]))
+    names = [name for name in result if name.startswith("test_") and name != count]
     rows = []
     for name in sorted(names, key=lambda name: name != first):
-        value, metric = result[name], name.removeprefix("test_")
-        text = number(value)
-        if name == first:
-            if primary_metric["higher_is_better"] and 0 <= value <= 1:
-                text = f"{value:.2%}"
-            text += f" of {result[f'test_{unit}']:,} {unit}"
-        rows.append(
-            (f"{result['split']} {metric.replace('_', ' ')}", text + beside(metric, result))
-        )
+        metric = name.removeprefix("test_")
+        text = primary_text(result) if name == first else number(result[name])
+        title = f"{result['split']} {metric.replace('_', ' ')}"
+        rows.append((title, text + beside(metric, result)))
     return rows
 
 
@@ -170,10 +150,9 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
     Ends this process with exit code 2 if not all have joined after JOIN_SECONDS.
 
     Raises:
-      BadInputError: the details are missing or wrong.
+      BadInputError: the details are missing, or JAX would fail on them with a traceback.
     """
-    details = {"coordinator": own.coordinator, "num_processes": own.num_processes,
-               "process_id": own.process_id}  # fmt: skip
+    details = {name: getattr(own, name) for name in ("coordinator", "num_processes", "process_id")}
     named = [name for name, value in details.items() if value is not None]
     if not named and not own.distributed:
         return
@@ -181,7 +160,12 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
         missing = ", ".join(f"--{name}" for name in details if name not in named)
         raise BadInputError(f"--{named[0]} also needs {missing}; on a TPU pod give none of them")
     if named:
-        check_details(**details)
+        host, _, port = own.coordinator.rpartition(":")
+        if not host or not (port.isdecimal() and 0 < int(port) < 65536):
+            raise BadInputError(
+                f"--coordinator={own.coordinator} must be HOST:PORT, as in 10.0.0.1:8476"
+            )
+        check_range("--process_id", own.process_id, 0, own.num_processes - 1)
     import jax
 
     # JAX aborts the process with a stack trace when its own timeout is over, so this one is first.
@@ -202,21 +186,6 @@ def join_hosts(own: argparse.Namespace, stop: Stop) -> None:
     finally:
         timer.cancel()
     stop.keep_jax_handler()
-
-
-def check_details(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Checks the flags that `jax.distributed.initialize` fails on with a traceback.
-
-    Raises:
-      BadInputError: --coordinator is not HOST:PORT, or --process_id is out of range.
-    """
-    host, _, port = coordinator.rpartition(":")
-    if not host or not (port.isdecimal() and 0 < int(port) < 65536):
-        raise BadInputError(f"--coordinator={coordinator} must be HOST:PORT, as in 10.0.0.1:8476")
-    if process_id >= num_processes:
-        raise BadInputError(
-            f"--process_id={process_id} must be less than --num_processes={num_processes}"
-        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -288,7 +257,7 @@ def leave_hosts() -> bool:
 
 def command() -> int:
     """Runs this process's command line; returns the exit code."""
-    return exit_code_of(partial(main, sys.argv))
+    return parser.exit_code_of(partial(main, sys.argv))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The task contract: the meaning of a batch, its loss and its metrics.
 
-A task is made from the config and facts about the data, and obeys `Task`: `batch_spec`, `inputs`,
+A task is made from the config and the `DataInfo`, and obeys `Task`: `batch_spec`, `inputs`,
 `loss`, `evaluate`, `summarize`, a `primary_metric` and a `unit`. It sees the model as a function
 `apply(inputs, rngs) -> (outputs, aux)`. The loop (`train`, `step`, `evaluation`, `run`) knows none
 of the words image, label or accuracy. `specs` lists the tasks.
@@ -110,7 +110,7 @@ class Task(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def build(cls, config: ConfigDict, data_info: DataInfo) -> "Task":
-        """Builds the task from the config and facts about the data.
+        """Builds the task from the config and the description of the data.
 
         Raises:
           BadInputError: a field is out of range.
@@ -119,7 +119,6 @@ class Task(abc.ABC):
     @classmethod
     def primary_metric_of(cls, config: ConfigDict) -> PrimaryMetric:
         """Returns the primary metric of the tasks of a config, which may depend on the config."""
-        del config
         return cls.primary_metric
 
     @property
@@ -145,7 +144,6 @@ class Task(abc.ABC):
         must not have, and replaces them by `Metrics.carry`. A skipped update sets them to zeros;
         the one that ends the run leaves them as they are, to repeat the step. Most tasks have none.
         """
-        del batch_size
         return {}
 
     def eval_carry_spec(self, batch_size: int) -> Shapes:
@@ -165,7 +163,6 @@ class Task(abc.ABC):
         For what depends on the whole batch, such as a number to divide by: under gradient
         accumulation `loss` sees only a part of the batch, and the parts' losses are averaged.
         """
-        del batch
         return {}
 
     @abc.abstractmethod
@@ -204,9 +201,4 @@ def add_layer_losses(
     if aux:
         each = {f"{name}_loss": value for name, value in aux["losses"].items()}
         loss += aux["loss"].sum()
-    return loss, Metrics({**means, **each, "loss": loss}, layer_sums(aux), carry or {})
-
-
-def layer_sums(aux: Aux) -> Aux:
-    """Returns the statistics of the blocks' parts; {} of a dense model."""
-    return aux["sums"] if aux else {}
+    return loss, Metrics({**means, **each, "loss": loss}, aux.get("sums", {}), carry or {})

@@ -24,6 +24,8 @@ from widenet_jax.evaluation import evaluate
 from widenet_jax.experiment import Experiment, build_experiment
 from widenet_jax.files import absolute
 from widenet_jax.optim.build import averaged, is_frozen, restarted
+from widenet_jax.run import summary
+from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.session import (
     Session,
     check_agreement,
@@ -31,26 +33,9 @@ from widenet_jax.run.session import (
     errors_in_one_line,
     on_every_host,
     read_batches,
+    replay,
 )
 from widenet_jax.run.stopping import Stop, StopRequestedError, say
-from widenet_jax.run.summary import (
-    best_of,
-    describe,
-    ended_early,
-    loss_text,
-    result_of,
-    unbeaten,
-    write_result,
-)
-from widenet_jax.run.workdir import (
-    PACKAGES,
-    changed_imports,
-    check_info,
-    check_length,
-    check_workdir,
-    shared_fields,
-    version,
-)
 from widenet_jax.sharding import global_batch, to_host
 from widenet_jax.step import TrainState
 
@@ -98,8 +83,8 @@ def run(
     check_agreement(same_on_all_hosts(config, workdir, mode) | {"--extend": extend})
 
     # Data
-    on_every_host(partial(check_workdir, workdir, config, mode=mode))
-    if profile:  # imported where they are asked for: profile, replay, pretrained models
+    on_every_host(partial(workdirs.check_workdir, workdir, config, mode=mode))
+    if profile:  # imported where they are asked for: profile, pretrained models
         from widenet_jax.run.profile import Profile, check_profiler
 
         on_every_host(check_profiler)
@@ -111,15 +96,13 @@ def run(
     total_steps, mesh, task = experiment.total_steps, experiment.mesh, experiment.task
     lines: list[str] = []  # notes for the user
     if mode == "train":
-        lines.append(on_every_host(partial(check_length, workdir, experiment, extend=extend)))
-        lines.append(on_every_host(partial(changed_imports, workdir, config)))
+        length = partial(workdirs.check_length, workdir, experiment, extend=extend)
+        lines += map(on_every_host, (length, partial(workdirs.changed_imports, workdir, config)))
 
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         stack.enter_context(errors_in_one_line(workdir, stop))
         if mode == "replay":
-            from widenet_jax.run.replay import replay
-
             return replay(experiment, data, workdir)
         if mode == "eval":
             return evaluate_newest(experiment, data, workdir, stop)
@@ -127,7 +110,7 @@ def run(
         # Restore
         session = Session(experiment, workdir, stack)
         state, meta = session.restore(partial(first_state, experiment, note=lines.append))
-        check_info(meta, data.data_info.info, workdir=workdir)
+        workdirs.check_info(meta, data.data_info.info, workdir=workdir)
         start_step = step = stop.saved = meta.get("step", 0)
         check_agreement({"the restored step": step})
         evaluation_due = meta.get("evaluation_due", False)  # a stop cut the evaluation off
@@ -138,7 +121,7 @@ def run(
         session.note(
             f"finished before, after step {step:,}: evaluating"
             if finished
-            else describe(experiment, state.params, step)
+            else summary.describe(experiment, state.params, step)
         )
         for line in filter(None, [*lines, getattr(data.train, "note", "")]):
             session.note(line)
@@ -146,19 +129,14 @@ def run(
         # Loop
         train_step = experiment.train_step
         if profile:
-            hooks = {"note": session.note, "pause": session.progress.pause}
-            trace = Profile(train_step, profile, start_step, workdir, **hooks)
+            pause = session.progress.pause
+            trace = Profile(train_step, profile, start_step, workdir, session.note, pause)
             train_step = stack.enter_context(closing(trace))
-        measure = partial(
-            evaluate,
-            experiment,
-            data,
-            stop=stop,
-            beat=session.watchdog.beat,
-            note=session.note_own_once,
-        )
+        beat = session.watchdog.beat
+        hooks = {"stop": stop, "beat": beat, "note": session.note_own_once}
+        measure = partial(evaluate, experiment, data, **hooks)
         place = partial(global_batch, mesh=mesh, batch_size=config.batch_size)
-        session.watchdog.beat("compiling the first step")
+        beat("compiling the first step")
         metrics: Mapping[str, Any] = {}
         unchecked: tuple[int, Mapping[str, Any]] | None = None
         try:
@@ -176,11 +154,12 @@ def run(
                     state, step_metrics = train_step(state, place(batch))
                     step += 1
                     stop.unsaved, stop.last_step_done = True, step == total_steps
-                    session.watchdog.beat(f"step {step}")
+                    beat(f"step {step}")
                     if unchecked:  # one step late, so that the device always has work
                         session.check_numbers(state, *unchecked)
                     unchecked = step, step_metrics
-                    session.progress.advance(step, lambda m=step_metrics: loss_text(task, m))
+                    shown = partial(summary.loss_text, task, step_metrics)
+                    session.progress.advance(step, shown)
 
                     last = step == total_steps
                     log = last or step % config.log_every_steps == 0
@@ -219,23 +198,23 @@ def run(
             raise stop.stopped(step) from None
 
         # Result
-        session.watchdog.beat("writing the result")
-        result = result_of(experiment, metrics, mode="train", steps=step)
-        result |= best_of(session.checkpoints)
+        beat("writing the result")
+        result = summary.result_of(experiment, metrics, mode="train", steps=step)
+        result |= summary.best_of(session.checkpoints)
         result["params_sha256"] = params_sha256(averaged(state.params, state.opt_state))
         if session.main_host:
-            write_result(workdir, result)
-        if message := unbeaten(task, metrics):
+            summary.write_result(workdir, result)
+        if message := summary.unbeaten(task, metrics):
             session.note(f"warning: {message}")
-        if message := ended_early(experiment, session.checkpoints, step):
+        if message := summary.ended_early(experiment, session.checkpoints, step):
             session.note(message)
         return result
 
 
 def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dict[str, object]:
-    """Returns the facts that must agree on all hosts, by name."""
-    fields = {f"config.{name}": value for name, value in shared_fields(config).items()}
-    versions = {f"the version of {name}": version(name) for name in PACKAGES}
+    """Returns what must agree on all hosts, by name."""
+    fields = {f"config.{name}": value for name, value in workdirs.shared_fields(config).items()}
+    versions = {f"the version of {name}": workdirs.version(name) for name in workdirs.PACKAGES}
     code = {"--workdir": str(workdir), "--mode": mode, "the code": code_sha256()}
     return fields | versions | code
 
@@ -247,11 +226,11 @@ def evaluate_newest(
     newest = load_checkpoint(workdir, experiment.state.params)
     if newest is None:
         raise BadInputError(f"--workdir={workdir}: no finished checkpoint to evaluate")
-    check_info(newest.meta, data.data_info.info, workdir=workdir)
+    workdirs.check_info(newest.meta, data.data_info.info, workdir=workdir)
     metrics = evaluate(
         experiment, data, newest.items["params"], stop=stop, beat=lambda what: None, note=say
     )
-    return result_of(experiment, metrics, mode="eval", step=newest.meta["step"])
+    return summary.result_of(experiment, metrics, mode="eval", step=newest.meta["step"])
 
 
 def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainState:
@@ -275,6 +254,5 @@ def first_state(experiment: Experiment, note: Callable[[str], None]) -> TrainSta
     how["frozen"] = partial(is_frozen, freeze=config.optimizer.get("freeze", "none"))
     params, taken = finetune_params(to_host(fresh), stored.params, **how)
     note("; ".join(filter(None, (taken, stored.note))))
-    shardings = jax.tree.map(lambda x: x.sharding, state.params)
-    placed = jax.device_put(params, shardings)
+    placed = jax.device_put(params, jax.tree.map(lambda x: x.sharding, state.params))
     return state.replace(params=placed, opt_state=restarted(state.opt_state, placed))

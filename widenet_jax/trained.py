@@ -4,7 +4,7 @@ Each example is its own token group, so that no other example changes what is fo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from widenet_jax.corpus.tokenizer import Tokenizer
-from widenet_jax.specs import task_spec
 from widenet_jax.step import forward
 from widenet_jax.task import Apply, Task
 from widenet_jax.typing import Array, PyTree
@@ -32,12 +31,14 @@ class Stored:
       config: the config of its run: plain dicts as stored, a ConfigDict once it is opened.
       info: of the data that it was trained on: class_names, pairs, tokenizer, vocab_size.
       step: the checkpoint's step.
+      result: the run's `result.json`; empty if the run has not finished.
     """
 
     params: PyTree
     config: Any
     info: Mapping[str, Any]
     step: int
+    result: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -137,15 +138,6 @@ def over_rows(trained: Trained, find: Finder) -> Callable[[Rows], np.ndarray]:
 def classifier(trained: Trained) -> Callable[[Rows], np.ndarray]:
     """Returns a function from examples to the probabilities of their classes, [n, V]."""
     return over_rows(trained, probabilities)
-
-
-def feature_reader(trained: Trained) -> Callable[[Rows], np.ndarray]:
-    """Returns a function from examples to their features, [n, D].
-
-    Features are what the layer of the logits reads: behind the pooling and, where the model has
-    it, the pre-logits layer or the pooler.
-    """
-    return over_rows(trained, partial(features, task_spec(trained.config.task.name).last_layer))
 
 
 def best(probs: np.ndarray, trained: Trained, count: int) -> list[dict]:

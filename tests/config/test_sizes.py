@@ -4,13 +4,13 @@ import itertools
 
 import jax
 import pytest
+from untrained import image_spec
 
 from configs.sizes import ROUTERS, dense_parameters
 from configs.variants import model_section
 from widenet_jax.nn.build import build_model, count_parameters, parameter_shapes
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.ops.plan import printed as paper
-from widenet_jax.vision.model import image_spec
 
 # variant -> parameters at pretraining: 1000 classes, a representation layer, 224 pixels.
 PRETRAINING = {

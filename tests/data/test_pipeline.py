@@ -18,7 +18,6 @@ from image_sources import AUGMENT, EVAL, PLAIN, TRAIN
 from widenet_jax.data import blocks, pipeline
 from widenet_jax.data.contract import Source
 from widenet_jax.data.sources import build_source
-from widenet_jax.errors import BadInputError
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +174,3 @@ def test_a_run_that_forgets_to_close_still_ends(tmp_path):
     with process:
         assert process.wait(timeout=30) == 0
     assert wait_until_gone(pids, 3.0) == []
-
-
-def test_impossible_settings_are_named(digits):
-    for field in ("num_workers", "prefetch"):
-        with pytest.raises(BadInputError, match=rf"^config\.data\.{field}=-1 must be . or more$"):
-            train_stream(digits, **{field: -1})

@@ -222,9 +222,8 @@ def test_tfds_mistakes_name_the_remedy(tfds_dir):
     data = {"source": "tfds", "name": "tiny", "path": str(tfds_dir)}
     assert "no split 'test'; there are train" in refused(data, "test")
     assert "no split 'val'; there are train" in refused(data, "train[:2]+val")
-    told = "split 'train[:1%]', a part of 'train[2:]+train[:1%]', has no rows: leave it out"
-    assert told in refused(data, "train[2:]+train[:1%]")
-    assert "split 'train[:1%]' has no rows: name another" in refused(data, "train[:1%]")
+    for split in ("train[2:]+train[:1%]", "train[:1%]"):
+        assert "split 'train[:1%]' has no rows: leave it out" in refused(data, split)
     advice = "python scripts/prepare_data.py tfds cifar10"
     assert advice in refused({**data, "name": "cifar10"}, "train")
     described = tfds_dir / "tiny" / "1.0.0" / "dataset_info.json"

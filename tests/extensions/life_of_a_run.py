@@ -1,4 +1,4 @@
-"""Checks for runs of any task: train, evaluate, checkpoint, resume, sweep, draw."""
+"""Checks for runs of any task: train, evaluate, checkpoint, resume, draw, sweep."""
 
 import csv
 import json
@@ -24,19 +24,12 @@ class StopAfterOneStep(Stop):
         super().check()
 
 
-def check_life(
-    get_config: Callable[[], ConfigDict],
-    file: str,
-    directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> dict:
+def check_life(get_config: Callable[[], ConfigDict], directory: Path) -> dict:
     """Trains a run twice on one device, unbroken and stopped and resumed; returns the result.
 
     Args:
       get_config: returns the run's config.
-      file: a config file with the same `get_config`, for a sweep.
       directory: an empty directory.
-      monkeypatch: gives the sweep's processes the tests' modules and one device.
     """
     unbroken, resumed = directory / "unbroken", directory / "resumed"
     result = train_here(get_config(), unbroken)
@@ -54,14 +47,17 @@ def check_life(
     choose = max if result["primary_metric"]["higher_is_better"] else min
     assert stored == pytest.approx(choose(evaluations))
     assert (unbroken / "learning_curve.png").stat().st_size > 10_000
+    return result
 
+
+def check_sweep(file: str, result: dict, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps over one run of the config file, on one device; the run ends as `result` says."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     monkeypatch.setenv("XLA_FLAGS", re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"]))
-    flags = [f"--config={file}", f"--workdir={directory / 'sweep'}", "--sweep=seed=0"]
-    assert sweep(flags) == 0
-    with (directory / "sweep" / "results.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    assert sweep([f"--config={file}", f"--workdir={directory / 'sweep'}", "--sweep=seed=0"]) == 0
+    with (directory / "sweep" / "results.csv").open() as table:
+        (row,) = csv.DictReader(table)
+    name = f"test_{result['primary_metric']['name']}"
     # XLA rounds by the number of virtual devices, which differs in the sweep's process.
-    assert float(row[f"test_{name}"]) == pytest.approx(result[f"test_{name}"], abs=0.05)
+    assert float(row[name]) == pytest.approx(result[name], abs=0.05)
     assert (directory / "sweep" / "learning_curves.png").exists()
-    return result

@@ -7,7 +7,7 @@ from widenet_jax import specs
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError
 from widenet_jax.specs import CardSpec, Flag, HeadSpec, Part, PredictSpec, SourceSpec, TaskSpec
-from widenet_jax.task import Evaluation, PrimaryMetric, add_layer_losses, layer_sums
+from widenet_jax.task import Evaluation, PrimaryMetric, add_layer_losses
 from widenet_jax.text.classification import TextClassification
 from widenet_jax.text.data import sequences
 from widenet_jax.text.data.files import read_columns, read_split
@@ -63,7 +63,7 @@ class Similarity(TextClassification):
     def evaluate(self, apply, batch):
         score, aux = apply(self.inputs(batch), None)
         rows = {"score": score, "label": batch["score"]}
-        return Evaluation({"pairs": batch["mask"].sum()}, layer_sums(aux), rows)
+        return Evaluation({"pairs": batch["mask"].sum()}, aux.get("sums", {}), rows)
 
     def summarize(self, sums, rows, source):
         pearson = np.corrcoef(rows["score"], rows["label"])[0, 1]

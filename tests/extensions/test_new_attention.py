@@ -43,7 +43,8 @@ class GatedRecurrence(nn.Module):
 def test_trains_and_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     half = jnp.full((1, 3, 1), 0.5)
     assert recurrence(half, jnp.array([[[8.0], [4.0], [2.0]]])).ravel().tolist() == [4, 4, 3]
-    config, image = small_config(), {"image": jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")}
+    config = small_config(**{"model.patch_size": 4})
+    image = {"image": jax.ShapeDtypeStruct((1, 8, 8, 1), "float32")}
     full = forward_flops(config.model, image, num_classes=10)
     monkeypatch.setitem(ATTENTIONS, "gated", GatedRecurrence)
     with config.unlocked():
@@ -52,6 +53,6 @@ def test_trains_and_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first, *_, last = metrics_of(tmp_path / "run")
     assert last["cross_entropy"] < first["cross_entropy"]
     assert len(last["keep_loss"]) == len(last["load_balance_loss"]) == config.model.depth
-    T, D = 16, 32
+    T, D = 4, 32
     less = 8 * T * D * D + 4 * T * T * D - 6 * T * D * 48
     assert full - forward_flops(config.model, image, num_classes=10) == 2 * less

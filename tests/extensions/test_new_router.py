@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import init
-from small_runs import ROOT, final_state, metrics_of
+from small_runs import ROOT, final_state, finish, metrics_of, start, train_here
 
 import widenet_jax as wj
+from widenet_jax.cli import export
 from widenet_jax.config import imports
-from widenet_jax.config.files import NO_EXPERIMENTS
+from widenet_jax.config.files import NO_EXPERIMENTS, load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.main import main
 from widenet_jax.nn.moe.layer import MoeLayer
@@ -23,7 +23,6 @@ from widenet_jax.nn.moe.losses import LOSSES
 from widenet_jax.nn.moe.routers import ROUTERS
 
 FILE = Path(__file__).with_name("cosine_router.py")
-PATHS = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Yields the workdir of a run whose config registers the router, and its file `mine.py`."""
     directory = tmp_path_factory.mktemp("cosine")
     shutil.copy(FILE, directory / "mine.py")
-    assert main(["main", f"--config={directory}/mine.py", f"--workdir={directory}/run"]) == 0
+    train_here(load_config(f"{directory}/mine.py"), directory / "run")
     yield directory / "run"
     del ROUTERS["cosine"], LOSSES["norm"]  # for the tests after these in the same process
     imports.IMPORTED.clear()
@@ -56,30 +55,39 @@ def test_a_changed_file_is_named_when_the_run_resumes(run: Path, capsys: pytest.
     file = run.parent / "mine.py"
     before = file.read_text()
     file.write_text(before + "# changed\n")
-    assert main(["main", f"--config={file}", f"--workdir={run}"]) == 0
+    train_here(load_config(str(file)), run)
     assert f"changed since this run began: {file}\n" in capsys.readouterr().err
     file.write_text(before)
 
 
-def command(script: str, *flags: str) -> subprocess.CompletedProcess:
-    """Runs a command in a process of its own, which knows nothing of the router."""
-    arguments = [sys.executable, ROOT / "scripts" / f"{script}.py", *flags]
-    return subprocess.run(arguments, capture_output=True, text=True, env=os.environ | PATHS)
+# A process that knows nothing of the router: RUN's file changes, then it is gone.
+PROGRAM = """
+import sys
+from pathlib import Path
+
+from widenet_jax.cli.evaluate import main
+
+exported, run, file, moved = sys.argv[1:]
+Path(file).write_text(Path(file).read_text() + "# changed")
+assert main([f"--workdir={exported}"]) == 2
+Path(file).unlink()
+assert main([f"--workdir={exported}"]) == 2
+assert main([f"--workdir={run}", f"--import={moved}"]) == 0
+"""
 
 
-def test_other_commands_import_what_the_run_remembers(run: Path, tmp_path: Path):
-    export = command("export", f"--workdir={run}", f"--out={tmp_path / 'exported'}")
-    assert (export.returncode, export.stderr) == (0, "")
-    file, moved = run.parent / "mine.py", tmp_path / "mine.py"
+def test_other_commands_import_what_the_run_remembers(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    exported, file, moved = tmp_path / "exported", run.parent / "mine.py", tmp_path / "mine.py"
+    assert export.main([f"--workdir={run}", f"--out={exported}"]) == 0
     shutil.copy(file, moved)
-    for text, problem in ((file.read_text() + "# changed", "has changed"), (None, "is not there")):
-        file.write_text(text) if text else file.unlink()
-        refused = command("evaluate", f"--workdir={tmp_path / 'exported'}")
-        assert refused.returncode == 2
-        assert refused.stderr.startswith(f"error: {tmp_path / 'exported'} needs {file}, which")
-        assert problem in refused.stderr and refused.stderr.count("\n") == 1
-    found = command("evaluate", f"--workdir={run}", f"--import={moved}")
-    assert (found.returncode, found.stderr) == (0, "")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    paths = map(str, (exported, run, file, moved))
+    lines = finish(start([sys.executable, "-c", PROGRAM, *paths])).splitlines()
+    assert len(lines) == 2
+    for line, problem in zip(lines, ("has changed", "is not there"), strict=True):
+        assert line.startswith(f"error: {exported} needs {file}, which") and problem in line
     shutil.copy(FILE, run.parent / "mine.py")
     images = np.zeros((2, 8, 8), np.uint8)
     assert len(wj.load(run).predict(images, top=1)) == 2

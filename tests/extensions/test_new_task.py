@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from extensions.life_of_a_run import check_life
+from extensions.life_of_a_run import check_life, check_sweep
 from small_runs import small_config
 
 from widenet_jax.data.contract import ArraySpec
@@ -90,5 +90,6 @@ def get_config():
 
 
 def test_life(tmp_path, monkeypatch):
-    result = check_life(get_config, __file__, tmp_path, monkeypatch)
+    result = check_life(get_config, tmp_path)
+    check_sweep(__file__, result, tmp_path, monkeypatch)
     assert result["test_bits"] < 2.9 and result["test_sequences"] == 96  # 3 bits by chance

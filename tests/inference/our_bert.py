@@ -9,8 +9,8 @@ from inference import reference_bert as reference
 
 from configs import defaults
 from widenet_jax.corpus.tokenizer import load_tokenizer
-from widenet_jax.inference.exported import Exported
 from widenet_jax.nn.build import build_model
+from widenet_jax.trained import Stored
 
 FIELDS = {
     "pretraining": {"head": "pretraining"},
@@ -57,7 +57,7 @@ def our_outputs(
     return {**found, "hidden": hidden}
 
 
-def exported(params: dict, section: dict, task: str, directory: Path) -> Exported:
+def exported(params: dict, section: dict, task: str, directory: Path) -> Stored:
     """Returns a stored model of a task, with a WordPiece vocabulary of V tokens and C classes."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = [chr(ord("a") + i) for i in range(reference.V - len(special))]
@@ -67,4 +67,4 @@ def exported(params: dict, section: dict, task: str, directory: Path) -> Exporte
         info["class_names"] = [f"class {i}" for i in range(reference.C)]
     config = json.loads(json.dumps(defaults.get_config(section, task).to_dict()))
     config["data"]["max_length"] = reference.P
-    return Exported(params, config, info | {"vocab_size": reference.V}, step=7)
+    return Stored(params, config, info | {"vocab_size": reference.V}, step=7)

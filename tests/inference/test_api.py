@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 from small_runs import ROOT
-from untrained import export_untrained
+from untrained import export_untrained, image_spec
 
 import widenet_jax as wj
 from configs import glue, language_model, squad, text_tiny
@@ -19,7 +19,6 @@ from widenet_jax.corpus.novel import FOLDER
 from widenet_jax.corpus.tokenizer import load_tokenizer
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import count_parameters, parameter_shapes
-from widenet_jax.vision.model import image_spec
 
 DIGITS = load_digits().images[40:43].astype(np.uint8) * 15
 TEXT = "She was persuaded to believe the engagement a wrong thing."

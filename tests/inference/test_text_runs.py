@@ -26,7 +26,7 @@ SHORT = {
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pretrains a small ALBERT on the embedded text."""
     workdir = tmp_path_factory.mktemp("text") / "albert"
-    config = defaults.get_config(model_section("albert_tiny,depth=2"), "masked_lm")
+    config = defaults.get_config(model_section("albert_tiny,depth=1"), "masked_lm")
     data = {"data.source": "tiny_text", "data.max_length": 32}
     config.update_from_flattened_dict(SHORT | data)
     train.run(config, str(workdir), devices=jax.devices()[:1])

@@ -116,7 +116,8 @@ def test_no_gradient_flows_through_the_memory():
 
 def test_embedding_and_output_start_as_in_the_paper():
     """Xavier uniform, and uniform within 1 / sqrt(D)."""
-    params = params_of()
+    model = model_of()
+    params = compiled.initial(model, {"tokens": TOKENS, **empty(model, 0)})
     table, output = params["embedding"], params["output"]
     assert 0.9 < np.abs(table).max() / np.sqrt(6 / (V + D)) <= 1
     assert all(0.5 < np.abs(x).max() * np.sqrt(D) <= 1 for x in output.values())

@@ -9,7 +9,7 @@ from configs import language_model
 from widenet_jax.corpus.tokenizer import printable
 from widenet_jax.errors import BadInputError
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.language.sampling import Reader, Sampling, sample
+from widenet_jax.language.sampling import Sampling, reader, sample
 from widenet_jax.trained import Trained
 
 # Probabilities 0.5, 0.25, 0.125, 0.125 of tokens 2, 0, 1, 3.
@@ -59,18 +59,18 @@ def test_the_seed_decides(trained: Trained):
 def test_a_text_is_read_with_memory(trained: Trained):
     """In windows of 8 and token by token, and all at once: the same prediction."""
     text = np.random.default_rng(0).integers(256, size=27).astype(np.int32)
-    ours = Reader(trained)
-    ours.read(text[:19])
-    ours.read(text[19:])
+    read = reader(trained)
+    read(text[:19])
+    ours = read(text[19:])
     spec = trained.task.eval_carry_spec(1)
     assert spec["memory"].shape[2] == 32  # 4 windows
     carry = {name: np.zeros(x.shape, x.dtype) for name, x in spec.items()}
     inputs = {"tokens": text[None], **carry}
     whole, _ = apply(trained.model, trained.params, inputs, train=False)
-    np.testing.assert_allclose(ours.logits, whole["logits"][0, -1], atol=1e-4)
+    np.testing.assert_allclose(ours, whole["logits"][0, -1], atol=1e-4)
     inputs["tokens"] = inputs["tokens"][:, 19:]
     forgetful, _ = apply(trained.model, trained.params, inputs, train=False)
-    assert np.abs(forgetful["logits"][0, -1] - ours.logits).max() > 0.01
+    assert np.abs(forgetful["logits"][0, -1] - ours).max() > 0.01
 
 
 def test_numbers_out_of_range():

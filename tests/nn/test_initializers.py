@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import init as initial
+from compiled import initial
 
 from configs.variants import model_section
 from widenet_jax.nn.build import build_model

@@ -5,7 +5,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import apply, equations_in, init
+from compiled import apply, equations_in, init, initial
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.initializers import KernelInit
@@ -131,7 +131,7 @@ def test_tables_are_initialised_as_the_papers_say():
     stds = {}
     for name in ("embed_fan", "values_fan", "lample"):
         layer = ProductKey(n, 2, 4, table_init=name, kernel_init=KernelInit("pre_norm", L))
-        params = init(layer, jnp.ones((1, 1, D)))
+        params = initial(layer, jnp.ones((1, 1, D)))
         stds[name] = [float(params[key].std()) for key in ("keys", "values")]
     kernel = (2 / (L * D)) ** 0.5
     assert stds["embed_fan"] == pytest.approx([kernel, kernel], rel=0.05)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from widenet_jax.config.files import configs_module
 from widenet_jax.errors import BadInputError
 from widenet_jax.optim.build import (
     build_optimizer,
@@ -24,10 +25,9 @@ PARAMS = {
     },
     "head": {"kernel": jnp.ones(2)},
 }
-OPTIMIZER = {
-    "name": "adamw", "schedule": "constant", "learning_rate": 0.1, "warmup": "0 steps", "b1": 0.9,
-    "b2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "grad_clip_norm": 1.0,
-    "exclude_norm_and_bias": False, "decay_exclude": "",
+OPTIMIZER = {name: row[0] for name, row in configs_module("defaults").RUN["optimizer"].items()} | {
+    "name": "adamw", "schedule": "constant", "learning_rate": 0.1, "warmup": "0 steps",
+    "weight_decay": 0.1, "grad_clip_norm": 1.0, "exclude_norm_and_bias": False,
 }  # fmt: skip
 
 
@@ -95,4 +95,4 @@ def test_freezing_needs_a_trained_model():
     with pytest.raises(BadInputError, match="freeze='backbones' is unknown"):
         check_freeze({"freeze": "backbones"}, PARAMS, "runs/mine")
     check_freeze({"freeze": "backbone"}, PARAMS, "runs/mine")
-    check_freeze({}, PARAMS, "")
+    check_freeze({"freeze": "none"}, PARAMS, "")

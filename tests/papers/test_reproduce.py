@@ -34,7 +34,7 @@ def stand_in(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["table6"], "no experiment 'table6'; choose from table1"),
+        (["table6"], "NAME: invalid choice: 'table6' (choose from "),
         (["table2_mnli"], "this --scale has no data for table2_mnli"),
         (["table4", "--sizes=b"], "table4 has no row of that size"),
         (["fig3", "--scale=big"], "--scale"),

@@ -1,11 +1,9 @@
 """The order of runs and their measurements, on programs that stand in for training."""
 
-import json
 import os
 import signal
 from pathlib import Path
 
-import pytest
 from ops import trial_program
 
 from widenet_jax.ops.sweep.directory import Directory
@@ -64,7 +62,7 @@ def test_runs_wait_where_their_backbone_failed(tmp_path: Path):
     assert not stopped
 
 
-def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
+def test_divergence_is_a_result_and_is_not_repeated(tmp_path: Path):
     directory = Directory(tmp_path)
     trials = trials_of(EXPERIMENTS["table5"].of_sizes(["b"]), directory, [0, 14])
     for _ in range(2):
@@ -74,8 +72,6 @@ def test_divergence_is_a_result_and_is_repeated_only_by_retry(tmp_path: Path):
             assert statuses(of) == ["done", "diverged"]
     first = [trial for run_, of in trials.items() if not run_.backbone for trial in of]
     assert [starts(directory, trial) for trial in first] == [1] * 6
-    carry_out(trials, directory, workers=2, command=trial_program.command, retry=True)
-    assert [starts(directory, trial) for trial in first] == [1, 2] * 3
 
 
 def test_nothing_starts_after_a_stop(tmp_path: Path):
@@ -91,33 +87,3 @@ def test_nothing_starts_after_a_stop(tmp_path: Path):
     measured, stopped = carry_out(trials, directory, workers=3, command=command)
     assert stopped
     assert [statuses(of) for of in measured.values()][3:] == [["waiting"]] * 3
-
-
-def with_lines(name: str, trials: dict, directory: Directory, *seeds: list[dict]) -> None:
-    """Writes each seed's records into file `name` of the first run's workdirs."""
-    for trial, records in zip(next(iter(trials.values())), seeds, strict=True):
-        lines = [json.dumps(record) for record in records]
-        (Path(directory.workdir(trial)) / name).write_text("\n".join(lines) + "\n")
-
-
-def test_rates_and_training_metrics(tmp_path: Path):
-    """Rates: the median over lines and seeds. Metrics: means over the last tenth of the steps: 0.3
-    of steps 95 and 100, and 0.5, hence 0.4. Evaluations do not count.
-    """
-    directory = Directory(tmp_path)
-    trials = trials_of(EXPERIMENTS["fig2"], directory, [0, 1])
-    run(trials, directory)
-    rates = [[{"step": 1, "tokens_per_second": rate} for rate in of] for of in ([1.0, 30.0], [20])]
-    with_lines("timing.jsonl", trials, directory, *rates)
-    with_lines("result.json", trials, directory, *[[{"params": 7, "unit": "tokens"}]] * 2)
-    seeds = (
-        [(50, "train", 0.9), (90, "train", 0.9), (95, "train", 0.2), (95, "eval", 1.0),
-         (100, "train", 0.4)],
-        [(100, "train", 0.5), (100, "eval", 1.0)],
-    )  # fmt: skip
-    lines = [[{"step": s, "split": of, "accuracy": a} for s, of, a in seed] for seed in seeds]
-    with_lines("metrics.jsonl", trials, directory, *lines)
-    first, *others = look_at(trials, directory).values()
-    assert first.rate == 20.0 and first.first("unit") == "tokens"
-    assert first.in_training(TOP_1) == pytest.approx(40)
-    assert [(of.in_training(TOP_1), of.rate) for of in others] == [(None, None)] * 2

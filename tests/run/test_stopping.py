@@ -92,14 +92,14 @@ def test_ctrl_c_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """The run finishes, and the message does not promise a stop."""
-    write, stop = train.write_result, Stop()
+    write, stop = train.summary.write_result, Stop()
 
     def interrupted(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)  # the thread that receives it speaks
         write(*arguments)
 
-    monkeypatch.setattr(train, "write_result", interrupted)
+    monkeypatch.setattr(train.summary, "write_result", interrupted)
     stop.listen()
     try:
         run_here(tmp_path, stop=stop)

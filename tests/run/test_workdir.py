@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from configs import digits
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import warn_without_locks
-from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep import directory
 from widenet_jax.ops.sweep.trials import expand
 from widenet_jax.run.workdir import check_info, check_workdir, flatten, locked, write_run
 
@@ -185,8 +185,8 @@ def test_a_file_system_without_locks_warns_once(
     (tmp_path / "logs").mkdir()
     (trial,) = expand("configs/digits.py", [{"seed": 0}])
     for _ in range(2):
-        with locked(epath.Path(tmp_path)), Directory(tmp_path).lock(trial):
-            assert Directory(tmp_path).outcome(trial).status == "waiting"
+        with locked(epath.Path(tmp_path)), directory.locked(tmp_path / "trial.lock"):
+            assert directory.Directory(tmp_path).outcome(trial).status == "waiting"
     assert capsys.readouterr().err == (
         f"warning: the file system of --workdir has no locks ({os.strerror(code)}): nothing keeps "
         "a second process from writing there; start one at a time\n"

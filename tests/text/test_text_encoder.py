@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import apply, init
+from compiled import apply, init, initial
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
@@ -163,7 +163,7 @@ def test_equals_the_restatement(family: str, position: str):
 def test_parameters_start_as_berts(family: str):
     """N(0, 0.02) cut at two deviations, whose own deviation is 0.88 of that; biases are 0."""
     model = small(family)
-    params = jax.device_get(init(model, texts([T])))
+    params = jax.device_get(initial(model, texts([T])))
 
     def check(path: str, x: np.ndarray) -> None:
         if path.endswith("scale"):

@@ -22,7 +22,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 def beam_head() -> tuple[SpanBeamHead, dict, jax.Array, jax.Array]:
     """Returns the head, random parameters, tokens, and the places that an answer may have."""
-    head = SpanBeamHead(1e-12, KernelInit("truncated_normal"), jnp.float32)
+    head = SpanBeamHead(1e-12, KernelInit("truncated_normal"))
     x = jax.random.normal(jax.random.key(1), (B, T, D))
     allowed = jnp.arange(T) > 3
     allowed = jnp.stack([allowed.at[0].set(True)] * B)  # [CLS], and the context from 4 on

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from widenet_jax.errors import BadInputError
 from widenet_jax.typing import Array
 from widenet_jax.vision.task import Classification, mixup, to_unit_range, weigh
 
@@ -111,15 +110,3 @@ def test_evaluation_ignores_padding():
     np.testing.assert_allclose(
         metrics["cross_entropy"], -(math.log(0.75) + math.log(0.25)) / 2, rtol=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"label_smoothing": 1.0}, "config.task.label_smoothing=1.0"),
-        ({"mixup_alpha": -0.5}, "config.augment.mixup_alpha=-0.5"),
-    ],
-)
-def test_settings_out_of_range(changes: dict, field: str):
-    with pytest.raises(BadInputError, match=field):
-        task(**changes)

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import apply, init
+from compiled import apply, init, initial
+from untrained import image_spec
 
 from configs.variants import model_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.nn.moe.layer import dispatch_methods, dispatch_text
-from widenet_jax.vision.model import image_spec
 
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 
@@ -75,7 +75,7 @@ def test_dispatch_is_said_for_training_and_evaluation():
 def test_initial_kernels_are_glorot_per_expert():
     """Uniform in +-sqrt(6 / (D + F)): bounds of one expert's kernel, and its variance."""
     model = tiny()
-    experts = init(model, {"image": IMAGES})["encoder"]["moe"]["experts"]
+    experts = initial(model, {"image": IMAGES})["encoder"]["moe"]["experts"]
     kernel = np.asarray(experts["wi"]["kernel"])  # [4, 64, 64]
     bound = np.sqrt(6 / (64 + 64))
     assert 0.99 * bound < np.abs(kernel).max() <= bound
@@ -87,7 +87,7 @@ def test_initial_kernels_are_glorot_per_expert():
 def test_epsilon_activation_and_initialiser_reach_every_part():
     """Each changes the output; with `truncated_normal` no kernel exceeds two deviations of 0.02."""
     model = tiny("vit_moe_tiny", kernel_init="truncated_normal")
-    params = init(model, {"image": IMAGES})
+    params = initial(model, {"image": IMAGES})
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
         if "kernel" in jax.tree_util.keystr(path):
             largest = float(np.abs(leaf).max())

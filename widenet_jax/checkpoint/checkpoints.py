@@ -2,7 +2,7 @@
 
 Each holds `params`, `opt_state` and, where the task has one, `carry` (arrays; the tree has one name
 per layer, whatever the mesh or the number of hosts), and `meta`: step, counters, config, and
-the facts of the data that tasks need. Workdirs may be gs://.
+what tasks need of the data. Workdirs may be gs://.
 """
 
 import sys
@@ -31,7 +31,7 @@ class Checkpoints:
 
     Args:
       workdir: of the run.
-      meta: stored with every checkpoint: the config, and the facts of the data that tasks need.
+      meta: stored with every checkpoint: the config, and what tasks need of the data.
       keep: number of newest checkpoints to keep.
       primary_metric: the metric that decides which is the best.
     """
@@ -87,10 +87,10 @@ class Checkpoints:
         value = best.meta.get(self.primary_metric.name)  # None: the task had another one then
         return None if value is None else float(value)
 
-    def save(self, state: TrainState, *, step: int, **facts: Any) -> None:
-        """Writes `state` in the background, with `facts` in its meta; at most once per step."""
+    def save(self, state: TrainState, *, step: int, **more: Any) -> None:
+        """Writes `state` in the background, with `more` in its meta; at most once per step."""
         if step != self.last.step:
-            self._save(self.last, state, step, facts)
+            self._save(self.last, state, step, items_of(state), **more)
 
     def save_best(self, state: TrainState, *, step: int, value: float) -> None:
         """Keeps parameters and optimizer state if the primary metric is the best so far."""
@@ -98,23 +98,18 @@ class Checkpoints:
             self.best_value = value
             # A run that resumes from an older checkpoint repeats a step with the same result.
             if step != self.best.step:
-                meta = {self.primary_metric.name: value}
-                self._save(self.best, state.replace(carry={}), step, meta)
+                items = items_of(state.replace(carry={}))
+                self._save(self.best, state, step, items, **{self.primary_metric.name: value})
 
     def save_failed(self, state: TrainState, *, step: int) -> None:
         """Keeps the state before the non-finite update of `step`, for a replay."""
         if jax.process_index() == 0 and self.failed.directory.exists():
             self.failed.directory.rmtree()
-        self._save(self.failed, state, step, {}, arrays_of(state))
+        self._save(self.failed, state, step, arrays_of(state))
         self.failed.wait()
 
     def _save(
-        self,
-        series: Series,
-        state: TrainState,
-        step: int,
-        facts: Mapping,
-        items: Mapping[str, PyTree] | None = None,
+        self, series: Series, state: TrainState, step: int, items: Mapping, **more: Any
     ) -> None:
         counters = jax.device_get({name: getattr(state, name) for name in COUNTERS})
         meta = {
@@ -123,9 +118,9 @@ class Checkpoints:
             "fingerprint": fingerprint(state.params),
             "counters": {name: int(value) for name, value in counters.items()},
             **self.meta,
-            **facts,
+            **more,
         }
-        series.save(step, items or items_of(state), meta)
+        series.save(step, items, meta)
 
     def check(self) -> None:
         """Raises RunFailedError if a background save has failed."""

@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from widenet_jax.files import is_remote
+from widenet_jax.files import is_remote, write_json
 from widenet_jax.param_names import named_leaves
 from widenet_jax.typing import PyTree
 
@@ -32,10 +32,7 @@ def write_manifest(directory: epath.Path) -> None:
     names = sorted(files_below(directory))
     digests = in_threads(lambda name: size_and_sha256(directory / name, flush=True), names)
     files = dict(zip(names, digests, strict=True))
-    path = directory / MANIFEST
-    path.write_text(json.dumps({"files": files, "sha256": own_sha256(files)}, indent=1) + "\n")
-    if not is_remote(path):
-        size_and_sha256(path, flush=True)
+    write_json(directory / MANIFEST, {"files": files, "sha256": own_sha256(files)})
 
 
 def damage(directory: epath.Path) -> str | None:

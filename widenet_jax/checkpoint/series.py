@@ -217,8 +217,8 @@ class Series:
         """
         found = NONE
         if jax.process_index() == 0:
-            steps = [step for step in self.steps() if only in (None, step)]
-            for step in reversed([s for s in steps if s not in damaged]):
+            steps = [s for s in self.steps() if only in (None, s) and s not in damaged]
+            for step in reversed(steps):
                 with errors_of_reading(self.directory / str(step)):
                     problem = damage(self.directory / str(step))
                 if problem is None:

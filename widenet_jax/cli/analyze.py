@@ -17,9 +17,8 @@ where capacity is mostly ample; --config.model.moe.capacity_factor_eval=1.2 show
 training. Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
-import math
-
 from widenet_jax.config.parser import Argv, Options, Parser, add_model_flags, positive, show
+from widenet_jax.run.tables import text_table
 
 MOST_EXPERTS = 16  # that are printed one by one; analysis.json has all
 
@@ -44,33 +43,29 @@ def analyze(options: Options) -> None:
     others = [open_trained(place) for place in options.compare]
     out = absolute(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    facts = analyze_model(trained, others, out, num_images=options.images)
-    write_json(out / "analysis.json", facts)
-    show(options, facts, report(facts, options.out))
+    result = analyze_model(trained, others, out, num_images=options.images)
+    write_json(out / "analysis.json", result)
+    show(options, result, report(result, options.out))
 
 
-def report(facts: dict, out: str) -> str:
+def report(result: dict, out: str) -> str:
     """Returns the main numbers as lines for people."""
     lines = []
-    for name, vectors in facts["norm_divergence"].items():
+    for name, vectors in result["norm_divergence"].items():
         means = {k: sum(v["block"]) / len(v["block"]) for k, v in vectors.items()}
         lines.append(f"{name}: divergence of gamma {means['gamma']:.4f}, beta {means['beta']:.4f}")
-    if active := facts.get("active_units"):
+    if active := result.get("active_units"):
         means = ", ".join(f"{mean:.1f}" for mean in active["mean"])
         lines.append(f"active units of {active['of']:,} in blocks {active['blocks']}: {means}")
-    if usage := facts.get("expert_usage"):
-        most = math.log(len(usage["load"][0]))
-        lines.append(
-            f"block  load of the experts; router entropy (nats, at most {most:.3f}); dropped"
-        )
-        for i, block in enumerate(usage["blocks"]):
-            shares = usage["load"][i]
+    if usage := result.get("expert_usage"):
+        rows = [("block", "load of the experts", "router entropy (nats)", "dropped")]
+        columns = [usage[name] for name in ("blocks", "load", "router_entropy", "drop_rate")]
+        for block, shares, entropy, dropped in zip(*columns, strict=True):
             load = "  ".join(f"{share:.1%}" for share in shares)
             if len(shares) > MOST_EXPERTS:
                 load = f"{min(shares):.2%} to {max(shares):.2%} for {len(shares)} experts"
-            routed = f"{usage['router_entropy'][i]:.3f}; {usage['drop_rate'][i]:.2%}"
-            lines.append(f"{block:>5}  {load}; {routed}")
+            rows.append((f"{block}", load, f"{entropy:.3f}", f"{dropped:.2%}"))
         even = f"{usage['tokens_if_even']:,.0f}"
-        lines.append(f"tokens an expert would see in each block if even: {even}")
+        lines += [text_table(rows), f"tokens an expert would see in each block if even: {even}"]
     lines = lines or ["the blocks share their norms, and there are no experts: nothing to draw"]
     return "\n".join([*lines, f"pictures and analysis.json: {out}"])

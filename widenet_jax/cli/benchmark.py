@@ -62,15 +62,12 @@ def main(argv: Argv = None) -> int:
 
     step = kind("train_step", train_step, "rate, MFU, memory and compile time", takes_fields=True)
     step("--steps", type=positive, default=10, help="steps in each round")
-    save = kind(
-        "checkpoint", checkpoint, "time and bytes of saving and restoring", takes_fields=True
-    )
+    save = kind("checkpoint", checkpoint, "time and bytes of saves and restores", takes_fields=True)
     save("--out", type=Path, required=True, help="a new directory to write to")
     for add in (step, save):
         add("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
         add_data_flags(add)
-    text = "dispatch methods, over every combination of the sizes"
-    dispatching = kind("dispatch", dispatch, text)
+    dispatching = kind("dispatch", dispatch, "dispatch methods, over all combinations of the sizes")
     dispatching("--method", nargs="+", help="all by default")
     text = "a dense layer and experts, over every combination of the sizes, here or on a TPU"
     feeding = kind("feed_forward", feed_forward, text)
@@ -83,7 +80,6 @@ def main(argv: Argv = None) -> int:
                 default=default)  # fmt: skip
     images = kind("input", input_pipeline, "images/s of reading and augmenting a folder")
     images("--path", required=True, help="an image folder: PATH/SPLIT/CLASS/x.jpg")
-    images("--split", default="train")
     images("--image_size", type=positive, default=224)
     text = "sequences/s of reading and masking text; tokens/s of a stream"
     texts = kind("text", text_pipeline, text, takes_fields=True)
@@ -173,7 +169,7 @@ def layer_rows(options: Options, kind: type, row: Callable[..., dict[str, Any]])
 
 def input_pipeline(options: Options) -> Rows:
     config = load_config("configs/imagenet.py:vit_b")
-    config.data.update(source="image_folder", path=options.path, train_split=options.split)
+    config.data.update(source="image_folder", path=options.path, train_split="train")
     config.data.image_size = options.image_size
     rows = []
     for operations, layers in (("decode, crop, flip", 0), ("and RandAugment", 2)):

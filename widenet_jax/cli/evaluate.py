@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from widenet_jax.trained import Trained
 
+Rows = list[tuple[str, str]]  # of the table for people
 WORST, CONFUSED = 5, 5  # rows of the report
 ROWS = "--config.evaluation.batch_size="
 # Fields that name a set, which --file takes the place of.
@@ -53,7 +54,7 @@ def evaluate(options: Options) -> None:
 
     trained = open_trained(options.workdir, options.fields, checkpoint=options.checkpoint)
     out = absolute(options.out) if options.out else None
-    facts = {"workdir": options.workdir, "step": trained.step}
+    result = {"workdir": options.workdir, "step": trained.step}
     spec = task_spec(trained.config.task.name)
     if options.file:
         if spec.open_file is None:
@@ -67,37 +68,45 @@ def evaluate(options: Options) -> None:
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
     work = evaluate_classifier if spec.last_layer else evaluate_task
-    text = work(options, trained, facts, out)
+    rows = work(options, trained, result, out)
     if out:
-        write_json(out / "evaluation.json", facts)
-    show(options, facts, text)
+        write_json(out / "evaluation.json", result)
+    show(options, result, text_table([("step", f"{trained.step:,}"), *rows]))
 
 
 def evaluate_classifier(
-    options: Options, trained: "Trained", facts: dict, out: "epath.Path | None"
-) -> str:
-    """Adds the accuracy, by class and with the confusions, to `facts`; returns a table.
+    options: Options, trained: "Trained", result: dict, out: "epath.Path | None"
+) -> Rows:
+    """Adds the accuracy, by class and with the confusions, to `result`; returns rows for people.
 
     Writes the confusions.
     """
     from widenet_jax.files import write_text
     from widenet_jax.inference import classification
 
-    accuracy = classification.measure_accuracy(trained)
-    unit = trained.task.unit
-    facts |= accuracy.as_json(unit)
+    accuracy, unit = classification.measure_accuracy(trained), trained.task.unit
+    result |= accuracy.as_json(unit)
+    top_1 = f"{result['top_1']:.2%}"
     if out:
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
-        split = trained.config.data.eval_split
-        title = f"split {split}: {facts[unit]:,} {unit}, top-1 {facts['top_1']:.2%}"
+        title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}, top-1 {top_1}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
-    return report(facts, accuracy.confused(CONFUSED), unit)
+    worst = sorted(result["per_class"].items(), key=lambda item: item[1])[:WORST]
+    confused = ", ".join(f"{a} for {b} {n:,}" for a, b, n in accuracy.confused(CONFUSED))
+    return [
+        (unit, f"{result[unit]:,}"),
+        ("top-1", top_1),
+        *([("top-5", f"{result['top_5']:.2%}")] if "top_5" in result else []),
+        ("cross-entropy", f"{result['cross_entropy']:.4f}"),
+        ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),
+        ("taken for another", confused or "none"),
+    ]
 
 
 def evaluate_task(
-    options: Options, trained: "Trained", facts: dict, out: "epath.Path | None"
-) -> str:
-    """Adds the task's metrics, its baseline and the routing to `facts`; returns a table.
+    options: Options, trained: "Trained", result: dict, out: "epath.Path | None"
+) -> Rows:
+    """Adds the task's metrics, its baseline and the routing to `result`; returns rows for people.
 
     Writes the answers of a task with `answers` in its spec.
     """
@@ -110,31 +119,9 @@ def evaluate_task(
             trained.config.evaluation.batch_size = trained.model.examples_per_group
         opened = resolve(spec.open_file)(options.file, trained.config.data.max_length, trained.info)
     metrics, others, rows, source = metrics_over_source(trained, opened)
-    facts |= metrics | others
+    result |= metrics | others
     if out and spec.answers:
         for name, content in resolve(spec.answers)(trained.task, rows, source).items():
             write_json(out / name, content)
-    return task_report(metrics, facts)
-
-
-def task_report(metrics: dict, facts: dict) -> str:
-    """Returns a table for people: metrics, the baseline beside its metric, and the routing."""
-    rows = [("step", f"{facts['step']:,}")]
-    for name, value in metrics.items():
-        rows.append((name.replace("_", " "), number(value) + beside(name, facts)))
-    return text_table(rows + routing_rows(facts))
-
-
-def report(facts: dict, confused: list[tuple[str, str, int]], unit: str) -> str:
-    """Returns a table for people."""
-    worst = sorted(facts["per_class"].items(), key=lambda item: item[1])[:WORST]
-    rows = [
-        ("step", f"{facts['step']:,}"),
-        (unit, f"{facts[unit]:,}"),
-        ("top-1", f"{facts['top_1']:.2%}"),
-        *([("top-5", f"{facts['top_5']:.2%}")] if "top_5" in facts else []),
-        ("cross-entropy", f"{facts['cross_entropy']:.4f}"),
-        ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),
-        ("taken for another", ", ".join(f"{a} for {b} {n:,}" for a, b, n in confused) or "none"),
-    ]
-    return text_table(rows)
+    text = {name: number(value) + beside(name, result) for name, value in metrics.items()}
+    return [(name.replace("_", " "), one) for name, one in text.items()] + routing_rows(result)

@@ -43,5 +43,5 @@ def export(options: Options) -> None:
             exported.write_huggingface(out, model, place=options.workdir)
         else:
             exported.write_exported(out, model, file_format=options.format)
-    facts = {"out": options.out, "format": options.format, "step": model.step}
-    show(options, facts, f"{options.out}: step {model.step:,}, {file}")
+    written = {"out": options.out, "format": options.format, "step": model.step}
+    show(options, written, f"{options.out}: step {model.step:,}, {file}")

@@ -130,9 +130,9 @@ def manage(options: Options) -> None:
     """Runs status, logs, stop (the run saves and ends, the TPU stays) or delete."""
     place = {"zone": options.zone, "project": options.project, "queued": options.backend == QUEUED}
     job = Job(requests.check_name(options.name), None, **place)
-    found = getattr(CloudTpu(job, Tools(dry=options.dry_run)), options.verb)()
-    if found:
-        print(found)
+    text = getattr(CloudTpu(job, Tools(dry=options.dry_run)), options.verb)()
+    if text:
+        print(text)
 
 
 if __name__ == "__main__":

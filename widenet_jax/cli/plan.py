@@ -64,7 +64,7 @@ def add_data_flags(add: Callable[..., Any]) -> None:
 def read_configs(
     names: Sequence[str], options: Options
 ) -> list[tuple[str, ConfigDict, "DataInfo"]]:
-    """Returns (name, config, facts about its data) for each name, with the fields of `options`."""
+    """Returns (name, config, DataInfo) for each name, with the fields of `options`."""
     known = {name: getattr(options, name) for name in DATA_SIZES}
     configs = [set_fields(load_config(name), options.fields) for name in names]
     from widenet_jax.ops.plan.planner import data_info
@@ -106,7 +106,7 @@ def calibrate_rows(options: Options) -> None:
 
 
 def plan(options: Options) -> list[dict[str, Any]]:
-    """Returns the facts about every run that `options` name, as docs/PERFORMANCE.md has them.
+    """Returns the plan of every run that `options` name, as docs/PERFORMANCE.md has them.
 
     Raises:
       BadInputError: flags, a config or the slice do not fit together; libtpu is not installed.
@@ -125,9 +125,9 @@ def plan(options: Options) -> list[dict[str, Any]]:
     compiler = TpuCompiler(topology, cache=user_cache("plan"), note=NOTE)
     reports = []
     for config in configs:
-        facts, prices = plan_run(*config, compiler, options.price_per_core_hour)
+        report, prices = plan_run(*config, compiler, options.price_per_core_hour)
         parts = {"breakdown": breakdown(prices)} if options.breakdown else {}
-        reports.append(facts | parts)
+        reports.append(report | parts)
     return reports
 
 
@@ -139,10 +139,10 @@ def plan_of(config: str, tpu: str, flags: Sequence[str]) -> dict[str, Any] | str
     """
     command = [sys.executable, "-m", "widenet_jax.cli.plan", f"--config={config}"]
     command += [f"--topology={tpu}", "--json", *flags]
-    found = subprocess.run(command, capture_output=True, text=True)
-    if found.stdout:
-        return json.loads(found.stdout)
-    reason = found.stderr.strip() or f"plan.py ended with exit code {found.returncode}"
+    completed = subprocess.run(command, capture_output=True, text=True)
+    if completed.stdout:
+        return json.loads(completed.stdout)
+    reason = completed.stderr.strip() or f"plan.py ended with exit code {completed.returncode}"
     # The launcher has another name for the flag.
     return reason.splitlines()[-1].removeprefix("error: ").replace("--topology=", "--tpu=")
 

@@ -107,25 +107,25 @@ def predict(options: Options) -> None:
         absolute(options.overlay).parent.mkdir(parents=True, exist_ok=True)
         route = image_router(trained)
     try:
-        found = resolve(spec.predict.run)(options, trained)
+        result = resolve(spec.predict.run)(options, trained)
     except BadArgumentError as error:
         own = f"--{error.name}" in spec.predict.flags
         raise error.of_flag(error.name if own else flag.lstrip("-")) from None
-    if route and found.pictures:
-        drawn = [(title, picture, route(picture)) for title, picture in found.pictures]
+    if route and result.pictures:
+        drawn = [(title, picture, route(picture)) for title, picture in result.pictures]
         draw_overlay(trained, drawn, options.overlay)
-    if found.rows:
-        rows = [row for row, _ in found.rows]
-        facts = {"workdir": options.workdir, "step": trained.step, found.key: rows, **found.more}
-        lines = [line for _, lines in found.rows for line in lines]
-        show(options, facts, found.text or "\n".join(lines))
-    if len(found.unreadable) > 1:
-        for line in found.unreadable:
+    if result.rows:
+        rows = [row for row, _ in result.rows]
+        place = {"workdir": options.workdir, "step": trained.step}
+        lines = [line for _, lines in result.rows for line in lines]
+        show(options, place | {result.key: rows} | result.more, result.text or "\n".join(lines))
+    if len(result.unreadable) > 1:
+        for line in result.unreadable:
             print(line, file=sys.stderr)
-        count = f"{len(found.unreadable):,} of {len(found.unreadable) + len(found.rows):,}"
-        raise BadInputError(f"{count} {found.key} cannot be read; they are named above")
-    if found.unreadable:
-        raise BadInputError(found.unreadable[0])
+        count = f"{len(result.unreadable):,} of {len(result.unreadable) + len(result.rows):,}"
+        raise BadInputError(f"{count} {result.key} cannot be read; they are named above")
+    if result.unreadable:
+        raise BadInputError(result.unreadable[0])
 
 
 def main_flag(options: Options) -> str:
@@ -137,17 +137,17 @@ def main_flag(options: Options) -> str:
     forms: dict[str, str] = {}
     for spec in specs():
         forms.setdefault(spec.predict.main_flag, spec.predict.form)
-    given = [flag for flag in forms if is_given(options, flag)]
-    if len(given) != 1:
+    main_flags = [flag for flag in forms if is_set(options, flag)]
+    if len(main_flags) != 1:
         raise BadInputError(f"give {', '.join(forms.values())}, and one of these only")
     for spec in specs():
         for flag in spec.predict.flags:
             homes = [other.predict for other in specs() if flag in other.predict.flags]
-            if is_given(options, flag) and given[0] not in [home.main_flag for home in homes]:
+            if is_set(options, flag) and main_flags[0] not in [home.main_flag for home in homes]:
                 raise BadInputError(f"{flag} goes with {homes[0].form}")
-    return given[0]
+    return main_flags[0]
 
 
-def is_given(options: Options, flag: str) -> bool:
-    """Returns whether the user gave a flag."""
+def is_set(options: Options, flag: str) -> bool:
+    """Returns whether the user set a flag."""
     return getattr(options, flag.lstrip("-")) not in (None, [])

@@ -115,7 +115,7 @@ def add_check(commands: Any) -> None:
 
 
 def check(options: Options) -> None:
-    """Prints a line for each file, line or record that training would not read.
+    """Prints a line for each file, line or record that training would not read, and the notes.
 
     Raises:
       BadInputError: some cannot be read, or there is nothing to check.
@@ -134,10 +134,20 @@ def check(options: Options) -> None:
             "scripts/prepare_data.py preview"
         )
     if os.path.exists(os.path.join(path, MANIFEST)):
-        report(options, check_set(path))
+        checked = check_set(path)
     else:
-        found = (resolve(check)(path, options) for check in CHECKS)
-        report(options, next(checked for checked in found if checked))
+        checked = next(filter(None, (resolve(check)(path, options) for check in CHECKS)))
+    lines = []
+    for place, problems in checked.problems.items():
+        lines += problems[:SHOWN]
+        if len(problems) > SHOWN:
+            lines.append(f"{place}: {len(problems) - SHOWN:,} more")
+    every, notes = list(itertools.chain.from_iterable(checked.problems.values())), [*checked.notes]
+    text = f"{path}: {checked.what}; {len(every):,} problems"
+    result = {"path": path, "read": checked.what, "problems": every, "notes": notes}
+    show(options, result, "\n".join([*lines, *notes, text]))
+    if every:
+        raise BadInputError(f"{path}: {len(every):,} problems; {checked.advice}")
 
 
 def check_set(directory: str) -> "Checked":
@@ -168,18 +178,3 @@ def check_set(directory: str) -> "Checked":
                 lines[str(error)] = None
             problems[f"{directory}, split {split}"] = list(lines)
     return Checked(f"{count:,} {unit}", problems)
-
-
-def report(options: Options, found: "Checked") -> None:
-    """Prints the mistakes in data, and the notes; raises BadInputError where there are mistakes."""
-    lines = []
-    for place, problems in found.problems.items():
-        lines += problems[:SHOWN]
-        if len(problems) > SHOWN:
-            lines.append(f"{place}: {len(problems) - SHOWN:,} more")
-    every = list(itertools.chain.from_iterable(found.problems.values()))
-    text = f"{options.path}: {found.what}; {len(every):,} problems"
-    facts = {"path": options.path, "read": found.what, "problems": every, "notes": [*found.notes]}
-    show(options, facts, "\n".join([*lines, *found.notes, text]))
-    if every:
-        raise BadInputError(f"{options.path}: {len(every):,} problems; {found.advice}")

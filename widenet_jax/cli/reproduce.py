@@ -41,8 +41,9 @@ def main(argv: Argv = None) -> int:
     """Runs the command and returns its exit code."""
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("experiments", nargs="+", metavar="NAME", help=f"{', '.join([*EXPERIMENTS, *GROUPS])}")
-    about = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
+    names = [*EXPERIMENTS, *GROUPS]
+    add("experiments", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    about = "; ".join(f"{name}: {scale.about['images']}" for name, scale in SCALES.items())
     add("--scale", choices=list(SCALES), help=f"{about} (default: --workdir's, or smoke)")
     add("--workdir", metavar="DIR", help="of runs and results; default: runs/reproduce_SCALE")
     add("--data_dir", metavar="DIR", help="has DIR/SET for each (default: --workdir's, or data)")
@@ -50,7 +51,6 @@ def main(argv: Argv = None) -> int:
     add("--seeds", type=positive, metavar="N", help=f"runs of each model (default: {counts})")
     add("--sizes", default=ALL_SIZES, help="run only rows of these sizes: b, or b,l")
     add("--workers", type=positive, default=1, metavar="N", help="runs at a time")
-    add("--retry", action="store_true", help="run again what diverged, from its last checkpoint")
     add_launch_flags(parser)
     add("--dry_run", action="store_true", help="list the runs; at --scale=paper with core-days")
     add("--report", action="store_true", help="run nothing: tables and figures of finished runs")
@@ -85,7 +85,8 @@ def run(options: Options) -> int:
     if options.dry_run:
         print_runs(asked, scale, directory, command, as_json=options.json)
         return 0
-    check_same(directory, options, before)
+    if options.report and not directory.path.is_dir():
+        raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
     check_finished([trial for of in trials.values() for trial in of], directory)
     measured, stopped = look_at(trials, directory), False
     if not options.report:
@@ -96,15 +97,13 @@ def run(options: Options) -> int:
         directory.make()
         kept = ("launch", "seeds", "fields", *SHARED)
         write_json(file, {name: getattr(options, name) for name in kept})
-        new, stopped = carry_out(
-            asked, directory, workers=options.workers, command=command, retry=options.retry
-        )
+        new, stopped = carry_out(asked, directory, workers=options.workers, command=command)
         measured |= new
-    from widenet_jax.papers import figures, report  # these import JAX
+    from widenet_jax.papers import figures, report  # import JAX
 
     for one in experiments:
         if one.layer and not (options.report or stopped):
-            figures.time_layers(one, scale, report.layer_file(one, directory.path))
+            figures.time_layers(one, scale, directory.path)
     header, texts, contents = report.write_all(
         experiments, scale, wanted, measured, words_of(options), directory.path
     )
@@ -120,13 +119,20 @@ def recall(options: Options, before: Mapping[str, Any]) -> None:
     A report needs none of the flags of its runs. To continue launched runs, repeat --launch.
 
     Raises:
-      BadInputError: launched runs cannot read their data.
+      BadInputError: the runs in the workdir are of another scale or other data, or launched runs
+        cannot read their data.
     """
     if options.report and before and not options.launch:
         options.launch, options.trial_workdir = before["launch"], before["trial_workdir"]
     for name, default in SHARED.items():
-        if getattr(options, name) is None:
-            setattr(options, name, before.get(name, default))
+        of_runs, own = before.get(name, default), getattr(options, name)
+        if own is None:
+            setattr(options, name, of_runs)
+        elif before and own != of_runs:
+            raise BadInputError(
+                f"--workdir={options.workdir} holds runs with --{name}={of_runs}; name a new "
+                "--workdir, or repeat that"
+            )
     if options.report:
         options.fields = options.fields or before.get("fields", [])
         options.seeds = options.seeds or before.get("seeds")
@@ -162,20 +168,6 @@ def launching(flags: str, scale: Scale) -> MakeCommand:
     return command
 
 
-def check_same(directory: Directory, options: Options, before: Mapping[str, Any]) -> None:
-    """Raises BadInputError where the workdir has runs of another scale or other data, or none."""
-    begun = any(directory.logs.glob("*"))
-    for name in SHARED:
-        if begun and before.get(name, getattr(options, name)) != getattr(options, name):
-            flag = f"--{name}={before[name]}" if before[name] else f"no --{name}"
-            raise BadInputError(
-                f"--workdir={directory.path} holds runs with {flag}; name a new --workdir, or "
-                "repeat that"
-            )
-    if options.report and not directory.path.is_dir():
-        raise BadInputError(f"--workdir={directory.path}: there is nothing to report")
-
-
 def check_data(runs: Iterable[Run], options: Options) -> None:
     """Raises BadInputError where a data set is missing, before the first run starts."""
     named = ("--config.data.path=", "--config.data.source=")
@@ -195,21 +187,18 @@ def print_runs(
     """Prints the runs that would start; at a scale for TPUs with the plan of each."""
     rows = []
     for run, seeds in trials.items():
-        row = {
-            "config": seeds[0].config,
-            "finetuned": run.backbone is not None,
-            "seeds": len(seeds),
-            "done": sum(directory.result(trial) is not None for trial in seeds),
-            "commands": [shlex.join(command(t, directory.workdir(t))) for t in seeds],
-        }
-        lines = [f"{len(seeds)} x {row['config']}" if len(seeds) > 1 else row["config"]]
-        lines[0] += " (finetuned)" if run.backbone else ""
+        config, finetuned = seeds[0].config, run.backbone is not None
+        commands = [shlex.join(command(trial, directory.workdir(trial))) for trial in seeds]
+        done = sum(directory.result(trial) is not None for trial in seeds)
+        row = {"config": config, "finetuned": finetuned, "seeds": len(seeds), "done": done}
+        lines = [f"{len(seeds)} x {config}{' (finetuned)' if finetuned else ''}"]
         if scale.topologies:
-            topology = scale.topology_of(row["config"], finetuned=run.backbone is not None)
-            row |= {"topology": topology, "plan": plan_of(row["config"], topology, seeds[0].flags)}
-            lines.append(f"{topology}, {plan_line(row['plan'])}")
-        rows.append(row)
-        text = "\n   ".join([*lines, *row["commands"]])
+            topology = scale.topology_of(config, finetuned=finetuned)
+            plan = plan_of(config, topology, seeds[0].flags)
+            row |= {"topology": topology, "plan": plan}
+            lines.append(f"{topology}, {plan_line(plan)}")
+        rows.append(row | {"commands": commands})
+        text = "\n   ".join([*lines, *commands])
         print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
         print(json.dumps({"runs": rows}))

@@ -15,13 +15,12 @@ on).
 
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from widenet_jax.config.parser import Argv, Options, Parser, add_import_flag, positive, show
-from widenet_jax.errors import BadInputError, check_range
-from widenet_jax.ops.launch.requests import LAUNCHER
+from widenet_jax.errors import BadInputError
+from widenet_jax.ops.launch.requests import LAUNCHER, split_words
 from widenet_jax.ops.sweep import axes
 from widenet_jax.ops.sweep.directory import Directory, check_finished
 from widenet_jax.ops.sweep.runner import Listed, Runner
@@ -35,9 +34,6 @@ from widenet_jax.ops.sweep.trials import (
     make,
     settings_of_config,
 )
-
-# A search multiplies its seed by 100,003, and NumPy's seeds end at 2^32.
-MOST_SEARCH_SEED = 40_000
 
 
 def main(argv: Argv = None) -> int:
@@ -56,7 +52,6 @@ def main(argv: Argv = None) -> int:
     add("--space", **axis, help="what a field may be: log:LOW:HIGH, float:..., int:..., or values")
     add("--trials", type=positive, metavar="N", help="trials of a search, in all")
     add("--prune", action="store_true", help="end hopeless trials of a search early (Hyperband)")
-    add("--search_seed", type=int, default=0, metavar="SEED", help="of the search's choices")
     add_launch_flags(parser)
     add("--dry_run", action="store_true", help="print what would run")
     add("--json", action="store_true", help="print one JSON object")
@@ -66,9 +61,7 @@ def main(argv: Argv = None) -> int:
 def add_launch_flags(parser: Parser) -> None:
     """Adds the flags that hand runs to the launcher."""
     add, place = parser.add_argument, "with --launch: gs://... for the runs' workdirs"
-    add(
-        "--launch", metavar="FLAGS", help="of scripts/launch_tpu.py, which then gets each run, once"
-    )
+    add("--launch", metavar="FLAGS", help="of scripts/launch_tpu.py, which gets each run once")
     add("--trial_workdir", default="", metavar="DIR", help=place)
 
 
@@ -90,37 +83,31 @@ def run(options: Options) -> int:
     command = handing_over(options.launch) if options.launch else Trial.command
     if options.search:
         space = parse_space(options.space)
-        ends = [make(options.config, end, options.fields) for end in ends_of(space)]
-        check_unless_launched(options, ends)
-        source = Search(options, space, directory)
+        checked = [make(options.config, end, options.fields) for end in ends_of(space)]
     else:
         trials = listed_trials(options)
         if options.dry_run:
             show_plan(options, trials, directory, command)
             return 0
         left = trials if options.index is None else [trials[options.index]]
-        check_unless_launched(options, [one for one in left if not directory.result(one)])
-        source = Listed(trials, directory, only=options.index, retry=not options.launch)
+        checked = [trial for trial in left if not directory.result(trial)]
+    if not options.launch:  # launched trials read their data on another machine
+        check_shared(checked)
+    if options.search:
+        source = Search(options, space, directory)
+    else:
+        source = Listed(trials, directory, only=options.index)
     with closing(source):
         check_finished(source.trials, directory)
         stopped = Runner(source, workers=options.workers, command=command).run()
         outcomes = source.outcomes()
     from widenet_jax.ops.sweep.results import Results  # imports Matplotlib
 
-    found = Results(outcomes, directory, source.space)
-    found.write()
+    results = Results(outcomes, directory)
+    results.write()
     code = exit_code(outcomes, stopped=stopped)
-    show(options, {"exit_code": code, **found.as_json()}, found.report())
+    show(options, {"exit_code": code, **results.as_json()}, results.report())
     return code
-
-
-def check_unless_launched(options: Options, trials: Sequence[Trial]) -> None:
-    """Raises BadInputError with the mistake that all these trials have.
-
-    Launched trials read their data on another machine.
-    """
-    if not options.launch:
-        check_shared(trials)
 
 
 def check_flags(options: Options) -> None:
@@ -137,7 +124,6 @@ def check_flags(options: Options) -> None:
     ]
     for message in (message for holds, message in wrong if holds):
         raise BadInputError(message)
-    check_range("--search_seed", options.search_seed, 0, MOST_SEARCH_SEED)
     check_launch_flags(options)
 
 
@@ -164,12 +150,9 @@ def handing_over(flags: str) -> MakeCommand:
     """Returns the function that makes the command by which the launcher runs a trial.
 
     Raises:
-      BadInputError: `flags` cannot be split into words, as where a quote is not closed.
+      BadInputError: as `split_words`.
     """
-    try:
-        words = shlex.split(flags)
-    except ValueError as error:
-        raise BadInputError(f"--launch={flags}: {error}") from None
+    words = split_words("--launch", flags)
 
     def command(trial: Trial, workdir: str) -> list[str]:
         name = f"--name=sweep-{trial.name.rpartition('-')[2]}"
@@ -182,14 +165,12 @@ def show_plan(
     options: Options, trials: list[Trial], directory: Directory, command: MakeCommand
 ) -> None:
     """Prints the trials that would run."""
-    rows = []
+    rows, lines = [], []
     for index, trial in enumerate(trials):
-        words = command(trial, directory.workdir(trial))
+        words, done = command(trial, directory.workdir(trial)), directory.result(trial) is not None
         row = {"index": index, "trial": trial.name, "settings": trial.settings, "command": words}
-        rows.append(row | {"done": directory.result(trial) is not None})
-    lines = []
-    for row in rows:
-        lines.append(f"{row['index']}  {row['trial']}{'  (done)' if row['done'] else ''}")
-        lines.append(f"   {shlex.join(row['command'])}")
+        rows.append(row | {"done": done})
+        lines.append(f"{index}  {trial.name}{'  (done)' if done else ''}")
+        lines.append(f"   {shlex.join(words)}")
     lines.append(f"{len(rows)} trials, {sum(row['done'] for row in rows)} of them done")
     show(options, {"trials": rows}, "\n".join(lines))

@@ -5,7 +5,6 @@ A row is (default, meaning), (default, meaning, least) or (default, meaning, lea
 
 import ast
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,13 +12,12 @@ from ml_collections import ConfigDict
 
 from widenet_jax.config.files import configs_module
 from widenet_jax.config.names import nearest_name
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.specs import TASKS, task_spec
 
 TYPES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 EMPTY = "empty section"
-# How a message names the type of a field where "a list", "a tuple" would not do.
-WANTED = {int: "a whole number", float: "a number", bool: "true or false"}
+LARGEST = 1e300  # of numbers without a limit: finite
 
 
 class Field(NamedTuple):
@@ -90,7 +88,7 @@ def field_names() -> set[str]:
 
 def limits(row: tuple, value: Any) -> tuple[float, float]:
     """Returns the least and the largest value of a number's row."""
-    usual = (1, 2**31 - 1) if type(value) is int else (0, math.inf)
+    usual = (1, 2**31 - 1) if type(value) is int else (0, LARGEST)
     return (*row[2:], *usual[len(row[2:]) :])
 
 
@@ -120,20 +118,15 @@ def override(config: ConfigDict, flags: Sequence[str]) -> ConfigDict:
 
 
 def check_numbers(config: ConfigDict) -> None:
-    """Raises BadInputError at a number that is nan, infinite, too small or too large.
+    """Raises BadInputError at a number that is NaN, infinite, too small or too large.
 
     Fields that a user's config file has added have no limits.
     """
     rows = rows_of(task_of(config))
     for name, value in fields_of(config):
-        least, most = limits(rows[name], value) if name in rows else (-math.inf, math.inf)
-        if isinstance(value, float) and not (least <= value < most and math.isfinite(value)):
-            bound = f", {least:g} or more" if name in rows else ""
-            raise BadInputError(f"--config.{name}={value} must be a finite number{bound}")
-        if type(value) is int and value < least:
-            raise BadInputError(f"--config.{name}={value} is too small; give at least {least}")
-        if type(value) is int and value > most:
-            raise BadInputError(f"--config.{name}={value} is too large; give at most {most}")
+        if type(value) in (int, float):
+            least, most = limits(rows[name], value) if name in rows else (-LARGEST, LARGEST)
+            check_range(f"--config.{name}", value, least, most)
 
 
 def set_field(config: ConfigDict, field: str, text: str) -> None:
@@ -197,5 +190,7 @@ def parse_value(field: str, text: str, current: Any) -> Any:
             return value
     except (KeyError, ValueError, SyntaxError):
         pass
-    example = f"{WANTED.get(kind, f'a {kind.__name__}')}, such as {current}"
-    raise BadInputError(f"--config.{field}={text}: this field needs {example}") from None
+    wanted = TYPES[bool] if kind is bool else f"a {TYPES.get(kind, kind.__name__)}"
+    raise BadInputError(
+        f"--config.{field}={text}: this field needs {wanted}, such as {current}"
+    ) from None

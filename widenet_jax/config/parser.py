@@ -210,9 +210,9 @@ def seconds(text: str) -> float:
     return value
 
 
-def show(options: Options, facts: Any, text: str) -> None:
-    """Prints what a command found: the facts with --json, else the text for people."""
-    print(json.dumps(facts, default=str) if options.json else text)
+def show(options: Options, found: Any, text: str) -> None:
+    """Prints what a command found: as JSON with --json, else the text for people."""
+    print(json.dumps(found, default=str) if options.json else text)
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:

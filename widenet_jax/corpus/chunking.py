@@ -38,6 +38,11 @@ class Document:
     paragraphs: Sequence[str]
     split: bool = True
 
+    def sentences(self) -> Iterator[str]:
+        """Yields the sentences of the text."""
+        for paragraph in self.paragraphs:
+            yield from split_sentences(paragraph) if self.split else [paragraph]
+
     def validates(self, per_mille: int) -> bool:
         """Returns whether the document belongs to the validation split.
 
@@ -102,10 +107,7 @@ class Chunking:
 
 def chunks_of(document: Document, tokenizer: Tokenizer, rule: Chunking) -> list[Chunk]:
     """Returns the chunks of one document: for each the ids of its sentences."""
-    texts: Sequence[str] = document.paragraphs
-    if document.split:
-        texts = [part for paragraph in texts for part in split_sentences(paragraph)]
-    sentences = tokenizer.encode_all(texts)
+    sentences = tokenizer.encode_all(document.sentences())
     return list(rule.chunks(sentences, rule.target(document)))
 
 

@@ -1,30 +1,50 @@
-"""Flags that the commands that prepare text share."""
+"""What the commands that prepare text share: flags, the reading of inputs, the report."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from widenet_jax.config.machine import usable_cores
-from widenet_jax.config.parser import Options, positive
+from widenet_jax.config.parser import Options, positive, show
 from widenet_jax.corpus.readers import FORMATS
 
 if TYPE_CHECKING:
     from widenet_jax.corpus.readers import Input
 
+Add = Callable[..., Any]  # `add_argument` of a subcommand
 
-def add_reading(add: Any) -> None:
-    """Adds the flags that say how inputs are read."""
+
+def add_command(commands: Any, name: str, what: str, work: Callable[[Options], None]) -> Add:
+    """Adds a subcommand that reads text, and the flags that say how.
+
+    Args:
+      commands: of `scripts/prepare_data.py`.
+      name: of the subcommand.
+      what: its line in the list of commands.
+      work: called with the options. Its docstring is what --help prints.
+    """
+    form = {"help": what, "description": inspect.getdoc(work), "takes_fields": False}
+    command = commands.add_parser(name, **form)
+    command.set_defaults(work=work)
+    add = command.add_argument
     text = "of the files; by default from their names and beginnings"
     add("--format", choices=["auto", *FORMATS], default="auto", help=text)
     add("--text_column", default="text", metavar="NAME", help="of parquet and JSON lines")
     add("--tfds_split", default="train", metavar="NAME", help="of a TFDS set")
+    add("--json", action="store_true", help="print one JSON object")
+    return add
 
 
-def add_writing(add: Any) -> None:
-    """Adds the flags that say how a set is written."""
+def add_set_command(commands: Any, name: str, what: str, work: Callable[[Options], None]) -> Add:
+    """Adds a subcommand that prepares a set of text; arguments as of `add_command`."""
+    add = add_command(commands, name, what, work)
+    add("inputs", nargs="+", metavar="INPUT", help="the text")
+    add("--valid", action="append", default=[], metavar="INPUT", help="validation text; repeat")
+    add("--out", required=True, metavar="DIR", help="where the set goes")
     text = "processes; by default as many as there are cores"
     add("--workers", type=positive, default=usable_cores(), metavar="N", help=text)
     add("--overwrite", action="store_true", help="replace another set that is there")
-    add("--json", action="store_true", help="print the manifest as one JSON object")
+    return add
 
 
 def units_of(paths: Sequence[str], options: Options) -> "list[list[Input]]":
@@ -32,3 +52,10 @@ def units_of(paths: Sequence[str], options: Options) -> "list[list[Input]]":
     from widenet_jax.corpus.inputs import plan
 
     return plan(paths, options.format, options.tfds_split) if paths else []
+
+
+def report(options: Options, manifest: Mapping[str, Any], counts: str, *more: str) -> None:
+    """Prints the manifest of a set, or a line for each split: `counts` formatted by its entry."""
+    splits = manifest["splits"].items()
+    lines = [f"{options.out}: {split} {counts.format(**entry)}" for split, entry in splits]
+    show(options, {"path": options.out, **manifest}, "\n".join([*lines, *more]))

@@ -7,18 +7,9 @@ from typing import NamedTuple
 
 from etils import epath
 
+from widenet_jax.corpus import readers
 from widenet_jax.corpus.chunking import Document
-from widenet_jax.corpus.readers import (
-    RAW_READERS,
-    Input,
-    decoded,
-    detect,
-    first_bytes,
-    guarded,
-    opened,
-    texts,
-    tfds_builder,
-)
+from widenet_jax.corpus.readers import Input
 from widenet_jax.errors import BadInputError
 from widenet_jax.files import is_remote
 
@@ -60,8 +51,8 @@ def plan(
     above = os.path.commonprefix([os.path.dirname(place) + "/" for place in places])  # noqa: RUF071
     above = above[: above.rfind("/") + 1]
     for place, path in zip(places, files, strict=True):
-        first_bytes(path)  # a file that cannot be opened is refused before the work begins
-        found_format = detect(path) if format == "auto" else format
+        readers.first_bytes(path)  # a file that cannot be opened is refused before the work begins
+        found_format = readers.detect(path) if format == "auto" else format
         found.append(Input(path, place.removeprefix(above), found_format))
     size = -(-len(found) // MOST_UNITS)
     return [found[first : first + size] for first in range(0, len(found), size)]
@@ -80,7 +71,7 @@ def files_below(place: epath.Path) -> Iterator[str]:
 
 def _tfds_inputs(path: str, split: str) -> list[Input]:
     """Returns an input for each shard of a TFDS set that is stored as array_record."""
-    builder = tfds_builder(path)
+    builder = readers.tfds_builder(path)
     stored = builder.info.file_format.value
     if stored != "array_record":
         raise BadInputError(
@@ -100,7 +91,7 @@ def _tfds_inputs(path: str, split: str) -> list[Input]:
 def documents(unit: Iterable[Input], column: str = COLUMN) -> Iterator[Document]:
     """Yields the documents of a unit of work, in order; raises as `readers.texts`."""
     for source in unit:
-        for index, (paragraphs, split) in enumerate(texts(source, column)):
+        for index, (paragraphs, split) in enumerate(readers.texts(source, column)):
             if paragraphs:
                 yield Document(source.name, index, paragraphs, split)
 
@@ -123,23 +114,29 @@ class Passage(NamedTuple):
     def lines(self) -> list[str]:
         """Returns the lines; raises BadInputError, naming the line, unless they are UTF-8."""
         text = self.text.removeprefix(codecs.BOM_UTF8)
-        return decoded(text, self.where, self.line).split("\n")
+        return readers.decoded(text, self.where, self.line).split("\n")
 
 
-def passages(source: Input, column: str) -> Iterator[Passage]:
-    """Yields the documents of an input in passages; a plain text file is one document.
+def passages(unit: Iterable[Input], column: str) -> Iterator[Passage]:
+    """Yields the documents of a unit of work in passages; a plain text file is one document.
 
     Raises:
-      BadInputError: the input is damaged, or not of its format.
+      BadInputError: an input is damaged, or not of its format.
     """
-    if source.format in RAW_READERS:
-        for text, where in RAW_READERS[source.format](source, column, None):
-            yield Passage(text, where, None, True)
-        return
-    with opened(source.path) as file:
-        number, found = 1, guarded(source.path, lambda: file.readlines(PASSAGE_BYTES))
+    for source in unit:
+        if source.format in readers.RAW_READERS:
+            for text, where in readers.RAW_READERS[source.format](source, column, None):
+                yield Passage(text, where, None, True)
+        else:
+            yield from _passages_of(source.path)
+
+
+def _passages_of(path: str) -> Iterator[Passage]:
+    """Yields a plain text file in passages."""
+    with readers.opened(path) as file:
+        lines = iter(lambda: readers.guarded(path, lambda: file.readlines(PASSAGE_BYTES)), [])
+        number, found = 1, next(lines, None)
         while found:
-            further = guarded(source.path, lambda: file.readlines(PASSAGE_BYTES))
-            yield Passage(b"".join(found), source.path, number, not further)
-            number += len(found)
-            found = further
+            further = next(lines, None)
+            yield Passage(b"".join(found), path, number, not further)
+            number, found = number + len(found), further

@@ -6,18 +6,21 @@ part file. The bytes of the set depend neither on that nor on the number of work
 `dataset.json` is written last.
 """
 
+import abc
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import tqdm
 from etils import epath
 
+from widenet_jax.config.parser import Options
 from widenet_jax.corpus.inputs import TFDS_INFO
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import FILE, Tokenizer
@@ -31,54 +34,83 @@ PART = ".part-"
 UNFINISHED = ".writing-"  # prefix of a file that is being written
 
 
-class Preparation(Protocol):
+class Preparation(abc.ABC):
     """What is made of the inputs: everything that decides the bytes of a set.
 
     Attributes:
+      kind: of the set, a key of `records.SOURCE_OF`.
       units: the work.
+      column: of parquet files, JSON lines and TFDS sets.
       tokenizer: stored in the set; None for a set of bytes.
-      settings: as JSON holds them: all that decides the bytes but the content of the inputs.
+      rule: by which the set is made, as JSON holds it.
     """
 
+    kind: ClassVar[str]
     units: Sequence[Sequence[Input]]
+    column: str
     tokenizer: Tokenizer | None
+    rule: Mapping[str, Any]
 
     @property
-    def settings(self) -> dict[str, Any]: ...
+    def hashes(self) -> dict[str, str]:
+        """The tokenizer's hash; {} without a tokenizer."""
+        return {"tokenizer_sha256": self.tokenizer.sha256} if self.tokenizer else {}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the bytes but the content of the inputs, as JSON holds it."""
+        names = [[[part.name, part.format] for part in unit] for unit in self.units]
+        inputs = {"units_sha256": _sha256(names), "column": self.column}
+        return {"rule": self.rule, **inputs, **self.hashes}
+
+    @abc.abstractmethod
     def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
-        """Writes the files of one unit; returns its counts, "inputs_sha256" among them."""
-        ...
+        """Writes the files of one unit; returns its counts."""
 
-    def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
-        """Whether the files of a unit with these counts are there."""
-        ...
+    @abc.abstractmethod
+    def sizes(self, directory: Path, unit: int, part: Mapping[str, Any]) -> dict[Path, int]:
+        """Returns the files of a unit with these counts, and the bytes of each."""
 
+    @abc.abstractmethod
     def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the manifest without the provenance, after what is left to be written.
+        """Writes what is left to be written; returns this kind's own entries of the manifest.
 
         Raises:
           BadInputError: a split is empty.
         """
-        ...
+
+    def counts_of(self, directory: Path, unit: int) -> dict[str, Any]:
+        """Prepares a unit; returns its counts and the hash of its inputs."""
+        counts = self.prepare_unit(directory, unit)
+        return {**counts, "inputs_sha256": inputs_sha256(self.units[unit])}
+
+    def manifest(
+        self, directory: Path, parts: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Finishes the set; returns its manifest. Raises as `finish`."""
+        return {
+            "format_version": records.FORMAT_VERSION,
+            "kind": self.kind,
+            **self.hashes,
+            "rule": self.rule,
+            **self.finish(directory, parts),
+            "settings": self.settings,
+            "inputs_sha256": [part["inputs_sha256"] for part in parts],
+            "provenance": provenance,
+        }
 
 
 def prepare(
-    preparation: Preparation,
-    directory: str | Path,
-    workers: int,
-    provenance: Mapping[str, Any],
-    *,
-    overwrite: bool = False,
+    preparation: Preparation, options: Options, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Prepares a set under a progress bar, or resumes a preparation that was interrupted.
 
     Args:
       preparation: what to make.
-      directory: where; created if absent. A finished set of the same settings is left as it is.
-      workers: processes; at most one works on a unit.
+      options: `out`, a directory, created if absent, in which a finished set of the same settings
+        is left as it is; `workers`, processes, of which at most one works on a unit; `overwrite`,
+        whether another set that is there is removed.
       provenance: kept in the manifest.
-      overwrite: remove another set that is there.
 
     Returns:
       The manifest.
@@ -87,22 +119,22 @@ def prepare(
       BadInputError: an input cannot be read, a split is empty, or the directory holds other things.
       RunFailedError: a worker process was killed.
     """
-    if is_remote(directory):
+    if is_remote(options.out):
         raise BadInputError(
-            f"{directory}: worker processes write to a local --out; copy the set there afterwards, "
-            "or prepare with --beam"
+            f"{options.out}: worker processes write to a local --out; copy the set there "
+            "afterwards, or prepare with --beam"
         )
-    directory = Path(directory)
-    finished = _open_directory(directory, preparation, overwrite)
+    directory = Path(options.out)
+    finished = _open_directory(directory, preparation, options.overwrite)
     if finished:
         return finished
     try:
         if preparation.tokenizer:
             write_json(directory / FILE, preparation.tokenizer.json)
         number = len(preparation.units)
-        done = dict(tqdm.tqdm(_work(preparation, directory, workers), total=number, unit="file"))
-        parts = [done[unit] for unit in range(number)]
-        manifest = {**preparation.finish(directory, parts), "provenance": dict(provenance)}
+        work = _work(preparation, directory, options.workers)
+        done = dict(tqdm.tqdm(work, total=number, unit="file"))
+        manifest = preparation.manifest(directory, [done[k] for k in range(number)], provenance)
     except BaseException:
         if not any(directory.glob(f"{PART}*")):  # nothing to continue from
             _remove(_ours(directory))
@@ -110,7 +142,7 @@ def prepare(
                 directory.rmdir()
         raise
     write_json(directory / records.MANIFEST, manifest)
-    _remove([path for path in _ours(directory) if path.name.startswith(".")])
+    _remove(path for path in _ours(directory) if path.name.startswith("."))
     return manifest
 
 
@@ -131,7 +163,7 @@ def _open_directory(
     manifest, plan = _read_json(directory / records.MANIFEST), _read_json(directory / PLAN)
     if manifest and manifest.get("settings") == preparation.settings:
         if manifest.get("inputs_sha256") == list(map(inputs_sha256, preparation.units)):
-            _remove([path for path in ours if path.name.startswith(".")])
+            _remove(path for path in _ours(directory) if path.name.startswith("."))
             return manifest
     elif not manifest and plan == preparation.settings:
         _remove(directory.glob(f"{UNFINISHED}*"))  # of workers that were killed
@@ -208,28 +240,34 @@ def _work(
 
 
 def _finished(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any] | None:
-    """Returns the counts of a unit whose shards are all there and whose inputs are the same."""
+    """Returns the counts of a unit whose files are all there and whose inputs are the same."""
     part = _read_json(directory / f"{PART}{unit:05d}.json")
     if not part or part["inputs_sha256"] != inputs_sha256(preparation.units[unit]):
         return None
-    return part if preparation.is_whole(directory, unit, part) else None
+    sizes = preparation.sizes(directory, unit, part).items()
+    whole = all(path.exists() and path.stat().st_size == size for path, size in sizes)
+    return part if whole else None
 
 
 def prepare_unit(preparation: Preparation, directory: Path, unit: int) -> dict[str, Any]:
     """Prepares one unit; returns its counts, and stores them."""
-    part = preparation.prepare_unit(directory, unit)
+    part = preparation.counts_of(directory, unit)
     write_json(directory / f"{PART}{unit:05d}.json", part)
     return part
 
 
-def have_size(path: Path, size: int) -> bool:
-    """Whether a file is there and has so many bytes."""
-    return path.exists() and path.stat().st_size == size
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yields a name beside a path, and renames the file of that name when the block ends.
 
-
-def units_sha256(units: Sequence[Sequence[Input]]) -> str:
-    """Returns a hash of the names and formats of all inputs."""
-    return _sha256([[[part.name, part.format] for part in unit] for unit in units])
+    The process's id keeps apart a worker of a killed preparation that has not ended yet.
+    """
+    beside = path.with_name(f"{UNFINISHED}{path.name}-{os.getpid()}")
+    try:
+        yield beside
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def inputs_sha256(unit: Sequence[Input]) -> str:
@@ -237,17 +275,16 @@ def inputs_sha256(unit: Sequence[Input]) -> str:
 
     Of a TFDS set, dataset_info.json stands for the content; it has the shards' sizes.
     """
-    return _sha256([_identity(part) for part in unit])
-
-
-def _identity(part: Input) -> list:
-    place = epath.Path(part.path)
-    if part.format == "tfds":
-        place /= TFDS_INFO
-    try:
-        return [part.name, part.first, part.last, part.split, file_sha256(place)]
-    except OSError as error:
-        raise BadInputError(f"{place}: cannot be read ({first_line(error)})") from None
+    found = []
+    for part in unit:
+        place = epath.Path(part.path)
+        if part.format == "tfds":
+            place /= TFDS_INFO
+        try:
+            found.append([part.name, part.first, part.last, part.split, file_sha256(place)])
+        except OSError as error:
+            raise BadInputError(f"{place}: cannot be read ({first_line(error)})") from None
+    return _sha256(found)
 
 
 def _sha256(value: Any) -> str:

@@ -27,6 +27,8 @@ from widenet_jax.files import is_remote
 
 PARQUET_ROWS = 1024  # read at once
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
+NEWLINE = b"\n"
+NEWLINE = b"\n"
 _BEGINNING = 4096  # bytes from which a format is recognised
 # The beginning of a compressed file, and what opens it.
 _COMPRESSED: dict[bytes, Callable[[BinaryIO], BinaryIO]] = {
@@ -150,17 +152,14 @@ def decoded(text: bytes, where: str, first_line: int | None = None) -> str:
     Raises:
       BadInputError: it is not such text; the message names the line.
     """
-    problem = None
-    if b"\0" in text:
-        problem = "holds a NUL character, so is not text; remove it"
-    else:
-        try:
+    try:
+        if b"\0" not in text:
             return text.decode()
-        except UnicodeDecodeError:
-            problem = "not UTF-8 text; save the file as UTF-8"
+        place, problem = text.index(b"\0"), "holds a NUL character, so is not text; remove it"
+    except UnicodeDecodeError as error:
+        place, problem = error.start, "not UTF-8 text; save the file as UTF-8"
     if first_line is not None:
-        for number, line in enumerate(text.split(b"\n"), first_line):
-            decoded(line, f"{where} line {number}")
+        where += f" line {first_line + text.count(NEWLINE, 0, place)}"
     raise BadInputError(f"{where}: {problem}")
 
 
@@ -177,13 +176,10 @@ def _noting(bad: Bad) -> Iterator[None]:
 def _lines(path: str) -> Lines:
     """Yields the lines of a text file with their ends, without a byte order mark."""
     with opened(path) as file:
-        number = 0
-        while line := guarded(path, file.readline):
-            number += 1
-            yield (
-                line.removeprefix(codecs.BOM_UTF8) if number == 1 else line,
-                f"{path} line {number}",
-            )
+        lines = iter(lambda: guarded(path, file.readline), b"")
+        for number, line in enumerate(lines, 1):
+            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            yield text, f"{path} line {number}"
 
 
 def _decoded_lines(path: str, bad: Bad) -> Iterator[str]:

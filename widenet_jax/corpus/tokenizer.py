@@ -5,12 +5,11 @@ A marker such as "[SEP]" inside a text is encoded as ordinary characters: only t
 instances can add special tokens.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,25 +98,31 @@ class Tokenizer:
         """Returns the ids of a text: int32 [n], without `[CLS]` and `[SEP]`."""
         return self.encode_all([text])[0]
 
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_all(self, texts: Iterable[str]) -> list[np.ndarray]:
         """Returns the ids of each text; faster than one call for each.
 
         Raises:
           BadInputError: one is no str of whole characters.
         """
-        with _texts_alone():
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._encoded(self._tokenizer.encode_batch_fast, list(texts))
         return [self._ordinary(encoding.ids) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> Encoded:
         """Returns the ids of a text with the characters that each stands for; raises likewise."""
-        with _texts_alone():
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoded(self._tokenizer.encode, text)
         offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         for span in offsets:
             while span[0] < span[1] and text[span[0]].isspace():
                 span[0] += 1
         return Encoded(self._ordinary(encoding.ids), offsets)
+
+    def _encoded(self, encode: Callable[..., Any], text: Any) -> Any:
+        """Calls the library; raises BadInputError in place of its error for anything but texts."""
+        try:
+            return encode(text, add_special_tokens=False)
+        except TypeError:
+            what = "not a text, or one with half a character (a surrogate without the other)"
+            raise BadInputError(f"cannot be cut into tokens: {what}") from None
 
     def _ordinary(self, ids: Sequence[int]) -> np.ndarray:
         """Returns the ids with special tokens replaced by the unknown one.
@@ -173,16 +178,6 @@ class Tokenizer:
         """Hash of the content, which does not depend on the file's layout."""
         content = json.dumps(self.json, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _texts_alone() -> Iterator[None]:
-    """Turns the library's error for anything but texts into one line."""
-    try:
-        yield
-    except TypeError:
-        what = "not a text, or one with half a character (a surrogate without the other)"
-        raise BadInputError(f"cannot be cut into tokens: {what}") from None
 
 
 def _starts_word(piece: str) -> bool:

@@ -79,14 +79,14 @@ def from_sentencepiece(content: bytes, where: str) -> dict[str, Any]:
         model.ParseFromString(content)
     except DecodeError:
         raise BadInputError(f"{where}: damaged, or not a sentencepiece model") from None
-    kind, kinds = model.trainer_spec.model_type, model.trainer_spec
-    if not model.pieces or kind not in (kinds.UNIGRAM, kinds.BPE):
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    if not model.pieces or trainer.model_type not in (trainer.UNIGRAM, trainer.BPE):
         raise BadInputError(f"{where}: not a Unigram or BPE sentencepiece model")
-    spec = model.normalizer_spec
+    is_bpe = trainer.model_type == trainer.BPE
     ordinary = [piece.piece for piece in model.pieces if piece.type == _NORMAL]
-    lower = [] if kind == kinds.BPE or _has_capitals(ordinary) else _LOWER
-    charsmap = spec.precompiled_charsmap
-    tokenizer = tokenizers.Tokenizer(_bpe(model) if kind == kinds.BPE else _unigram(model))
+    lower = [] if is_bpe or _has_capitals(ordinary) else _LOWER
+    charsmap = normalizer.precompiled_charsmap
+    tokenizer = tokenizers.Tokenizer(_bpe(model) if is_bpe else _unigram(model))
     tokenizer.normalizer = normalizers.Sequence([
         *lower,
         *([normalizers.Precompiled(charsmap)] if charsmap else []),

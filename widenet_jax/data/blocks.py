@@ -238,7 +238,7 @@ def first_example(source: Source, transform: Transform, *, skip: bool) -> Arrays
 
 
 def example_spec(
-    source: Source, transform: Transform, *, on_bad_example: str = "error"
+    source: Source, transform: Transform, *, on_bad_example: str
 ) -> dict[str, ArraySpec]:
     """Returns shape and dtype of each array of one example, from the source's first."""
     example = first_example(source, transform, skip=skips(on_bad_example))
@@ -320,10 +320,7 @@ def record_at(
     Returns:
       (epoch, record): int64 [b] each; record in 0..N-1.
     """
-    positions = np.asarray(positions, np.int64)
-    if num_records < 1 or (positions.size and positions.min() < 0):
-        raise ValueError(f"need positions >= 0 and records, got N={num_records}, {positions}")
-    epoch, place = np.divmod(positions, num_records)
+    epoch, place = np.divmod(np.asarray(positions, np.int64), num_records)
     record = np.empty_like(place)
     for e in np.unique(epoch):
         here = epoch == e
@@ -350,8 +347,6 @@ def stream_at(
       (place, window): int64 [b] each; s mod S, and the window, n or more where a row has ended.
     """
     steps = -(-num_windows // batch_size) if whole else num_windows // batch_size
-    if steps < 1:
-        raise ValueError(f"{num_windows} windows are fewer than {batch_size} rows")
     step, row = np.divmod(np.asarray(positions, np.int64), batch_size)
     place = step % steps
     return place, row * steps + place

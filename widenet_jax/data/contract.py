@@ -48,11 +48,9 @@ class Source(Protocol):
         Raises:
           BadExampleError: this example cannot be read, and others of the set can.
         """
-        ...
 
     def describe(self, index: int) -> str:
         """The example's file or set and its index, for messages."""
-        ...
 
 
 @runtime_checkable
@@ -66,7 +64,6 @@ class Stream(Source, Protocol):
 
     def read_windows(self, indices: np.ndarray) -> np.ndarray:
         """Returns windows, each with the token after it: int32 [n, T + 1]."""
-        ...
 
 
 class Transform(Protocol):
@@ -85,7 +82,6 @@ class Transform(Protocol):
         Raises:
           BadExampleError: the example cannot be decoded.
         """
-        ...
 
 
 class ArraySpec(NamedTuple):

@@ -18,7 +18,6 @@ from multiprocessing import connection
 from typing import Any
 
 import grain
-import numpy as np
 from absl import flags
 
 from widenet_jax.config.machine import usable_cores
@@ -31,8 +30,7 @@ from widenet_jax.data.blocks import (
     join_blocks,
     skips,
 )
-from widenet_jax.data.contract import Batch, Source, Stream, Transform
-from widenet_jax.errors import BadInputError
+from widenet_jax.data.contract import Batch, Source, Stream
 
 MAX_THREADS = 16
 
@@ -49,37 +47,25 @@ class Batches(Iterator[Batch], AbstractContextManager):
         kind: Callable[..., Blocks],
         source: Source,
         *,
-        transform: Transform,
-        batch_size: int,
-        positions: np.ndarray,
-        start_step: int,
-        num_steps: int,
         num_workers: int,
         prefetch: int,
         on_bad_example: str = "error",
         on_message: Callable[[str], object] = lambda message: None,
+        **fields: Any,
     ):
         """Starts reading.
 
         Args:
           kind: builds the blocks.
           source: the examples.
-          transform: maps (example, generator) to arrays.
-          batch_size: examples in the global batch.
-          positions: int [b], sorted: this host's positions within the global batch.
-          start_step: first step to produce.
-          num_steps: the step after the last.
           num_workers: worker processes; 0 reads with threads of this process.
           prefetch: batches kept ready.
           on_bad_example: "error" raises a BadExampleError from `next` for an example that cannot be
             read; "skip" replaces it by the next record that can.
           on_message: receives one line for each skipped record, in the process that iterates.
+          **fields: the other fields of `kind`, see `blocks.Blocks`.
         """
-        for field, value, least in (("num_workers", num_workers, 0), ("prefetch", prefetch, 1)):
-            if value < least:
-                raise BadInputError(f"config.data.{field}={value} must be {least} or more")
-        skip = skips(on_bad_example)
-        blocks = kind(source, positions, batch_size, start_step, num_steps, skip, transform)
+        blocks = kind(source, skip=skips(on_bad_example), **fields)
         self._on_message = on_message
         self._named: set[int] = set()
         self._iterator = iter(_dataset(blocks, num_workers, prefetch)) if len(blocks) else None
@@ -161,14 +147,8 @@ def eval_batches(source: Source, *, batch_size: int, **options: Any) -> Batches:
       record).
     """
     kind = partial(StreamBlocks, whole=True) if isinstance(source, Stream) else EvalBlocks
-    return Batches(
-        kind,
-        source,
-        batch_size=batch_size,
-        start_step=0,
-        num_steps=-(-len(source) // batch_size),
-        **options,
-    )
+    steps = {"start_step": 0, "num_steps": -(-len(source) // batch_size)}
+    return Batches(kind, source, batch_size=batch_size, **steps, **options)
 
 
 POLL_SECONDS = 1.0

@@ -150,7 +150,7 @@ def write_set(
 
     Raises:
       BadInputError: the directory holds a set and overwrite is off, or holds other things; a split
-        is empty; a label has no class name.
+        is empty.
     """
     directory = Path(directory)
     stale = _shards_to_replace(directory, overwrite)
@@ -160,8 +160,7 @@ def write_set(
     written: dict[str, list[dict[str, int]]] = {}
     try:
         for split, examples in splits.items():
-            checked = _checked(examples, split, class_names)
-            written[split] = _write_split(directory, split, checked, shard_bytes)
+            written[split] = _write_split(directory, split, iter(examples), shard_bytes)
     except BaseException:
         _remove_unfinished(directory)
         for path in missing:
@@ -208,19 +207,6 @@ def refuse_other_files(directory: Path, ours: Iterable[Path]) -> None:
         )
 
 
-def _checked(
-    examples: Iterable[tuple[int, bytes]], split: str, class_names: Sequence[str]
-) -> Iterator[tuple[int, bytes]]:
-    """Yields the examples; raises BadInputError at a label without a class name."""
-    for index, (label, image) in enumerate(examples):
-        if not 0 <= label < len(class_names):
-            known = f"there are {len(class_names)}"
-            raise BadInputError(
-                f"split {split}, record {index}: label {label} has no class name ({known})"
-            )
-        yield label, image
-
-
 def _write_split(
     directory: Path, split: str, examples: Iterator[tuple[int, bytes]], shard_bytes: int
 ) -> list[dict[str, int]]:
@@ -242,7 +228,7 @@ def _write_split(
             writer.close()
         shards.append({"records": count, "bytes": path.stat().st_size})
     if not shards:
-        raise BadInputError(f"split {split}: no images found; check the input given for it")
+        raise BadInputError(f"split {split}: no images found; check its input")
     return shards
 
 

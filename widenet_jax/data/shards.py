@@ -21,10 +21,9 @@ from widenet_jax.data.splits import check_split
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import is_remote
 
-# Raised by ArrayRecord for a record or a shard that it cannot read.
-READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError)
-# Raised when a record that could be read has another content than an image and a label.
-PARSE_ERRORS = (struct.error, DecodeError, TypeError)
+# Raised by ArrayRecord for a record or a shard that it cannot read, and when a record that could be
+# read has another content than an image and a label.
+READ_ERRORS = (RuntimeError, OSError, ValueError, IndexError, struct.error, DecodeError, TypeError)
 SHARDS_OPENED_AT_ONCE = 16
 
 
@@ -113,7 +112,7 @@ class Packed:
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
             return self._example(self._records[index])
-        except (*READ_ERRORS, *PARSE_ERRORS) as error:
+        except READ_ERRORS as error:
             raise self._shards.unreadable(index, error) from None
 
     def describe(self, index: int) -> str:

@@ -20,21 +20,17 @@ def parts_of(split: str) -> list[str]:
     return [part.strip() for part in split.split("+")]
 
 
-def check_part(part: str, split: str, size: int, *, where: str) -> None:
+def check_part(part: str, size: int, *, where: str) -> None:
     """Raises BadInputError where a part of a split selects nothing.
 
     Args:
-      part: one of `parts_of(split)`.
-      split: the whole.
+      part: one of `parts_of` the split.
       size: how many examples the part has.
       where: names the set, for the message.
     """
-    if size:
-        return
-    advice = " has no rows: name another, or take a longer slice"
-    if part != split:
-        advice = f", a part of {split!r}, has no rows: leave it out, or take a longer slice"
-    raise BadInputError(f"{where}: split {part!r}{advice}")
+    if not size:
+        advice = "leave it out, name another, or take a longer slice"
+        raise BadInputError(f"{where}: split {part!r} has no rows: {advice}")
 
 
 _SLICE = re.compile(r"([^\[\]]*)\[(-?\d+%?)?:(-?\d+%?)?\]")

@@ -13,7 +13,7 @@ ValueError.
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import flax.linen as nn
@@ -28,7 +28,7 @@ from widenet_jax.inference.model_card import describe_model
 from widenet_jax.inference.pretrained import open_model
 from widenet_jax.nn import build
 from widenet_jax.specs import model_spec, resolve, task_spec
-from widenet_jax.trained import Rows, Trained, best, classifier, feature_reader
+from widenet_jax.trained import Rows, Trained, best, classifier, features, over_rows
 from widenet_jax.typing import PyTree
 
 BATCH = 32  # examples at a time: few enough for any machine's memory
@@ -134,6 +134,8 @@ class Model:
     def features(self, inputs: Sequence[Any], pairs: Sequence[str] | None = None) -> np.ndarray:
         """Returns what the last layer of a classifier reads, such as pooled tokens.
 
+        It comes after the pooling and, where the model has it, the pre-logits layer or the pooler.
+
         Args:
           inputs, pairs: as of `predict`.
 
@@ -202,7 +204,7 @@ class Model:
 
     @cached_property
     def _read_features(self) -> Callable[[Rows], np.ndarray]:
-        return feature_reader(self._trained)
+        return over_rows(self._trained, partial(features, task_spec(self.task).last_layer))
 
     def _batches(
         self, method: str, inputs: Sequence[Any], pairs: Sequence[str] | None, top: int = 1

@@ -1,7 +1,5 @@
 """Accuracy of a trained classifier over a source: top-1, top-5, by class, confusions."""
 
-import csv
-import io
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from widenet_jax.inference.over_source import sums_over_source
 from widenet_jax.losses import softmax_cross_entropy
 from widenet_jax.run.figures import save, subplots, write_in_cells
+from widenet_jax.run.tables import csv_text
 from widenet_jax.step import forward
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
@@ -102,12 +101,9 @@ def accuracy_sums(
 
 def confusion_csv(accuracy: Accuracy) -> str:
     """Returns the confusion matrix as CSV: a row for each class, a column for each predicted."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class \\ predicted", *accuracy.class_names])
-    for name, row in zip(accuracy.class_names, accuracy.confusion, strict=True):
-        writer.writerow([name, *row.tolist()])
-    return text.getvalue()
+    names = accuracy.class_names
+    rows = ([name, *row] for name, row in zip(names, accuracy.confusion.tolist(), strict=True))
+    return csv_text([["class \\ predicted", *names], *rows])
 
 
 def draw_confusion(accuracy: Accuracy, out: epath.Path, *, title: str = "") -> None:

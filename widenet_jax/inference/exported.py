@@ -2,7 +2,7 @@
 
 params.safetensors or params.npz   every parameter by path, float32
 config.json                        the run's configuration
-class_names.json  tokenizer.json   facts of the data that the model needs, as in the workdir
+class_names.json  tokenizer.json   what the model needs of the data, as in the workdir
 export.json                        format version, step, SHA-256 of the parameters, results
 README.md                          the model card
 
@@ -17,7 +17,6 @@ import io
 import pickle
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -63,18 +62,7 @@ DAMAGED = (zipfile.BadZipFile, pickle.UnpicklingError, safetensors.SafetensorErr
 NOT_READABLE = (OSError, ValueError, EOFError, RuntimeError, *DAMAGED)
 
 
-@dataclass(frozen=True)
-class Exported(Stored):
-    """Everything that an export or a run's checkpoint keeps of a model.
-
-    Attributes:
-      result: the run's `result.json`; empty if the run has not finished.
-    """
-
-    result: Mapping[str, Any] = field(default_factory=dict)
-
-
-def write_exported(directory: epath.Path, model: Exported, *, file_format: str) -> None:
+def write_exported(directory: epath.Path, model: Stored, *, file_format: str) -> None:
     """Writes an export; `export.json` comes last, so that an interrupted export is not opened.
 
     Raises:
@@ -96,13 +84,13 @@ def write_exported(directory: epath.Path, model: Exported, *, file_format: str) 
     write_json(directory / RECORD, record)
 
 
-def record_of(model: Exported) -> dict[str, Any]:
-    """Returns the facts that a model card and `export.json` have."""
+def record_of(model: Stored) -> dict[str, Any]:
+    """Returns what both a model card and `export.json` have."""
     sha256 = params_sha256(model.params)
     return {"params_sha256": sha256, "step": model.step, "result": dict(model.result)}
 
 
-def write_huggingface(directory: epath.Path, model: Exported, *, place: str) -> None:
+def write_huggingface(directory: epath.Path, model: Stored, *, place: str) -> None:
     """Writes a model in the layout of Hugging Face's transformers; `config.json` comes last.
 
     Args:
@@ -170,7 +158,7 @@ def write_stablehlo(directory: epath.Path, trained: Trained) -> None:
     write_text(directory / "README.md", text)
 
 
-def read_exported(directory: epath.Path) -> Exported:
+def read_exported(directory: epath.Path) -> Stored:
     """Reads an export.
 
     Raises:
@@ -191,7 +179,7 @@ def read_exported(directory: epath.Path) -> Exported:
             f"{directory / file}: the parameters differ from the exported ones; copy or export it "
             "again"
         )
-    return Exported(
+    return Stored(
         params=params,
         config=read_json(directory / "config.json"),
         info={name: read_json(directory / f"{name}.json") for name in info},

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from widenet_jax.run.tables import primary_text
 from widenet_jax.specs import model_spec, task_spec
 
 CARD = """# {title}
@@ -63,7 +64,7 @@ def model_card(
 
     Args:
       config: the run's, as plain dicts.
-      info: facts of the data; `class_names`, where there are any.
+      info: of the data; `class_names`, where there are any.
       record: contents of `export.json`.
       huggingface: the model's class in transformers, for an export in that layout.
     """
@@ -118,13 +119,9 @@ def results(result: Mapping[str, Any]) -> str:
     """Returns the rows on the run's final evaluation: parameters and primary metric."""
     if not result:
         return "| test | not evaluated: the run has not finished, or did not evaluate this step |"
-    name, unit = result["primary_metric"]["name"], result["unit"]
-    value, count = result[f"test_{name}"], result[f"test_{unit}"]
-    share = result["primary_metric"]["higher_is_better"] and 0 <= value <= 1
-    shown = f"{value:.2%}" if share else f"{value:.4f}"
     applied = f"{result['params']:,} (applied as {result['params_unrolled']:,})"
-    metric = f"{result['split']} {name.replace('_', ' ')}"
-    return f"| parameters | {applied} |\n| {metric} | {shown} of {count:,} {unit} |"
+    metric = f"{result['split']} {result['primary_metric']['name'].replace('_', ' ')}"
+    return f"| parameters | {applied} |\n| {metric} | {primary_text(result)} |"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
 """A function of batches over every example of a source, each example once."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -19,13 +18,12 @@ from widenet_jax.data.contract import DataInfo, Source
 from widenet_jax.data.labelled import LabelledImages, with_classes
 from widenet_jax.data.sources import build_source, build_transforms, stream_info
 from widenet_jax.errors import BadInputError
-from widenet_jax.evaluation import first_carry, placed_batches, total
-from widenet_jax.experiment import build_task
+from widenet_jax.evaluation import total
+from widenet_jax.experiment import build_task, evaluate_batch
 from widenet_jax.inference.pretrained import check_same_tokens
 from widenet_jax.run.stopping import Stop, say
 from widenet_jax.run.summary import routing_means, unbeaten
 from widenet_jax.sharding import BATCH, build_mesh
-from widenet_jax.step import forward
 from widenet_jax.task import Evaluation
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
@@ -58,15 +56,13 @@ def totals_over_source(
     with jax.set_mesh(mesh):
         params = jax.device_put(trained.params, replicated)
         places = Evaluation(replicated, replicated, replicated, NamedSharding(mesh, BATCH))
-        step = jax.jit(evaluate, out_shardings=places)
-        carry = first_carry(trained.task, config.evaluation.batch_size, mesh)
-        hooks = {"stop": Stop(), "beat": lambda what: None, "note": partial(print, file=sys.stderr)}
-        batches = placed_batches(config, mesh, source, transform, **hooks)
+        step = partial(jax.jit(evaluate, out_shardings=places), params)
         count = math.ceil(len(source) / config.evaluation.batch_size)
-        read = tqdm.tqdm(batches, "evaluation", count, unit="batch", delay=QUIET_SECONDS)
-        totals = total(partial(step, params), read, carry)
-    rows = {name: values[: len(source)] for name, values in totals.rows.items()}
-    return totals.replace(rows=rows)
+        bar = tqdm.tqdm(desc="evaluation", total=count, unit="batch", delay=QUIET_SECONDS)
+        hooks = {"stop": Stop(), "beat": lambda what: bar.update(), "note": say}
+        with bar:
+            run = {"task": trained.task, "config": config, "mesh": mesh}
+            return total(step, source, transform, **run, **hooks)
 
 
 def sums_over_source(
@@ -121,18 +117,16 @@ def metrics_over_source(
     """
     source, transform = opened or open_source(trained)
 
-    def evaluate(params: PyTree, batch: Mapping[str, Array]) -> Evaluation:
-        return trained.task.evaluate(partial(forward, trained.model, params), batch)
-
     info, stream = {**trained.info, **source.info}, stream_info(source, source)
     task = build_task(trained.config, DataInfo(0, {}, info, stream))  # with this set's baseline
+    evaluate = partial(evaluate_batch, trained.model, trained.task)
     totals = totals_over_source(trained, evaluate, source, transform)
     metrics = trained.task.summarize(totals.sums, totals.rows, source)
     if message := unbeaten(task, metrics):
         say(f"warning: {message}")
-    facts = {"baseline": task.baseline._asdict()} if task.baseline else {}
-    facts |= routing_means(trained.model.summarize(totals.layer_sums))
-    return metrics, facts, totals.rows, source
+    others = {"baseline": task.baseline._asdict()} if task.baseline else {}
+    others |= routing_means(trained.model.summarize(totals.layer_sums))
+    return metrics, others, totals.rows, source
 
 
 def open_source(trained: Trained) -> tuple[Source, Any]:

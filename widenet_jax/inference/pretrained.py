@@ -4,7 +4,6 @@ A model is a run, an exported directory, or public weights: Google's and Hugging
 Hugging Face's BERT and ALBERT.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import flax.traverse_util
 import jax
 import numpy as np
 from etils import epath
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
@@ -20,6 +18,7 @@ from widenet_jax.errors import BadInputError, first_line
 from widenet_jax.files import absolute, is_remote
 from widenet_jax.inference.exported import READERS, read_arrays
 from widenet_jax.inference.trained import build_for, open_trained, read_model
+from widenet_jax.run.workdir import flatten, plain
 from widenet_jax.specs import MODELS, SAME_CLASSES, WHERE_IT_FITS, model_spec, parts, resolve
 from widenet_jax.trained import Trained
 from widenet_jax.typing import PyTree
@@ -71,7 +70,7 @@ def load_pretrained(
       sharding: over all devices of all hosts, replicated. It serves to read a run's checkpoint;
         every host reads the other kinds for itself.
       model: `config.model` of the new run.
-      info: facts of the new run's data; its classes and, of a text model, its tokenizer are
+      info: of the new run's data; its classes and, of a text model, its tokenizer are
         compared.
 
     Raises:
@@ -190,8 +189,7 @@ def differing_fields(stored: Mapping[str, Any], model: Mapping[str, Any], place:
 
 def flat_fields(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a section `config.model` by their names, as JSON stores the values."""
-    plain = json.loads(json.dumps(ConfigDict(model).to_dict()))
-    return {name: x for name, x in flatten_dict(plain, sep=".").items() if x is not None}
+    return {name: x for name, x in flatten(plain(ConfigDict(model))).items() if x is not None}
 
 
 # --- Models that commands and `wj.load` open

@@ -116,16 +116,16 @@ def config_file(place: str) -> epath.Path:
     return (path if path.is_dir() else path.parent) / "config.json"
 
 
-def merged(pretrained: Mapping[str, Any], given: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns the pretrained fields, overridden by the fields of `given`.
+def merged(pretrained: Mapping[str, Any], fields: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns the pretrained fields, overridden by `fields`.
 
-    A section of `given`, such as moe, has no effect where the pretrained model has none.
+    A section of `fields`, such as moe, has no effect where the pretrained model has none.
 
     Raises:
-      BadInputError: the pretrained model has no field of a name in `given`.
+      BadInputError: the pretrained model has no field of a name in `fields`.
     """
     result = dict(pretrained)
-    for name, value in given.items():
+    for name, value in fields.items():
         if name not in pretrained:
             raise BadInputError(
                 f"config.model.{name} is no field of the model in config.init_from={place}"

@@ -15,17 +15,17 @@ from widenet_jax.data.contract import DataInfo
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import build_task, input_spec
 from widenet_jax.files import absolute, read_json, split_checkpoint
-from widenet_jax.inference.exported import RECORD, Exported, read_exported
+from widenet_jax.inference.exported import RECORD, read_exported
 from widenet_jax.nn.build import build_model, parameter_shapes
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run.metrics import JsonLines
 from widenet_jax.sharding import to_host
 from widenet_jax.specs import resolve, task_spec
 from widenet_jax.task import Task
-from widenet_jax.trained import Trained
+from widenet_jax.trained import Stored, Trained
 from widenet_jax.typing import PyTree, Shapes
 
-# Entries of a checkpoint's meta that are no facts of the data.
+# Entries of a checkpoint's meta that do not describe the data.
 OF_THE_RUN = {"format_version", "step", "fingerprint", "counters", "config", "evaluation_due"}
 # Entries of result.json that are the same after every step.
 OF_ANY_STEP = {"mode", "params", "params_unrolled", "split", "primary_metric", "unit", "baseline"}
@@ -69,7 +69,7 @@ def read_model(
     *,
     flag: str = "--workdir",
     checkpoint: str | None = None,
-) -> Exported:
+) -> Stored:
     """Reads a checkpoint of a run, or an exported directory, parameters on the host.
 
     Args:
@@ -105,7 +105,7 @@ def read_model(
     import_remembered(config, place)
     metric = resolve(task_spec(config["task"]["name"]).task).primary_metric_of(ConfigDict(config))
     apart = OF_THE_RUN | {metric.name}  # which the meta of best/ has
-    return Exported(
+    return Stored(
         params=to_host(found.items["params"]),
         config=config,
         info={k: v for k, v in found.meta.items() if k not in apart},

@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -67,36 +67,29 @@ class Sampling:
         return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
 
 
-class Reader:
-    """A language model that has read some tokens, and predicts the next.
+def reader(trained: Trained) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that reads tokens after the tokens of its earlier calls.
 
-    Attributes:
-      logits: of the token after those read: float32 [V].
+    It takes int32 [n], n >= 1, and returns the logits of the next token: float32 [V]. Whole windows
+    are read first, then tokens one by one, so that only two lengths are compiled.
     """
+    params, window = jax.device_put(trained.params), trained.config.data.max_length
+    spec = trained.task.eval_carry_spec(1)
+    carry = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
 
-    def __init__(self, trained: Trained):
-        self._params = jax.device_put(trained.params)
-        self._window = trained.config.data.max_length
-        spec = trained.task.eval_carry_spec(1)
-        self._carry = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
+    @jax.jit
+    def step(params: PyTree, tokens: Array, carry: dict[str, Array]) -> tuple:
+        outputs, _ = forward(trained.model, params, {"tokens": tokens[None], **carry})
+        return outputs["logits"][0, -1], {name: outputs[name] for name in carry}
 
-        @jax.jit
-        def read(params: PyTree, tokens: Array, carry: dict[str, Array]) -> tuple:
-            outputs, _ = forward(trained.model, params, {"tokens": tokens[None], **carry})
-            return outputs["logits"][0, -1], {name: outputs[name] for name in carry}
+    def read(tokens: np.ndarray) -> np.ndarray:
+        nonlocal carry
+        whole = len(tokens) // window * window
+        for part in [*tokens[:whole].reshape(-1, window), *tokens[whole:, None]]:
+            logits, carry = step(params, part, carry)
+        return np.asarray(logits)
 
-        self._read = read
-
-    def read(self, tokens: np.ndarray) -> None:
-        """Reads tokens: int32 [n], n >= 1.
-
-        Whole windows first, then one by one, so that only two lengths are compiled.
-        """
-        whole = len(tokens) // self._window * self._window
-        parts = [*tokens[:whole].reshape(-1, self._window), *tokens[whole:, None]]
-        for part in parts:
-            logits, self._carry = self._read(self._params, part, self._carry)
-        self.logits = np.asarray(logits)
+    return read
 
 
 def sample(
@@ -111,13 +104,12 @@ def sample(
       length: number of tokens.
       seed: of the draws.
     """
-    reader, rng = Reader(trained), np.random.default_rng(seed)
-    reader.read(prompt)
-    for number in range(length):
-        token = sampling.draw(reader.logits, rng)
+    read, rng = reader(trained), np.random.default_rng(seed)
+    latest = prompt
+    for _ in range(length):
+        token = sampling.draw(read(latest), rng)
         yield token
-        if number + 1 < length:
-            reader.read(np.array([token], np.int32))
+        latest = np.array([token], np.int32)
 
 
 def continue_text(
@@ -147,8 +139,8 @@ def continue_text(
 
 def predict_more(options: Namespace, trained: Trained) -> Predictions:
     """Continues the text of --continue; see `specs.PredictSpec`."""
-    given, beginning = vars(options), vars(options)["continue"]
+    flags, beginning = vars(options), vars(options)["continue"]
     names = ("temperature", "top_k", "top_p", "length", "seed")
-    how = {name: given[name] for name in names if given[name] is not None}
+    how = {name: flags[name] for name in names if flags[name] is not None}
     text = continue_text(trained, beginning, **how)
     return Predictions("texts", [({"beginning": beginning, "text": text}, [text])])

@@ -1,19 +1,11 @@
 """Language modelling and the Transformer-XL, as `specs` describes them."""
 
-from widenet_jax.specs import (
-    WHERE_IT_FITS,
-    CardSpec,
-    Flag,
-    ModelSpec,
-    Part,
-    PredictSpec,
-    SourceSpec,
-    TaskSpec,
-)
+from widenet_jax import specs
 
 OF = "of --continue: "
+STREAMS = "widenet_jax.language.data.token_streams"
 
-LANGUAGE_MODELING = TaskSpec(
+LANGUAGE_MODELING = specs.TaskSpec(
     name="language_modeling",
     task="widenet_jax.language.task:LanguageModeling",
     sections={
@@ -29,12 +21,12 @@ LANGUAGE_MODELING = TaskSpec(
             "max_length": (512, "T, tokens of a window", 1, 2**20),
         },
     },
-    transforms="widenet_jax.language.data.token_streams:window_transforms",
-    example="widenet_jax.language.data.token_streams:example_of",
+    transforms=f"{STREAMS}:window_transforms",
+    example=f"{STREAMS}:example_of",
     sources={
-        "token_stream": SourceSpec("widenet_jax.language.data.token_streams:open_token_stream"),
-        "tiny_pieces": SourceSpec(
-            "widenet_jax.language.data.token_streams:open_tiny_pieces",
+        "token_stream": specs.SourceSpec(f"{STREAMS}:open_token_stream"),
+        "tiny_pieces": specs.SourceSpec(
+            f"{STREAMS}:open_tiny_pieces",
             reads="the embedded novel",
             instead="token_stream for your text",
         ),
@@ -49,26 +41,26 @@ LANGUAGE_MODELING = TaskSpec(
         "enwik_s": (5_400_000, 256),
         "token_stream": (417_000, 256),  # without a path: the embedded novel
     },
-    predict=PredictSpec(
+    predict=specs.PredictSpec(
         form='--continue="A beginning"',
         flags={
-            "--continue": Flag("a text for a language model to go on with"),
-            "--temperature": Flag(
+            "--continue": specs.Flag("a text for a language model to go on with"),
+            "--temperature": specs.Flag(
                 f"{OF}divides the logits; 0: the likeliest (default 1)", "X", "float"
             ),
-            "--top_k": Flag(
+            "--top_k": specs.Flag(
                 f"{OF}draw among so many of the likeliest (default all)", "K", "positive"
             ),
-            "--top_p": Flag(
+            "--top_p": specs.Flag(
                 f"{OF}draw among the likeliest of this share (default 1)", "P", "float"
             ),
-            "--length": Flag(f"{OF}tokens to draw (default 200)", "N", "positive"),
-            "--seed": Flag(f"{OF}of the draws (default 0)", "N", "not_negative"),
+            "--length": specs.Flag(f"{OF}tokens to draw (default 200)", "N", "positive"),
+            "--seed": specs.Flag(f"{OF}of the draws (default 0)", "N", "not_negative"),
         },
         run="widenet_jax.language.sampling:predict_more",
     ),
     methods={"continue_text": "widenet_jax.language.sampling:continue_text"},
-    card=CardSpec(
+    card=specs.CardSpec(
         purpose="predicting the next token",
         commands=(
             'python scripts/predict.py --workdir=DIR --continue="Once"',
@@ -76,17 +68,17 @@ LANGUAGE_MODELING = TaskSpec(
         ),
         inputs="Texts are read in windows of {max_length} tokens, with a memory of earlier ones.",
     ),
-    open_file="widenet_jax.language.data.token_streams:open_file",
+    open_file=f"{STREAMS}:open_file",
     preview="widenet_jax.language.prepare.command:print_windows",
 )
 
-LANGUAGE_MODEL = ModelSpec(
+LANGUAGE_MODEL = specs.ModelSpec(
     name="language_model",
     module="widenet_jax.language.model:LanguageModel",
     usual={"vocab_size": 8_000},
     parts={
-        "embedding": Part(WHERE_IT_FITS, head=False, above=False),
-        "output": Part(WHERE_IT_FITS),
+        "embedding": specs.Part(specs.WHERE_IT_FITS, head=False, above=False),
+        "output": specs.Part(specs.WHERE_IT_FITS),
     },
     families=("Transformer-XL",) * 4,
     detail="relative positions",

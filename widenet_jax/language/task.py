@@ -22,7 +22,6 @@ from widenet_jax.task import (
     Rngs,
     Task,
     add_layer_losses,
-    layer_sums,
 )
 from widenet_jax.typing import Array, Aux, Shapes
 
@@ -45,7 +44,7 @@ class LanguageModeling(Task):
       memory_length: M in training.
       eval_memory_length: M in evaluation.
       depth, embed_dim, dtype: L, D and dtype of the model, for the memory's shape.
-      stream: facts about the text.
+      stream: statistics of the text.
     """
 
     vocab_size: int
@@ -124,7 +123,7 @@ class LanguageModeling(Task):
             "cross_entropy": jnp.where(mask, each_token.sum(1), 0.0).sum(),
             "sequences": mask.sum(dtype=jnp.int32),
         }
-        return Evaluation(sums=sums, layer_sums=layer_sums(aux), carry=carry)
+        return Evaluation(sums=sums, layer_sums=aux.get("sums", {}), carry=carry)
 
     def _cross_entropy(
         self, apply: Apply, batch: Mapping[str, Array], rngs: Rngs | None

@@ -212,16 +212,11 @@ def block_indices(rule: str | tuple[int, ...], depth: int) -> tuple[int, ...]:
                 f"{depth}; blocks count from 0"
             )
         return tuple(rule)
-    kind, _, count = rule.partition("_")
+    counted = {"all": "every_1", "last": f"last_{max(1, depth // 6)}"}.get(rule, rule)
+    kind, _, count = counted.partition("_")
     n = int(count) if count.isdigit() else 0
-    if rule == "all":
-        return tuple(range(depth))
-    if rule == "last":
-        return tuple(range(depth - max(1, depth // 6), depth))
-    if kind == "every" and 1 <= n <= depth:
-        return tuple(range(n - 1, depth, n))
-    if kind == "last" and 1 <= n <= depth:
-        return tuple(range(depth - n, depth))
+    if kind in ("every", "last") and 1 <= n <= depth:
+        return tuple(range(n - 1, depth, n) if kind == "every" else range(depth - n, depth))
     raise BadInputError(
         f"config.model.ffn_blocks={rule!r} is not known; known: all, last, every_N and last_N "
         f"with N from 1 to {depth}"

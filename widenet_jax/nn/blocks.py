@@ -68,7 +68,7 @@ class Blocks(BlockSettings):
         """Runs one block after the other.
 
         Args:
-          seen: what attention is told about other tokens: mask and segment_ids, or memory_length.
+          seen: which other tokens attention sees: mask and segment_ids, or memory_length.
         """
         ffn_names, blocks_per_routing = self.ffn_names(), self.blocks_per_routing()
         pre = self.norm_position == "pre"
@@ -138,8 +138,10 @@ class Blocks(BlockSettings):
 
             def run(x: Array, params: dict, old: Array | None, index: Array | int) -> tuple:
                 rngs = {name: jax.random.fold_in(key, index) for name, key in keys.items()}
-                told = {"mask": mask} | seen | {"memory": old}
-                return blocks.apply({"params": shared | params}, x, **told, train=train, rngs=rngs)
+                others = {"mask": mask} | seen | {"memory": old}
+                return blocks.apply(
+                    {"params": shared | params}, x, **others, train=train, rngs=rngs
+                )
 
             # The two passes of a loop are two loops, whose operations no compiler merges.
             return jax.checkpoint(run, prevent_cse=not loops) if self.remat == "block" else run
@@ -149,8 +151,8 @@ class Blocks(BlockSettings):
         def run_some(x: Array, inputs: list[tuple]) -> tuple[Array, tuple[Aux, Array | None]]:
             """Runs the first pieces, or as many that have the same feed-forwards."""
             outputs = []
-            for ffn, given in zip(ffn_names, inputs, strict=False):
-                x, *output = pieces[ffn](x, *given)
+            for ffn, rest in zip(ffn_names, inputs, strict=False):
+                x, *output = pieces[ffn](x, *rest)
                 outputs.append(output)
             return x, joined(outputs)
 

@@ -65,10 +65,6 @@ def axes_of_bias(spec: str) -> tuple[str, str]:
     return "".join(letter for letter in of_y if letter in of_kernel), of_y
 
 
-def _forward(spec: str, x: Array, kernel: Array, bias: Array | None) -> tuple[Array, tuple]:
-    return linear(spec, x, kernel, bias), (x, kernel, bias)
-
-
 def _backward(spec: str, saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
     x, kernel, bias = saved
     of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
@@ -81,7 +77,7 @@ def _backward(spec: str, saved: tuple, dy: Array) -> tuple[Array, Array, Array |
     return dx, d_kernel, dy.astype(jnp.float32).sum(summed)
 
 
-linear.defvjp(_forward, _backward)
+linear.defvjp(lambda spec, *arrays: (linear(spec, *arrays), arrays), _backward)
 
 
 def kernel_gradient(spec: str, x: Array, dy: Array) -> Array:

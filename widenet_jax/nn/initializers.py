@@ -89,11 +89,6 @@ class KernelInit:
         """The entry of `KERNEL_INITS`."""
         return KERNEL_INITS[self.name]
 
-    @property
-    def ffn_bias(self) -> Initializer:
-        """Initialiser of both biases of a feed-forward."""
-        return self.scheme.ffn_bias
-
     def kernel(self, *, batch_axis: tuple[int, ...] = (), fan_in: int | None = None) -> Initializer:
         """Returns the initialiser of a kernel [..., in, out].
 

@@ -50,7 +50,7 @@ class Mlp(nn.Module):
         f = ACTIVATIONS[self.activation]
 
         def dense(features: int, name: str) -> Dense:
-            init, bias_init = self.kernel_init.kernel(), self.kernel_init.ffn_bias
+            init, bias_init = self.kernel_init.kernel(), self.kernel_init.scheme.ffn_bias
             return Dense(features, self.dtype, init, bias_init, name=name)
 
         inner = Dropout(self.dropout if self.hidden_dropout else 0.0)

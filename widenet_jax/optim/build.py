@@ -1,27 +1,19 @@
 """The optimizer of `config.optimizer`: schedules, updates, layer decay, freezing, averages."""
 
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from ml_collections import ConfigDict
 
 from widenet_jax import param_names
 from widenet_jax.config.durations import to_steps
-from widenet_jax.errors import BadInputError, check_fields, check_range, choose, nearest
-from widenet_jax.param_names import (
-    ENCODER,
-    NORM_OUT,
-    PathPredicate,
-    map_with_path,
-    matches,
-    named_leaves,
-    path_names,
-    split_block_part,
-)
+from widenet_jax.config.fields import check_numbers
+from widenet_jax.config.files import configs_module
+from widenet_jax.errors import BadInputError, check_fields, choose, nearest
 from widenet_jax.specs import parts
 from widenet_jax.typing import Array, PyTree
 
@@ -56,7 +48,7 @@ def build_optimizer(
       freeze: "none" or "backbone", whose parameters then stay as they are.
       ema_decay: of an average of the parameters, see `with_average`; 0 for none.
       accumulation_steps: used by the train step, ignored here.
-    Fields that the chosen optimizer does not use may be absent or present.
+    A field that the chosen optimizer does not use has no effect.
 
     Args:
       optimizer: the section `config.optimizer`.
@@ -73,69 +65,64 @@ def build_optimizer(
       BadInputError: a field is missing, unknown or out of range, or `decay_exclude` matches no
         parameter.
     """
-    make = choose(OPTIMIZERS, _get(optimizer, "name"), field=f"{WHERE}.name")
-    check_fields(FIELDS, optimizer, section=WHERE)
+    known = configs_module("defaults").RUN["optimizer"]
+    check_fields(known, optimizer, section=WHERE)
+    if missing := [name for name in known if name not in optimizer]:
+        raise BadInputError(f"{WHERE}.{missing[0]} is missing; set it in the config")
+    make = choose(OPTIMIZERS, optimizer["name"], field=f"{WHERE}.name")
+    check_numbers(ConfigDict({"optimizer": optimizer}))
     run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
     schedule = build_learning_rate(optimizer, **run)
     exclude = _exclusions(optimizer, params_or_shapes)
-    clip_norm = _number(optimizer, "grad_clip_norm")
-    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    norm = optimizer["grad_clip_norm"]
+    clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     tx = optax.chain(clip, make(optimizer, schedule, exclude))
     return _of_parts(optimizer, tx, depth), schedule
 
 
-def build_learning_rate(
-    optimizer: Mapping[str, Any], *, total_steps: int, batch_size: int, num_examples: int
-) -> optax.Schedule:
+def build_learning_rate(optimizer: Mapping[str, Any], **run: int) -> optax.Schedule:
     """Builds the learning rate as a function of the number of updates; see `build_optimizer`."""
-    run = {"batch_size": batch_size, "num_examples": num_examples, "total_steps": total_steps}
-    warmup = _get(optimizer, "warmup")
-    warmup_steps = to_steps(warmup, field=f"{WHERE}.warmup", **run, may_be_zero=True)
-    name = _get(optimizer, "schedule")
-    choose(DECAYS, name, field=f"{WHERE}.schedule")  # before fields that only some need
-    peak = _number(optimizer, "learning_rate")
-    end = peak if name == "constant" else _number(optimizer, "end_learning_rate")
+    warmup_steps = to_steps(optimizer["warmup"], field=f"{WHERE}.warmup", **run, may_be_zero=True)
+    name, peak = optimizer["schedule"], optimizer["learning_rate"]
+    end = peak if name == "constant" else optimizer["end_learning_rate"]
     if end > peak:
         raise BadInputError(
             f"{WHERE}.end_learning_rate={end:g} is above learning_rate={peak:g}; "
             f"add --{WHERE}.end_learning_rate=0"
         )
     rates = {"learning_rate": peak, "end_learning_rate": end}
-    return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=total_steps)
+    return build_schedule(name, **rates, warmup_steps=warmup_steps, total_steps=run["total_steps"])
 
 
 def _of_parts(section: Mapping, tx: Transformation, depth: int) -> Transformation:
     """Adds learning rates by layer, frozen parameters and the average, where asked for."""
-    layer_decay = section.get("layer_decay", 1.0)
+    layer_decay = section["layer_decay"]
     if not 0 < layer_decay <= 1:
         raise BadInputError(
             f"{WHERE}.layer_decay={layer_decay:g} must be above 0, and 1 (none) at most"
         )
     if layer_decay < 1:
         tx = optax.chain(tx, scale_layers(layer_decay, depth=depth))
-    freeze = section.get("freeze", "none")
-    if freeze != "none":
-        tx = without_frozen(tx, freeze)
-    ema_decay = section.get("ema_decay", 0.0)
-    check_range(f"{WHERE}.ema_decay", ema_decay, 0.0, 1.0)
-    return with_average(tx, ema_decay) if ema_decay else tx
+    if section["freeze"] != "none":
+        tx = without_frozen(tx, section["freeze"])
+    return with_average(tx, section["ema_decay"]) if section["ema_decay"] else tx
+
+
+def _decay_mask(exclude: param_names.PathPredicate) -> Callable[[PyTree], PyTree]:
+    """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
+    return lambda params: param_names.map_with_path(lambda path, _: not exclude(path), params)
 
 
 class Exclusions(NamedTuple):
     """Predicates: the paths without weight decay, and those whose trust ratio is 1."""
 
-    decay: PathPredicate
-    trust_ratio: PathPredicate
-
-
-def _decay_mask(exclude: PathPredicate) -> Callable[[PyTree], PyTree]:
-    """Returns a mask for optax: a function from parameters to booleans, True where they decay."""
-    return lambda params: param_names.map_with_path(lambda path, _: not exclude(path), params)
+    decay: param_names.PathPredicate
+    trust_ratio: param_names.PathPredicate
 
 
 def _lamb(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     excluded = {"exclude_decay": exclude.decay, "exclude_trust_ratio": exclude.trust_ratio}
-    from widenet_jax.optim.lamb import lamb
+    from widenet_jax.optim.lamb import lamb  # a run with another optimizer does without
 
     return lamb(schedule, **_adam_numbers(section), **excluded)
 
@@ -146,10 +133,9 @@ def _adamw(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> T
 
 def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Transformation:
     """Builds SGD: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v."""
-    momentum = _number(section, "momentum", below=1.0)
-    decay, mask = _number(section, "weight_decay"), _decay_mask(exclude.decay)
+    momentum = section["momentum"]
     return optax.chain(
-        optax.add_decayed_weights(decay, mask=mask),
+        optax.add_decayed_weights(section["weight_decay"], mask=_decay_mask(exclude.decay)),
         optax.trace(decay=momentum) if momentum else optax.identity(),
         optax.scale_by_learning_rate(schedule),
     )
@@ -157,23 +143,15 @@ def _sgd(section: Mapping, schedule: optax.Schedule, exclude: Exclusions) -> Tra
 
 OPTIMIZERS: dict[str, Callable] = {"lamb": _lamb, "sgd": _sgd, "adamw": _adamw}
 
-FIELDS = (
-    *("name", "schedule", "learning_rate", "end_learning_rate", "warmup"),
-    *("b1", "b2", "eps", "momentum", "weight_decay", "grad_clip_norm"),
-    *("exclude_norm_and_bias", "decay_exclude", "accumulation_steps", "layer_decay", "freeze"),
-    "ema_decay",
-)
-
 
 def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
     # Fails here, before anything compiles, if a parameter's rank does not fit its path.
     unit_axes = param_names.trust_ratio_unit_axes
     param_names.map_with_path(lambda path, leaf: unit_axes(path, leaf.ndim), params)
-    skip_small = _get(section, "exclude_norm_and_bias")
-    small = param_names.is_norm_or_bias if skip_small else matches("")
-    regex = _get(section, "decay_exclude")
+    regex, skip_small = section["decay_exclude"], section["exclude_norm_and_bias"]
+    small = param_names.is_norm_or_bias if skip_small else param_names.matches("")
     try:
-        chosen = matches(regex)
+        chosen = param_names.matches(regex)
     except BadInputError as error:
         raise BadInputError(f"{WHERE}.decay_exclude: {error}") from error
     paths = param_names.path_names(params)
@@ -187,27 +165,7 @@ def _exclusions(section: Mapping, params: PyTree) -> Exclusions:
 
 
 def _adam_numbers(section: Mapping) -> dict[str, float]:
-    betas = {name: _number(section, name, below=1.0) for name in ("b1", "b2")}
-    return betas | {name: _number(section, name) for name in ("eps", "weight_decay")}
-
-
-def _get(section: Mapping, name: str) -> Any:
-    value = section.get(name)
-    if value is None:
-        raise BadInputError(f"{WHERE}.{name} is missing; set it in the config")
-    return value
-
-
-def _number(section: Mapping, name: str, *, below: float = math.inf) -> float:
-    """Reads a field that must be a finite number in [0, below)."""
-    value = _get(section, name)
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < below:
-        upper = "" if below == math.inf else f" and below {below:g}"
-        raise BadInputError(
-            f"{WHERE}.{name}={value!r} is out of range; give a finite number, at least 0{upper}"
-        )
-    return float(value)
+    return {name: section[name] for name in ("b1", "b2", "eps", "weight_decay")}
 
 
 # The remaining share of (peak - end) after the fraction t in [0, 1] of the decay.
@@ -330,7 +288,7 @@ def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -
 
     `inference.pretrained` raises it where that model lacks a parameter to freeze.
     """
-    freeze = optimizer.get("freeze", "none")
+    freeze = optimizer["freeze"]
     choose(FREEZES, freeze, field="config.optimizer.freeze")
     if freeze == "none":
         return
@@ -339,19 +297,23 @@ def check_freeze(optimizer: Mapping[str, Any], params: PyTree, init_from: str) -
             f"config.optimizer.freeze={freeze} would freeze random parameters; name a trained "
             "model: --config.init_from=DIR"
         )
-    if all(is_frozen(path, freeze) for path in path_names(params)):
+    if all(is_frozen(path, freeze) for path in param_names.path_names(params)):
         raise BadInputError(f"config.optimizer.freeze={freeze} leaves no parameter to train")
 
 
 def count_frozen(params: PyTree, freeze: str) -> int:
     """Returns the number of parameters that `config.optimizer.freeze` keeps as they are."""
-    return sum(leaf.size for path, leaf in named_leaves(params) if is_frozen(path, freeze))
+    return sum(
+        leaf.size for path, leaf in param_names.named_leaves(params) if is_frozen(path, freeze)
+    )
 
 
 def stop_frozen(params: PyTree, freeze: str) -> PyTree:
     """Returns the parameters without gradients of the frozen ones, which are then not computed."""
     stop = jax.lax.stop_gradient
-    return map_with_path(lambda path, x: stop(x) if is_frozen(path, freeze) else x, params)
+    return param_names.map_with_path(
+        lambda path, x: stop(x) if is_frozen(path, freeze) else x, params
+    )
 
 
 def without_frozen(tx: optax.GradientTransformation, freeze: str) -> optax.GradientTransformation:
@@ -359,7 +321,7 @@ def without_frozen(tx: optax.GradientTransformation, freeze: str) -> optax.Gradi
 
     def labels(params: PyTree) -> PyTree:
         name = lambda path, _: "frozen" if is_frozen(path, freeze) else "trained"  # noqa: E731
-        return map_with_path(name, params)
+        return param_names.map_with_path(name, params)
 
     return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
@@ -377,26 +339,25 @@ def layer_factors(params: PyTree, decay: float, *, depth: int) -> PyTree:
       depth: L, number of blocks; names tell it only where blocks own something.
     """
 
-    above = {name for name, found in parts().items() if found.above} | {ENCODER}
+    above = {name for name, found in parts().items() if found.above} | {param_names.ENCODER}
 
     def factor(path: str, _: Any) -> float:
         first, second = (*path.split("/"), "")[:2]
-        if first == ENCODER and second != NORM_OUT:
-            block, _ = split_block_part(second)
+        if first == param_names.ENCODER and second != param_names.NORM_OUT:
+            block, _ = param_names.split_block_part(second)
             layer = (depth + 1) / 2 if block is None else block + 1
         else:
             layer = depth + 1 if first in above else 0
         return decay ** (depth + 1 - layer)
 
-    return map_with_path(factor, params)
+    return param_names.map_with_path(factor, params)
 
 
 def scale_layers(decay: float, *, depth: int) -> optax.GradientTransformation:
     """Scales the updates by `layer_factors`."""
 
-    def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple:
-        del params
+    def scale(updates: PyTree, _: PyTree) -> PyTree:
         factors = layer_factors(updates, decay, depth=depth)
-        return jax.tree.map(lambda u, f: (u * f).astype(u.dtype), updates, factors), state
+        return jax.tree.map(lambda u, f: (u * f).astype(u.dtype), updates, factors)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(scale)

@@ -4,8 +4,6 @@ A trust ratio belongs to a unit: one kernel of one block, or of one expert, or o
 does not change if several units are stacked in one array.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 import optax
 
@@ -36,33 +34,23 @@ def trust_ratio(param: Array, update: Array, unit_axes: tuple[int, ...]) -> Arra
     return jnp.where(usable, param_norm / jnp.where(usable, update_norm, 1.0), 1.0)
 
 
-def scale_by_trust_ratio(
-    unit_axes: Callable[[str, int], tuple[int, ...]] = trust_ratio_unit_axes,
-    *,
-    exclude: PathPredicate = nothing,
-) -> optax.GradientTransformation:
+def scale_by_trust_ratio(exclude: PathPredicate = nothing) -> optax.GradientTransformation:
     """Multiplies each unit's update by its trust ratio, ||param|| / ||update||.
 
     Differs from `optax.scale_by_trust_ratio`, which takes one ratio per leaf: there, four experts
     stacked in one array share one ratio, which differs from the ratio of each.
 
     Args:
-      unit_axes: maps the path and rank of a leaf to the axes over which it holds several units.
       exclude: paths whose updates are not scaled.
     """
 
     def scale(path: str, update: Array, param: Array) -> Array:
         if exclude(path):
             return update
-        ratio = trust_ratio(param, update, unit_axes(path, param.ndim))
+        ratio = trust_ratio(param, update, trust_ratio_unit_axes(path, param.ndim))
         return (update * ratio).astype(update.dtype)
 
-    def update_fn(updates, state, params=None):
-        if params is None:
-            raise ValueError("trust ratios need the parameters: call tx.update(g, state, params)")
-        return map_with_path(scale, updates, params), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+    return optax.stateless(lambda updates, params: map_with_path(scale, updates, params))
 
 
 def lamb(
@@ -95,9 +83,7 @@ def lamb(
 
     return optax.chain(
         optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-        optax.add_decayed_weights(
-            weight_decay, mask=lambda p: map_with_path(lambda path, _: not exclude_decay(path), p)
-        ),
-        scale_by_trust_ratio(exclude=exclude_trust_ratio),
+        optax.add_decayed_weights(weight_decay, mask=decays),
+        scale_by_trust_ratio(exclude_trust_ratio),
         optax.scale_by_learning_rate(learning_rate),
     )

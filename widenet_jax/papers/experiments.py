@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from widenet_jax.config.files import configs_module
-from widenet_jax.errors import BadInputError
+from widenet_jax.errors import BadInputError, choose
 from widenet_jax.ops.plan import printed
 
 ENTROPY_OF = configs_module("sizes").ENTROPY_OF
@@ -150,24 +150,18 @@ def language_rows(
 ) -> Iterator[PaperRow]:
     """Makes the rows that a table of sigma-MoE has at a size."""
     for row in rows:
-        source, numbers = row, SECTIONS[name]
+        source, numbers = row, SECTIONS[row.get("printed", name)]
         if "printed" in row:
-            numbers = SECTIONS[row["printed"]]
             label = row.get("as", row["label"])
             source = [of for of in numbers["rows"] if of["label"].strip() == label][-1]
-        of_size = dict(zip(numbers["sizes"], source.get("paper", ()), strict=False))
-        paper = of_size.get(size)
+        paper = dict(zip(numbers["sizes"], source.get("paper", ()), strict=False)).get(size)
         if "paper" in row and paper == "":
             continue
         model = row if "preset" in row else source
         variant = f"preset={model['preset']}"
-        yield PaperRow(
-            row["label"],
-            variant,
-            paper or None,
-            {option: model[key] for key, option in SHAPE.items() if key in model},
-            entropy if has_entropy_loss(variant) else {},
-        )
+        shape = {option: model[key] for key, option in SHAPE.items() if key in model}
+        weights = entropy if has_entropy_loss(variant) else {}
+        yield PaperRow(row["label"], variant, paper or None, shape, weights)
 
 
 def has_entropy_loss(variant: str) -> bool:
@@ -193,19 +187,13 @@ def chosen(names: Sequence[str], sizes: Sequence[str] = PAPER_SIZES) -> list[Pap
     """Returns the experiments of those names or `GROUPS`, with the rows of those sizes.
 
     Raises:
-      BadInputError: an unknown name or size, or an experiment named without a row of those sizes.
+      BadInputError: an unknown size, or an experiment named without a row of those sizes.
     """
-    for name in names:
-        if name not in (*EXPERIMENTS, *GROUPS):
-            known = ", ".join([*EXPERIMENTS, *GROUPS])
-            raise BadInputError(f"there is no experiment {name!r}; choose from {known}")
     for size in sizes:
-        if size not in PAPER_SIZES:
-            known = ", ".join(PAPER_SIZES)
-            raise BadInputError(f"--sizes={size}: unknown size; choose from {known}")
+        choose(dict.fromkeys(PAPER_SIZES), size, field="sizes")
     wanted = {one for name in names for one in GROUPS.get(name, [name])}
-    found = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if name in wanted]
-    for one in found:
+    reduced = [one.of_sizes(sizes) for name, one in EXPERIMENTS.items() if name in wanted]
+    for one in reduced:
         if not one.rows and not one.layer and one.name in names:
             raise BadInputError(f"--sizes={','.join(sizes)}: {one.name} has no row of that size")
-    return [one for one in found if one.rows or one.layer]
+    return [one for one in reduced if one.rows or one.layer]

@@ -1,24 +1,21 @@
 """The papers' figures from our runs, and a picture of every table.
 
-Besides accuracy and loss against sizes and steps: how far apart the blocks' norms are (WideNet,
-figs. 4 and 5), which experts and units language models use, and the time and memory of single
-layers (both sigma-MoE). Norms cover every finished seed, the usage the first one.
+How far apart the blocks' norms are (WideNet, figs. 4 and 5), which experts and units language
+models use, and the time and memory of single layers (both sigma-MoE). Norms cover every finished
+seed, the usage the first one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from widenet_jax.config.files import load_config
 from widenet_jax.files import read_json, write_json
 from widenet_jax.inference.trained import open_trained
 from widenet_jax.ops.analysis.figures import (
     draw_active,
     draw_co_occurrence,
-    draw_shares,
     plot_by_block,
     plot_shares,
 )
@@ -31,15 +28,9 @@ from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import number, page
-from widenet_jax.run.figures import block_panels, draw_learning_curves, save, subplots
+from widenet_jax.run.figures import block_panels, save, subplots
 from widenet_jax.run.tables import markdown_table
 
-# Horizontal axis of a figure: its name, and how to read its value from a `config.model`.
-AXES: dict[str, tuple[str, Callable[[ConfigDict], int]]] = {
-    "fig2": ("experts", lambda model: model.moe.num_experts),
-    "fig3": ("groups of blocks", lambda model: model.routing_groups or model.depth),
-}
-MARK = {"fmt": "o", "capsize": 3}
 PANELS_A_ROW = 3
 RARE = 0.1  # of an equal share: an expert below it is hardly used
 # Statistic of a figure by block -> header of the first column of its numbers.
@@ -67,7 +58,7 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
         for value in row["values"]:
             own.plot(value, place, "|", color="C1", alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
-            own.errorbar(row["mean"], place, xerr=row["std"], color="C1", **MARK)
+            own.errorbar(row["mean"], place, xerr=row["std"], color="C1", fmt="o", capsize=3)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
     paper.set_yticks(range(len(rows)), [row["label"] for row in rows])
@@ -81,48 +72,6 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
     save(figure, out)
 
 
-def draw_curves(
-    experiment: PaperExperiment, scale: Scale, measured: Measurements, out: Path
-) -> None:
-    """Draws the metric of every evaluation against steps, of the first finished seed of each run.
-
-    A run that stands for several rows is drawn once.
-    """
-    labels: dict[str, str] = {}  # workdir -> label
-    for row in experiment.rows:
-        for workdir in measured[run_of(scale, experiment, row)].workdirs[:1]:
-            labels.setdefault(workdir, row.label.strip())
-    if labels:
-        metric, names = experiment.metric.name, list(labels.values())
-        draw_learning_curves(list(labels), out, metric=metric, names=names, splits=("eval",))
-
-
-def draw_against(
-    experiment: PaperExperiment, scale: Scale, rows: Sequence[Mapping[str, Any]], out: Path
-) -> None:
-    """Draws Figs. 2 and 3: our test and training metric.
-
-    The training curve is worse where training examples are augmented and mixed (as in Fig. 2).
-    """
-    name, number = AXES[experiment.name]
-    points = []
-    for row in (row for row in rows if not row["same_as"] and row["mean"] is not None):
-        model = load_config(f"{scale.pretrain.config}:{row['variant']}").model
-        points.append((number(model), row["mean"], row["std"] or 0.0, row["training"]))
-    points.sort(key=lambda point: point[0])
-    figure, axis = subplots(size=(6, 4))
-    places, means, spread, training = zip(*points, strict=True) if points else ((),) * 4
-    axis.errorbar(places, means, yerr=spread, ls="-", color="C0", label="test", **MARK)
-    learnt = [(x, y) for x, y in zip(places, training, strict=True) if y is not None]
-    if learnt:
-        axis.plot(*zip(*learnt, strict=True), "x:", color="C2", label="training, augmented")
-        figure.legend(loc="outside lower center", ncols=2)
-    axis.set(xlabel=name, ylabel=f"{experiment.metric.label}, ours", title=experiment.title)
-    axis.set_xticks(places)
-    axis.grid(alpha=0.3)
-    save(figure, out)
-
-
 def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> dict[str, Any]:
     """Measures the statistic of a figure by block; rows without a finished seed are left out.
 
@@ -132,76 +81,69 @@ def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -
     Raises:
       BadInputError: the blocks share their norms, because of a flag for all runs.
     """
-    statistic, found = experiment.statistic, {}
+    statistic, by_row = experiment.statistic, {}
     for row in experiment.rows:
         workdirs = measured[run_of(scale, experiment, row)].workdirs
         if workdirs and statistic in VECTORS:
             norms = [norm_divergence(open_trained(workdir).params) for workdir in workdirs]
-            found[row.label] = np.stack([vectors[statistic].block for vectors in norms])
+            by_row[row.label] = np.stack([vectors[statistic].block for vectors in norms])
         elif workdirs:
             of_model = measure_active if statistic == "active" else measure_usage
-            found[row.label] = of_model(open_trained(workdirs[0]))
-    return found
+            by_row[row.label] = of_model(open_trained(workdirs[0]))
+    return by_row
 
 
-def draw(experiment: PaperExperiment, found: Mapping[str, Any], out: Path) -> None:
-    """Draws what `measure` returned; nothing where no row has run."""
+def draw(experiment: PaperExperiment, by_row: Mapping[str, Any], out: Path) -> None:
+    """Draws what `measure` returned of at least one row."""
     title = experiment.title
-    if not found:
-        return
     if experiment.statistic in VECTORS:
-        draw_norms(found, out, title=title)
+        draw_norms(by_row, out, title=title)
     elif experiment.statistic == "active":
-        draw_active(found, out, title=title)
-    elif len(found) > 1:
-        draw_shares_of(found, out, title=title)
+        draw_active(by_row, out, title=title)
+    elif experiment.statistic == "shares":
+        draw_shares_of(by_row, out, title=title)
     else:
-        (usage,) = found.values()
-        draw_one = draw_co_occurrence if experiment.statistic == "together" else draw_shares
-        draw_one(usage, out, title=title)
+        draw_co_occurrence(*by_row.values(), out, title=title)
 
 
-def draw_norms(found: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
+def draw_norms(by_row: Mapping[str, np.ndarray], out: Path, *, title: str) -> None:
     """Draws Figs. 4 and 5: for each model the mean over seeds, and a band between the extremes."""
     figure, axis = subplots(size=(6, 4))
-    curves = {
-        name: (range(y.shape[1]), y.mean(axis=0), y.min(axis=0), y.max(axis=0))
-        for name, y in found.items()
-    }
+    curves = {k: (range(y.shape[1]), y.mean(0), y.min(0), y.max(0)) for k, y in by_row.items()}
     plot_by_block(axis, curves, ylabel="y (eq. 9)")
     axis.set_title(title)
     axis.legend()
     save(figure, out)
 
 
-def draw_shares_of(found: Mapping[str, ExpertUsage], out: Path, *, title: str) -> None:
+def draw_shares_of(by_row: Mapping[str, ExpertUsage], out: Path, *, title: str) -> None:
     """Draws the sorted shares of several models, a panel for each block."""
-    blocks = max((usage.blocks for usage in found.values()), key=len)
+    blocks = max((usage.blocks for usage in by_row.values()), key=len)
     size = {"columns": PANELS_A_ROW, "panel": (4.2, 3.6), "edge": (1, 1.2)}
     figure, axes = block_panels(blocks, **size, sharey=True)
     figure.suptitle(title, fontsize=10)
     for place, axis in enumerate(axes):
-        plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in found.items()})
+        plot_shares(axis, {name: usage.sorted_shares[place] for name, usage in by_row.items()})
         axis.label_outer()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, out)
 
 
-def markdown(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any]) -> str:
+def markdown(experiment: PaperExperiment, scale: Scale, by_row: Mapping[str, Any]) -> str:
     """Writes the numbers of a figure by block, and the paper's conclusion."""
     statistic, table = experiment.statistic, ""
     lines = [f"The paper: {experiment.claim}"]
-    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in found]
-    if found:
-        rows = [[name, *cells(one, statistic)] for name, one in found.items()]
-        first = next(iter(found.values()))
+    lines += [f"{row.label}: not run." for row in experiment.rows if row.label not in by_row]
+    if by_row:
+        rows = [[name, *cells(one, statistic)] for name, one in by_row.items()]
+        first = next(iter(by_row.values()))
         if statistic in VECTORS:
             header = [*map("block {}".format, range(first.shape[1])), "mean", "seeds"]
         else:
             header = [f"block {block}" for block in first.blocks]
         table = markdown_table([[HEADERS[statistic], *header], *rows])
-    if statistic in VECTORS and len(found) == len(experiment.rows) == 2:
-        (one, low), (other, high) = found.items()
+    if statistic in VECTORS and len(by_row) == len(experiment.rows) == 2:
+        (one, low), (other, high) = by_row.items()
         above = int((high.mean(axis=0) > low.mean(axis=0)).sum())
         lines.append(
             f"Here {other}'s mean is {high.mean() / low.mean():.2f} times {one}'s, and it is above "
@@ -233,16 +175,21 @@ def cells(one: np.ndarray | ActiveUnits | ExpertUsage, statistic: str) -> list[s
     return texts
 
 
-def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
-    """Times every layer of a figure, unless an earlier call did, and keeps the rows in a file.
+def layer_file(experiment: PaperExperiment, out: Path) -> Path:
+    """Returns where `time_layers` keeps its rows."""
+    return out / f"{experiment.name}_rows.json"
+
+
+def time_layers(experiment: PaperExperiment, scale: Scale, out: Path) -> None:
+    """Times every layer of a figure, unless an earlier call did, and keeps the rows in `out`.
 
     A dense layer beside experts of as many parameters, over D, E or G. At the paper's scale they
     are priced for a TPU; at the others measured on the first device here.
     """
-    if file.exists():
+    if layer_file(experiment, out).exists():
         return
     choices = {name: [value] for name, value in scale.layer.items()}
-    choices[experiment.layer] = list(scale.layer_sweeps[experiment.layer])
+    choices[experiment.layer] = scale.layer_sweeps[experiment.layer]
     topology = parse_topology(scale.layer_topology) if scale.layer_topology else None
     dtype = "bfloat16" if topology else "float32"
     rows = [
@@ -250,37 +197,18 @@ def time_layers(experiment: PaperExperiment, scale: Scale, file: Path) -> None:
         for size in sizes(LayerSize, **choices)
         for method in ("dense", "auto")
     ]
-    write_json(file, rows)
+    write_json(layer_file(experiment, out), rows)
 
 
 def show_layers(
-    experiment: PaperExperiment, scale: Scale, file: Path, picture: Path
+    experiment: PaperExperiment, scale: Scale, out: Path, picture: Path
 ) -> tuple[dict[str, Any], str]:
     """Draws the rows there are; returns them and the page."""
+    file = layer_file(experiment, out)
     rows = read_json(file) if file.exists() else []
     if rows:
         save(benchmark_report.draw_layers(rows), picture)
     lines = [f"The paper: {experiment.claim}"] + ([] if rows else ["Not run."])
     about = f"on {scale.layer_topology}" if scale.layer_topology else "on this machine"
-    text = page(
-        experiment.title,
-        about,
-        benchmark_report.table(rows) if rows else "",
-        [*lines, *crossings(rows)],
-    )
-    return {"rows": rows}, text
-
-
-def crossings(rows: list[Mapping[str, Any]]) -> list[str]:
-    """Says how much faster and smaller the experts are than the dense layer, size by size."""
-    lines = []
-    for dense, experts in zip(rows[::2], rows[1::2], strict=True):
-        if dense["ms"] is None or experts["ms"] is None:
-            continue
-        letters = {"D": "embed_dim", "E": "experts", "G": "expert_dim"}
-        size = ", ".join(f"{letter} = {dense[name]:,}" for letter, name in letters.items())
-        lines.append(
-            f"{size}: the experts take {experts['ms'] / dense['ms']:.2f} of the dense layer's time "
-            f"and {experts['memory_gib'] / dense['memory_gib']:.2f} of its memory."
-        )
-    return lines
+    table = benchmark_report.table(rows) if rows else ""
+    return {"rows": rows}, page(experiment.title, about, table, lines)

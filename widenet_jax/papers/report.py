@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from widenet_jax.files import write_json, write_text
+from widenet_jax.files import STARTS, write_json, write_text
 from widenet_jax.papers import figures, tables
 from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
@@ -24,12 +24,12 @@ def provenance(measured: Measurements, command: Sequence[str]) -> dict[str, Any]
     """Returns the command, and the commits and devices that the finished runs recorded."""
     commits, devices = set(), set()
     for workdir in (workdir for of in measured.values() for workdir in of.workdirs):
-        file = epath.Path(workdir) / "environment.json"
+        file = epath.Path(workdir) / STARTS
         for start in json.loads(file.read_text()) if file.exists() else []:
             commits.add((start.get("git") or {}).get("commit", "unknown")[:7])
             devices.add(f"{len(start['devices'])} x {start['devices'][0]}")
-    found = {"commits": sorted(commits), "devices": sorted(devices)}
-    return {"command": shlex.join(command)} | found
+    lists = {"commits": sorted(commits), "devices": sorted(devices)}
+    return {"command": shlex.join(command)} | lists
 
 
 def write_all(
@@ -80,43 +80,30 @@ def write(
     """
     picture, content = out / f"{experiment.name}.png", {}
     if experiment.layer:
-        file = layer_file(experiment, out)
-        content, text = figures.show_layers(experiment, scale, file, picture)
+        content, text = figures.show_layers(experiment, scale, out, picture)
     elif experiment.statistic:
-        found = figures.measure(experiment, scale, measured)
-        figures.draw(experiment, found, picture)
+        by_row = figures.measure(experiment, scale, measured)
+        if by_row:
+            figures.draw(experiment, by_row, picture)
         numbers = {
             name: one.tolist() if isinstance(one, np.ndarray) else one.as_json()
-            for name, one in found.items()
+            for name, one in by_row.items()
         }
         content = {"by_block": numbers}
-        text = figures.markdown(experiment, scale, found)
+        text = figures.markdown(experiment, scale, by_row)
     else:
         rows = tables.rows_of(experiment, scale, measured)
-        if experiment.name in figures.AXES:
-            figures.draw_against(experiment, scale, rows, picture)
-        else:
-            figures.draw_table(experiment, rows, picture)
-        if experiment.language:
-            curves_picture = out / f"{experiment.name}_curves.png"
-            figures.draw_curves(experiment, scale, measured, curves_picture)
+        figures.draw_table(experiment, rows, picture)
         text = tables.markdown(experiment, scale, rows)
         content = {"rows": [row | {"paper": paper_json(row["paper"])} for row in rows]}
-    parts = [f"`{made_by['command']}`"]
-    parts += [f"on {', '.join(made_by['devices'])}"] if made_by["devices"] else []
-    parts += [f"at commit {', '.join(made_by['commits'])}"] if made_by["commits"] else []
-    text += f"\nMade by {', '.join(parts)}.\n"
+    devices, commits = (", ".join(made_by[of]) or "none" for of in ("devices", "commits"))
+    text += f"\nMade by `{made_by['command']}`; devices: {devices}; commits: {commits}.\n"
     head = {"experiment": experiment.name, "about": scale.about_of(experiment)}
     head |= {"metric": asdict(experiment.metric), "made_by": dict(made_by)}
     content = without_nan(head | content)
     write_text(out / f"{experiment.name}.md", text)
     write_json(out / f"{experiment.name}.json", content)
     return text, content
-
-
-def layer_file(experiment: PaperExperiment, out: Path) -> Path:
-    """Returns where `figures.time_layers` keeps its rows."""
-    return out / f"{experiment.name}_rows.json"
 
 
 def paper_json(value: float | str | None) -> float | str | None:

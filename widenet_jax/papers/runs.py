@@ -5,14 +5,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from etils import epath
-
 from widenet_jax.ops.sweep.directory import Directory, diverged, has_result
 from widenet_jax.ops.sweep.runner import Listed, Runner
 from widenet_jax.ops.sweep.trials import MakeCommand, Outcome, Status, Trial
 from widenet_jax.papers.experiments import Metric
 from widenet_jax.papers.scales import Run
-from widenet_jax.run.metrics import JsonLines
 
 Trials = Mapping[Run, Sequence[Trial]]  # of each run, one for each seed
 
@@ -24,35 +21,25 @@ class Measured:
     Attributes:
       outcomes: one for each seed.
       workdirs: of the seeds that are done.
-      rate: units a second in training, the median over all lines of timing.jsonl, whatever else
-        the machine was doing; None before the first line.
-      training: the records of training over the last tenth of the steps, of each seed that is done.
     """
 
     outcomes: tuple[Outcome, ...]
     workdirs: tuple[str, ...] = ()
-    rate: float | None = None
-    training: tuple[list[dict], ...] = ()
 
     @property
     def ended(self) -> list[Outcome]:
         """The seeds that are done or diverged."""
         return [one for one in self.outcomes if one.status in (Status.DONE, Status.DIVERGED)]
 
-    def first(self, name: str) -> int | str | None:
-        """Returns a value of the first result.json; None before a seed is done."""
-        return next((one.result.get(name) for one in self.outcomes if one.result), None)
+    @property
+    def params(self) -> int | None:
+        """Parameters of the model; None before a seed is done."""
+        return next((one.result.get("params") for one in self.outcomes if one.result), None)
 
     def values(self, metric: Metric) -> list[float]:
         """The test metric of every seed that ended, as the paper scales it; NaN: diverged."""
         name = f"test_{metric.name}"
         return [metric.scale * outcome.result.get(name, math.nan) for outcome in self.ended]
-
-    def in_training(self, metric: Metric) -> float | None:
-        """The metric in training, the mean over the seeds, as the paper scales it."""
-        seeds = [[r[metric.name] for r in of if metric.name in r] for of in self.training]
-        means = [statistics.fmean(values) for values in seeds if values]
-        return metric.scale * statistics.fmean(means) if means else None
 
 
 Measurements = Mapping[Run, Measured]
@@ -60,10 +47,8 @@ Measurements = Mapping[Run, Measured]
 
 def mean_of(values: Sequence[float]) -> float | None:
     """Averages the finite values; NaN where none is finite, None where there is no value."""
-    if not values:
-        return None
     finite = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(finite) if finite else math.nan
+    return statistics.fmean(finite) if finite else math.nan if values else None
 
 
 def std_of(values: Sequence[float]) -> float | None:
@@ -73,7 +58,7 @@ def std_of(values: Sequence[float]) -> float | None:
 
 
 def carry_out(
-    trials: Trials, directory: Directory, *, workers: int, command: MakeCommand, retry: bool = False
+    trials: Trials, directory: Directory, *, workers: int, command: MakeCommand
 ) -> tuple[Measurements, bool]:
     """Runs every trial that is not finished, backbones first.
 
@@ -82,8 +67,6 @@ def carry_out(
       directory: holds all trials.
       workers: how many trials run at a time.
       command: makes the command that starts a trial.
-      retry: also run trials that diverged; they resume from their last checkpoint. A trial that
-        was handed over and has not diverged is left alone, as a scheduler may still hold it.
 
     Returns:
       The measurements of every run, and whether a signal cut the runs short. A trial whose
@@ -98,7 +81,7 @@ def carry_out(
         in_turn = [trial for seeds in zip(*stage, strict=True) for trial in seeds]
         ready = [one for one in in_turn if not finetuned or has_result(one.settings["init_from"])]
         if ready and not stopped:
-            source = Listed(ready, directory, retry=retry)
+            source = Listed(ready, directory)
             stopped = Runner(source, workers=workers, command=command).run()
             ended |= source.ended
     return look_at(trials, directory, ended), stopped
@@ -106,30 +89,17 @@ def carry_out(
 
 def look_at(trials: Trials, directory: Directory, ended: Mapping = {}) -> dict[Run, Measured]:
     """Collects measurements: of `ended` outcomes, by name, and of runs that earlier calls left."""
-    return {
-        run: gather([ended.get(one.name) or found(one, directory) for one in of], directory)
-        for run, of in trials.items()
-    }
+    measured = {}
+    for run, of in trials.items():
+        outcomes = [ended.get(one.name) or outcome_of(one, directory) for one in of]
+        done = [directory.workdir(one.trial) for one in outcomes if one.status == Status.DONE]
+        measured[run] = Measured(tuple(outcomes), tuple(done))
+    return measured
 
 
-def found(trial: Trial, directory: Directory) -> Outcome:
+def outcome_of(trial: Trial, directory: Directory) -> Outcome:
     """Returns the outcome that an earlier call left; a trial of a diverged backbone is diverged."""
     left, backbone = directory.outcome(trial), trial.settings.get("init_from")
     if left.status != Status.DONE and backbone and diverged(backbone):
         return Outcome(trial, Status.DIVERGED)
     return left
-
-
-def gather(outcomes: Sequence[Outcome], directory: Directory) -> Measured:
-    """Collects the measurements of one run's seeds."""
-    rates, seeds, workdirs = [], [], []
-    for one in (one for one in outcomes if one.status == Status.DONE):
-        workdir = directory.workdir(one.trial)
-        workdirs.append(workdir)
-        name = f"{one.result.get('unit', 'images')}_per_second"
-        rates += [line[name] for line in JsonLines(epath.Path(workdir) / "timing.jsonl").read()]
-        lines = JsonLines(epath.Path(workdir) / "metrics.jsonl").read()
-        lines = [line for line in lines if line["split"] == "train"]
-        seeds.append([line for line in lines if line["step"] > 0.9 * lines[-1]["step"]])
-    rate = statistics.median(rates) if rates else None
-    return Measured(tuple(outcomes), tuple(workdirs), rate, tuple(seeds))

@@ -59,9 +59,8 @@ class Scale:
       layer: the sizes of single layers that are timed; E = 0 stands for 4 D / G experts.
       layer_sweeps: the values of the size that a figure varies.
       seeds: number of runs of each model.
-      about: the data and the differences from the paper, as printed above each table.
-      about_text: the same for Table 2.
-      about_language: the same for the language models.
+      about: of the runs on "images", "text" and of "language" models: the data and the differences
+        from the paper, as printed above each table.
       topologies: TPU slices that pretraining and finetuning are planned for and launched on; None
         where the runs need no accelerator.
       layer_topology: the slice that single layers are priced for; "": they are measured here.
@@ -77,17 +76,14 @@ class Scale:
     layer: Mapping[str, int]
     layer_sweeps: Mapping[str, tuple[int, ...]]
     seeds: int
-    about: str
-    about_text: str
-    about_language: str
+    about: Mapping[str, str]
     topologies: tuple[str, str] | None = None
     layer_topology: str = ""
 
     def about_of(self, experiment: PaperExperiment) -> str:
         """Returns the data and the differences from the paper of an experiment."""
-        if experiment.language:
-            return self.about_language
-        return self.about_text if experiment.text else self.about
+        kind = "language" if experiment.language else "text" if experiment.text else "images"
+        return self.about[kind]
 
     def topology_of(self, config: str, *, finetuned: bool) -> str:
         """Returns the slice for the runs of a config file; needs `topologies`."""

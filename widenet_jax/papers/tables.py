@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from widenet_jax.ops.plan.printed import FINETUNING, PRETRAINING, TEXT
+from widenet_jax.ops.plan.printed import TEXT
 from widenet_jax.ops.sweep.trials import Status
 from widenet_jax.papers.experiments import EXPERIMENTS, PaperExperiment, PaperRow
 from widenet_jax.papers.runs import Measured, Measurements, mean_of, std_of
@@ -18,6 +19,10 @@ from widenet_jax.run.tables import markdown_table, table_of
 
 Row = Mapping[str, Any]
 SIGNIFICANT = 0.05  # of Welch's t-test, two-sided
+TEST = (
+    f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, without "
+    "a correction for the number of pairs; of a single seed only the sign counts."
+)
 AS, OTHER = "as in the paper", "the other way round"
 CLOSE, LOST = "too close to tell", "with a seed that diverged"
 # Columns of Table 2 -> the share of exact matches, beside F1; "" where the set has none.
@@ -36,40 +41,29 @@ def rows_of(
     """Makes a dict for each row.
 
     Returns:
-      label, size, variant (at this scale), params, paper and paper_millions (as printed), values
-      (the experiment's metric, one for each seed that ended), mean, std, statuses (one for each
-      seed), training (the same metric in training), rate (in `unit` a second), and for Table 4
-      paper_core_days. `same_as` is the label of an earlier row that is the same run at this scale,
-      else None.
+      label, size, variant (at this scale), params, paper (as printed), values (the experiment's
+      metric, one for each seed that ended), mean, std, statuses (one for each seed). `same_as` is
+      the label of an earlier row that is the same run at this scale, else None.
     """
-    metric = experiment.metric
-    in_vision = FINETUNING if experiment.finetuned else PRETRAINING
-    printed = {row.variant: row for row in (TEXT if experiment.text else in_vision)}
     rows, seen = [], {}
     for row in experiment.rows:
         run = run_of(scale, experiment, row)
         of = measured[run]
-        values = of.values(metric)
-        in_paper = printed.get(row.variant)
-        found = {
-            "label": row.label,
-            "size": row.size,
-            "variant": run.model,
-            "same_as": seen.get(run),
-            "params": of.first("params"),
-            "paper": row.paper,
-            "paper_millions": in_paper and in_paper.millions,
-            "values": values,
-            "mean": mean_of(values),
-            "std": std_of(values),
-            "training": of.in_training(metric),
-            "rate": of.rate,
-            "unit": of.first("unit"),
-            "statuses": [outcome.status for outcome in of.outcomes],
-        }
-        if experiment.name == "table4":
-            found["paper_core_days"] = in_paper.core_days
-        rows.append(found)
+        values = of.values(experiment.metric)
+        rows.append(
+            {
+                "label": row.label,
+                "size": row.size,
+                "variant": run.model,
+                "same_as": seen.get(run),
+                "params": of.params,
+                "paper": row.paper,
+                "values": values,
+                "mean": mean_of(values),
+                "std": std_of(values),
+                "statuses": [outcome.status for outcome in of.outcomes],
+            }
+        )
         seen.setdefault(run, row.label.strip())
     return rows
 
@@ -80,18 +74,12 @@ def markdown(experiment: PaperExperiment, scale: Scale, rows: Sequence[Row]) -> 
     columns = {
         "": lambda row: row["label"].replace("  ", "&nbsp;" * 2),  # Markdown drops spaces
         "model here": lambda row: f"`{row['variant']}`",
-        "parameters": lambda row: known(row["params"], ","),
+        "parameters": lambda row: f"{row['params']:,}" if row["params"] else "",
         f"paper, {experiment.paper_label or metric}": lambda row: number(row["paper"], decimals),
         f"ours, {metric}": lambda row: ours(row, decimals),
     }
-    if units := [row["unit"] or "images" for row in rows if row["rate"] is not None]:
-        columns[f"ours, {units[0]}/s"] = lambda row: known(row["rate"], ",.0f")
     if experiment.reference:
         columns[f"against {experiment.reference}"] = lambda row: against(experiment, row, rows)
-    if any("paper_core_days" in row for row in rows):
-        columns["paper, core-days"] = lambda row: str(row["paper_core_days"])
-    if any(row["paper_millions"] for row in rows):
-        columns["paper, parameters"] = lambda row: known(row["paper_millions"], "d", "M")
     about, lines = scale.about_of(experiment), comparison(experiment, rows)
     return page(experiment.title, about, table_of(columns, rows), lines)
 
@@ -121,7 +109,7 @@ def table_2(scale: Scale, measured: Measurements) -> str:
             cells[-1] += [joined(values)]
         cells[-1] += [joined([printed.mean]), joined([None if None in means else mean_of(means)])]
     lines = ["Ours is the mean over the seeds that are done; of SQuAD F1/exact match."]
-    return page("Table 2: text models", scale.about_text, markdown_table(cells), lines)
+    return page("Table 2: text models", scale.about["text"], markdown_table(cells), lines)
 
 
 def joined(values: Sequence[float | None]) -> str:
@@ -145,27 +133,12 @@ def ours(row: Row, decimals: int) -> str:
     """
     if row["same_as"]:
         return f"as {row['same_as']}"
-    lost, done, total = lost_of(row), row["statuses"].count(Status.DONE), len(row["statuses"])
-    parts = []
-    if done:
+    counts, parts = Counter(row["statuses"]), []
+    if done := counts.pop(Status.DONE, 0):
         spread = "" if row["std"] is None else f" ± {row['std']:.{decimals + 1}f}"
         seeds = f"({done} seed{'s' if done > 1 else ''})"
         parts.append(f"{row['mean']:.{decimals + 1}f}{spread} {seeds}")
-    if lost:
-        parts.append(f"NaN in {lost} of {total}" if total > 1 else "NaN")
-    others = [one for one in row["statuses"] if one not in (Status.DONE, Status.DIVERGED)]
-    parts += [f"{others.count(why)} {why}" for why in dict.fromkeys(others)]
-    return "; ".join(parts)
-
-
-def lost_of(row: Row) -> int:
-    """Counts the seeds that diverged."""
-    return row["statuses"].count(Status.DIVERGED)
-
-
-def known(value: float | None, spec: str, unit: str = "") -> str:
-    """Formats a value; "" where there is none."""
-    return "" if value is None else format(value, spec) + unit
+    return "; ".join([*parts, *(f"{count} {status}" for status, count in counts.items())])
 
 
 def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
@@ -182,20 +155,10 @@ def comparison(experiment: PaperExperiment, rows: Sequence[Row]) -> list[str]:
     for kind in (OTHER, CLOSE):
         texts = [
             " against ".join(f"{of['label'].strip()} {of['mean']:.{decimals + 1}f}" for of in pair)
-            + (" (paper: {}, {})".format(*(number(of["paper"], decimals) for of in pair))
-               if kind == OTHER and pair[0]["paper"] is not None else "")
             for pair in pairs[kind]
-        ]  # fmt: skip
+        ]
         lines += [f"{kind[0].upper()}{kind[1:]}: {'; '.join(texts)}."] if texts else []
-    seeds = [len(row["values"]) for of in pairs.values() for pair in of for row in pair]
-    if any(count > 1 for count in seeds):
-        lines.append(
-            f"Too close to tell means that Welch's t-test over the seeds gives p >= {SIGNIFICANT}, "
-            "without a correction for the number of pairs."
-        )
-    if 1 in seeds:
-        lines.append("A single seed has no error bar: there only the sign counts.")
-    return lines
+    return [*lines, TEST] if total else lines
 
 
 def compared(experiment: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
@@ -214,7 +177,7 @@ def compared(experiment: PaperExperiment, rows: Sequence[Row]) -> list[tuple[Row
 
 
 def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
-    """Compares a row with the experiment's reference: "worse (paper: better)".
+    """Compares a row with the experiment's reference here: "worse".
 
     "undecided" is a difference that is not significant; "by one seed" one that has no test; "" a
     row that did not run.
@@ -222,17 +185,11 @@ def against(experiment: PaperExperiment, row: Row, rows: Sequence[Row]) -> str:
     pair = next((of for of in compared(experiment, rows) if of[0] is row), ())
     if not pair or not all(of["values"] for of in pair):
         return ""
-    words = {-1: "worse", 0: "undecided", 1: "better"}
-    direction = 1 if experiment.metric.higher_is_better else -1
-    in_paper = ""
-    if all(of["paper"] is not None for of in pair):
-        printed = paper_sign(experiment, *pair) * direction
-        in_paper = f" (paper: {words[printed] if printed else 'equal'})"
-    sign = sign_of(*pair)
-    if sign is None:
-        return f"a seed diverged{in_paper}"
+    if (sign := sign_of(*pair)) is None:
+        return "a seed diverged"
     untested = " by one seed" if 1 in (len(of["values"]) for of in pair) else ""
-    return words[sign * direction] + untested + in_paper
+    direction = 1 if experiment.metric.higher_is_better else -1
+    return ("undecided", "better", "worse")[sign * direction] + untested
 
 
 def paper_sign(experiment: PaperExperiment, one: Row, other: Row) -> int:
@@ -251,7 +208,7 @@ def sign_of(one: Row, other: Row) -> int | None:
     0: not significant by Welch's t-test over the seeds. Where a row has a single seed there is no
     such test, and only the sign counts.
     """
-    if lost_of(one) or lost_of(other):
+    if Status.DIVERGED in (*one["statuses"], *other["statuses"]):
         return None
     sign = int(np.sign(one["mean"] - other["mean"]))
     a, b = one["values"], other["values"]

@@ -3,7 +3,7 @@
 import io
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -16,7 +16,6 @@ from etils import epath
 from matplotlib import colormaps, font_manager
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps figures alive
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
@@ -32,8 +31,8 @@ LABELS = {CROSS_ENTROPY: "cross-entropy"}
 
 
 def draw_learning_curves(
-    workdirs: Sequence[epath.Path],
-    out: epath.Path,
+    workdirs: Sequence[epath.PathLike],
+    out: epath.PathLike,
     *,
     metric: str,
     names: Sequence[str] | None = None,
@@ -53,9 +52,11 @@ def draw_learning_curves(
     """
     labels = names or ["" for _ in workdirs]
     runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
-    drawn = [record for records in runs for record in records if record["split"] in splits]
-    loss = loss_of(runs)
-    metrics = (loss, metric) if any(loss in record for record in drawn) else (metric,)
+    every = [record for records in runs for record in records]
+    # Cross-entropy is a loss that both splits can share.
+    loss = "loss" if every and not any(CROSS_ENTROPY in one for one in every) else CROSS_ENTROPY
+    has_loss = any(loss in record for record in every if record["split"] in splits)
+    metrics = (loss, metric) if has_loss else (metric,)
     figure, axes = subplots(1, len(metrics), size=(5 * len(metrics), 4), squeeze=False)
     axes = axes[0]
     for index, (records, label) in enumerate(zip(runs, labels, strict=True)):
@@ -92,12 +93,6 @@ def split_name(workdir: epath.PathLike, split: str) -> str:
     """Returns the data's name of "train" or "eval", such as "val"; `split` before a run begins."""
     begun = (epath.Path(workdir) / "config.json").exists()
     return stored_config(str(workdir)).data[f"{split}_split"] if begun else split
-
-
-def loss_of(runs: Sequence[Sequence[Mapping]]) -> str:
-    """Returns the loss that both splits can share: cross-entropy if recorded, else the total."""
-    recorded = any(CROSS_ENTROPY in record for records in runs for record in records)
-    return CROSS_ENTROPY if recorded or not any(runs) else "loss"
 
 
 def write_decimals(axis: Axis) -> None:
@@ -236,18 +231,3 @@ def characters_of(family: str) -> frozenset[str]:
     """Returns the characters that a font has."""
     font = font_manager.get_font(font_manager.findfont(family))
     return frozenset(map(chr, font.get_charmap()))
-
-
-def line_of_text(text: str, *, height: int) -> np.ndarray:
-    """Draws one line of text, black on white: uint8 [height, width, 3], as wide as the text."""
-    figure = Figure(figsize=(1, 1), dpi=72)
-    size = 0.65 * height  # points, here pixels: leaves room above and below
-    drawn = figure.text(0, 0, text, fontsize=size)
-    with lettered(figure):
-        box = drawn.get_window_extent(FigureCanvasAgg(figure).get_renderer())
-        width = max(1, int(np.ceil(box.width)) + 2)
-        figure.set_size_inches(width / figure.dpi, height / figure.dpi)
-        drawn.set(position=(1 / width, 0.25))
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        return np.asarray(canvas.buffer_rgba())[..., :3].copy()

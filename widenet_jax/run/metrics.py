@@ -10,8 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -163,8 +162,10 @@ class WeightsAndBiases:
         # Derive the id from the whole path, because two workdirs may have the same last part.
         run_id = hashlib.sha256(str(absolute(str(workdir))).encode()).hexdigest()[:16]
         place = None if is_remote(workdir) else str(workdir)
+        terminal = sys.stdin
         try:
-            with no_terminal():  # W&B would ask for a key; the run may have no one to answer
+            # W&B would ask for a key at a terminal; the run may have no one to answer.
+            with open(os.devnull) as sys.stdin:
                 self.run = wandb.init(
                     project=project,
                     name=workdir.name,
@@ -183,6 +184,8 @@ class WeightsAndBiases:
             raise RunFailedError(
                 f"{field}: {first_line(error)}; set WANDB_MODE=offline to log to the workdir only"
             ) from None
+        finally:
+            sys.stdin = terminal
 
     def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
         """Does nothing: W&B itself drops steps that it already has."""
@@ -195,17 +198,6 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self.run.finish()
-
-
-@contextmanager
-def no_terminal() -> Iterator[None]:
-    """Replaces stdin by an empty file."""
-    with open(os.devnull) as empty:
-        before, sys.stdin = sys.stdin, empty
-        try:
-            yield
-        finally:
-            sys.stdin = before
 
 
 def scalars(record: Mapping) -> dict[str, float]:

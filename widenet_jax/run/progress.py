@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-import numpy as np
 from tqdm import tqdm
 
 from widenet_jax.run.stopping import say
@@ -56,10 +55,14 @@ class Progress:
         if self.bar:
             self.bar.set_postfix_str(f"{rate:,.0f} {self.unit}/s, {shown()}")
         else:
-            left = (self.total - step) * self.batch_size / rate if rate else float("nan")
+            left = (
+                timedelta(seconds=int((self.total - step) * self.batch_size / rate))
+                if rate
+                else "?"
+            )
             self.note(
                 f"step {step:,}/{self.total:,} ({step / self.total:.0%}), "
-                f"{rate:,.0f} {self.unit}/s, {duration_text(left)} left, {shown()}"
+                f"{rate:,.0f} {self.unit}/s, {left} left, {shown()}"
             )
 
     @contextmanager
@@ -91,8 +94,3 @@ class Progress:
         """Leaves the bar as it is and ends its line."""
         if self.bar:
             self.bar.close()
-
-
-def duration_text(seconds: float) -> str:
-    """Formats seconds: 65 gives "0:01:05", NaN or infinity (an unknown rate) "?"."""
-    return str(timedelta(seconds=int(seconds))) if np.isfinite(seconds) else "?"

@@ -1,4 +1,4 @@
-"""What surrounds the loop of one start: watchdog, checkpoints, metrics, progress, checks."""
+"""What surrounds the loop of a start: watchdog, checkpoints, metrics, progress, checks, replay."""
 
 import errno
 import hashlib
@@ -10,24 +10,31 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from etils import epath
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import multihost
 
-from widenet_jax.checkpoint.checkpoints import BEST, LAST, Checkpoints
-from widenet_jax.checkpoint.series import all_finite, check_space, space_text, tree_bytes
+from widenet_jax.checkpoint.checkpoints import BEST, FAILED, LAST, Checkpoints, arrays_of
+from widenet_jax.checkpoint.manifest import fingerprint
+from widenet_jax.checkpoint.series import Series, all_finite, check_space, space_text, tree_bytes
 from widenet_jax.data.blocks import check_bad, record_at, stream_at
 from widenet_jax.data.contract import Data
 from widenet_jax.data.pipeline import Batches, reading, train_batches
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
+from widenet_jax.param_names import named_leaves
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
 from widenet_jax.run.progress import Progress
 from widenet_jax.run.stopping import Stop, StopRequestedError, Watchdog, say
-from widenet_jax.sharding import host_positions
-from widenet_jax.step import TrainState
+from widenet_jax.sharding import global_batch, host_positions, to_host
+from widenet_jax.step import TrainState, forward
+from widenet_jax.typing import Array, PyTree
 
 ADVICE = (
     "--config.on_nonfinite=skip skips such updates; in a new --workdir a lower "
@@ -281,21 +288,73 @@ def read_batches(
     )
 
 
+def replay(experiment: Experiment, data: Data, workdir: epath.Path) -> dict[str, Any]:
+    """Repeats the step whose loss or gradient was not finite, from the state kept for it.
+
+    Parameters, carry and randomness are the same; nothing is changed.
+
+    Returns {step, unit, loss, gradient_norm, not_finite: {gradients: [parameter], examples:
+    [description]}, batch: [description]}. An example counts as not finite if an output of the
+    model is, without dropout or mixup.
+
+    Raises:
+      BadInputError: no step of this run was kept for a replay.
+    """
+    task, target = experiment.task, experiment.state
+    items = {name: item for name, item in arrays_of(target).items() if name != "opt_state"}
+    with closing(Series(workdir / FAILED, keep=1)) as series:
+        kept, _ = series.newest(items, fingerprint=fingerprint(target.params), finite=False)
+    if kept is None:
+        raise BadInputError(f"--workdir={workdir}: no step of this run was kept for a replay")
+    params, step = kept.items["params"], kept.meta["step"]
+    with read_batches(experiment, data, step, step + 1) as batches:
+        batch = global_batch(next(batches), experiment.mesh, experiment.config.batch_size)
+    batch |= kept.items.get("carry", {})
+
+    def work(params: PyTree, batch: dict[str, Array], step: Array) -> dict[str, PyTree]:
+        grads, metrics = experiment.gradients(params, batch, step)
+        outputs, _ = forward(experiment.model, params, task.inputs(batch))
+        finite = [jnp.isfinite(x).all(axis=range(1, x.ndim)) for x in jax.tree.leaves(outputs)]
+        return {
+            "loss": metrics.means["loss"],
+            "gradient_norm": optax.tree.norm(grads),
+            "finite_gradients": jax.tree.map(lambda g: jnp.isfinite(g).all(), grads),
+            "finite_examples": jnp.stack(finite).all(axis=0),
+        }
+
+    replicated = NamedSharding(experiment.mesh, P())
+    result = to_host(jax.jit(work, out_shardings=replicated)(params, batch, jnp.int32(step)))
+    places = [data.train.describe(record) for record in records_of_step(experiment, step)]
+    named = named_leaves(result["finite_gradients"])
+    return {
+        "mode": "replay",
+        "step": step + 1,
+        "unit": task.unit,
+        "loss": str(result["loss"]),  # JSON has no number that is not finite
+        "gradient_norm": str(result["gradient_norm"]),
+        "not_finite": {
+            "gradients": [name for name, finite in named if not finite],
+            "examples": [places[i] for i in np.flatnonzero(~result["finite_examples"])],
+        },
+        "batch": places,
+    }
+
+
 T = TypeVar("T")
 
 
-def check_agreement(facts: Mapping[str, object]) -> None:
-    """Compares `facts` over all hosts. Every host calls this at the same place.
+def check_agreement(values: Mapping[str, object]) -> None:
+    """Compares named values over all hosts. Every host calls this at the same place.
 
     Raises:
-      BadInputError: on all hosts, if names or values differ; names the fact and the odd hosts.
+      BadInputError: on all hosts, if names or values differ; says which, and on which hosts.
     """
     if jax.process_count() == 1:
         return
-    names = sorted(facts)
-    for named, values in ((["the names of the fields"], [names]), (names, map(facts.get, names))):
-        digests = np.array([digest(value) for value in values], np.uint32)
-        table = np.asarray(multihost_utils.process_allgather(digests))  # [hosts, facts]
+    names = sorted(values)
+    for named, own in ((["the names of the fields"], [names]), (names, map(values.get, names))):
+        digests = np.array([digest(value) for value in own], np.uint32)
+        table = np.asarray(multihost_utils.process_allgather(digests))  # [hosts, names]
         if complaint := disagreement(named, table.reshape(-1, len(named))):
             raise BadInputError(complaint)
 
@@ -310,9 +369,9 @@ def on_every_host(begin: Callable[[], T]) -> T:
     """
     kinds = (None, BadInputError, RunFailedError)
     try:
-        found, error = begin(), None
+        result, error = begin(), None
     except kinds[1:] as caught:
-        found, error = None, caught
+        result, error = None, caught
     if jax.process_count() > 1:
         own = 0 if error is None else 1 + isinstance(error, RunFailedError)  # an index of `kinds`
         all_kinds = np.asarray(multihost_utils.process_allgather(np.int32(own)))
@@ -321,15 +380,15 @@ def on_every_host(begin: Callable[[], T]) -> T:
             error = kinds[all_kinds.max()](f"process {odd} cannot begin; its own message says why")
     if error:
         raise error
-    return found
+    return result
 
 
 def disagreement(names: list[str], table: np.ndarray) -> str | None:
-    """Describes the first fact that hosts differ in and names the odd hosts; None if all agree.
+    """Describes the first value that hosts differ in and names the odd hosts; None if all agree.
 
     Args:
-      names: names of the facts.
-      table: uint32 [hosts, facts], digests. The odd hosts are the minority; in a tie, those that
+      names: names of the values.
+      table: uint32 [hosts, names], digests. The odd hosts are the minority; in a tie, those that
         differ from host 0.
     """
     for name, column in zip(names, table.T, strict=True):
@@ -344,9 +403,9 @@ def disagreement(names: list[str], table: np.ndarray) -> str | None:
     return None
 
 
-def digest(fact: object) -> int:
-    """Returns 32 bits of the SHA-256 of a fact's repr."""
-    return int(hashlib.sha256(repr(fact).encode()).hexdigest()[:8], 16)
+def digest(value: object) -> int:
+    """Returns 32 bits of the SHA-256 of a value's repr."""
+    return int(hashlib.sha256(repr(value).encode()).hexdigest()[:8], 16)
 
 
 def code_sha256() -> str:

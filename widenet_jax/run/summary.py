@@ -52,10 +52,10 @@ def describe(experiment: Experiment, params: PyTree, start_step: int) -> str:
     return "\n".join(lines)
 
 
-def result_of(experiment: Experiment, metrics: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """Returns `facts`, the number of parameters, and the `result_metrics` of a split."""
-    facts |= experiment.parameter_counts | {"split": experiment.config.data.eval_split}
-    return facts | result_metrics(metrics, experiment.task)
+def result_of(experiment: Experiment, metrics: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns `more`, the number of parameters, and the `result_metrics` of a split."""
+    more |= experiment.parameter_counts | {"split": experiment.config.data.eval_split}
+    return more | result_metrics(metrics, experiment.task)
 
 
 def result_metrics(metrics: Mapping[str, Any], task: Task) -> dict[str, Any]:

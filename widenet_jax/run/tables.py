@@ -1,5 +1,7 @@
-"""Tables with aligned columns, as Markdown and as plain text, and rows on metrics."""
+"""Tables as Markdown, plain text and CSV, and rows on metrics."""
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,27 +26,45 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Formats rows as CSV; the first row is the header."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def number(value: float) -> str:
     """Formats a metric; whole numbers are counts."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def beside(metric: str, facts: Mapping[str, Any]) -> str:
+def primary_text(result: Mapping[str, Any]) -> str:
+    """Returns the primary metric and how many examples were evaluated: "97.31% of 360 images".
+
+    A metric that is a share (between 0 and 1, higher is better) is a percentage.
+    """
+    metric, unit = result["primary_metric"], result["unit"]
+    value = result[f"test_{metric['name']}"]
+    share = metric["higher_is_better"] and 0 <= value <= 1
+    return f"{f'{value:.2%}' if share else number(value)} of {result[f'test_{unit}']:,} {unit}"
+
+
+def beside(metric: str, result: Mapping[str, Any]) -> str:
     """Returns the task's baseline, " (unigram entropy 6.6201)"; "" beside other metrics.
 
     Args:
       metric: as in the task's `summarize`.
-      facts: may have "baseline", a `task.Baseline` as a dict.
+      result: may have "baseline", a `task.Baseline` as a dict.
     """
-    baseline = facts.get("baseline", {})
+    baseline = result.get("baseline", {})
     if metric != baseline.get("metric"):
         return ""
     return f" ({baseline['name']} {baseline['value']:.4f})"
 
 
-def routing_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def routing_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns rows on "drop_rate" and "expert_load", over all blocks; [] for a dense model."""
-    if "drop_rate" not in facts:
+    if "drop_rate" not in result:
         return []
-    load = "  ".join(f"{share:.1%}" for share in facts["expert_load"])
-    return [("token drop rate", f"{facts['drop_rate']:.2%}"), ("expert load", load)]
+    load = "  ".join(f"{share:.1%}" for share in result["expert_load"])
+    return [("token drop rate", f"{result['drop_rate']:.2%}"), ("expert load", load)]

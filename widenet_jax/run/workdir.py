@@ -1,4 +1,4 @@
-"""The records of a run in its workdir: config, environment, git state, facts about the data."""
+"""The records of a run in its workdir: config, environment, git state, info of the data."""
 
 import fcntl
 import json
@@ -19,22 +19,12 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from widenet_jax import files
 from widenet_jax.checkpoint.checkpoints import LAST
 from widenet_jax.checkpoint.series import steps_in
 from widenet_jax.config.durations import to_steps
 from widenet_jax.errors import BadInputError
 from widenet_jax.experiment import Experiment
-from widenet_jax.files import (
-    BEGUN,
-    LOCK,
-    STARTS,
-    UNFINISHED,
-    is_remote,
-    lock,
-    may_replace,
-    read_json,
-    write_json,
-)
 from widenet_jax.optim.build import build_learning_rate
 from widenet_jax.run.stopping import say
 
@@ -84,12 +74,16 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             raise BadInputError(
                 f"--workdir={workdir}: no run there; give the --workdir of a training run"
             )
-        if workdir.exists() and not all(is_of_a_start(path.name) for path in workdir.iterdir()):
-            raise BadInputError(
-                f"--workdir={workdir} is not empty and holds no run of this program; name another"
-            )
+        names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
+        # A start that was cut off, or that W&B refused, may have left these.
+        for name in names - {files.STARTS, *files.BEGUN}:
+            if not (name.startswith("config.json") and name.endswith(files.UNFINISHED)):
+                raise BadInputError(
+                    f"--workdir={workdir} is not empty and holds no run of this program; name "
+                    "another"
+                )
         return
-    if mode == "train" and may_replace(workdir):
+    if mode == "train" and files.may_replace(workdir):
         return  # its only start failed, perhaps by a mistake in the config: `write_run` replaces it
     changed = changed_fields(stored_file, config)
     changed.pop("data.tokenizer", None)  # the same one may lie elsewhere: see `check_info`
@@ -100,12 +94,6 @@ def check_workdir(workdir: epath.Path, config: ConfigDict, *, mode: str) -> None
             f"--workdir={workdir} holds a run of another config ({list_changes(changed)}); name a "
             "new --workdir, or repeat that run's config; scripts/evaluate.py evaluates other data"
         )
-
-
-def is_of_a_start(name: str) -> bool:
-    """Tells whether a start that was cut off, or that W&B refused, may have left this file."""
-    half_written = name.startswith("config.json") and name.endswith(UNFINISHED)
-    return half_written or name in (STARTS, *BEGUN)
 
 
 def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str]:
@@ -134,13 +122,13 @@ def changed_fields(stored_file: epath.Path, config: ConfigDict) -> dict[str, str
 def changed_imports(workdir: epath.Path, config: ConfigDict) -> str:
     """Returns a line on imported files that have changed since the run's start; "" if none have."""
     stored_file = workdir / "config.json"
-    if not stored_file.exists() or may_replace(workdir):
+    if not stored_file.exists() or files.may_replace(workdir):
         return ""
     stored = json.loads(stored_file.read_text())
     before = {record.partition(" ")[0] for record in stored.get("imports", ())}
     now = dict(record.split(" ", 1) for record in config.get("imports", ()))
-    files = ", ".join(sorted(now[digest] for digest in now.keys() - before))
-    return f"changed since this run began: {files}" if files else ""
+    changed = ", ".join(sorted(now[digest] for digest in now.keys() - before))
+    return f"changed since this run began: {changed}" if changed else ""
 
 
 def list_changes(changed: Mapping[str, str]) -> str:
@@ -154,7 +142,7 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
 
     Args:
       meta: of the checkpoint; {} in a new run.
-      info: facts of the data that is there now.
+      info: of the data that is there now.
       workdir: named in the message.
     """
 
@@ -183,21 +171,21 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
     Args:
       workdir: of the run.
       config: of the run.
-      info: facts of the data that tasks need: {"class_names": [...]} goes to class_names.json.
+      info: what tasks need of the data: {"class_names": [...]} goes to class_names.json.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     file = workdir / "config.json"
-    starts = workdir / STARTS
-    if may_replace(workdir):
+    starts = workdir / files.STARTS
+    if files.may_replace(workdir):
         others = [path for path in workdir.glob("*.json") if path not in (file, starts)]
         for path in (*others, file, starts):  # in this order: a kill leaves no odd directory
             path.unlink(missing_ok=True)
     stored = json.loads(file.read_text()) if file.exists() else plain(config)
     if not file.exists() or stored["duration"] != config.duration:
-        write_json(file, stored | {"duration": config.duration})
+        files.write_json(file, stored | {"duration": config.duration})
     for name, value in info.items():
-        write_json(workdir / f"{name}.json", value)
-    write_json(starts, [*earlier_starts(starts), environment()])
+        files.write_json(workdir / f"{name}.json", value)
+    files.write_json(starts, [*earlier_starts(starts), environment()])
 
 
 def earlier_starts(path: epath.Path) -> list[dict]:
@@ -216,12 +204,12 @@ def locked(workdir: epath.Path) -> Iterator[None]:
     Raises:
       BadInputError: another process holds the lock.
     """
-    if is_remote(workdir):  # object stores have no locks
+    if files.is_remote(workdir):  # object stores have no locks
         yield
         return
     workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / LOCK).open("w") as file:
-        if not lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with (workdir / files.LOCK).open("w") as file:
+        if not files.lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
             raise BadInputError(
                 f"--workdir={workdir}: another process is training there; wait for it, stop it, or "
                 "name a new --workdir"
@@ -279,11 +267,11 @@ def check_length(workdir: epath.Path, experiment: Experiment, *, extend: bool) -
         that are done, and `extend` is False; or there is no run to extend.
     """
     file, config = workdir / "config.json", experiment.config
-    if not file.exists() or may_replace(workdir):
+    if not file.exists() or files.may_replace(workdir):
         if extend:
             raise BadInputError(f"--extend: --workdir={workdir} holds no run yet; leave it out")
         return ""
-    stored = read_json(file)["duration"]
+    stored = files.read_json(file)["duration"]
     sizes = {"batch_size": config.batch_size, "num_examples": experiment.data_info.num_examples}
     before, now = to_steps(stored, field="config.duration", **sizes), experiment.total_steps
     if now < before:

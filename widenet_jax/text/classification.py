@@ -32,8 +32,7 @@ class TextClassification(LabelTask):
     unit: ClassVar[str] = "examples"
 
     @classmethod
-    def build(cls, config: ConfigDict, data_info: DataInfo) -> "TextClassification":
-        del config
+    def build(cls, _: ConfigDict, data_info: DataInfo) -> "TextClassification":
         info = data_info.info
         return cls(info["vocab_size"], len(info["class_names"]), data_info.example)
 

@@ -61,15 +61,9 @@ class TextEncoder(BlockSettings, kw_only=True):
           The head's outputs, float32, and the blocks' aux.
         """
         dtype, mask = DTYPES[self.dtype], inputs["mask"]
-        embed = TokenEmbed(
-            vocab_size=self.vocab_size,
-            num_token_types=self.num_token_types,
-            num_positions=self.num_positions,
-            embedding_dim=self.embedding_dim,
-            norm_epsilon=self.norm_epsilon,
-            dtype=dtype,
-            name="embeddings",
-        )
+        sizes = ("vocab_size", "num_token_types", "num_positions", "embedding_dim", "norm_epsilon")
+        fields = {name: getattr(self, name) for name in sizes}
+        embed = TokenEmbed(**fields, dtype=dtype, name="embeddings")
         x, table = embed(inputs["tokens"], inputs["token_types"], inputs.get("positions"))
         x = Dropout(self.dropout)(x, train=train)
         if self.projection:

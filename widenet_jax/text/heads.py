@@ -57,9 +57,8 @@ def pretraining(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, tra
     }
 
 
-def classification(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: bool):
+def classification(model: nn.Module, x: Array, _: Array, inputs: Inputs, *, train: bool):
     """Classifies examples: logits [B, num_classes], an array as in vision models."""
-    del table
     y = Dropout(HEAD_DROPOUT)(pooled(model, x, inputs), train=train)
     return dense(model.outer_init, model.num_classes, "classifier")(y)
 
@@ -75,11 +74,9 @@ def span(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: boo
     return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
 
 
-def span_beam(model: nn.Module, x: Array, table: Array, inputs: Inputs, *, train: bool) -> Outputs:
+def span_beam(model: nn.Module, x: Array, _: Array, inputs: Inputs, *, train: bool) -> Outputs:
     """Scores starts, ends given a start, and that there is no answer; see `SpanBeamHead`."""
-    del table
-    head = SpanBeamHead(model.norm_epsilon, model.outer_init, DTYPES[model.dtype], name="span")
-    return head(x, inputs, train=train)
+    return SpanBeamHead(model.norm_epsilon, model.outer_init, name="span")(x, inputs, train=train)
 
 
 def pretraining_flops(model: nn.Module, input_spec: Shapes) -> int:
@@ -88,9 +85,8 @@ def pretraining_flops(model: nn.Module, input_spec: Shapes) -> int:
     return P * 2 * E * (D + model.vocab_size) + 2 * D * D + 2 * D * 2
 
 
-def classification_flops(model: nn.Module, input_spec: Shapes) -> int:
+def classification_flops(model: nn.Module, _: Shapes) -> int:
     """Counts the pooler and the classifier."""
-    del input_spec
     return 2 * model.embed_dim**2 + 2 * model.embed_dim * model.num_classes
 
 
@@ -157,7 +153,6 @@ class SpanBeamHead(nn.Module):
 
     norm_epsilon: float
     kernel_init: KernelInit
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x: Array, inputs: Inputs, *, train: bool) -> Outputs:
@@ -178,7 +173,7 @@ class SpanBeamHead(nn.Module):
         allowed = inputs["allowed"]
         start_logits = dense(self.kernel_init, 1, "start")(x.astype(jnp.float32))[..., 0]
         start_logits = jnp.where(allowed, start_logits, IMPOSSIBLE)
-        end_layer = EndLogits(self.norm_epsilon, self.kernel_init, self.dtype, name="end")
+        end_layer = EndLogits(self.norm_epsilon, self.kernel_init, name="end")
         outputs = {"start_logits": start_logits, "null_logit": self.null(x, start_logits, train)}
         if "start" in inputs:
             end_logits = end_layer(x, inputs["start"][:, None])[:, 0]
@@ -212,7 +207,6 @@ class EndLogits(nn.Module):
 
     norm_epsilon: float
     kernel_init: KernelInit
-    dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x: Array, start: Array) -> Array:  # [B, T, D], [B, K] -> [B, K, T] float32

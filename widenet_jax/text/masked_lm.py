@@ -20,7 +20,6 @@ from widenet_jax.task import (
     Rngs,
     Task,
     add_layer_losses,
-    layer_sums,
 )
 from widenet_jax.typing import Array, Shapes
 
@@ -49,8 +48,7 @@ class MaskedLm(Task):
     unit: ClassVar[str] = "sequences"
 
     @classmethod
-    def build(cls, config: ConfigDict, data_info: DataInfo) -> "MaskedLm":
-        del config
+    def build(cls, _: ConfigDict, data_info: DataInfo) -> "MaskedLm":
         info = data_info.info
         return cls(info["vocab_size"], data_info.example, info.get("unigram_entropy"))
 
@@ -109,7 +107,7 @@ class MaskedLm(Task):
             "sequences": jnp.ones_like(batch["mlm_count"]),
         }
         sums = {name: jnp.where(mask, value, 0).sum() for name, value in each.items()}
-        return Evaluation(sums=sums, layer_sums=layer_sums(aux))
+        return Evaluation(sums=sums, layer_sums=aux.get("sums", {}))
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source

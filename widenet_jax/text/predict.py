@@ -5,7 +5,7 @@ Each sequence is its own token group, so that no other text changes its predicti
 
 import itertools
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,37 +16,11 @@ from widenet_jax.data.sources import build_transforms
 from widenet_jax.errors import BadArgumentError, BadInputError
 from widenet_jax.text.data.sequences import join, sequence_row
 from widenet_jax.text.data.squad import Question, Squad
-from widenet_jax.text.span import NO_SPAN
+from widenet_jax.text.span import ranked_spans
 from widenet_jax.trained import Predictions, Trained, best, classifier, of_one, shares
 
 MASK = "[MASK]"  # in a text, whatever the tokenizer calls its token
 NO_RNG = np.random.default_rng(0)  # the transforms of finetuning draw nothing
-
-
-def text_rows(trained: Trained) -> Callable[[str, str | None], dict[str, np.ndarray]]:
-    """Returns a function from a text and its pair, or None, to the arrays that the model reads.
-
-    It raises BadArgumentError for a text without tokens, and BadInputError where the model was
-    trained on pairs and there is none, or the other way round.
-    """
-    tokenizer = trained.tokenizer
-    _, transform = build_transforms(trained.config, trained.info)
-
-    def row_of(text: str, pair: str | None) -> dict[str, np.ndarray]:
-        paired = pair is not None
-        if trained.info["pairs"] != paired:
-            advice = "pairs of texts: give a pair for each text"
-            advice = "single texts: leave the pair out" if paired else advice
-            raise BadInputError(f"{trained.place} was trained on {advice}")
-        texts = {"text": text} | ({"pair": pair} if paired else {})
-        ids = {name: tokenizer.encode(given) for name, given in texts.items()}
-        if empty := [name for name in ids if not len(ids[name])]:
-            raise BadArgumentError(empty[0], texts[empty[0]], "is empty: give a text to classify")
-        length = trained.config.data.max_length
-        joined = join(tokenizer, ids["text"], ids.get("pair"), length)
-        return transform(joined, NO_RNG)
-
-    return row_of
 
 
 class Found(NamedTuple):
@@ -91,16 +65,12 @@ def answer_question(trained: Trained, question: str, context: str, top: int) -> 
 def spans_of(rows: Mapping[str, np.ndarray], source: Squad, top: int) -> list[dict[str, Any]]:
     """Lists the best distinct texts of the spans of all windows; see `Found.top`."""
     scores: dict[str, float] = {}
-    for window, spans in enumerate(rows["spans"]):
-        for start, end, score in spans.tolist():
-            text = source.text_of(window, int(start), int(end)) if score > NO_SPAN / 2 else ""
-            if text:
-                scores[text] = max(score, scores.get(text, score))
-    ranked = sorted(scores.items(), key=lambda item: -item[1])
-    shares = softmax(np.array([score for _, score in ranked]))
+    for text, score in ranked_spans(range(len(source)), rows, source):
+        scores.setdefault(text, score)
+    shares = softmax(np.array([*scores.values()]))
     return [
         {"text": text, "score": score, "probability": float(share)}
-        for (text, score), share in itertools.islice(zip(ranked, shares, strict=True), top)
+        for (text, score), share in itertools.islice(zip(scores.items(), shares, strict=True), top)
     ]
 
 
@@ -165,14 +135,31 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def rows_of(
     trained: Trained, texts: Sequence[str], pairs: Sequence[str] | None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Returns the arrays of each text and its pair, as in a batch; see `text_rows`."""
+    """Yields the arrays of each text and its pair, as in a batch.
+
+    Raises:
+      BadArgumentError: a text or pair has no tokens.
+      BadInputError: there is no pair for each text, or the model was trained on pairs and there are
+        none, or the other way round.
+    """
     if isinstance(pairs, str):
         raise BadInputError(f"{pairs!r} is one input: give a list, as in [{pairs!r}]")
     pairs = [None] * len(texts) if pairs is None else pairs
     if len(pairs) != len(texts):
         numbers = f"{len(texts)} texts and {len(pairs)} pairs"
         raise BadInputError(f"{numbers}: give a pair for each text")
-    return map(text_rows(trained), texts, pairs)
+    _, transform = build_transforms(trained.config, trained.info)
+    tokenizer, length = trained.tokenizer, trained.config.data.max_length
+    for text, pair in zip(texts, pairs, strict=True):
+        if trained.info["pairs"] != (pair is not None):
+            advice = "pairs of texts: give a pair for each text"
+            advice = advice if pair is None else "single texts: leave the pair out"
+            raise BadInputError(f"{trained.place} was trained on {advice}")
+        words = {"text": text} | ({} if pair is None else {"pair": pair})
+        ids = {name: tokenizer.encode(part) for name, part in words.items()}
+        if empty := [name for name in ids if not len(ids[name])]:
+            raise BadArgumentError(empty[0], words[empty[0]], "is empty: give a text to classify")
+        yield transform(join(tokenizer, ids["text"], ids.get("pair"), length), NO_RNG)
 
 
 # --- For scripts/predict.py: (options, trained) -> Predictions

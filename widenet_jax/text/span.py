@@ -1,7 +1,7 @@
 """Question answering by a span of the context (SQuAD), with BERT's head or ALBERT's."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,7 @@ from widenet_jax.corpus import texts
 from widenet_jax.data.contract import ArraySpec, DataInfo, Source
 from widenet_jax.errors import BadInputError, choose
 from widenet_jax.losses import label_cross_entropy
-from widenet_jax.task import (
-    Apply,
-    Evaluation,
-    Metrics,
-    PrimaryMetric,
-    Rngs,
-    Task,
-    add_layer_losses,
-    layer_sums,
-)
+from widenet_jax.task import Apply, Evaluation, Metrics, PrimaryMetric, Rngs, Task, add_layer_losses
 from widenet_jax.text.squad_metrics import Prediction, squad_metrics
 from widenet_jax.typing import Array, Shapes
 
@@ -70,7 +61,11 @@ class Span(Task):
         """
         fields = {name: config.task[name] for name in config.task if name != "name"}
         choose(HEADS, fields["head"], field="config.task.head")
-        check_questions(config, data_info.info)
+        if data_info.info.get("unanswerable") and not config.task.unanswerable:
+            raise BadInputError(
+                f"config.data.path={config.data.path} has questions without an answer, as SQuAD2.0 "
+                "has; add --config.task.unanswerable=true, or use configs/squad.py:v2"
+            )
         return cls(data_info.info["vocab_size"], data_info.example, **fields)
 
     @classmethod
@@ -118,7 +113,7 @@ class Span(Task):
         null = outputs["null_logit"] if self.head == "beam" else null_score(outputs)
         rows = {"spans": spans(outputs, batch, self.max_answer_length), "null": null}
         sums = {"windows": batch["mask"].sum(dtype=jnp.int32)}
-        return Evaluation(sums=sums, layer_sums=layer_sums(aux), rows=rows)
+        return Evaluation(sums=sums, layer_sums=aux.get("sums", {}), rows=rows)
 
     def summarize(
         self, sums: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray], source: Source
@@ -151,13 +146,20 @@ class Span(Task):
     def _best(self, windows: range, rows: Mapping[str, np.ndarray], source: Any) -> Prediction:
         """Returns the answer to the question of some windows."""
         null = float(min(rows["null"][window] for window in windows))
-        spans = [(window, *span) for window in windows for span in rows["spans"][window].tolist()]
-        for window, start, end, score in sorted(spans, key=lambda span: -span[-1]):
-            text = source.text_of(window, int(start), int(end)) if score > NO_SPAN / 2 else ""
-            if text:
-                # BERT compares no answer with the best span. ALBERT's null logit decides alone.
-                return Prediction(text, null if self.head == "beam" else null - score)
+        for text, score in ranked_spans(windows, rows, source):
+            # BERT compares no answer with the best span. ALBERT's null logit decides alone.
+            return Prediction(text, null if self.head == "beam" else null - score)
         return Prediction("", null)
+
+
+def ranked_spans(
+    windows: Iterable[int], rows: Mapping[str, np.ndarray], source: Any
+) -> list[tuple[str, float]]:
+    """Returns text and score of the spans of some windows that hold a text, the best first."""
+    spans = [(window, *span) for window in windows for span in rows["spans"][window].tolist()]
+    spans = sorted((span for span in spans if span[-1] > NO_SPAN / 2), key=lambda span: -span[-1])
+    found = [(source.text_of(w, int(start), int(end)), score) for w, start, end, score in spans]
+    return [(text, score) for text, score in found if text]
 
 
 def answer_files(
@@ -171,15 +173,6 @@ def answer_files(
         "best_answers.json": {name: answer.text for name, answer in found.items()},
         "null_scores.json": {name: answer.null_score for name, answer in found.items()},
     }
-
-
-def check_questions(config: ConfigDict, info: Mapping[str, Any]) -> None:
-    """Raises BadInputError where a split has questions without an answer that are not expected."""
-    if info.get("unanswerable") and not config.task.unanswerable:
-        raise BadInputError(
-            f"config.data.path={config.data.path} has questions without an answer, as SQuAD2.0 "
-            "has; add --config.task.unanswerable=true, or use configs/squad.py:v2"
-        )
 
 
 def in_context(batch: Mapping[str, Array]) -> Array:

@@ -1,32 +1,27 @@
 """The tasks on texts and the text encoder, as `specs` describes them."""
 
-from widenet_jax.specs import (
-    NEVER,
-    SAME_CLASSES,
-    WHERE_IT_FITS,
-    CardSpec,
-    Flag,
-    HeadSpec,
-    ModelSpec,
-    Part,
-    PredictSpec,
-    SourceSpec,
-    TaskSpec,
-)
+from widenet_jax import specs
 
-HEADS = "widenet_jax.text.heads"
-POOLER = {"pooler": Part(WHERE_IT_FITS, head=False)}
+ANSWER = {"span": specs.Part(specs.NEVER)}
+POOLER = {"pooler": specs.Part(specs.WHERE_IT_FITS, head=False)}
 TEXTS = "Texts have at most {max_length} tokens of `tokenizer.json`, [CLS] and [SEP] among them."
 ALBERT = {"vocab_size": 30_000}
 
-MASKED_LM = TaskSpec(
+
+def head(name: str, parts: dict[str, specs.Part]) -> dict[str, specs.HeadSpec]:
+    """Returns a function of `text.heads` with the one that counts its FLOPs, by its name."""
+    place = f"widenet_jax.text.heads:{name}"
+    return {name: specs.HeadSpec(place, f"{place}_flops", parts)}
+
+
+MASKED_LM = specs.TaskSpec(
     name="masked_lm",
     task="widenet_jax.text.masked_lm:MaskedLm",
     sections={
         "task": {
             "mask_fraction": (0.15, "of a sequence's tokens, special ones included"),
             "max_predictions": (0, "P; 0: mask_fraction of max_length", 0),
-            "max_ngram": (3, "words masked together; 1: single words"),
+            "max_ngram": (3, "words masked together; 1: single words", 1, 100),
         },
         "data": {
             "source": ("text", "text; tiny_text: an embedded novel, with data.path empty"),
@@ -39,8 +34,8 @@ MASKED_LM = TaskSpec(
     transforms="widenet_jax.text.data.instances:instance_transforms",
     example="widenet_jax.text.data.instances:instance_spec",
     sources={
-        "text": SourceSpec("widenet_jax.text.data.text_records:TextRecords"),
-        "tiny_text": SourceSpec(
+        "text": specs.SourceSpec("widenet_jax.text.data.text_records:TextRecords"),
+        "tiny_text": specs.SourceSpec(
             "widenet_jax.text.data.text_records:TinyText",
             reads="the embedded novel",
             instead="text for a set that scripts/prepare_data.py text wrote",
@@ -52,20 +47,18 @@ MASKED_LM = TaskSpec(
         "wikipedia_s": (75_000, 8_000),
         "tiny_text": (1_556, 2_000),
     },
-    heads={
-        "pretraining": HeadSpec(
-            f"{HEADS}:pretraining",
-            f"{HEADS}:pretraining_flops",
-            POOLER | dict.fromkeys(("mlm", "order"), Part(WHERE_IT_FITS)),
-        )
-    },
-    predict=PredictSpec(
+    heads=head(
+        "pretraining", POOLER | dict.fromkeys(("mlm", "order"), specs.Part(specs.WHERE_IT_FITS))
+    ),
+    predict=specs.PredictSpec(
         form='--fill="A [MASK] word"',
-        flags={"--fill": Flag("a text with one or more [MASK]; may be repeated", kind="texts")},
+        flags={
+            "--fill": specs.Flag("a text with one or more [MASK]; may be repeated", kind="texts")
+        },
         run="widenet_jax.text.predict:predict_words",
     ),
     methods={"fill": "widenet_jax.text.predict:fill_masks"},
-    card=CardSpec(
+    card=specs.CardSpec(
         purpose="predicting masked words and the order of sentences",
         commands=(
             'python scripts/predict.py --workdir=DIR --fill="A word is [MASK] here."',
@@ -77,7 +70,7 @@ MASKED_LM = TaskSpec(
     preview="widenet_jax.text.prepare.preview:print_instances",
 )
 
-TEXT_CLASSIFICATION = TaskSpec(
+TEXT_CLASSIFICATION = specs.TaskSpec(
     name="text_classification",
     task="widenet_jax.text.classification:TextClassification",
     sections={
@@ -97,28 +90,22 @@ TEXT_CLASSIFICATION = TaskSpec(
     },
     transforms="widenet_jax.text.data.sequences:sequence_transforms",
     example="widenet_jax.text.data.tables:example_of",
-    sources={"table": SourceSpec("widenet_jax.text.data.tables:Table", reads_slices=True)},
+    sources={"table": specs.SourceSpec("widenet_jax.text.data.tables:Table", reads_slices=True)},
     sizes=("num_examples", "num_classes"),
     sets={"SST-2": (67_349, 2), "MNLI": (392_702, 3)},
     usual=ALBERT,
     last_layer="classifier",
-    heads={
-        "classification": HeadSpec(
-            f"{HEADS}:classification",
-            f"{HEADS}:classification_flops",
-            POOLER | {"classifier": Part(SAME_CLASSES)},
-        )
-    },
-    predict=PredictSpec(
+    heads=head("classification", POOLER | {"classifier": specs.Part(specs.SAME_CLASSES)}),
+    predict=specs.PredictSpec(
         form="--text=TEXT",
         flags={
-            "--text": Flag("to classify; may be repeated", kind="texts"),
-            "--pair": Flag("the second text of a --text", kind="texts"),
+            "--text": specs.Flag("to classify; may be repeated", kind="texts"),
+            "--pair": specs.Flag("the second text of a --text", kind="texts"),
         },
         run="widenet_jax.text.predict:predict_classes",
     ),
     methods=dict.fromkeys(("predict", "features"), "widenet_jax.text.predict:rows_of"),
-    card=CardSpec(
+    card=specs.CardSpec(
         purpose="classifying texts",
         commands=(
             'python scripts/predict.py --workdir=DIR --text="A text."',
@@ -130,7 +117,7 @@ TEXT_CLASSIFICATION = TaskSpec(
     ),
 )
 
-SPAN = TaskSpec(
+SPAN = specs.TaskSpec(
     name="span",
     task="widenet_jax.text.span:Span",
     sections={
@@ -153,25 +140,20 @@ SPAN = TaskSpec(
     },
     transforms="widenet_jax.text.data.sequences:sequence_transforms",
     example="widenet_jax.text.data.squad:example_of",
-    sources={"squad": SourceSpec("widenet_jax.text.data.squad:Squad", reads_slices=True)},
+    sources={"squad": specs.SourceSpec("widenet_jax.text.data.squad:Squad", reads_slices=True)},
     sets={"train-v1.1": (88_600,), "train-v2.0": (131_000,)},  # windows of 384 and 512 tokens
     usual=ALBERT,
-    heads={
-        "span": HeadSpec(f"{HEADS}:span", f"{HEADS}:span_flops", {"span": Part(NEVER)}),
-        "span_beam": HeadSpec(
-            f"{HEADS}:span_beam", f"{HEADS}:span_beam_flops", {"span": Part(NEVER)}
-        ),
-    },
-    predict=PredictSpec(
+    heads=head("span", ANSWER) | head("span_beam", ANSWER),
+    predict=specs.PredictSpec(
         form="--question=TEXT --context=TEXT",
         flags={
-            "--question": Flag("to answer from --context"),
-            "--context": Flag("holds the answer, maybe"),
+            "--question": specs.Flag("to answer from --context"),
+            "--context": specs.Flag("holds the answer, maybe"),
         },
         run="widenet_jax.text.predict:predict_answer",
     ),
     methods={"answer": "widenet_jax.text.predict:answer_question"},
-    card=CardSpec(
+    card=specs.CardSpec(
         purpose="answering questions by a span of a text",
         commands=(
             'python scripts/predict.py --workdir=DIR --question="Who?" --context="A text."',
@@ -182,7 +164,7 @@ SPAN = TaskSpec(
     answers="widenet_jax.text.span:answer_files",
 )
 
-TEXT_ENCODER = ModelSpec(
+TEXT_ENCODER = specs.ModelSpec(
     name="text_encoder",
     module="widenet_jax.text.encoder:TextEncoder",
     usual={"vocab_size": 30_000, "head": "pretraining", "num_classes": 0},

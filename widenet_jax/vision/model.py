@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from widenet_jax.errors import BadInputError, choose
@@ -18,14 +17,8 @@ from widenet_jax.typing import Array, Aux, Shapes
 CLS_TOKENS = dict.fromkeys(("learned", "zero", "none"))
 
 
-def image_spec(image_shape: tuple[int, int, int]) -> Shapes:
-    """Returns the shapes of a `VisionTransformer`'s inputs for one image (height, width, C)."""
-    return {"image": jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)}
-
-
 def pool_token(x: Array, mask: Array | None) -> Array:  # [B, T, D] -> [B, D]
     """Returns the first token (CLS)."""
-    del mask
     return x[:, 0]
 
 

@@ -1,8 +1,6 @@
 """Images for a trained classifier: files and arrays, cropped as in evaluation."""
 
-import csv
 import glob
-import io
 import json
 import os
 import sys
@@ -19,6 +17,7 @@ from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
 from widenet_jax.files import absolute, write_bytes
+from widenet_jax.run.tables import csv_text
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data.files import decode, pixels_of, problem_of
 from widenet_jax.vision.data.folders import kind_left_out, walk
@@ -128,22 +127,23 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
             pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
     text = ""
     if options.out:
-        form = csv_text if options.out.endswith(".csv") else json_lines
-        content = form([row for row, _ in rows])
+        found = [row for row, _ in rows]
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+        content = table_of(found) if options.out.endswith(".csv") else "".join(lines)
         write_bytes(options.out, content.encode(errors="surrogateescape"))
         text = f"{options.out}: {len(rows):,} images"
     return Predictions("images", rows, {"unreadable": unreadable}, text, pictures, unreadable)
 
 
-def image_paths(given: Sequence[str]) -> Iterator[str]:
-    """Yields files: as given, matching a pattern such as '*.jpg', or anywhere under a folder.
+def image_paths(names: Sequence[str]) -> Iterator[str]:
+    """Yields files: as named, matching a pattern such as '*.jpg', or anywhere under a folder.
 
     Prints on stderr what is left out of a folder.
 
     Raises:
       BadInputError: a folder or a pattern has no image.
     """
-    for path in given:
+    for path in names:
         if os.path.isdir(path):
             inside = [file for file in walk(path) if not os.path.isdir(file)]
             kinds = {file: kind_left_out(os.path.basename(file)) for file in inside}
@@ -160,20 +160,11 @@ def image_paths(given: Sequence[str]) -> Iterator[str]:
         yield from found
 
 
-def csv_text(rows: Sequence[dict]) -> str:
-    """Returns a table: image, class_1, probability_1, class_2, ..."""
+def table_of(rows: Sequence[dict]) -> str:
+    """Returns CSV with the columns image, class_1, probability_1, class_2, ..."""
     flat = [
         {"image": row["image"]}
         | {f"{name}_{k}": x for k, one in enumerate(row["top"], 1) for name, x in one.items()}
         for row in rows
     ]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, flat[0] if flat else ["image"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return table.getvalue()
-
-
-def json_lines(rows: Sequence[dict]) -> str:
-    """Returns a line of JSON for each image."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return csv_text([[*flat[0]] if flat else ["image"], *(row.values() for row in flat)])

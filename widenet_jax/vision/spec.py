@@ -1,22 +1,13 @@
 """Image classification and the vision transformer, as `specs` describes them."""
 
-from widenet_jax.specs import (
-    SAME_CLASSES,
-    CardSpec,
-    Flag,
-    ModelSpec,
-    Part,
-    PredictSpec,
-    SourceSpec,
-    TaskSpec,
-)
+from widenet_jax import specs
 
-CLASSIFICATION = TaskSpec(
+CLASSIFICATION = specs.TaskSpec(
     name="classification",
     task="widenet_jax.vision.task:Classification",
     sections={
         "task": {
-            "label_smoothing": (0.0, "in [0, 1)"),
+            "label_smoothing": (0.0, "0 to 0.99", 0, 0.99),
             "class_weights": ("none", "none; balanced: equal weight of each class in the loss"),
         },
         "data": {
@@ -31,16 +22,16 @@ CLASSIFICATION = TaskSpec(
         "augment": {
             "exif_orientation": (True, "turn photos as their EXIF says; false: the stored pixels"),
             "crop": ("inception", "inception: a random part; pad: shift by up to pad_pixels"),
-            "crop_area_min": (0.05, "of the image, for crop=inception"),
+            "crop_area_min": (0.05, "of the image, for crop=inception", 0, 1),
             "pad_pixels": (0, "for crop=pad", 0, 2**14),
             "flip": (True, "left to right, every second image"),
             "randaugment_layers": (0, "operations on each image; 0: no RandAugment", 0, 2**6),
-            "randaugment_magnitude": (15.0, "of each operation, 0 to 30"),
+            "randaugment_magnitude": (15.0, "of each operation, 0 to 30", 0, 30),
             "randaugment_before_crop": (False, "as in the authors' code"),
-            "color_jitter": (0.0, "largest change of brightness, contrast, saturation; 0: none"),
-            "random_erasing": (0.0, "probability that a rectangle becomes noise; 0: none"),
+            "color_jitter": (0.0, "largest change of brightness, contrast, saturation", 0, 0.9),
+            "random_erasing": (0.0, "probability that a rectangle becomes noise", 0, 1),
             "eval_crop": ("squash", "squash: the whole image; central: a square from the middle"),
-            "eval_crop_fraction": (1.0, "of the short side, for eval_crop=central"),
+            "eval_crop_fraction": (1.0, "of the short side, for eval_crop=central", 0.01, 1),
             "mixup_alpha": (0.0, "lambda ~ Beta(alpha, alpha) for each example; 0: no mixup"),
             "cutmix_alpha": (0.0, "as mixup_alpha, for CutMix; with both, each example has one"),
             "mixup_group_size": (16, "neighbours in the batch, among which partners are found"),
@@ -49,14 +40,16 @@ CLASSIFICATION = TaskSpec(
     transforms="widenet_jax.vision.data.transforms:task_transforms",
     example="widenet_jax.vision.data.transforms:example_of",
     sources={
-        "digits": SourceSpec(
+        "digits": specs.SourceSpec(
             "widenet_jax.vision.data.digits:open_digits",
             reads="the digits of scikit-learn",
             instead="image_folder for your images",
         ),
-        "image_folder": SourceSpec("widenet_jax.vision.data.folders:open_folder", holds_out=True),
-        "array_record": SourceSpec("widenet_jax.vision.data.packed:open_array_record"),
-        "tfds": SourceSpec("widenet_jax.vision.data.packed:open_tfds", reads_slices=True),
+        "image_folder": specs.SourceSpec(
+            "widenet_jax.vision.data.folders:open_folder", holds_out=True
+        ),
+        "array_record": specs.SourceSpec("widenet_jax.vision.data.packed:open_array_record"),
+        "tfds": specs.SourceSpec("widenet_jax.vision.data.packed:open_tfds", reads_slices=True),
     },
     sizes=("num_examples", "num_classes"),
     sets={
@@ -67,17 +60,17 @@ CLASSIFICATION = TaskSpec(
         "digits": (1_437, 10),
     },
     last_layer="head",
-    predict=PredictSpec(
+    predict=specs.PredictSpec(
         form="image files",
         flags={
-            "images": Flag("image files, folders, '*.jpg'", "IMAGE", "words"),
-            "--overlay": Flag("draw expert choices over the images", "PNG"),
-            "--out": Flag("write the predictions of images to a .csv or .jsonl file", "FILE"),
+            "images": specs.Flag("image files, folders, '*.jpg'", "IMAGE", "words"),
+            "--overlay": specs.Flag("draw expert choices over the images", "PNG"),
+            "--out": specs.Flag("write the predictions of images to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.vision.predict:predict_images",
     ),
     methods=dict.fromkeys(("predict", "features"), "widenet_jax.vision.predict:rows_of"),
-    card=CardSpec(
+    card=specs.CardSpec(
         purpose="image classification",
         commands=(
             "python scripts/predict.py --workdir=DIR photo.jpg --top=5",
@@ -95,11 +88,11 @@ CLASSIFICATION = TaskSpec(
     preview="widenet_jax.vision.prepare.preview:draw_augmentations",
 )
 
-VISION_TRANSFORMER = ModelSpec(
+VISION_TRANSFORMER = specs.ModelSpec(
     name="vision_transformer",
     module="widenet_jax.vision.model:VisionTransformer",
     usual={"num_classes": 1000},
-    parts=dict.fromkeys(("head", "pre_logits"), Part(SAME_CLASSES)),
+    parts=dict.fromkeys(("head", "pre_logits"), specs.Part(specs.SAME_CLASSES)),
     fit="widenet_jax.vision.weights.huggingface:fit",
     families=("ViT", "Shared ViT", "ViT-MoE", "WideNet"),
     detail="patches of {patch_size} pixels",

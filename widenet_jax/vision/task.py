@@ -63,18 +63,11 @@ class Classification(LabelTask):
         )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            smoothing = self.label_smoothing
-            raise BadInputError(f"config.task.label_smoothing={smoothing} must be in [0, 1)")
-        for name in ("mixup_alpha", "cutmix_alpha"):
-            alpha = getattr(self, name)
-            if alpha < 0:
-                raise BadInputError(f"config.augment.{name}={alpha} must be 0 (none) or more")
-            if alpha > 0 and self.mixup_group_size < 2:
-                raise BadInputError(
-                    f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs "
-                    f"a partner; config.augment.{name}=0 turns it off"
-                )
+        if self.mixes and self.mixup_group_size < 2:
+            raise BadInputError(
+                f"{self.group_field}={self.mixup_group_size} must be at least 2: mixing needs a "
+                "partner; mixup_alpha=0 and cutmix_alpha=0 turn it off"
+            )
 
     @property
     def mixes(self) -> bool:
@@ -212,11 +205,8 @@ def mixup_or_cutmix(
     mixed = mixup(keys[0], images, targets, alpha=mixup_alpha, group_size=group_size)
     cut = cutmix(keys[1], images, targets, alpha=cutmix_alpha, group_size=group_size)
     chosen = constrain(jax.random.bernoulli(of_choice, 0.5, images.shape[:1]), P())
-
-    def choose(a: Array, b: Array) -> Array:
-        return jnp.where(chosen.reshape(-1, *([1] * (a.ndim - 1))), a, b)
-
-    return choose(cut[0], mixed[0]), choose(cut[1], mixed[1])
+    images = jnp.where(chosen[:, None, None, None], cut[0], mixed[0])
+    return images, jnp.where(chosen[:, None], cut[1], mixed[1])
 
 
 def _next(x: Array, group_size: int) -> Array:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import apply
+from sinusoids import sinusoids
 
-from widenet_jax.nn.attention.distances import sinusoids
 from widenet_jax.nn.attention.relative import RelativeAttention, relative_attend
 
 NAMES = ("query", "key", "value", "position_kernel", "content_bias", "position_bias")

@@ -10,7 +10,7 @@ from router_reference import differences
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.losses import LOSSES, balance_losses
-from widenet_jax.nn.moe.routers.top_k import route_top_k
+from widenet_jax.nn.moe.routers.softmax import route_top_k
 from widenet_jax.typing import Routing
 
 

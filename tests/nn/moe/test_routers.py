@@ -16,10 +16,8 @@ from configs.sizes import experts_section
 from widenet_jax.errors import BadInputError
 from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.routers import ROUTERS
-from widenet_jax.nn.moe.routers.hierarchical import route_hierarchical
-from widenet_jax.nn.moe.routers.noisy import route_noisy_top_k
-from widenet_jax.nn.moe.routers.sigmoid import route_sigmoid
-from widenet_jax.nn.moe.routers.sinkhorn import released_offset, sinkhorn_offset
+from widenet_jax.nn.moe.routers.noisy import route_hierarchical, route_noisy_top_k
+from widenet_jax.nn.moe.routers.sigmoid import released_offset, route_sigmoid, sinkhorn_offset
 from widenet_jax.nn.moe.routers.softmax import route_softmax
 from widenet_jax.specs import resolve
 from widenet_jax.typing import Routing

@@ -9,7 +9,7 @@ import pytest
 
 from widenet_jax.ops.sweep.axes import product, sweep
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.results import Results, axis_of
+from widenet_jax.ops.sweep.results import Results, draw_against
 from widenet_jax.ops.sweep.trials import Outcome, exit_code, expand
 
 
@@ -48,7 +48,7 @@ def rows_of_csv(directory: Directory) -> list[dict]:
 
 
 def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
-    Results(outcomes, directory, {}).write()
+    Results(outcomes, directory).write()
     rows = rows_of_csv(directory)
     assert [row["test_accuracy"] for row in rows] == ["0.9", "0.7", "0.5", ""]
     assert [(row["model.depth"], row["seed"]) for row in rows] == [
@@ -63,19 +63,18 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
 
 
 def test_means_over_seeds(outcomes, directory):
-    one, two = Results(outcomes, directory, {}).over_seeds()
+    one, two = Results(outcomes, directory).over_seeds()
     assert one == {"model.depth": 2, "seeds": 1, "mean": 0.9, "std": None, "median": 0.9}
     spread = {"std": pytest.approx(0.02**0.5), "median": 0.6}
     assert two == {"model.depth": 1, "seeds": 2, "mean": 0.6, **spread}
 
 
 def test_the_report_names_the_failed_and_what_is_left(outcomes, directory):
-    results = Results(outcomes, directory, {})
-    place = f"results  {directory.path}/results.csv"
-    assert f"{place}, learning_curves.png, sweep.png\n" in results.report()
-    assert "not among" not in results.report()  # a pruned trial is not left
+    place = f"tables and pictures  {directory.path}"
+    text = Results(outcomes, directory).report()
+    assert f"{place}\n" in text and "not among" not in text  # a pruned trial is not left
     outcomes[0].status, outcomes[0].exit_code, outcomes[0].message = "failed", 2, "error: no"
-    text = Results(outcomes, directory, {}).report()
+    text = Results(outcomes, directory).report()
     assert f"{outcomes[0].trial.name}, exit code 2: error: no" in text
     assert str(directory.log(outcomes[0].trial)) in text
     lines = text.splitlines()
@@ -85,11 +84,9 @@ def test_the_report_names_the_failed_and_what_is_left(outcomes, directory):
     assert lines[1].split()[-1] == "0.9" and "std" in text
     for outcome, status in zip(outcomes, ("stopped", "waiting", "waiting", "failed"), strict=True):
         outcome.status, outcome.result = status, {}
-    results = Results(outcomes, directory, {})
-    assert results.report().splitlines()[-2:] == [
-        place,
-        "not among the results yet: 1 stopped, 2 waiting; run the same command again to resume",
-    ]
+    results = Results(outcomes, directory)
+    left = "not among the results yet: 1 stopped, 2 waiting; run the same command again to resume"
+    assert results.report().splitlines()[-3:] == [left, "", place]
     results.write()
     assert [path.name for path in directory.path.iterdir() if path.suffix] == ["results.csv"]
     assert exit_code(outcomes, stopped=False) == 143
@@ -98,19 +95,14 @@ def test_the_report_names_the_failed_and_what_is_left(outcomes, directory):
     assert exit_code([], stopped=True) == 143
 
 
-def test_numbers_stand_by_size_and_names_as_listed():
-    """Seeds stand at equal distances; a search may propose names in another order."""
-    from optuna.distributions import CategoricalDistribution as Categorical
-    from optuna.distributions import FloatDistribution
-
-    for field, values, space, expected in (
-        ("seed", [2, 0, 1000, 2], {}, ([0, 2, 1000], "names")),
-        ("model.depth", [12, 2, 6], {}, ([2, 6, 12], "linear")),
-        ("rate", [0.1, 0.001, 0.01], {}, ([0.001, 0.01, 0.1], "log")),
-        ("rate", [0.1, 5.0], FloatDistribution(0.1, 9), ([0.1, 5.0], "linear")),
-        ("rate", [2.0, 1.0], FloatDistribution(1, 2, log=True), ([1.0, 2.0], "log")),
-        ("variant", ["b", "c", "a", "b"], {}, (["b", "c", "a"], "names")),
-        ("flip", [False, True], Categorical(["true", "false"]), ([True, False], "names")),
-    ):  # fmt: skip
-        settings = [{field: value} for value in values] + [{}]
-        assert axis_of(field, settings, {field: space}) == expected
+def test_few_values_stand_at_equal_distances(tmp_path: Path, drawn):
+    """Of ten rates over two decades the scale is logarithmic; the mean at 0.1 is 1.5."""
+    rates = [0.1, 0.01, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.1]
+    seeds = [2, 0, 1000, 2, 0, 2, 0, 2, 0, 2]
+    pairs = zip(rates, seeds, strict=True)
+    rows = [{"rate": r, "seed": s, "score": i % 8 + 1} for i, (r, s) in enumerate(pairs)]
+    draw_against([*rows, {"rate": 0.009, "score": 0}], ["rate", "seed"], "score", tmp_path / "a")
+    rate, seed = drawn[0].axes
+    assert rate.get_xscale() == "log"
+    assert rate.lines[-1].get_xydata().tolist()[-1] == [0.1, 1.5]
+    assert [text.get_text() for text in seed.get_xticklabels()] == ["0", "2", "1000"]

@@ -51,13 +51,13 @@ def test_a_failed_trial_is_reported_and_run_again_and_does_not_stop_the_rest(tmp
     assert [starts(tmp_path, trial) for trial in longer] == [1, 2, 1]
 
 
-def test_a_diverged_trial_is_run_again_only_on_request(tmp_path: Path):
+def test_a_diverged_trial_is_a_result(tmp_path: Path):
     (trial,) = trials_of([14])
-    for options, number in (({}, 1), ({}, 1), ({"retry": True}, 2)):
-        (outcome,), _ = run([trial], tmp_path, **options)
+    for _ in range(2):
+        (outcome,), _ = run([trial], tmp_path)
         assert (outcome.status, outcome.exit_code) == ("diverged", 3)
         assert outcome.message == "failed: the loss is not finite"
-        assert starts(tmp_path, trial) == number
+        assert starts(tmp_path, trial) == 1
 
 
 def test_as_many_trials_run_at_a_time_as_there_are_workers(tmp_path: Path):

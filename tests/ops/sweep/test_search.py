@@ -23,7 +23,7 @@ RATE = "optimizer.learning_rate=log:1e-3:1"
 
 
 def search(path: Path, *space: str, pause: float = 0.0, **changes) -> Search:
-    options = {"config": DIGITS, "search": "random", "trials": 4, "prune": False, "search_seed": 0}
+    options = {"config": DIGITS, "search": "random", "trials": 4, "prune": False}
     options |= {"fields": [f"--config.optimizer.weight_decay={pause}"]} | changes
     return Search(Namespace(**options), parse_space(space or (RATE,)), Directory(path))
 
@@ -69,8 +69,6 @@ def test_a_search_proposes_the_same_whether_or_not_it_was_interrupted(tmp_path: 
         assert rates(run(search(tmp_path / sampler, **place), workers=1)) == rates(whole)
         assert [o.result["test_accuracy"] for o in whole] == rates(whole)
         assert len(set(rates(whole))) == number
-    other = run(search(tmp_path / "other", search_seed=1, trials=1))
-    assert rates(other) != rates(whole)[:1]
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -125,10 +123,3 @@ def test_one_process_searches_at_a_time_and_one_space(tmp_path: Path):
             search(tmp_path)
     with pytest.raises(BadInputError, match="holds a search with another space"):
         search(tmp_path, "optimizer.learning_rate=log:1e-3:2")
-
-
-def test_the_space_is_checked_before_anything_runs(tmp_path: Path):
-    for space, words in (("model.dept=1,2", "did you mean"), ("model.depth=1,x", "whole number")):
-        with pytest.raises(BadInputError, match=words):
-            search(tmp_path / "w", space)
-    assert not (tmp_path / "w").exists()

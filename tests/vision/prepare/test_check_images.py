@@ -62,7 +62,7 @@ def test_skip_bad_packs_the_rest(messy, tmp_path, capsys):
 def test_preview_skips_what_cannot_be_read(messy, tmp_path, capsys):
     fields = {"source": "image_folder", "path": messy, "eval_fraction": 0.3, "image_size": 16}
     flags = [f"--config.data.{name}={value}" for name, value in fields.items()]
-    grid = [f"--config={ROOT}/configs/cifar10.py:widenet_s", "--num=60", "--draws=1", *flags]
+    grid = [f"--config={ROOT}/configs/cifar10.py:widenet_s", "--num=30", "--draws=1", *flags]
     assert run("preview", *grid, f"--out={tmp_path}/a.png") == 2
     capsys.readouterr()
     skip = "--config.data.on_bad_example=skip"

@@ -1,22 +1,23 @@
 """Previews of augmentations: names are whole, and images are as in training."""
 
+from argparse import Namespace
 from pathlib import Path
 
+import cv2
 import numpy as np
+import pytest
+from matplotlib.text import Text
 from small_runs import ROOT
 
 from widenet_jax.config.fields import override
 from widenet_jax.config.files import load_config
-from widenet_jax.run.figures import line_of_text
 from widenet_jax.vision.data.files import decode
-from widenet_jax.vision.prepare.preview import augmentation_grid
+from widenet_jax.vision.prepare import preview
 
 LONG = "a class whose name is much longer than all the pictures of one row together are wide"
 
 
-def test_the_name_of_a_class_stands_whole_above_its_row(tmp_path: Path):
-    import cv2
-
+def test_rows_and_the_names_above_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rng = np.random.default_rng(0)
     for name in (LONG, "猫"):
         for split in ("train", "val"):
@@ -26,12 +27,20 @@ def test_the_name_of_a_class_stands_whole_above_its_row(tmp_path: Path):
     fields = [f"--config.data.path={tmp_path}", "--config.data.image_size=32"]
     fields += ["--config.augment.eval_crop_fraction=1.0"]
     config = override(load_config(f"{ROOT}/configs/finetune.py"), fields)
-    grid = augmentation_grid(config, num_images=2, num_draws=1, seed=0)
-    name = line_of_text(LONG, height=22)
-    assert grid.shape[1] == name.shape[1] > 2 * (128 + 2)
-    np.testing.assert_array_equal(grid[:22], name)
-    # Below its caption, 18 pixels high, each pixel of the evaluation input is 4 x 4.
-    tile = grid[22 + 18 :][:128, :128]
+    drawn, save = [], preview.save
+    monkeypatch.setattr(preview, "save", lambda *args: drawn.append(args[0]) or save(*args))
+    out = tmp_path / "a.png"
+    preview.draw_augmentations(config, Namespace(out=str(out), num=2, draws=1, seed=0))
+    assert out.stat().st_size > 1000
+    (figure,) = drawn
+    first, second = figure.axes
     photo = (tmp_path / "train" / LONG / "a.png").read_bytes()
-    np.testing.assert_array_equal(tile[::4, ::4], decode(photo, "a.png"))
-    np.testing.assert_array_equal(tile, tile[::4, ::4].repeat(4, axis=0).repeat(4, axis=1))
+    pictures = first.images[0].get_array()
+    assert pictures.shape == (32, 64, 3)
+    np.testing.assert_array_equal(pictures[:, :32], decode(photo, "a.png"))
+    assert [label.get_text() for label in first.get_xticklabels()] == ["evaluation", "epoch 0"]
+    assert first.get_title(loc="left").replace("\n", " ") == LONG
+    assert second.get_title(loc="left") == "猫"
+    name = next(text for text in figure.findobj(Text) if text.get_text().startswith("a class"))
+    box = name.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1

@@ -29,7 +29,7 @@ from widenet_jax.data.contract import ArraySpec, Example, Transform
 from widenet_jax.data.input_files import BZIP2, GZIP, XZ, ZIP
 from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import PLAIN_SPLITS, check_split
-from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.errors import BadInputError
 from widenet_jax.files import file_sha256, readable
 from widenet_jax.language.data.tokens import (
     BYTE_VALUES,
@@ -72,7 +72,6 @@ class TokenStream:
     split: str = ""
 
     def __post_init__(self) -> None:
-        check_range("config.data.max_length", self.max_length, 1, 1 << 20)
         if len(self) < 1:
             raise BadInputError(
                 f"{self._where}: {self.num_tokens:,} tokens, too few for one window of "
@@ -208,12 +207,10 @@ def open_file(path: str, max_length: int, info: Mapping[str, Any]) -> tuple[Toke
     """
     tokenizer = Tokenizer(info["tokenizer"]) if "tokenizer" in info else None
     encoder, words, size, tokens = Encoder(tokenizer), WordCount(), 0, []
-    for unit in plan([path]):
-        for source in unit:
-            for passage in passages(source, COLUMN):
-                tokens.append(encoder.tokens(passage))
-                words.add(np.frombuffer(passage.text, np.uint8))
-                size += len(passage.text)
+    for passage in passages(itertools.chain.from_iterable(plan([path])), COLUMN):
+        tokens.append(encoder.tokens(passage))
+        words.add(np.frombuffer(passage.text, np.uint8))
+        size += len(passage.text)
     found = np.concatenate([*tokens, encoder.tokens(Passage(b"", path, None, True))])
     counts = {"bytes": size, "words": words.words}
     held = Tokens(encoder.vocab_size, len(found), found)
@@ -243,9 +240,9 @@ def window_transforms(*_: Any) -> tuple[Transform, Transform]:
 
 def open_token_stream(data: Mapping[str, Any], split: str, _: Mapping[str, Any]) -> TokenStream:
     """Opens a split of a stream, or of the embedded novel as bytes; see `specs.SourceSpec`."""
-    if not data.get("path"):
-        return open_plain(str(TEXT), split, data["max_length"], NOVEL)
-    return open_stream(path_of(data), split, data["max_length"])
+    if data.get("path"):
+        return open_stream(path_of(data), split, data["max_length"])
+    return open_plain(str(TEXT), split, data["max_length"], NOVEL)
 
 
 def open_tiny_pieces(data: Mapping[str, Any], split: str, _: Mapping[str, Any]) -> TokenStream:

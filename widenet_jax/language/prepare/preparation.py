@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.corpus.inputs import passages
-from widenet_jax.corpus.preparation import UNFINISHED, have_size, inputs_sha256, units_sha256
+from widenet_jax.corpus.preparation import Preparation, written_whole
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
@@ -34,51 +34,55 @@ Range = tuple[int, int]  # first token, the token after the last
 
 
 @dataclass(frozen=True)
-class StreamPreparation:
-    """Everything that decides the bytes of a stream set; see `corpus.preparation.Preparation`.
+class StreamPreparation(Preparation):
+    """Everything that decides the bytes of a stream set.
 
     Attributes:
       units: the work.
+      column: of parquet files, JSON lines and TFDS sets.
+      encoder: makes tokens.
       splits: of each unit. The text of all units of "train" is cut as `cuts` says.
       cuts: parts in the order of the text. What they leave is left out. Parts of the same split are
         joined. Word pieces are cut at the end of a line, the next among at most 4,096 in a file.
-      encoder: makes tokens.
-      column: of parquet files and JSON lines.
     """
 
     units: Sequence[Sequence[Input]]
+    column: str
+    encoder: Encoder
     splits: Sequence[str]
     cuts: Sequence[Cut]
-    encoder: Encoder
-    column: str
+
+    kind = KIND
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self.encoder.tokenizer
 
     @property
+    def dtype(self) -> np.dtype:
+        """Type in which a token is stored."""
+        return id_type(self.encoder.vocab_size)
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        cuts, pieces = [list(cut) for cut in self.cuts], self.tokenizer is not None
+        return {"separator": self.encoder.separator, "splits": cuts, "pieces": pieces}
+
+    @property
     def settings(self) -> dict[str, Any]:
-        rule = {"separator": self.encoder.separator, "splits": [list(cut) for cut in self.cuts]}
-        rule |= {"pieces": self.tokenizer is not None}
-        names = {"units_sha256": units_sha256(self.units), "unit_splits": list(self.splits)}
-        hashed = {"tokenizer_sha256": self.tokenizer.sha256} if self.tokenizer else {}
-        return {"rule": rule, **names, **hashed, "column": self.column}
+        return super().settings | {"unit_splits": list(self.splits)}
 
     def prepare_unit(self, directory: Path, unit: int) -> dict[str, Any]:
         """Writes the tokens of one unit.
 
         Returns:
-          {"documents", "marks": [[tokens, bytes, words], ...], "inputs_sha256"}: the counts up to
-          each place where a stream of word pieces may be cut, the last of the whole unit.
+          {"documents", "marks": [[tokens, bytes, words], ...]}: the counts up to each place where a
+          stream of word pieces may be cut, the last of the whole unit.
         """
-        path = part_file(directory, unit)
-        beside = directory / f"{UNFINISHED}{path.name}-{os.getpid()}"
         counts, marks, documents, words = np.zeros(2, int), [[0, 0, 0]], 0, WordCount()
         ending = self.encoder.ending
-        with beside.open("wb") as file:
-            for passage in itertools.chain.from_iterable(
-                passages(source, self.column) for source in self.units[unit]
-            ):
+        with written_whole(part_file(directory, unit)) as path, path.open("wb") as file:
+            for passage in passages(self.units[unit], self.column):
                 tokens = self.encoder.tokens(passage)
                 words.add(np.frombuffer(passage.text, np.uint8))
                 file.write(tokens.tobytes())
@@ -90,38 +94,26 @@ class StreamPreparation:
                     words.end_document()
                 if counts[1] - marks[-1][1] >= MARK_BYTES:
                     marks.append([*counts.tolist(), words.words])
-        beside.rename(path)
         marks = [*marks[:: -(-len(marks) // MOST_MARKS)], [*counts.tolist(), words.words]]
-        hashed = inputs_sha256(self.units[unit])
-        return {"documents": documents, "marks": marks, "inputs_sha256": hashed}
+        return {"documents": documents, "marks": marks}
 
-    def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
-        """Whether the tokens of a unit are there."""
-        size = part["marks"][-1][0] * id_type(self.encoder.vocab_size).itemsize
-        return have_size(part_file(directory, unit), size)
+    def sizes(self, directory: Path, unit: int, part: Mapping[str, Any]) -> dict[Path, int]:
+        """Returns the bytes of a unit's tokens."""
+        return {part_file(directory, unit): part["marks"][-1][0] * self.dtype.itemsize}
 
     def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Joins the units and writes the splits; returns the manifest.
+        """Joins the units and writes the splits.
 
         Raises:
           BadInputError: a split is empty, or larger than the text.
         """
         splits: dict[str, dict[str, Any]] = {}
         for split in dict.fromkeys(self.splits):
-            text = JoinedUnits(self, directory, split, [part["marks"] for part in parts])
+            text = JoinedUnits(self, directory, split, [np.array(part["marks"]) for part in parts])
             cuts = self.cuts if split == "train" else [(split, "100%")]
-            splits |= {name: text.write(name, ranges) for name, ranges in text.cut(cuts)}
-        return {
-            "format_version": records.FORMAT_VERSION,
-            "kind": KIND,
-            "vocab_size": self.encoder.vocab_size,
-            **({"tokenizer_sha256": self.tokenizer.sha256} if self.tokenizer else {}),
-            "rule": self.settings["rule"],
-            "splits": splits,
-            "documents": sum(part["documents"] for part in parts),
-            "settings": self.settings,
-            "inputs_sha256": [part["inputs_sha256"] for part in parts],
-        }
+            splits |= {name: text.write(name, ranges) for name, ranges in text.cut(cuts).items()}
+        documents = sum(part["documents"] for part in parts)
+        return {"vocab_size": self.encoder.vocab_size, "splits": splits, "documents": documents}
 
 
 def part_file(directory: Path, unit: int) -> Path:
@@ -132,19 +124,20 @@ def part_file(directory: Path, unit: int) -> Path:
 class JoinedUnits:
     """The tokens of a split's units, one after the other; `marks` are of all units."""
 
-    def __init__(self, whole: StreamPreparation, directory: Path, split: str, marks: Sequence):
-        self._directory = directory
-        self._units = [unit for unit, name in enumerate(whole.splits) if name == split]
-        self._pieces = whole.tokenizer is not None
-        self._dtype = id_type(whole.encoder.vocab_size)
-        of_units = [np.array(marks[unit]) for unit in self._units]
-        self._sizes = [of_unit[-1, 0] for of_unit in of_units]
+    def __init__(
+        self, whole: StreamPreparation, directory: Path, split: str, marks: Sequence[np.ndarray]
+    ):
+        self._directory, self._pieces, self._dtype = directory, bool(whole.tokenizer), whole.dtype
+        units = [unit for unit, name in enumerate(whole.splits) if name == split]
+        self._files = [(part_file(directory, unit), marks[unit][-1, 0]) for unit in units]
         # [tokens, bytes, words] up to each place where word pieces may be cut
-        before = np.cumsum([[0, 0, 0], *(of_unit[-1] for of_unit in of_units)], axis=0)
-        self._marks = np.concatenate([a + b for a, b in zip(before, of_units, strict=False)])
+        before = np.cumsum([[0, 0, 0], *(marks[unit][-1] for unit in units)], axis=0)
+        self._marks = np.concatenate(
+            [a + marks[unit] for a, unit in zip(before, units, strict=False)]
+        )
 
-    def cut(self, cuts: Sequence[Cut]) -> Iterator[tuple[str, list[Range]]]:
-        """Yields each split with its ranges of tokens.
+    def cut(self, cuts: Sequence[Cut]) -> dict[str, list[Range]]:
+        """Returns the ranges of tokens of each split.
 
         Raises:
           BadInputError: the cuts take more tokens than there are, or a split has none.
@@ -165,7 +158,7 @@ class JoinedUnits:
                     f"split {split}: no text found for it among {total:,} tokens; give more text, "
                     "or a larger share"
                 )
-        yield from ranges.items()
+        return ranges
 
     def _place(self, token: float) -> int:
         """Returns the token to cut at."""
@@ -176,10 +169,12 @@ class JoinedUnits:
 
     def write(self, split: str, ranges: Sequence[Range]) -> dict[str, Any]:
         """Writes the file of a split; returns its entry of the manifest."""
-        path = self._directory / token_file_name(split)
-        beside = self._directory / f"{UNFINISHED}{path.name}-{os.getpid()}"
-        digest, words = hashlib.sha256(), WordCount()
-        with beside.open("wb") as file:
+        path, digest, words = (
+            self._directory / token_file_name(split),
+            hashlib.sha256(),
+            WordCount(),
+        )
+        with written_whole(path) as beside, beside.open("wb") as file:
             for tokens in itertools.chain.from_iterable(map(self._read, ranges)):
                 content = tokens.tobytes()
                 digest.update(content)
@@ -188,7 +183,6 @@ class JoinedUnits:
                     words.add(tokens)
             file.flush()
             os.fsync(file.fileno())
-        beside.rename(path)
         size = sum(end - first for first, end in ranges)
         counts = {"bytes": size, "words": words.words}
         if self._pieces:
@@ -202,10 +196,9 @@ class JoinedUnits:
     def _read(self, wanted: Range) -> Iterator[np.ndarray]:
         """Yields the tokens of a range, a few at a time."""
         before = 0
-        for unit, size in zip(self._units, self._sizes, strict=True):
+        for path, size in self._files:
             first, end = (min(max(place - before, 0), size) for place in wanted)
             if first < end:
-                path = part_file(self._directory, unit)
                 tokens = np.memmap(path, self._dtype, "r", shape=(size,))
                 for place in range(first, end, COPIED):
                     yield tokens[place : min(place + COPIED, end)]

@@ -24,21 +24,6 @@ TOLERANCE = 1e-6
 MULTIPLE = 8
 
 
-def frequencies(width: int) -> np.ndarray:
-    """Returns the frequencies 10000^(-2k/width), k = 0, 1, ... below width / 2."""
-    return 10000.0 ** (-np.arange(0, width, 2) / width)
-
-
-@cache
-def sinusoids(count: int, width: int) -> np.ndarray:
-    """Returns [count, width] float32: row d has sin and cos of d * 10000^(-2k/width), k = 0, 1, ...
-
-    Columns 2k and 2k + 1 hold the sine and the cosine of one frequency. `width` must be even.
-    """
-    angle = np.arange(count)[:, None] * frequencies(width)
-    return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(count, width).astype("float32")
-
-
 @cache
 def distance_basis(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Finds R / 2 frequencies that replace the D / 2 of sinusoids of `width` D over S distances.
@@ -52,9 +37,10 @@ def distance_basis(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
       waves [S, R] float32, whose row d has R / 2 cosines and then R / 2 sines of the angles of
-      d, a distance or a place; and mixing [R, D] float32: waves @ mixing equals sinusoids(S, D).
+      d, a distance or a place; and mixing [R, D] float32. Row d of waves @ mixing is
+      sin(theta_0 d), cos(theta_0 d), sin(theta_1 d), ... for theta_k = 10000^(-2k/D).
     """
-    theta = frequencies(width)
+    theta = 10000.0 ** (-np.arange(0, width, 2) / width)
     delta = (theta[:, None] - theta) / 2
     product = np.sinc(count * delta / np.pi) / np.sinc(delta / np.pi)  # of exp(i theta d), centred
     rows, chosen = [], []

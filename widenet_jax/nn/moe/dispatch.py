@@ -203,7 +203,8 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
                 None if pairs is None else (pairs.reshape(N)[order], columns)
                 for pairs, columns in zip(pair_words, column_words, strict=True)
             )
-            inside = gate_is_cheaper_inside(experts)
+            # A row's gate may multiply its hidden entries, where these are the fewer.
+            inside = experts.wi.shape[2] < D and not experts.output_activation
             gate_of_row = permute(gate.reshape(N), order, place) if inside else None
             outputs = experts.on_rows(rows, expert[order], sizes, words, gate_of_row)[None]
         with jax.named_scope("combine"):
@@ -221,12 +222,6 @@ def ragged_dispatch(x: Array, routing: Routing, experts: ExpertFfn, *, capacity:
         routing.slot < capacity,
         pair_words,
     )
-
-
-def gate_is_cheaper_inside(experts: ExpertFfn) -> bool:
-    """Returns whether a row's gate may multiply its hidden entries, and these are the fewer."""
-    _, D, F = experts.wi.shape
-    return F < D and not experts.output_activation
 
 
 @jax.custom_vjp

@@ -154,7 +154,9 @@ class Experts(nn.Module):
 
         def dense(name: str, inputs: int, outputs: int, kernel_init: Initializer) -> tuple:
             bias = (E, outputs) if self.use_bias else None
-            held = KernelAndBias((E, inputs, outputs), bias, kernel_init, init.ffn_bias, name=name)
+            held = KernelAndBias(
+                (E, inputs, outputs), bias, kernel_init, init.scheme.ffn_bias, name=name
+            )
             return held()
 
         # The fans belong to one expert's kernel: E is a batch axis, not part of a fan.

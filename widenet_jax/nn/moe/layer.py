@@ -165,9 +165,8 @@ class MoeLayer(nn.Module):
 
     def build_experts(self, embed_dim: int, *, train: bool) -> ExpertFfn:
         """Returns the experts with their parameters, and in training the key of their dropout."""
-        held = Experts(
-            self.num_experts, self.mlp_dim, self.use_bias, self.kernel_init, name=EXPERTS
-        )
+        sizes = self.num_experts, self.mlp_dim
+        held = Experts(*sizes, self.use_bias, self.kernel_init, name=EXPERTS)
         return ExpertFfn(
             **held(embed_dim, drops=train and self.dropout > 0),
             dropout=self.dropout,

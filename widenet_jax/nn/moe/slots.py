@@ -64,17 +64,15 @@ def capacity_limit(
 # [G, S, K]. It returns [G, S, K] int32: how many choices of the same expert are served before.
 
 
-def token_order(choices: Array, gate: Array) -> Array:
+def token_order(choices: Array, _: Array) -> Array:
     """Serves tokens in order, first and second choices together (the authors' released code)."""
-    del gate
     demand = choices.sum(axis=2)  # [G, S, E]; a token asks an expert at most once
     before = jnp.cumsum(demand, axis=1) - demand
     return jnp.einsum("gse,gske->gsk", before, choices)
 
 
-def first_choice_first(choices: Array, gate: Array) -> Array:
+def first_choice_first(choices: Array, _: Array) -> Array:
     """Serves all first choices before any second choice (GShard, V-MoE)."""
-    del gate
     G, S, K, E = choices.shape
     # [G, S, K, E] -> [G, K*S, E]: choice-major, tokens in order within a choice
     queue = choices.swapaxes(1, 2).reshape(G, K * S, E)

@@ -172,7 +172,7 @@ def draw_co_occurrence(usage: ExpertUsage, out: epath.Path, *, title: str = "") 
     save(figure, out)
 
 
-def draw_active(found: Mapping[str, ActiveUnits], out: epath.Path, *, title: str = "") -> None:
+def draw_active(models: Mapping[str, ActiveUnits], out: epath.Path, *, title: str = "") -> None:
     """Draws how many hidden units are active in each block, a line for each model (fig. 1).
 
     The line is the mean over tokens; 80% of the tokens lie in the band.
@@ -181,9 +181,9 @@ def draw_active(found: Mapping[str, ActiveUnits], out: epath.Path, *, title: str
     low, _, high = QUANTILES
     curves = {
         name: (active.blocks, active.mean, active.quantile(low), active.quantile(high))
-        for name, active in found.items()
+        for name, active in models.items()
     }
-    of = " or ".join(f"{width:,}" for width in sorted({one.width for one in found.values()}))
+    of = " or ".join(f"{width:,}" for width in sorted({one.width for one in models.values()}))
     plot_by_block(axis, curves, ylabel=f"active units of {of}")
     axis.set_title(title, fontsize=10)
     label = "outside lower center"
@@ -200,8 +200,8 @@ def draw_divergence(models: Mapping[str, Mapping[str, Divergence]], out: epath.P
     """
     figure, axes = subplots(1, 2, size=(10, 4))
     for axis, vector in zip(axes, VECTORS, strict=True):
-        curves = {name: found[vector].block for name, found in models.items()}
-        curves = {name: (range(len(y)), y) for name, y in curves.items()}
+        values = {name: of[vector].block for name, of in models.items()}
+        curves = {name: (range(len(y)), y) for name, y in values.items()}
         plot_by_block(axis, curves, ylabel="y (eq. 9)")
         axis.set_title(f"divergence of {vector}")
     # Below the panels: names are paths, and beside the curves they would leave little room.

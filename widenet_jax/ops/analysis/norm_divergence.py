@@ -1,18 +1,18 @@
 """Divergence of the LayerNorms of different blocks (WideNet, eq. 9, figs. 4 and 5)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from widenet_jax.errors import BadInputError
 from widenet_jax.param_names import ENCODER, split_block_part
 
+NORM = "norm_ffn"
 VECTORS = {"gamma": "scale", "beta": "bias"}  # the paper's names and ours
 
 
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(NamedTuple):
     """Eq. 9 of one vector (gamma or beta) over the norms of L blocks with D elements each.
 
     Attributes:
@@ -24,10 +24,6 @@ class Divergence:
 
     element: np.ndarray
     block: np.ndarray
-
-    def as_json(self) -> dict[str, list[float]]:
-        """Returns the numbers, as `scripts/analyze.py` writes them."""
-        return {"block": self.block.tolist(), "element": self.element.tolist()}
 
 
 def divergence(vectors: np.ndarray) -> Divergence:
@@ -41,9 +37,8 @@ def divergence(vectors: np.ndarray) -> Divergence:
     to_all = sums_of_distances(v, v.ravel())
     to_own_block = np.stack([sums_of_distances(row, row) for row in v])
     to_others = to_all - to_own_block  # [L, D]
-    return Divergence(
-        element=to_others.sum(axis=0) / (D * L**2), block=to_others.sum(axis=1) / (D**2 * L)
-    )
+    element, block = to_others.sum(axis=0) / (D * L**2), to_others.sum(axis=1) / (D**2 * L)
+    return Divergence(element, block)
 
 
 def sums_of_distances(points: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -55,22 +50,18 @@ def sums_of_distances(points: np.ndarray, values: np.ndarray) -> np.ndarray:
     return points * below - partial[below] + (partial[-1] - partial[below]) - points * above
 
 
-def own_norms(params: Mapping, norm: str = "norm_ffn") -> list[str]:
-    """Lists the norms that belong to one block each, in order; [] if the blocks share one."""
-    return sorted(n for n in params[ENCODER] if n != norm and split_block_part(n)[1] == norm)
+def own_norms(params: Mapping) -> list[str]:
+    """Lists the norms before the feed-forwards of one block each; [] if the blocks share one."""
+    return sorted(n for n in params[ENCODER] if n != NORM and split_block_part(n)[1] == NORM)
 
 
-def norm_divergence(params: Mapping, *, norm: str = "norm_ffn") -> dict[str, Divergence]:
-    """Returns {"gamma": ..., "beta": ...} for the LayerNorms of a model's blocks.
-
-    Args:
-      params: as `trained.open_trained(place).params`.
-      norm: "norm_ffn", before the feed-forward layers, or "norm_attention".
+def norm_divergence(params: Mapping) -> dict[str, Divergence]:
+    """Returns {"gamma": ..., "beta": ...} for the LayerNorms before a model's feed-forwards.
 
     Raises:
       BadInputError: fewer than two blocks have their own norm.
     """
-    encoder, names = params[ENCODER], own_norms(params, norm)
+    encoder, names = params[ENCODER], own_norms(params)
     if len(names) < 2:
         raise BadInputError(
             "divergence of norms (eq. 9) compares blocks that have their own norms; this model has "

@@ -36,28 +36,25 @@ def analyze_model(
     }
     if divergences:
         figures.draw_divergence(divergences, out / "norm_divergence.png")
-    facts: dict[str, Any] = {
-        "workdir": trained.place,
-        "step": trained.step,
-        "norm_divergence": {
-            name: {vector: of.as_json() for vector, of in vectors.items()}
-            for name, vectors in divergences.items()
-        },
+    numbers = {
+        name: {k: {"block": y.block.tolist(), "element": y.element.tolist()} for k, y in of.items()}
+        for name, of in divergences.items()
     }
+    result = {"workdir": trained.place, "step": trained.step, "norm_divergence": numbers}
     if dense_blocks(trained.model):
         active = usage.measure_active(trained)
         figures.draw_active({trained.place: active}, out / "active_units.png")
-        facts["active_units"] = active.as_json()
+        result["active_units"] = active.as_json()
     if MOE not in trained.model.ffn_names():
-        return facts
-    found = usage.measure_usage(trained)
+        return result
+    of_experts = usage.measure_usage(trained)
     pictures = {"usage": figures.draw_usage, "shares": figures.draw_shares}
-    if found.co_occurrence.any():  # a token chose more than one expert
+    if of_experts.co_occurrence.any():  # a token chose more than one expert
         pictures["co_occurrence"] = figures.draw_co_occurrence
     if usage.is_text(trained):
         pictures["kinds"] = figures.draw_kinds
     else:
         draw_overlay_of_source(trained, out / "expert_overlay.png", num_images)
     for name, draw in pictures.items():
-        draw(found, out / f"expert_{name}.png", title=trained.place)
-    return facts | {"expert_usage": found.as_json()}
+        draw(of_experts, out / f"expert_{name}.png", title=trained.place)
+    return result | {"expert_usage": of_experts.as_json()}

@@ -124,17 +124,6 @@ class ExpertUsage:
         return np.trace(self.together, axis1=2, axis2=3) / self.together[0, 0].sum()
 
     @property
-    def chance(self) -> np.ndarray:
-        """[L, L] agreement expected if the blocks chose independently, as often as they do."""
-        first = self.first_choices
-        return first @ first.T
-
-    @property
-    def first_choices(self) -> np.ndarray:
-        """[L, E] share of the first choices by expert."""
-        return np.einsum("aaee->ae", self.together) / self.together[0, 0].sum()
-
-    @property
     def mutual_information(self) -> np.ndarray:
         """[L, L] mutual information of two blocks' first choices, divided by the smaller entropy.
 
@@ -143,7 +132,7 @@ class ExpertUsage:
         meaningful for ViT-MoE too, whose blocks have different experts.
         """
         joint = self.together / self.together[0, 0].sum()
-        alone = entropy(self.first_choices)
+        alone = entropy(np.einsum("aaee->ae", joint))
         L = len(self.blocks)
         information = alone[:, None] + alone[None, :] - entropy(joint.reshape(L, L, -1))
         smaller = np.minimum(alone[:, None], alone[None, :])
@@ -152,12 +141,11 @@ class ExpertUsage:
     def as_json(self) -> dict[str, Any]:
         """Returns the numbers by block, as `scripts/analyze.py` writes them."""
         what = self.category
-        rows = {name: getattr(self, name) for name in IN_JSON}
-        rows |= {f"by_{what}": self.by_category, "tokens": self.pairs}
-        rows |= {f"{what}_frequency": self.frequency, "tokens_if_even": self.even_tokens}
-        rows |= {"agreement_by_chance": self.chance}
-        rows |= {"most_different_block": self.blocks[self.most_different]}
-        listed = {key: np.asarray(value).round(6).tolist() for key, value in rows.items()}
+        values = {name: getattr(self, name) for name in IN_JSON}
+        values |= {f"by_{what}": self.by_category, "tokens": self.pairs}
+        values |= {f"{what}_frequency": self.frequency, "tokens_if_even": self.even_tokens}
+        values |= {"most_different_block": self.blocks[self.most_different]}
+        listed = {key: np.asarray(value).round(6).tolist() for key, value in values.items()}
         return {"blocks": list(self.blocks), f"{what}_names": list(self.names), **listed}
 
 
@@ -280,9 +268,8 @@ def active_sums(
     inputs = trained.task.inputs(batch)
     outputs, counts, F = active_counts(trained.model, params, inputs)
     L, B, T = counts.shape
-    mask = jnp.broadcast_to(real_token_mask(batch, inputs, (B, T)), (L, B, T))
-    tokens = jnp.zeros((L, F + 1))
-    tokens = tokens.at[jnp.arange(L)[:, None, None], counts].add(mask.astype(jnp.float32))
+    mask = real_token_mask(batch, inputs, (B, T)).astype(jnp.float32)
+    tokens = jnp.zeros((L, F + 1)).at[jnp.arange(L)[:, None, None], counts].add(mask)
     return outputs, {"tokens": tokens}
 
 
@@ -301,15 +288,17 @@ def token_kinds(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, np.ndarra
       tokenizer: of V tokens.
       counts: [V], how often each token occurs.
     """
-    special = tokenizer.special
-    ordinary = ~special & (counts > 0)
+    occurs, special = counts > 0, tokenizer.special
+    ordinary = occurs & ~special
     rank = np.empty(len(counts), int)
     rank[np.argsort(-np.where(ordinary, counts, 0), kind="stable")] = np.arange(1, len(counts) + 1)
     kinds = {}
     for low, high in zip((0, *BANDS), (*BANDS, len(counts)), strict=True):
         name = f"rank {low + 1:,} to {high:,}" if high in BANDS else f"rank above {low:,}"
         kinds[name] = ordinary & (low < rank) & (rank <= high)
-    texts = [text_of(tokenizer, token) for token in range(len(counts))]
+    # Without the marks of where a word begins.
+    pieces = [tokenizer.token(token).removeprefix("##") for token in range(len(counts))]
+    texts = [piece.strip("".join(WORD_MARKS)) for piece in pieces]
     punctuation = np.array([bool(text) and all(map(is_punctuation, text)) for text in texts])
     digits = np.array([any(map(str.isdecimal, text)) for text in texts])
     word = ordinary & ~punctuation & ~digits
@@ -319,9 +308,9 @@ def token_kinds(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, np.ndarra
         "punctuation": ordinary & punctuation,
         "digits": ordinary & digits,
     }
-    for token in np.flatnonzero(special & (counts > 0)):
+    for token in np.flatnonzero(special & occurs):
         kinds[tokenizer.token(token)] = np.arange(len(counts)) == token
-    return {name: members for name, members in kinds.items() if (members & (counts > 0)).any()}
+    return {name: members for name, members in kinds.items() if (members & occurs).any()}
 
 
 def byte_kinds(counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -344,11 +333,6 @@ def byte_kinds(counts: np.ndarray) -> dict[str, np.ndarray]:
     kinds = {name: np.isin(values, list(text.encode())) for name, text in letters.items()}
     kinds["other"] = ~np.any(list(kinds.values()), axis=0)
     return {name: members for name, members in kinds.items() if counts[members].any()}
-
-
-def text_of(tokenizer: Tokenizer, token: int) -> str:
-    """Returns the characters of a token, without the marks of where a word begins."""
-    return tokenizer.token(token).removeprefix("##").strip("".join(WORD_MARKS))
 
 
 def is_punctuation(character: str) -> bool:

@@ -87,12 +87,12 @@ class CloudTpu:
         Raises:
           BadInputError: the TPU of this name is of another type than the job's.
         """
-        found = self.tools.attempt(self.job.describe(), dry_answer=dry_answer)
-        if found.returncode and NOT_FOUND.search(found.stderr):
+        completed = self.tools.attempt(self.job.describe(), dry_answer=dry_answer)
+        if completed.returncode and NOT_FOUND.search(completed.stderr):
             return ABSENT
-        if found.returncode:
-            raise cause(found)
-        state, kind, initiator = [*found.stdout.rstrip("\n").split("\t"), "", ""][:3]
+        if completed.returncode:
+            raise cause(completed)
+        state, kind, initiator = [*completed.stdout.rstrip("\n").split("\t"), "", ""][:3]
         if kind and self.job.tpu and kind != self.job.tpu.accelerator_type:
             raise BadInputError(
                 f"{self.job.name} exists and is a {kind}, not a {self.job.tpu.accelerator_type}; "
@@ -207,8 +207,8 @@ class CloudTpu:
 
     def on_first(self, command: str, *, dry_answer: str = "") -> str | None:
         """Returns the output of a command on worker 0; None if the command failed."""
-        found = self.tools.attempt(self.job.ssh(command, "0"), dry_answer=dry_answer)
-        return None if found.returncode else found.stdout.strip()
+        completed = self.tools.attempt(self.job.ssh(command, "0"), dry_answer=dry_answer)
+        return None if completed.returncode else completed.stdout.strip()
 
     def runs_this_job(self) -> bool:
         """Returns whether the job is running on the ready TPU.

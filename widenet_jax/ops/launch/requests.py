@@ -155,13 +155,13 @@ class Tools:
           BadInputError: the program is missing, or refused the user's input.
           RunFailedError: the command failed.
         """
-        found = self.attempt(command)
-        if found.returncode:
-            lines = found.stderr.splitlines()
+        completed = self.attempt(command)
+        if completed.returncode:
+            lines = completed.stderr.splitlines()
             if len(lines) > 1:  # a single one is part of the error
                 print(*lines[-LAST_LINES:], sep="\n", file=sys.stderr, flush=True)
-            raise cause(found)
-        return found.stdout.strip()
+            raise cause(completed)
+        return completed.stdout.strip()
 
     def attempt(
         self, command: Sequence[str], *, dry_answer: str = "", captured: bool = True
@@ -226,16 +226,25 @@ def check_ssh_key(tools: Tools) -> None:
         )
 
 
-def split_gcloud_flags(text: str) -> tuple[str, ...]:
-    """Splits the value of --gcloud_flags into words, as a shell would.
+def split_words(flag: str, text: str) -> list[str]:
+    """Splits a flag's value into words, as a shell would.
 
     Raises:
-      BadInputError: a quote is not closed, or the launcher sets a flag itself.
+      BadInputError: a quote is not closed.
     """
     try:
-        words = tuple(shlex.split(text))
+        return shlex.split(text)
     except ValueError as error:
-        raise BadInputError(f"--gcloud_flags={text}: {error}") from None
+        raise BadInputError(f"{flag}={text}: {error}") from None
+
+
+def split_gcloud_flags(text: str) -> tuple[str, ...]:
+    """Splits the value of --gcloud_flags into words.
+
+    Raises:
+      BadInputError: as `split_words`, or the launcher sets a flag itself.
+    """
+    words = tuple(split_words("--gcloud_flags", text))
     if own := OWN_FLAGS & {word.partition("=")[0] for word in words}:
         raise BadInputError(
             f"--gcloud_flags: leave {min(own)} out; the launcher sets it, by --tpu, --zone, "
@@ -321,13 +330,13 @@ def tracked_files(root: Path = ROOT) -> list[str]:
       BadInputError: `root` is not a git checkout.
     """
     command = ["git", "-C", str(root), "ls-files", "-z"]
-    found = subprocess.run(command, capture_output=True, text=True)
-    if not found.stdout:  # also where an installation lies inside another project's checkout
+    completed = subprocess.run(command, capture_output=True, text=True)
+    if not completed.stdout:  # also where an installation lies inside another project's checkout
         raise BadInputError(
             f"{root} is not a git checkout of this project, and the launcher copies the files that "
             "git tracks to the TPU; clone the project and install it by `pip install -e .`"
         )
-    return [name for name in found.stdout.split("\0") if name and (root / name).is_file()]
+    return [name for name in completed.stdout.split("\0") if name and (root / name).is_file()]
 
 
 def check_config(config: str, root: Path = ROOT) -> str:

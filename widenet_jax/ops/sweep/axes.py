@@ -38,21 +38,13 @@ def zipit(axes: Iterable[Iterable[Settings]]) -> list[Settings]:
     """Combines the first settings of all axes, then the second, and so on.
 
     Raises:
-      BadInputError: the axes differ in length; an axis of length 1 is repeated.
+      BadInputError: the axes differ in length.
     """
     axes = [list(axis) for axis in axes]
-    longest = max(map(len, axes), default=0)
-    for axis in axes:
-        if len(axis) not in (1, longest):
-            names = ", ".join(f"{'+'.join(a[0])} has {len(a)}" for a in axes if a)
-            raise BadInputError(f"axes zipped together must be of one length: {names}")
-    repeated = [axis * (longest // len(axis)) for axis in axes]
-    return [merge(parts) for parts in zip(*repeated, strict=True)]
-
-
-def chainit(axes: Iterable[Iterable[Settings]]) -> list[Settings]:
-    """Lists the settings of the first axis, then the settings of the second, and so on."""
-    return [settings for axis in axes for settings in axis]
+    if len({len(axis) for axis in axes}) > 1:
+        names = ", ".join(f"{'+'.join(axis[0])} has {len(axis)}" for axis in axes if axis)
+        raise BadInputError(f"axes zipped together must be of one length: {names}")
+    return [merge(parts) for parts in zip(*axes, strict=True)]
 
 
 def field_name(name: str) -> str:

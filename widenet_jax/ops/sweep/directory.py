@@ -67,10 +67,6 @@ class Directory:
         """A file about the trial: what it printed, its lock or a mark."""
         return self.logs / f"{trial.name}.{suffix}"
 
-    def handed_over(self, trial: Trial) -> Path:
-        """A file that exists once the trial was handed to a scheduler that runs it later."""
-        return self.log(trial, "handed_over")
-
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Reads result.json, which a run writes last; None before."""
         file = epath.Path(self.workdir(trial)) / "result.json"
@@ -85,11 +81,10 @@ class Directory:
             return Outcome(trial, Status.DONE, result=result)
         if diverged(self.workdir(trial)):
             return Outcome(trial, Status.DIVERGED, 3, self.last_line(trial))
-        if self.handed_over(trial).exists():
+        if self.log(trial, "handed_over").exists():
             return Outcome(trial, Status.HANDED_OVER)
-        return Outcome(
-            trial, Status.PRUNED if self.log(trial, "pruned").exists() else Status.WAITING
-        )
+        pruned = self.log(trial, "pruned").exists()
+        return Outcome(trial, Status.PRUNED if pruned else Status.WAITING)
 
     def evaluations(self, trial: Trial) -> list[dict]:
         """Reads the evaluation records so far, in order."""
@@ -101,15 +96,6 @@ class Directory:
         log = self.log(trial)
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-    def lock(self, trial: Trial) -> IO | None:
-        """Takes the trial's lock, held until both this process and its child close the file.
-
-        Returns:
-          None where another process holds the lock: a sweep that was killed may have left the
-          trial running. Such a trial is waited for and not started twice.
-        """
-        return locked(self.log(trial, "lock"))
 
 
 def has_result(workdir: str) -> bool:

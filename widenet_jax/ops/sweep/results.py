@@ -1,7 +1,5 @@
 """The results of a sweep: a row for each trial, as a CSV file, tables and pictures."""
 
-import csv
-import io
 import shlex
 import statistics
 from collections import Counter
@@ -9,22 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from etils import epath
-
 from widenet_jax.files import write_text
-from widenet_jax.ops.sweep.axes import Settings
 from widenet_jax.ops.sweep.directory import Directory
-from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status, text_of
+from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
 from widenet_jax.run.figures import draw_learning_curves, save, subplots
-from widenet_jax.run.tables import text_table
+from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
 TABLE, PICTURES = "results.csv", ("learning_curves.png", "sweep.png")
 UNFINISHED = (Status.STOPPED, Status.WAITING, Status.HANDED_OVER)
 SEED = "seed"
-LINEAR, LOG, NAMES = "linear", "log", "names"  # kinds of axes
-LAST_COLUMNS = ("exit_code", "message", "workdir")
+MOST_NAMED = 8  # more numbers on an axis stand where they are on a scale
 
 
 class Results:
@@ -33,7 +26,6 @@ class Results:
     Args:
       outcomes: at least one, in the order of the sweep.
       directory: of the sweep.
-      space: of a search; empty for a list of trials.
 
     Attributes:
       fields: fields that at least one trial sets, the variant first.
@@ -44,8 +36,8 @@ class Results:
         them), `progress`, exit_code, message, workdir.
     """
 
-    def __init__(self, outcomes: Sequence[Outcome], directory: Directory, space: Mapping[str, Any]):
-        self.outcomes, self.directory, self.space = outcomes, directory, space
+    def __init__(self, outcomes: Sequence[Outcome], directory: Directory):
+        self.outcomes, self.directory = outcomes, directory
         fields = {name for outcome in outcomes for name in outcome.trial.settings}
         self.fields = sorted(fields, key=lambda name: (name != VARIANT, name))
         self.primary_metric = outcomes[0].trial.primary_metric()
@@ -82,13 +74,13 @@ class Results:
         for row in self.done if SEED in self.fields else ():
             key = tuple(row.get(name) for name in others)
             groups.setdefault(key, []).append(row[self.metric])
-        found = []
+        means = []
         for key, values in groups.items():
             row = dict(zip(others, key, strict=True))
             row |= {"seeds": len(values), "mean": statistics.fmean(values)}
             row["std"] = statistics.stdev(values) if len(values) > 1 else None
-            found.append(row | {"median": statistics.median(values)})
-        return self.best_first(found, "mean")
+            means.append(row | {"median": statistics.median(values)})
+        return self.best_first(means, "mean")
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as one JSON object."""
@@ -101,7 +93,7 @@ class Results:
 
     def best(self) -> dict[str, Any] | None:
         """Returns the best trial that is done: its name, its metric and its command."""
-        if not self.done or self.done[0].get(self.metric) is None:
+        if not self.done:
             return None
         row = self.done[0]
         trial = next(one.trial for one in self.outcomes if one.trial.name == row["trial"])
@@ -109,7 +101,7 @@ class Results:
         return {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
 
     def report(self) -> str:
-        """Returns tables for people, the files and the command of the best trial."""
+        """Returns tables for people, their directory and the command of the best trial."""
         columns = ["trial", *self.fields, "status", self.metric, "params"]
         if any(row[self.progress] is not None for row in self.rows):
             columns.append(self.progress)
@@ -122,31 +114,20 @@ class Results:
             for one in self.outcomes
             if one.status in FAILURES
         ]
-        parts.append(self.files_text())
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        if left := ", ".join(f"{counts[one]} {one}" for one in UNFINISHED if counts[one]):
+            parts.append(f"not among the results yet: {left}; run the same command again to resume")
+        parts.append(f"tables and pictures  {self.directory.path}")
         if best := self.best():
             score = f"{self.metric} {cell(best[self.metric])}"
             parts.append(f"best  {best['trial']}, {score}\n  {best['command']}")
         return "\n\n".join(parts)
 
-    def files_text(self) -> str:
-        """Returns lines on the files of `write`, and on the trials that are left."""
-        pictures = PICTURES if self.fields else PICTURES[:1]
-        written = (TABLE, *pictures) if self.done else (TABLE,)
-        lines = [f"results  {self.directory.path}/{', '.join(written)}"]
-        counts = Counter(outcome.status for outcome in self.outcomes)
-        if left := ", ".join(f"{counts[one]} {one}" for one in UNFINISHED if counts[one]):
-            lines.append(f"not among the results yet: {left}; run the same command again to resume")
-        return "\n".join(lines)
-
     def write(self) -> None:
         """Writes TABLE and, once a trial is done, PICTURES, the second of swept fields."""
-        columns = dict.fromkeys(name for row in self.rows for name in row)
-        columns = [name for name in columns if name not in LAST_COLUMNS]
-        out = io.StringIO()
-        writer = csv.DictWriter(out, [*columns, *LAST_COLUMNS], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_text(self.directory.path / TABLE, out.getvalue())
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        cells = ([row.get(name) for name in columns] for row in self.rows)
+        write_text(self.directory.path / TABLE, csv_text([columns, *cells]))
         if not self.done:
             return
         under_way = [row for row in self.rows if row[self.progress] is not None]
@@ -155,18 +136,11 @@ class Results:
             ", ".join(f"{name.split('.')[-1]}={cell(row.get(name))}" for name in self.fields)
             for row in curves
         ]
-        curves_file, axes_file = (epath.Path(self.directory.path / name) for name in PICTURES)
-        draw_learning_curves(
-            [epath.Path(row["workdir"]) for row in curves],
-            curves_file,
-            metric=self.primary_metric.name,
-            names=names,
-            splits=("eval",),
-        )
+        curves_file, axes_file = (self.directory.path / name for name in PICTURES)
+        workdirs, metric = [row["workdir"] for row in curves], self.primary_metric.name
+        draw_learning_curves(workdirs, curves_file, metric=metric, names=names, splits=("eval",))
         if self.fields:
-            settings = [outcome.trial.settings for outcome in self.outcomes]
-            axes = {field: axis_of(field, settings, self.space) for field in self.fields}
-            draw_against(self.done, axes, self.metric, axes_file)
+            draw_against(self.done, self.fields, self.metric, axes_file)
 
 
 def table(rows: Sequence[dict], columns: Sequence[str]) -> str:
@@ -181,63 +155,36 @@ def cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def axis_of(field: str, settings: Sequence[Settings], space: Mapping[str, Any]) -> tuple[list, str]:
-    """Orders a field's values: numbers by size, other values as the user listed them.
-
-    Args:
-      field: to draw against.
-      settings: of all trials, in the order of the sweep.
-      space: of a search; empty for a list of trials.
-
-    Returns:
-      The values, and LINEAR or LOG as in the search space, or NAMES for places at equal distances.
-      In a list of trials, numbers that span a factor of 10 or more get a logarithmic scale. Seeds
-      are names, as their size means nothing.
-    """
-    values = list(dict.fromkeys(one[field] for one in settings if field in one))
-    if not all(type(value) in (int, float) for value in values):
-        listed = list(getattr(space.get(field), "choices", ()))
-        values.sort(key=lambda value: listed.index(text_of(value)) if listed else 0)
-        return values, NAMES
-    values.sort()
-    log = getattr(space.get(field), "log", 0 < 10 * values[0] <= values[-1])
-    return values, NAMES if field == SEED else LOG if log else LINEAR
-
-
-def draw_against(
-    rows: Sequence[Mapping], axes: Mapping[str, tuple[list, str]], metric: str, out: Path
-) -> None:
+def draw_against(rows: Sequence[Mapping], fields: Sequence[str], metric: str, out: Path) -> None:
     """Draws a panel for each field: a dot for each row, and the mean at each value.
 
-    A row without the field is left out of its panel; means are left out where every value has a
-    single row.
+    Seeds, texts and few numbers stand at equal distances; many numbers where they are on a scale,
+    logarithmic if they span a factor of 10. A row without the field is left out of its panel; means
+    are left out where every value has a single row.
     """
-    size = (1 + 4 * len(axes), 4)
-    figure, panels = subplots(1, len(axes), size=size, sharey=True, squeeze=False)
+    size = (1 + 4 * len(fields), 4)
+    figure, panels = subplots(1, len(fields), size=size, sharey=True, squeeze=False)
     marks = []
-    for panel, (field, (values, scale)) in zip(panels[0], axes.items(), strict=True):
-        found = {
-            value: [row[metric] for row in rows if row.get(field) == value] for value in values
-        }
-        drawn = {str(v) if scale == NAMES else v: of for v, of in found.items() if of}
-        for place, of in drawn.items():
-            panel.plot([place] * len(of), of, "o", color="C0", alpha=0.6)
-        if any(len(of) > 1 for of in drawn.values()):
-            style = "_" if scale == NAMES else "-_"
-            means = [statistics.fmean(of) for of in drawn.values()]
-            marks = panel.plot(list(drawn), means, style, color="C1", ms=14, mew=2)
+    for panel, field in zip(panels[0], fields, strict=True):
+        scores: dict[Any, list[float]] = {}
+        for row in (row for row in rows if field in row):
+            scores.setdefault(row[field], []).append(row[metric])
+        numbers = all(type(value) in (int, float) for value in scores)
+        values = sorted(scores) if numbers else list(scores)
+        named = not numbers or field == SEED or len(values) <= MOST_NAMED
+        places = [cell(value) for value in values] if named else values
+        for place, value in zip(places, values, strict=True):
+            panel.plot([place] * len(scores[value]), scores[value], "o", color="C0", alpha=0.6)
+        if any(len(of) > 1 for of in scores.values()):
+            means = [statistics.fmean(scores[value]) for value in values]
+            marks = panel.plot(places, means, "_" if named else "-_", color="C1", ms=14, mew=2)
         panel.set_xlabel(field)
         panel.grid(alpha=0.3)
-        if scale == LOG:
+        if named:  # room for the labels of the first and the last one
+            panel.set_xlim(-0.5, len(places) - 0.5)
+            panel.tick_params("x", rotation=20 if max(map(len, places), default=0) > 6 else 0)
+        elif 0 < 10 * values[0] <= values[-1]:
             panel.set_xscale("log")
-        elif scale == NAMES:  # room for the labels of the first and the last name
-            panel.set_xlim(-0.5, len(drawn) - 0.5)
-            panel.tick_params("x", rotation=20 if max(map(len, drawn), default=0) > 6 else 0)
-            continue
-        gaps = np.diff(np.log(list(drawn)) if scale == LOG else list(drawn))
-        if not len(gaps) or min(gaps) > 0.08 * sum(gaps):  # labels do not overlap
-            panel.set_xticks(list(drawn))
-            panel.minorticks_off()
     if marks:  # above the panels, where it covers no dot
         figure.legend(marks, ["mean"], loc="outside upper right", fontsize=8)
     panels[0, 0].set_ylabel(metric.replace("_", " "))

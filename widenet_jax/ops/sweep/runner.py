@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from widenet_jax import errors
-from widenet_jax.ops.sweep.directory import Directory
+from widenet_jax.ops.sweep.directory import Directory, locked
 from widenet_jax.ops.sweep.trials import FAILURES, MakeCommand, Outcome, Status, Trial
 
 POLL_SECONDS = 0.5
@@ -35,28 +35,19 @@ class Listed:
       trials: in the order to run them.
       directory: of the sweep.
       only: the index of the one trial to run; None: all.
-      retry: run trials that diverged again, from their last checkpoint.
 
     Attributes:
       total: number of trials to run, for the progress lines.
-      space: what a search draws settings from; empty for a list of trials.
 
     Raises:
       BadInputError: the directory cannot be made.
     """
 
-    def __init__(
-        self,
-        trials: Sequence[Trial],
-        directory: Directory,
-        *,
-        only: int | None = None,
-        retry: bool = False,
-    ):
+    def __init__(self, trials: Sequence[Trial], directory: Directory, *, only: int | None = None):
         directory.make()
-        self.trials, self.directory, self.retry = list(trials), directory, retry
+        self.trials, self.directory = list(trials), directory
         self.left = list(trials) if only is None else [trials[only]]
-        self.total, self.space = len(self.left), {}
+        self.total = len(self.left)
         self.ended: dict[str, Outcome] = {}  # in this call
 
     def ask(self) -> Trial | None:
@@ -119,10 +110,10 @@ class Runner:
             outcome = yield from self.run_trial(trial)
             self.ended += 1
             self.source.tell(outcome)
-            found = score_of(outcome.result)
+            end = score_of(outcome.result)
             if outcome.status in FAILURES:
-                found = f", exit code {outcome.exit_code}: {outcome.message}"
-            self.say(f"{outcome.status} {trial.name}{found}")
+                end = f", exit code {outcome.exit_code}: {outcome.message}"
+            self.say(f"{outcome.status} {trial.name}{end}")
 
     def run_trial(self, trial: Trial) -> Generator[None, None, Outcome]:
         """Runs a trial, unless it is finished; waits where an earlier sweep's process runs it.
@@ -131,15 +122,15 @@ class Runner:
         process of a launched trial is its launcher, which ends without the run.
         """
         directory = self.directory
-        while (lock := directory.lock(trial)) is None:
+        # Held until both this process and its child close the file. A sweep that was killed may
+        # have left the trial running.
+        while (lock := locked(directory.log(trial, "lock"))) is None:
             if self.signals:
                 return directory.outcome(trial)
             yield
         with lock:
             before = directory.outcome(trial)
-            if before.status == Status.DIVERGED and self.source.retry:
-                directory.handed_over(trial).unlink(missing_ok=True)
-            elif before.status != Status.WAITING:
+            if before.status != Status.WAITING:
                 return before
             self.say(f"start {trial.name}")
             with directory.log(trial).open("a") as log:
@@ -166,7 +157,7 @@ class Runner:
         """Returns the outcome of a trial whose process has ended, and marks it in the directory."""
         directory = self.directory
         if code == 0 and directory.result(trial) is None:
-            directory.handed_over(trial).touch()
+            directory.log(trial, "handed_over").touch()
         if code in STOPPED_CODES:
             if pruned:
                 directory.log(trial, "pruned").touch()
@@ -184,11 +175,9 @@ class Runner:
 
 def score_of(result: Mapping[str, Any]) -> str:
     """Formats the primary metric of a result.json: ": dev accuracy 0.9313"; "" without one."""
-    name = result.get("primary_metric", {}).get("name")
-    value = result.get(f"test_{name}")
-    if value is None:
-        return ""
-    return f": {result.get('split', 'test')} {name.replace('_', ' ')} {value:.4f}"
+    name = result.get("primary_metric", {}).get("name", "")
+    value, split = result.get(f"test_{name}"), result.get("split", "test")
+    return "" if value is None else f": {split} {name.replace('_', ' ')} {value:.4f}"
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class Search(Listed):
 
     Args:
       options: of the command: config, fields, search (the sampler), trials (their number, with the
-        trials of earlier calls), prune and search_seed.
+        trials of earlier calls) and prune.
       space: to draw settings from.
       directory: of the sweep.
 
@@ -94,9 +94,8 @@ class Search(Listed):
         self.optuna, self.options = require("optuna", **NEEDED), options
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
-        # A wrong field or bound is noticed before any trial runs.
-        ends = [make(options.config, end, options.fields) for end in ends_of(space)]
-        self.primary_metric = ends[0].primary_metric()
+        first = make(options.config, ends_of(space)[0], options.fields)
+        self.primary_metric = first.primary_metric()
         self.metric = f"test_{self.primary_metric.name}"
         super().__init__([], directory)
         self.space, self.total = space, options.trials
@@ -159,11 +158,11 @@ class Search(Listed):
 
     def sampler_of(self, number: int) -> Any:
         """Makes the sampler of a trial from its number, so that no random state is stored."""
-        samplers, seed = self.optuna.samplers, self.options.search_seed * 100_003 + number
+        samplers = self.optuna.samplers
         if self.options.search == "random":
-            return samplers.RandomSampler(seed=seed)
+            return samplers.RandomSampler(seed=number)
         # The liar makes trials that run at the same time search different places.
-        return samplers.TPESampler(seed=seed, n_startup_trials=TPE_STARTUP, constant_liar=True)
+        return samplers.TPESampler(seed=number, n_startup_trials=TPE_STARTUP, constant_liar=True)
 
     def trial_of(self, number: int, proposal: Settings) -> Trial:
         """Makes the trial of a proposal; its number keeps the names of equal proposals apart."""

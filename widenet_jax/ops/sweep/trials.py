@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -59,8 +59,7 @@ class Trial:
 
     def fields(self) -> list[str]:
         """Returns `--config.FIELD=VALUE` for every field that the trial sets."""
-        texts = {name: text_of(value) for name, value in self.settings.items() if name != VARIANT}
-        return [*self.flags, *flags_of(texts)]
+        return [*self.flags, *flags_of(self.settings)]
 
     def arguments(self, workdir: str) -> list[str]:
         """Returns the arguments of `python -m widenet_jax.main`."""
@@ -126,7 +125,6 @@ def expand(config: str, settings: Iterable[Settings], flags: Sequence[str] = ())
 def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
     """Makes one trial; see `expand`."""
     path, _, argument = config.partition(":")
-    fields = {name: text_of(value) for name, value in settings.items() if name != VARIANT}
     if VARIANT in settings:
         if argument:
             raise BadInputError(
@@ -134,9 +132,9 @@ def make(config: str, settings: Settings, flags: Sequence[str]) -> Trial:
             )
         argument = text_of(settings[VARIANT])
     full = f"{path}:{argument}" if argument else path
-    for name in fields.keys() & names_of(flags):
+    for name in settings.keys() & names_of(flags):
         raise BadInputError(f"--config.{name} is set, and swept as well; keep one of them")
-    loaded = with_fields(full, [*flags, *flags_of(fields)])
+    loaded = with_fields(full, [*flags, *flags_of(settings)])
     typed = dict(fields_of(loaded)) | {VARIANT: argument}
     values = {name: typed[name] for name in sorted(settings)}
     return Trial(name_of(Path(path).name, argument, values), full, values, tuple(flags))
@@ -165,9 +163,9 @@ def names_of(flags: Iterable[str]) -> set[str]:
     return {flag.removeprefix("--config.").partition("=")[0] for flag in flags}
 
 
-def flags_of(fields: Mapping[str, str]) -> list[str]:
-    """Writes fields as on the command line."""
-    return [f"--config.{name}={text}" for name, text in fields.items()]
+def flags_of(settings: Settings) -> list[str]:
+    """Writes the fields among settings as on the command line."""
+    return [f"--config.{k}={text_of(value)}" for k, value in settings.items() if k != VARIANT]
 
 
 def text_of(value: Any) -> str:
@@ -203,17 +201,17 @@ def settings_of_config(config: str) -> list[Settings]:
             f"nothing to sweep: give --sweep FIELD=VALUE,VALUE, or write get_sweep(sweep) in {path}"
         )
     try:
-        found = [{axes.field_name(k): v for k, v in one.items()} for one in get_sweep(axes)]
+        settings = [{axes.field_name(k): v for k, v in one.items()} for one in get_sweep(axes)]
     except BadInputError as error:
         raise BadInputError(f"--config={config}: {error}") from None
     except Exception as error:
         raise BadInputError(
             f"--config={config}: get_sweep: {type(error).__name__}: {error}; it must return "
-            "what sweep, product, zipit or chainit return"
+            "what sweep, product or zipit return"
         ) from error
-    if not found:
+    if not settings:
         raise BadInputError(f"--config={config}: get_sweep returns no settings; return one or more")
-    return found
+    return settings
 
 
 def check_shared(trials: Sequence[Trial]) -> None:
@@ -222,13 +220,9 @@ def check_shared(trials: Sequence[Trial]) -> None:
     A mistake that only some trials have ends those trials, and the others run. So the first trial
     without a mistake, or with a different one, ends the check.
     """
-    mistakes: set[str] = set()
-    for trial in trials:
-        mistakes.add(mistake_of(trial))
-        if "" in mistakes or len(mistakes) > 1:
-            return
-    if mistakes:
-        raise BadInputError(mistakes.pop())
+    mistake = mistake_of(trials[0]) if trials else ""
+    if mistake and all(mistake_of(trial) == mistake for trial in trials[1:]):
+        raise BadInputError(mistake)
 
 
 def mistake_of(trial: Trial) -> str:

@@ -50,7 +50,7 @@ def read_split(path: str, split: str, read: Callable[[epath.Path], list]) -> lis
         name, bounds = parse_slice(part)
         found = [row for file in find_files(path, name) for row in read(file)]
         chosen = found[slice_of(bounds, len(found))] if bounds else found
-        check_part(part, split, len(chosen), where=f"config.data.path={path}")
+        check_part(part, len(chosen), where=f"config.data.path={path}")
         rows += chosen
     return rows
 

@@ -91,7 +91,8 @@ class InstanceTransform:
         lengths = [len(one.tokens) for one in instances]
         firsts = np.cumsum([0, *lengths[:-1]])
         numbers = np.repeat(np.arange(1, len(instances) + 1), lengths)
-        row_size = row_predictions(self.rules.mask_fraction, self.max_length)
+        # Rounding may add half a token for each instance, and each has at least one.
+        row_size = round(self.rules.mask_fraction * self.max_length) + MOST_CHUNKS
         order = np.zeros(MOST_CHUNKS, np.int32)
         order[: len(instances)] = [one.order for one in instances]
         tokens, token_types, labels = (
@@ -139,7 +140,6 @@ def instance_transforms(
     check_range("config.data.max_length", max_length, SPECIALS + 2, 2**16)
     check_range("config.task.mask_fraction", config.task.mask_fraction, 0.0, 1.0)
     check_range("config.task.max_predictions", config.task.max_predictions, 0, max_length)
-    check_range("config.task.max_ngram", config.task.max_ngram, 1, 100)
     rules = MaskingRules(
         starts_word=tokenizer.starts_word,
         special=tokenizer.special,
@@ -159,17 +159,8 @@ def max_predictions(config: Any) -> int:
     return task.max_predictions or max(1, round(task.mask_fraction * config.data.max_length))
 
 
-def row_predictions(mask_fraction: float, max_length: int) -> int:
-    """Returns the most tokens that are predicted in a packed row.
-
-    Rounding may add up to half a token for each instance, and each has at least one.
-    """
-    return round(mask_fraction * max_length) + MOST_CHUNKS
-
-
-def instance_spec(config: Any, params: Any = None) -> dict[str, ArraySpec]:
+def instance_spec(config: Any, _: Any = None) -> dict[str, ArraySpec]:
     """Returns the arrays of one example that is not packed; see `specs.TaskSpec`."""
-    del params
     row, scalar = ArraySpec((config.data.max_length,), "int32"), ArraySpec((), "int32")
     predictions = ArraySpec((max_predictions(config),), "int32")
     return {

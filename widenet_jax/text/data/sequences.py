@@ -78,20 +78,18 @@ def padded(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
 
 
 def sequence_row(
-    example: Example, rng: np.random.Generator | None = None, *, length: int
+    example: Example, _: np.random.Generator | None = None, *, length: int
 ) -> dict[str, np.ndarray]:
     """Pads a sequence with zeros; the transform of sequences, which draws nothing.
 
     Args:
       example: as `join` makes it. Its further numbers and arrays, a value for each token, are in
         the row, too.
-      rng: not used.
       length: T.
 
     Returns:
       {"tokens", "token_types": int32 [T], "length": int32, ...}.
     """
-    del rng
     tokens = example["tokens"]
     row = {
         "tokens": padded(tokens, length),
@@ -106,9 +104,8 @@ def sequence_row(
     return row
 
 
-def sequence_transforms(config: Any, info: Mapping[str, Any]) -> tuple[Transform, Transform]:
+def sequence_transforms(config: Any, _: Mapping[str, Any]) -> tuple[Transform, Transform]:
     """Returns the transform of training and of evaluation."""
-    del info
     return (partial(sequence_row, length=config.data.max_length),) * 2
 
 

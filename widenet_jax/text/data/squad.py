@@ -14,15 +14,8 @@ from etils import epath
 from widenet_jax.corpus.tokenizer import Encoded
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
+from widenet_jax.text.data import sequences
 from widenet_jax.text.data.files import is_text, read_columns, read_split, read_text, suffix_of
-from widenet_jax.text.data.sequences import (
-    encode_all,
-    in_threads,
-    join,
-    sequence_spec,
-    tokenizer_for,
-    tokenizer_info,
-)
 
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 # A token's context counts this share of its window's length, besides its shorter side (BERT).
@@ -84,16 +77,16 @@ class Squad:
                 f"questions of config.data.max_question_length={longest} tokens and "
                 f"{SPECIAL_TOKENS} special ones"
             )
-        self._tokenizer = tokenizer_for(data, info)
+        self._tokenizer = sequences.tokenizer_for(data, info)
         if questions is None:
             questions = read_split(data["path"], split, read_questions)
         self.questions = list(questions)
         unanswerable = not all(question.answers for question in questions)
-        self.info = {**tokenizer_info(self._tokenizer), "unanswerable": unanswerable}
-        asked = encode_all(self._tokenizer, [question.text for question in questions])
+        self.info = {**sequences.tokenizer_info(self._tokenizer), "unanswerable": unanswerable}
+        asked = sequences.encode_all(self._tokenizer, [question.text for question in questions])
         self._asked = [ids[:longest] for ids in asked]
         contexts = list(dict.fromkeys(question.context for question in questions))
-        encoded = in_threads(self._tokenizer.encode_with_offsets, contexts)
+        encoded = sequences.in_threads(self._tokenizer.encode_with_offsets, contexts)
         self._contexts: dict[str, Encoded] = dict(zip(contexts, encoded, strict=True))
         windows = []
         for number, question in enumerate(questions):
@@ -109,7 +102,7 @@ class Squad:
         number, first, count = self.windows[index].tolist()
         question, context = self.questions[number], self.context(self.questions[number])
         part = context.ids[first : first + count]
-        sequence = join(self._tokenizer, self._asked[number], part, self._length)
+        sequence = sequences.join(self._tokenizer, self._asked[number], part, self._length)
         second = sequence["second"]
         start = end = 0
         if question.answers:
@@ -175,12 +168,11 @@ def tokens_of(answer: Answer, offsets: np.ndarray) -> tuple[int, int]:
     return int(low), int(max(low, high))
 
 
-def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+def example_of(config: Any, _: Any) -> dict[str, ArraySpec]:
     """Returns the arrays of one example in a batch."""
-    del params
     T = config.data.max_length
     places = dict.fromkeys(("start", "end"), ArraySpec((), "int32"))
-    return {**sequence_spec(T), **places, "may_start": ArraySpec((T,), "bool")}
+    return {**sequences.sequence_spec(T), **places, "may_start": ArraySpec((T,), "bool")}
 
 
 # --- Files ----------------------------------------------------------------------------------------

@@ -15,14 +15,8 @@ from etils import epath
 
 from widenet_jax.data.contract import ArraySpec
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
+from widenet_jax.text.data import sequences
 from widenet_jax.text.data.files import Columns, is_text, read_columns, read_split, shown
-from widenet_jax.text.data.sequences import (
-    encode_all,
-    join,
-    sequence_spec,
-    tokenizer_for,
-    tokenizer_info,
-)
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -97,13 +91,19 @@ class Table:
         self.class_names = tuple(names)
         self._where = [row.where for row in rows]
         self._labels = label_numbers(rows, self.class_names, data["label_names"])
-        tokenizer = tokenizer_for(data, info)
+        tokenizer = sequences.tokenizer_for(data, info)
         paired = rows[0].pair is not None
-        self.info = {"class_names": list(names), "pairs": paired, **tokenizer_info(tokenizer)}
-        texts = encode_all(tokenizer, [row.text for row in rows])
-        pairs = encode_all(tokenizer, [row.pair or "" for row in rows]) if paired else None
+        self.info = {
+            "class_names": list(names),
+            "pairs": paired,
+            **sequences.tokenizer_info(tokenizer),
+        }
+        texts = sequences.encode_all(tokenizer, [row.text for row in rows])
+        pairs = (
+            sequences.encode_all(tokenizer, [row.pair or "" for row in rows]) if paired else None
+        )
         both = zip(texts, pairs or [None] * len(rows), strict=True)
-        joined = [join(tokenizer, text, pair, data["max_length"]) for text, pair in both]
+        joined = [sequences.join(tokenizer, text, pair, data["max_length"]) for text, pair in both]
         # One array: thousands of small ones are slow to send to worker processes.
         self._ends = np.cumsum([0, *(len(one["tokens"]) for one in joined)])
         self._tokens = np.concatenate([one["tokens"] for one in joined])
@@ -237,7 +237,6 @@ def label_numbers(rows: Sequence[Row], class_names: Sequence[str], label_names: 
     return np.array([index[row.label] for row in rows], np.int32)
 
 
-def example_of(config: Any, params: Any) -> dict[str, ArraySpec]:
+def example_of(config: Any, _: Any) -> dict[str, ArraySpec]:
     """Returns the arrays of one example in a batch."""
-    del params
-    return {**sequence_spec(config.data.max_length), "label": ArraySpec((), "int32")}
+    return {**sequences.sequence_spec(config.data.max_length), "label": ArraySpec((), "int32")}

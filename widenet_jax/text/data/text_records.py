@@ -36,42 +36,24 @@ def id_type(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def encode_chunk(chunk: Sequence[np.ndarray], vocab_size: int) -> bytes:
-    """Returns the record of a chunk.
-
-    Args:
-      chunk: ids of each sentence: integers [n] below `vocab_size`.
-      vocab_size: V.
-    """
-    header = np.array([len(chunk), *map(len, chunk)], _COUNT)
-    return header.tobytes() + np.concatenate(chunk).astype(id_type(vocab_size)).tobytes()
+def encode_record(chunks: Sequence[Chunk], vocab_size: int, *, packed: bool) -> bytes:
+    """Returns the record of a packed row of chunks, or of the single chunk of a list."""
+    record = np.array(len(chunks), _COUNT).tobytes() if packed else b""
+    for chunk in chunks:
+        header = np.array([len(chunk), *map(len, chunk)], _COUNT)
+        record += header.tobytes() + np.concatenate(chunk).astype(id_type(vocab_size)).tobytes()
+    return record
 
 
-def encode_row(chunks: Sequence[Sequence[np.ndarray]], vocab_size: int) -> bytes:
-    """Returns the record of a packed row."""
-    encoded = (encode_chunk(chunk, vocab_size) for chunk in chunks)
-    return np.array(len(chunks), _COUNT).tobytes() + b"".join(encoded)
-
-
-def decode_chunk(record: bytes, vocab_size: int) -> Chunk:
-    """Returns the sentences of a record: int32 [n] each; the inverse of `encode_chunk`.
+def decode_record(record: bytes, vocab_size: int, *, packed: bool) -> list[Chunk]:
+    """Returns the chunks of a record, each a list of int32 [n]; the inverse of `encode_record`.
 
     Raises:
-      ValueError, struct.error: the record is not a chunk.
+      ValueError, struct.error: the record holds no such chunks.
     """
-    (chunk,) = _read_chunks(record, 0, 1, id_type(vocab_size))
-    return chunk
-
-
-def decode_row(record: bytes, vocab_size: int) -> list[Chunk]:
-    """Returns the chunks of a packed row; the inverse of `encode_row`. Raises as `decode_chunk`."""
-    (count,) = struct.unpack_from("<H", record)
-    return _read_chunks(record, _COUNT.itemsize, count, id_type(vocab_size))
-
-
-def _read_chunks(record: bytes, place: int, number: int, ids: np.dtype) -> list[Chunk]:
-    """Returns the chunks from `place` on, which end with the record."""
-    chunks = []
+    ids, chunks, place, number = id_type(vocab_size), [], 0, 1
+    if packed:
+        (number,), place = struct.unpack_from("<H", record), _COUNT.itemsize
     for _ in range(number):
         (count,) = struct.unpack_from("<H", record, place)
         lengths = np.frombuffer(record, _COUNT, count, place + _COUNT.itemsize)
@@ -99,19 +81,17 @@ class TextRecords(PackedSet):
       packed: whether a record is a row of several chunks.
     """
 
-    def __init__(self, data: Mapping[str, Any], split: str, info: Mapping[str, Any]):
+    def __init__(self, data: Mapping[str, Any], split: str, _: Mapping[str, Any]):
         """Opens a split for sequences of `max_length` tokens, by default of the set's own length.
 
         Args:
           data: `config.data`: "path", and "max_length" where it is known.
           split: its name.
-          info: not used.
 
         Raises:
           BadInputError: nothing readable there, or prepared for shorter sequences; rows of a packed
             set have one length only.
         """
-        del info
         directory, max_length = path_of(data), data.get("max_length")
         super().__init__(directory, split, kind=KIND, unit="sequence")
         tokenizer = load_written_tokenizer(directory, self.manifest["tokenizer_sha256"])
@@ -139,10 +119,8 @@ class TextRecords(PackedSet):
             )
 
     def _example(self, record: bytes) -> dict[str, Any]:
-        vocab_size = self.info["vocab_size"]
-        if self.packed:
-            return {"chunks": decode_row(record, vocab_size)}
-        return {"sentences": decode_chunk(record, vocab_size)}
+        chunks = decode_record(record, self.info["vocab_size"], packed=self.packed)
+        return {"chunks": chunks} if self.packed else {"sentences": chunks[0]}
 
 
 class TinyText:
@@ -154,9 +132,8 @@ class TinyText:
       info: "tokenizer", "vocab_size" and "unigram_entropy".
     """
 
-    def __init__(self, data: Mapping[str, Any], split: str, info: Mapping[str, Any]):
-        """Opens a split for sequences of `config.data.max_length` tokens; `info` is not used."""
-        del info
+    def __init__(self, data: Mapping[str, Any], split: str, _: Mapping[str, Any]):
+        """Opens a split for sequences of `config.data.max_length` tokens."""
         check_split(split, ("train", "valid"), "the embedded text")
         chunks, self.info = _read_novel(data["max_length"])
         self._chunks = chunks[split]

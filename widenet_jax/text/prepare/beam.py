@@ -13,6 +13,7 @@ from typing import Any
 
 from etils import epath
 
+from widenet_jax.config.parser import Options
 from widenet_jax.corpus.tokenizer import FILE
 from widenet_jax.data import records
 from widenet_jax.errors import BadInputError, require
@@ -23,14 +24,14 @@ PARTS = "parts"  # the pipeline's counts, removed at its end
 
 
 def prepare(
-    preparation: ChunkPreparation, directory: str, *, options: str, provenance: Mapping[str, Any]
+    preparation: ChunkPreparation, options: Options, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Prepares a set by a Beam pipeline; returns its manifest.
 
     Args:
       preparation: what to make. Its inputs must be readable on every worker.
-      directory: where, readable and writable on every worker; local or remote. Must be empty.
-      options: of the pipeline: "--runner=DirectRunner --direct_num_workers=4".
+      options: `out`, an empty directory, local or remote, that every worker can read and write; and
+        `beam`, options of the pipeline: "--runner=DirectRunner --direct_num_workers=4".
       provenance: kept in the manifest.
 
     Raises:
@@ -39,18 +40,18 @@ def prepare(
     beam = require("apache_beam", extra="beam", what="--beam")
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    out = epath.Path(directory)
+    out = epath.Path(options.out)
     if out.exists() and any(out.iterdir()):
-        raise BadInputError(f"{directory}: holds files; give --out a new directory")
+        raise BadInputError(f"{out}: holds files; give --out a new directory")
     (out / PARTS).mkdir(parents=True, exist_ok=True)
     write_json(out / FILE, preparation.tokenizer.json)
     units = range(len(preparation.units))
-    prepare_one = functools.partial(prepare_copy, preparation, directory)
-    with beam.Pipeline(options=PipelineOptions(options.split())) as pipeline:
+    prepare_one = functools.partial(prepare_copy, preparation, options.out)
+    with beam.Pipeline(options=PipelineOptions(options.beam.split())) as pipeline:
         spread = pipeline | beam.Create(list(units)) | beam.Reshuffle()
         spread | beam.Map(prepare_one)
     parts = [json.loads((out / PARTS / f"{unit:05d}.json").read_bytes()) for unit in units]
-    manifest = {**preparation.finish(Path(), parts), "provenance": dict(provenance)}
+    manifest = preparation.manifest(Path(), parts, provenance)
     write_json(out / records.MANIFEST, manifest)
     (out / PARTS).rmtree()
     return manifest
@@ -63,7 +64,7 @@ def prepare_copy(preparation: ChunkPreparation, directory: str, unit: int) -> No
     """
     out = epath.Path(directory)
     with tempfile.TemporaryDirectory() as folder:
-        part = preparation.prepare_unit(Path(folder), unit)
+        part = preparation.counts_of(Path(folder), unit)
         for name in preparation.shards(unit).values():
             (epath.Path(folder) / name).copy(out / name, overwrite=True)
     write_json(out / PARTS / f"{unit:05d}.json", part)

@@ -7,59 +7,25 @@ from typing import Any
 import tqdm
 
 from widenet_jax.config.parser import Options, not_negative, positive, show
-from widenet_jax.corpus.command import add_reading, add_writing, units_of
+from widenet_jax.corpus.command import add_command, add_set_command, report, units_of
 from widenet_jax.errors import BadInputError, check_range
 from widenet_jax.files import absolute, write_text
 
-MOST_LENGTH = 65_535  # a record holds lengths in 16 bits
 LEAST_LENGTH = 8
-
-TEXT = """Prepares text for pretraining: documents are split into sentences, encoded, and grouped
-into chunks of about max_length tokens; nothing is masked yet. Train on the set with
---config.data.source=text --config.data.path=DIR.
-
-INPUT is a file, or a directory of files (gzip, bzip2 and xz are recognised):
-  text       plain text, a document a file; blank lines between paragraphs
-  titles     documents that begin with a line "= Title =", a paragraph a line
-  sentences  a sentence a line, a blank line between documents (only with --format=sentences)
-  jsonl      a JSON object a line, the text in a field (--text_column)
-  parquet    Hugging Face parquet files, the text in a column (--text_column)
-or the directory of a TFDS set that is stored as array_record, such as wikipedia.
-
-Each file is one unit of work, so give at least as many files as workers. A preparation that was
-stopped continues when the same command is run again."""
-
-
-TOKENIZER = """Trains a tokenizer on text, or converts one to tokenizer.json.
-
-unigram: sentencepiece, in ALBERT's layout and normalisation; wordpiece: as BERT's; bpe: for
-language models, sentencepiece, each digit a piece, with capital letters, from the lines of the
-text as the command stream reads them."""
 
 
 def add_commands(commands: Any) -> None:
     """Adds the subcommands to prepare_data.py."""
-    what = "text for pretraining"
-    text = commands.add_parser("text", help=what, description=TEXT, takes_fields=False)
-    text.set_defaults(work=prepare_text)
-    add = text.add_argument
-    add("inputs", nargs="+", metavar="INPUT", help="training text")
-    add("--out", required=True, metavar="DIR", help="where the set goes")
+    add = add_set_command(commands, "text", "text for pretraining", prepare_text)
     add("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, vocab.txt or .model")
     add("--max_length", type=positive, default=512, metavar="T", help="tokens of a sequence")
-    add_reading(add)
-    add("--valid", action="append", default=[], metavar="INPUT", help="validation text; repeat")
     text = "validation documents among 1,000 of the training text (default 5, with --valid 0)"
     add("--valid_per_mille", type=not_negative, metavar="K", help=text)
     add("--pack", action="store_true", help="fill rows of T tokens with up to 8 chunks each")
     add("--seed", type=not_negative, default=0, help="of the chunks' target lengths")
     text = "prepare with Apache Beam, by its OPTIONS, as in --beam='--runner=DataflowRunner ...'"
     add("--beam", metavar="OPTIONS", help=text)
-    add_writing(add)
-    what = "train or convert one"
-    command = commands.add_parser("tokenizer", help=what, description=TOKENIZER, takes_fields=False)
-    command.set_defaults(work=make_tokenizer)
-    add = command.add_argument
+    add = add_command(commands, "tokenizer", "train or convert a tokenizer", make_tokenizer)
     add("inputs", nargs="*", metavar="INPUT", help="text to train on, as for the command text")
     add("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
     text = "a vocab.txt (WordPiece) or .model (sentencepiece) instead of training"
@@ -72,12 +38,15 @@ def add_commands(commands: Any) -> None:
     add("--character_coverage", type=float, default=0.99995, metavar="SHARE", help=text)
     add("--cased", action="store_true", help="keep capital letters and accents")
     add("--max_sentences", type=positive, default=2_000_000, metavar="N", help="of a larger text")
-    add("--json", action="store_true", help="print one JSON object")
-    add_reading(add)
 
 
 def make_tokenizer(options: Options) -> None:
-    """Trains or converts the tokenizer that `options` describe."""
+    """Trains a tokenizer on text, or converts one to tokenizer.json.
+
+    unigram: sentencepiece, in ALBERT's layout and normalisation; wordpiece: as BERT's; bpe: for
+    language models, sentencepiece, each digit a piece, with capital letters, from the lines of the
+    text as the command stream reads them.
+    """
     from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
     from widenet_jax.text.prepare import tokenizers
 
@@ -107,44 +76,50 @@ def make_tokenizer(options: Options) -> None:
 
 
 def prepare_text(options: Options) -> None:
-    """Prepares the set that `options` describe."""
-    from widenet_jax.corpus.chunking import Chunking
-    from widenet_jax.corpus.preparation import prepare
+    """Prepares text for pretraining: documents as chunks of about max_length tokens.
+
+    Documents are split into sentences, encoded and grouped into chunks; nothing is masked yet.
+    Train on the set with --config.data.source=text --config.data.path=DIR.
+
+    INPUT is a file, or a directory of files (gzip, bzip2 and xz are recognised):
+      text       plain text, a document a file; blank lines between paragraphs
+      titles     documents that begin with a line "= Title =", a paragraph a line
+      sentences  a sentence a line, a blank line between documents (only with --format=sentences)
+      jsonl      a JSON object a line, the text in a field (--text_column)
+      parquet    Hugging Face parquet files, the text in a column (--text_column)
+    or the directory of a TFDS set that is stored as array_record, such as wikipedia.
+
+    Each file is one unit of work, so give at least as many files as workers. A preparation that was
+    stopped continues when the same command is run again.
+    """
+    from widenet_jax.corpus import preparation
+    from widenet_jax.corpus.chunking import MOST_TOKENS, Chunking
     from widenet_jax.corpus.tokenizer import load_tokenizer
+    from widenet_jax.text.prepare import beam
     from widenet_jax.text.prepare.preparation import ChunkPreparation
 
-    check_range("--max_length", options.max_length, LEAST_LENGTH, MOST_LENGTH)
+    check_range("--max_length", options.max_length, LEAST_LENGTH, MOST_TOKENS)
     per_mille = options.valid_per_mille
     if per_mille is None:
         per_mille = 0 if options.valid else 5
     check_range("--valid_per_mille", per_mille, 0, 999)
     tokenizer = load_tokenizer(options.tokenizer)
     train = units_of(options.inputs, options)
-    preparation = ChunkPreparation(
+    chunks = ChunkPreparation(
         units=train + units_of(options.valid, options),
-        num_train=len(train),
+        column=options.text_column,
         tokenizer=tokenizer,
-        rule=Chunking(options.max_length, options.seed),
+        num_train=len(train),
+        chunking=Chunking(options.max_length, options.seed),
         valid_per_mille=per_mille,
         packed=options.pack,
-        column=options.text_column,
     )
     provenance = {"converter": "text", "input": options.inputs, "valid": options.valid}
-    if options.beam is not None:
-        from widenet_jax.text.prepare import beam
-
-        manifest = beam.prepare(
-            preparation, options.out, options=options.beam, provenance=provenance
-        )
+    if options.beam is None:
+        manifest = preparation.prepare(chunks, options, provenance)
     else:
-        manifest = prepare(
-            preparation, options.out, options.workers, provenance, overwrite=options.overwrite
-        )
-    lines = [
-        f"{options.out}: {split} {entry['count']:,} records of {entry['documents']:,} documents, "
-        f"{entry['tokens']:,} tokens"
-        for split, entry in manifest["splits"].items()
-    ]
+        manifest = beam.prepare(chunks, options, provenance)
+    counts = "{count:,} records of {documents:,} documents, {tokens:,} tokens"
     entropy = manifest["unigram_entropy"]
-    lines.append(f"unigram entropy {entropy:.3f} nats (loss of word frequencies alone)")
-    show(options, {"path": options.out, **manifest}, "\n".join(lines))
+    least = f"unigram entropy {entropy:.3f} nats (loss of word frequencies alone)"
+    report(options, manifest, counts, least)

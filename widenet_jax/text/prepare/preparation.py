@@ -6,8 +6,7 @@ same code, and so make the same bytes.
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 from array_record.python import array_record_module
 
-from widenet_jax.corpus.chunking import SPECIALS, Chunk, Chunking, Document, chunks_of
+from widenet_jax.corpus.chunking import SPECIALS, Chunk, Chunking, chunks_of
 from widenet_jax.corpus.inputs import documents
-from widenet_jax.corpus.preparation import UNFINISHED, have_size, inputs_sha256, units_sha256
+from widenet_jax.corpus.preparation import Preparation, written_whole
 from widenet_jax.corpus.readers import Input
 from widenet_jax.corpus.tokenizer import Tokenizer
 from widenet_jax.data import records
@@ -33,45 +32,37 @@ TRAIN, VALID = "train", "valid"
 
 
 @dataclass(frozen=True)
-class ChunkPreparation:
-    """Everything that decides the bytes of a set of chunks; see `corpus.preparation.Preparation`.
+class ChunkPreparation(Preparation):
+    """Everything that decides the bytes of a set of chunks.
 
     Attributes:
       units: the work; the first `num_train` units are divided between both splits.
-      num_train: units of training text; those after it are validation text.
+      column: of parquet files, JSON lines and TFDS sets.
       tokenizer: of all texts.
-      rule: makes the chunks.
+      num_train: units of training text; those after it are validation text.
+      chunking: makes the chunks.
       valid_per_mille: validation documents among 1,000 of the training text.
       packed: whether records are rows of several chunks.
-      column: of parquet files and JSON lines.
     """
 
     units: Sequence[Sequence[Input]]
-    num_train: int
+    column: str
     tokenizer: Tokenizer
-    rule: Chunking
+    num_train: int
+    chunking: Chunking
     valid_per_mille: int
     packed: bool
-    column: str
+
+    kind = text_records.KIND
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        names = ("valid_per_mille", "packed")
+        return dataclasses.asdict(self.chunking) | {name: getattr(self, name) for name in names}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the bytes but the content of the inputs, as JSON holds it."""
-        return {
-            "tokenizer_sha256": self.tokenizer.sha256,
-            "rule": self.stored_rule,
-            "units_sha256": units_sha256(self.units),
-            "num_train": self.num_train,
-            "column": self.column,
-        }
-
-    @property
-    def stored_rule(self) -> dict[str, Any]:
-        return {
-            **dataclasses.asdict(self.rule),
-            "valid_per_mille": self.valid_per_mille,
-            "packed": self.packed,
-        }
+        return super().settings | {"num_train": self.num_train}
 
     def shards(self, unit: int) -> dict[str, str]:
         """Returns the file name of each split's shard of a unit."""
@@ -88,39 +79,34 @@ class ChunkPreparation:
 
         Returns:
           {"splits": {split: {"records", "bytes", "documents", "chunks", "tokens"}}, "ids": [V] or
-          [], "inputs_sha256": str}, where `ids` counts each id in the unit's training text.
+          []}, where `ids` counts each id in the unit's training text.
         """
+        shards = {split: directory / name for split, name in self.shards(unit).items()}
         with contextlib.ExitStack() as stack:
-            writers = {
-                split: stack.enter_context(ShardWriter(directory / name, self))
-                for split, name in self.shards(unit).items()
-            }
+            writers = {}
+            for split, path in shards.items():
+                writer = ShardWriter(stack.enter_context(written_whole(path)), self)
+                writers[split] = stack.enter_context(contextlib.closing(writer))
             for document in documents(self.units[unit], self.column):
-                split = self.split_of(document, unit)
-                writers[split].add(chunks_of(document, self.tokenizer, self.rule))
+                validates = unit >= self.num_train or document.validates(self.valid_per_mille)
+                chunks = chunks_of(document, self.tokenizer, self.chunking)
+                writers[VALID if validates else TRAIN].add(chunks)
+            for writer in writers.values():
+                writer.flush()
+        for split, path in shards.items():
+            writers[split].counts["bytes"] = path.stat().st_size
         return {
             "splits": {split: writer.counts for split, writer in writers.items()},
             "ids": writers[TRAIN].ids.tolist() if TRAIN in writers else [],
-            "inputs_sha256": inputs_sha256(self.units[unit]),
         }
 
-    def is_whole(self, directory: Path, unit: int, part: Mapping[str, Any]) -> bool:
-        """Whether all shards of a unit are there and as large as its counts say."""
-        sizes = {name: part["splits"][split]["bytes"] for split, name in self.shards(unit).items()}
-        return all(have_size(directory / name, size) for name, size in sizes.items())
-
-    def split_of(self, document: Document, unit: int) -> str:
-        """Returns the split that a document of a unit belongs to."""
-        if unit >= self.num_train or document.validates(self.valid_per_mille):
-            return VALID
-        return TRAIN
+    def sizes(self, directory: Path, unit: int, part: Mapping[str, Any]) -> dict[Path, int]:
+        """Returns the bytes of a unit's shards."""
+        counts = part["splits"]
+        return {directory / name: counts[s]["bytes"] for s, name in self.shards(unit).items()}
 
     def finish(self, directory: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the manifest without the provenance, from the counts of all units.
-
-        Raises:
-          BadInputError: a split is empty.
-        """
+        """Adds up the counts of all units; raises BadInputError where a split is empty."""
         del directory
         splits: dict[str, dict[str, Any]] = {}
         for split in (TRAIN, VALID):
@@ -139,74 +125,51 @@ class ChunkPreparation:
                 )
         ids = np.sum([part["ids"] for part in parts if part["ids"]], axis=0)
         return {
-            "format_version": records.FORMAT_VERSION,
-            "kind": text_records.KIND,
-            "tokenizer_sha256": self.tokenizer.sha256,
             "vocab_size": self.tokenizer.vocab_size,
             "unigram_entropy": unigram_entropy(ids),
-            "rule": self.stored_rule,
             "splits": splits,
-            "settings": self.settings,
-            "inputs_sha256": [part["inputs_sha256"] for part in parts],
         }
 
 
 class ShardWriter:
-    """Writes the chunks of one shard: a file that appears whole when the `with` block ends.
+    """Writes the chunks of one shard.
 
     Attributes:
-      counts: records, bytes, documents, chunks, tokens; complete when the block has ended.
-      ids: how often each id was written: int64 [V].
+      counts: records, documents, chunks, tokens; complete after `flush`.
+      ids: how often each id was added: int64 [V].
     """
 
     def __init__(self, path: Path, preparation: ChunkPreparation):
-        self._path = path
-        self._vocab_size = preparation.tokenizer.vocab_size
-        self._row_length = preparation.rule.max_length if preparation.packed else None
-        self._waiting: list[Chunk] = []  # to be packed
-        self.counts = dict.fromkeys(("records", "bytes", *COUNTED), 0)
-        self.ids = np.zeros(self._vocab_size, np.int64)
-
-    def __enter__(self) -> "ShardWriter":
-        # The process's id keeps apart a worker of a killed preparation that has not ended yet.
-        self._beside = self._path.with_name(f"{UNFINISHED}{self._path.name}-{os.getpid()}")
-        self._writer = array_record_module.ArrayRecordWriter(str(self._beside), OPTIONS)
-        return self
+        self._writer = array_record_module.ArrayRecordWriter(str(path), OPTIONS)
+        self._row_length = preparation.chunking.max_length if preparation.packed else None
+        self._waiting: list[Chunk] = []
+        self.counts = dict.fromkeys(("records", *COUNTED), 0)
+        self.ids = np.zeros(preparation.tokenizer.vocab_size, np.int64)
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Adds the chunks of one document."""
         if not chunks:
             return
         tokens = np.concatenate([sentence for chunk in chunks for sentence in chunk])
-        self.ids += np.bincount(tokens, minlength=self._vocab_size)
+        self.ids += np.bincount(tokens, minlength=len(self.ids))
         for name, number in zip(COUNTED, (1, len(chunks), len(tokens)), strict=True):
             self.counts[name] += number
-        if self._row_length is None:
-            self._write(text_records.encode_chunk(chunk, self._vocab_size) for chunk in chunks)
-            return
         self._waiting += chunks
-        if len(self._waiting) >= PACKED_TOGETHER:
-            self._write_rows()
+        if self._row_length is None or len(self._waiting) >= PACKED_TOGETHER:
+            self.flush()
 
-    def _write_rows(self) -> None:
-        rows = pack(self._waiting, self._row_length)
-        self._write(text_records.encode_row(row, self._vocab_size) for row in rows)
+    def flush(self) -> None:
+        """Writes the chunks that wait to be packed."""
+        packed = self._row_length is not None
+        rows = pack(self._waiting, self._row_length) if packed else [[c] for c in self._waiting]
+        for row in rows:
+            self._writer.write(text_records.encode_record(row, len(self.ids), packed=packed))
+        self.counts["records"] += len(rows)
         self._waiting = []
 
-    def _write(self, encoded: Iterable[bytes]) -> None:
-        for record in encoded:
-            self._writer.write(record)
-            self.counts["records"] += 1
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is None and self._waiting:
-            self._write_rows()
+    def close(self) -> None:
+        """Closes the file."""
         self._writer.close()
-        if kind is None:
-            self.counts["bytes"] = self._beside.stat().st_size
-            self._beside.rename(self._path)
-        else:
-            self._beside.unlink()
 
 
 def pack(chunks: Sequence[Chunk], max_length: int) -> list[list[Chunk]]:

@@ -13,7 +13,6 @@ from tokenizers import models, trainers
 from widenet_jax.corpus import tokenizer_files
 from widenet_jax.corpus.inputs import documents, passages
 from widenet_jax.corpus.readers import Input
-from widenet_jax.corpus.sentences import split_sentences
 from widenet_jax.errors import BadInputError, first_line
 
 _SPECIAL_PIECES = {
@@ -34,17 +33,14 @@ LONGEST_SENTENCE = 16_384  # bytes; sentencepiece passes over longer ones
 
 def sentences_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
     """Yields the sentences of a corpus. Raises as `documents`."""
-    for unit in units:
-        for document in documents(unit, column):
-            for paragraph in document.paragraphs:
-                yield from split_sentences(paragraph) if document.split else [paragraph]
+    for document in documents(itertools.chain.from_iterable(units), column):
+        yield from document.sentences()
 
 
 def lines_of(units: Sequence[Sequence[Input]], column: str) -> Iterator[str]:
     """Yields the lines of a corpus, as a stream has them. Raises as `passages`."""
-    for source in itertools.chain.from_iterable(units):
-        for passage in passages(source, column):
-            yield from (line for line in passage.lines() if line.strip())
+    for passage in passages(itertools.chain.from_iterable(units), column):
+        yield from filter(str.strip, passage.lines())
 
 
 def train_sentencepiece(

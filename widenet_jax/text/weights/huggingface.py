@@ -8,6 +8,7 @@ may have it a second time, as `decoder.weight` and `decoder.bias`.
 Sources: modeling_bert.py and modeling_albert.py of transformers.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import flax.traverse_util
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
+from tokenizers import processors
 
 from widenet_jax.corpus.tokenizer import Tokenizer, load_tokenizer
 from widenet_jax.errors import BadInputError
@@ -254,17 +256,9 @@ def pair_template(tokenizer: Tokenizer) -> Mapping[str, Any]:
     """Returns the post-processor of a tokenizer.json: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
     ids = {tokenizer.token(index): index for index in (tokenizer.cls_id, tokenizer.sep_id)}
     cls, sep = ids
-    special = lambda token, segment: {"SpecialToken": {"id": token, "type_id": segment}}  # noqa: E731
-    text = lambda name, segment: {"Sequence": {"id": name, "type_id": segment}}  # noqa: E731
-    single = [special(cls, 0), text("A", 0), special(sep, 0)]
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, text("B", 1), special(sep, 1)],
-        "special_tokens": {
-            token: {"id": token, "ids": [index], "tokens": [token]} for token, index in ids.items()
-        },
-    }
+    single = f"{cls} $A {sep}"
+    template = processors.TemplateProcessing(single, f"{single} $B:1 {sep}:1", [*ids.items()])
+    return json.loads(template.__getstate__())
 
 
 # Tables whose last rows a smaller model does without.
@@ -272,12 +266,11 @@ TABLES = ("embeddings/position", "embeddings/token", "mlm/bias")
 MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
 
 
-def fit(name: str, value: np.ndarray, shape: tuple[int, ...], model: Mapping) -> np.ndarray:
+def fit(name: str, value: np.ndarray, shape: tuple[int, ...], _: Mapping) -> np.ndarray:
     """Takes the first positions, and the first rows of a table that was padded beyond V.
 
     A larger table here fails the comparison of shapes. See `specs.ModelSpec`.
     """
-    del model
     return value[: shape[0]] if name in TABLES else value
 
 

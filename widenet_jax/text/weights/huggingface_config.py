@@ -147,7 +147,7 @@ def kind_out(model: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def huggingface_config(
-    model: Mapping[str, Any], *, parts: Mapping[str, Any], vocab_size: int, **facts: Any
+    model: Mapping[str, Any], *, parts: Mapping[str, Any], vocab_size: int, **more: Any
 ) -> dict[str, Any]:
     """Returns the `config.json` of one of our models.
 
@@ -155,7 +155,7 @@ def huggingface_config(
       model: a stored `config.model` that has a counterpart.
       parts: the parameters; only the first level of names is read.
       vocab_size: V.
-      **facts: further fields, such as label names and ids of special tokens.
+      **more: further fields, such as label names and ids of special tokens.
     """
     kind, shared = kind_out(model)
     head = next((name for part, name in CLASSES.items() if part in parts), "Model")
@@ -179,5 +179,5 @@ def huggingface_config(
         "initializer_range": 0.02,
         "torch_dtype": "float32",
         **own,
-        **facts,
+        **more,
     }

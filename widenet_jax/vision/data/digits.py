@@ -78,5 +78,4 @@ def _test_digits(labels: np.ndarray) -> np.ndarray:
 
 def open_digits(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Digits:
     """Opens a split of the digits; see `specs.SourceSpec`."""
-    del data, info
     return Digits(split)

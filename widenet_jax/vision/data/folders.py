@@ -255,7 +255,6 @@ def _subfolders(folder: Path) -> list[str]:
 
 def open_folder(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ImageFolder:
     """Opens a split of an image folder; see `specs.SourceSpec`."""
-    del info
     fraction = data.get("eval_fraction", 0.0)
     names = [parse_slice(data.get(f"{part}_split", part))[0] for part in ("train", "eval")]
     return ImageFolder(path_of(data), split, Holdout(fraction, *names))

@@ -49,8 +49,7 @@ class Tfds(Packed, LabelledImages):
             check_split(part.split("[")[0], tuple(info.splits), f"TFDS {label}")
         try:
             for part in parts_of(split):
-                size = info.splits[part].num_examples
-                check_part(part, split, size, where=f"TFDS {label}")
+                check_part(part, info.splits[part].num_examples, where=f"TFDS {label}")
             encoded = {"image": tfds.decode.SkipDecoding()}
             self._records = builder.as_data_source(split, decoders=encoded)
             files = info.splits[split].file_instructions
@@ -108,13 +107,11 @@ def _unreadable(name: str, reason: str) -> BadInputError:
 
 def open_array_record(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> ArrayRecord:
     """Opens a split of a packed set; see `specs.SourceSpec`."""
-    del info
     return ArrayRecord(path_of(data), split)
 
 
 def open_tfds(data: Mapping[str, Any], split: str, info: Mapping[str, Any]) -> Tfds:
     """Opens a split of a TFDS set; see `specs.SourceSpec`."""
-    del info
     name, path = data.get("name") or "", data.get("path") or ""
     if not name and not path:
         raise BadInputError("config.data.source=tfds needs a set, as in --config.data.name=cifar10")

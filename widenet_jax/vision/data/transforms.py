@@ -8,17 +8,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import cv2
 import numpy as np
 
 from widenet_jax.data.contract import ArraySpec, Example
 from widenet_jax.errors import check_range, choose
-from widenet_jax.vision.data.files import EncodedImage
-from widenet_jax.vision.data.randaugment import OPERATIONS, magnitude_of, rand_augment
 
-Image = np.ndarray | EncodedImage
+if TYPE_CHECKING:  # decoders and RandAugment are imported where a run needs them
+    from widenet_jax.vision.data.files import EncodedImage
+
+Image = Union[np.ndarray, "EncodedImage"]
 
 TRAIN_CROPS = dict.fromkeys(("inception", "pad", "none"))
 EVAL_CROPS = dict.fromkeys(("central", "squash"))
@@ -122,6 +123,8 @@ def color_jitter(image: np.ndarray, strength: float, rng: np.random.Generator) -
     Each by a factor uniform in 1 - strength .. 1 + strength, with Pillow's pixels, as torchvision's
     ColorJitter does (without its hue).
     """
+    from widenet_jax.vision.data.randaugment import OPERATIONS, magnitude_of
+
     for index in rng.permutation(len(JITTERS)):
         factor = rng.uniform(1 - strength, 1 + strength)
         image = OPERATIONS[JITTERS[index]](image, magnitude_of(factor), rng)
@@ -175,6 +178,8 @@ class ImageTransform:
         """Returns the example's image; an image file is decoded only when it is cropped."""
         image, turn = example["image"], self.augment.exif_orientation
         if isinstance(image, bytes):
+            from widenet_jax.vision.data.files import EncodedImage
+
             return EncodedImage(image, example["where"], exif_orientation=turn)
         return image
 
@@ -185,12 +190,8 @@ class TrainTransform(ImageTransform):
     def picture(self, image: Image, rng: np.random.Generator) -> np.ndarray:
         """Augments uint8 [H, W, C] or a file to uint8 [image_size, image_size, C]."""
         augment, size = self.augment, self.image_size
-        strength = {
-            "num_layers": augment.randaugment_layers,
-            "magnitude": augment.randaugment_magnitude,
-        }
         if augment.randaugment_before_crop:  # the released code's order
-            image = rand_augment(squash(image, size, smooth=False), **strength, rng=rng)
+            image = randomly_augmented(squash(image, size, smooth=False), augment, rng)
         if augment.crop == "inception":
             image = inception_crop(image, size, augment.crop_area_min, rng)
         else:
@@ -199,12 +200,22 @@ class TrainTransform(ImageTransform):
         if augment.flip:
             image = random_flip(image, rng)
         if not augment.randaugment_before_crop:
-            image = rand_augment(image, **strength, rng=rng)
+            image = randomly_augmented(image, augment, rng)
         if augment.color_jitter:
             image = color_jitter(image, augment.color_jitter, rng)
         if augment.random_erasing:
             image = random_erasing(image, augment.random_erasing, rng)
         return image
+
+
+def randomly_augmented(image: np.ndarray, augment: Any, rng: np.random.Generator) -> np.ndarray:
+    """Applies RandAugment as the fields of `config.augment` say."""
+    if not augment.randaugment_layers:
+        return image
+    from widenet_jax.vision.data.randaugment import rand_augment
+
+    layers, magnitude = augment.randaugment_layers, augment.randaugment_magnitude
+    return rand_augment(image, num_layers=layers, magnitude=magnitude, rng=rng)
 
 
 class EvalTransform(ImageTransform):
@@ -228,26 +239,17 @@ def build_transforms(
       image_size: side of the model's input images.
 
     Raises:
-      BadInputError: a field is out of range; the message names it.
+      BadInputError: an unknown crop, or more padding than the image has pixels.
     """
     choose(TRAIN_CROPS, augment["crop"], field="config.augment.crop")
     choose(EVAL_CROPS, augment["eval_crop"], field="config.augment.eval_crop")
-    for field, low, high in (
-        ("eval_crop_fraction", 0.01, 1.0),
-        ("crop_area_min", 0.0, 1.0),
-        ("color_jitter", 0.0, 0.9),
-        ("random_erasing", 0.0, 1.0),
-        ("pad_pixels", 0, image_size),
-        ("randaugment_magnitude", 0.0, 30.0),
-    ):
-        check_range(f"config.augment.{field}", augment[field], low, high)
+    check_range("config.augment.pad_pixels", augment["pad_pixels"], 0, image_size)
     fields = SimpleNamespace(**augment)
     return TrainTransform(image_size, fields), EvalTransform(image_size, fields)
 
 
 def task_transforms(config: Any, info: Mapping[str, Any]) -> tuple[TrainTransform, EvalTransform]:
     """Builds the transforms of a run; see `specs.TaskSpec`."""
-    del info
     return build_transforms(config.augment, config.data.image_size)
 
 

@@ -9,9 +9,7 @@ come two blocks of zeros and nothing but zeros. A compressed archive is thereby 
 where gzip, bzip2 and xz verify their checksums.
 """
 
-import bz2
 import contextlib
-import gzip
 import lzma
 import tarfile
 import zlib
@@ -23,7 +21,8 @@ import cv2
 import numpy as np
 
 from widenet_jax.config.parser import Options
-from widenet_jax.data.input_files import BZIP2, GZIP, MAX_IMAGE_BYTES, XZ, open_input, read_text
+from widenet_jax.corpus.readers import opened
+from widenet_jax.data.input_files import MAX_IMAGE_BYTES, read_text
 from widenet_jax.errors import BadInputError
 from widenet_jax.vision.data.folders import IMAGE_SUFFIXES
 from widenet_jax.vision.prepare.packing import Converted, check_labels, split_files
@@ -37,7 +36,6 @@ CIFAR_TEST, CIFAR_NAMES = "test_batch.bin", "batches.meta.txt"
 MAX_INNER_ARCHIVE_BYTES = 4 << 30
 MAX_EXTENDED_HEADER_BYTES = 1 << 20
 MAX_PADDING_BYTES = 16 << 20  # zeros after the end-of-archive blocks
-_COMPRESSIONS = {GZIP: gzip.open, BZIP2: bz2.open, XZ: lzma.open}
 # Raised for damaged or cut data, and by xz for a header that asks for too much memory.
 _READ_ERRORS = (
     tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError, ValueError
@@ -115,11 +113,8 @@ def read_archive(path: str) -> Iterator[Member]:
     Raises:
       BadInputError: as `members` does.
     """
-    with open_input(path) as file:
-        start = file.read(max(map(len, _COMPRESSIONS)))
-        file.seek(0)
-        found = [opens for mark, opens in _COMPRESSIONS.items() if start.startswith(mark)]
-        yield from members(found[0](file) if found else file, path)
+    with opened(path) as file:
+        yield from members(file, path)
 
 
 def members(content: BinaryIO, where: str) -> Iterator[Member]:

@@ -12,13 +12,7 @@ from widenet_jax.config.parser import Options
 from widenet_jax.data.input_files import MAX_IMAGE_BYTES, open_input, open_parquet
 from widenet_jax.data.input_files import class_names as class_names_of
 from widenet_jax.errors import BadInputError, first_line
-from widenet_jax.vision.prepare.packing import (
-    Converted,
-    check_labels,
-    check_size,
-    same_classes,
-    split_files,
-)
+from widenet_jax.vision.prepare.packing import Converted, check_labels, same_classes, split_files
 
 MAX_TABLE_BYTES = 256 << 20  # of the offsets, labels and class names of a pack
 MAX_CLASSES = 1_000_000  # a label that a damaged file holds must not size the table of class names
@@ -180,6 +174,12 @@ def _highest_label(file: Any, path: str, column: str, num_classes: int) -> int:
         highest = max(highest, int(values.max(initial=0)))
         row += len(values)
     return highest
+
+
+def check_size(num_bytes: int, where: str) -> None:
+    """Raises BadInputError where an image is too large to be one."""
+    if num_bytes > MAX_IMAGE_BYTES:
+        raise BadInputError(f"{where}: an image of {num_bytes:,} bytes: too big; remove it")
 
 
 def _image_bytes(value: Any, where: str) -> bytes:

@@ -28,7 +28,6 @@ ADVICE = (
 
 def check(path: str, options: Options) -> Checked | None:
     """Decodes an image, or every image in a folder; None where there are other files alone."""
-    del options
     images, left_out, empty = [], {}, []
     for file in walk(path) if os.path.isdir(path) else [path]:
         if os.path.isdir(file):

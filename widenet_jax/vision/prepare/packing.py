@@ -19,7 +19,6 @@ import tqdm
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
-from widenet_jax.data.input_files import MAX_IMAGE_BYTES
 from widenet_jax.data.labelled import left_out_text, names_text
 from widenet_jax.data.records import problem_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
@@ -150,12 +149,6 @@ def check_labels(labels: np.ndarray, where: str, num_classes: int, first: int = 
             f"{where} record {first + bad[0]}: label {labels[bad[0]]} has no class name; labels "
             f"run from 0 to {num_classes - 1}"
         )
-
-
-def check_size(num_bytes: int, where: str) -> None:
-    """Raises BadInputError where an image is too large to be one."""
-    if num_bytes > MAX_IMAGE_BYTES:
-        raise BadInputError(f"{where}: an image of {num_bytes:,} bytes: too big; remove it")
 
 
 def same_classes(names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

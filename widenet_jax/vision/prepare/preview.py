@@ -1,55 +1,58 @@
-"""Pictures of an image classifier's inputs: a grid of augmentations."""
+"""Pictures of an image classifier's inputs: rows of augmentations."""
 
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import cv2
 import numpy as np
 
 from widenet_jax.config.parser import Options
-from widenet_jax.data import blocks
-from widenet_jax.data.blocks import Complaints, read, skips
+from widenet_jax.data.blocks import Complaints, augmentation_rng, read, skips
 from widenet_jax.data.contract import Example
 from widenet_jax.data.sources import build_source, overview
 from widenet_jax.errors import BadInputError
-from widenet_jax.files import write_bytes
-from widenet_jax.run.figures import line_of_text
+from widenet_jax.run.figures import save, subplots
 from widenet_jax.vision.data.transforms import build_transforms
 
-_NAME_HEIGHT, _CAPTION_HEIGHT = 22, 18
-_LEAST_WIDTH = 112  # of a tile: room for its caption
-_MARGIN = 2
+TILE = 2.0  # inches a side
+LETTERS = 14  # of a class name above a tile: as wide as this many Chinese characters
+
+Row = tuple[str, list[np.ndarray]]
 
 
 def draw_augmentations(config: Any, options: Options) -> None:
-    """Writes the picture of `augmentation_grid` to --out."""
+    """Draws the `augmentations` to --out, a row for each image below the name of its class."""
     if not options.out:
         raise BadInputError("preview of images needs --out=PNG")
-    picture = augmentation_grid(config, options.num, options.draws or 6, options.seed)
-    png = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))[1]
-    write_bytes(options.out, png.tobytes())
-    print(f"{options.out}: {picture.shape[1]} x {picture.shape[0]} pixels")
+    rows = augmentations(config, options.num, options.draws or 6, options.seed)
+    columns, side = len(rows[0][1]), len(rows[0][1][0])
+    captions = ["evaluation", *(f"epoch {epoch}" for epoch in range(columns - 1))]
+    size = (TILE * columns, (TILE + 0.5) * len(rows))
+    figure, axes = subplots(len(rows), size=size, squeeze=False)
+    for (name, pictures), axis in zip(rows, axes.flat, strict=True):
+        axis.imshow(np.concatenate(pictures, axis=1).squeeze(), cmap="gray", vmin=0, vmax=255)
+        axis.set_title(textwrap.fill(name, LETTERS * columns), fontsize=8, loc="left")
+        axis.set_xticks((np.arange(columns) + 0.5) * side - 0.5, captions, fontsize=8)
+        axis.set_yticks([])
+    save(figure, options.out)
+    print(f"{options.out}: {len(rows)} images")
 
 
-def augmentation_grid(
+def augmentations(
     config: Mapping[str, Any], num_images: int, num_draws: int, seed: int
-) -> np.ndarray:
-    """Draws one row per image: the evaluation input, then the augmentations of the first epochs.
+) -> list[Row]:
+    """Returns the class, the evaluation input and the augmentations of the first epochs of images.
 
-    The name of its class stands above each row. Prints on stderr a line on the split, and one for
-    each image that cannot be read, in whose place the next one is drawn where `data.on_bad_example`
-    is "skip".
+    Prints on stderr a line on the split, and one for each image that cannot be read, in whose place
+    the next one is taken where `data.on_bad_example` is "skip".
 
     Args:
       config: reads `data` and `augment`.
-      num_images: number of rows, spread evenly over the training split.
+      num_images: number of images, spread evenly over the training split.
       num_draws: number of epochs drawn.
       seed: the run's seed, so that the augmentations are the same as in the run.
-
-    Returns:
-      uint8 [height, width, 3] RGB.
 
     Raises:
       BadExampleError: an image cannot be read and is not to be skipped.
@@ -61,14 +64,11 @@ def augmentation_grid(
     print(overview([(data["train_split"], source)], "images"), file=sys.stderr)
     complaints: Complaints = []
 
-    def row_of(example: Example, record: int) -> np.ndarray:
+    def row_of(example: Example, record: int) -> Row:
         image = train.image_of(example)
-        tiles = [_captioned(evaluation.picture(image), "evaluation")]
-        for epoch in range(num_draws):
-            rng = blocks.augmentation_rng(seed=seed, epoch=epoch, record=record)
-            tiles.append(_captioned(train.picture(image, rng), f"epoch {epoch}"))
-        name = line_of_text(source.class_names[example["label"]], height=_NAME_HEIGHT)
-        return _stack([name, np.concatenate(tiles, axis=1)])
+        rngs = (augmentation_rng(seed=seed, epoch=e, record=record) for e in range(num_draws))
+        pictures = [evaluation.picture(image), *(train.picture(image, rng) for rng in rngs)]
+        return source.class_names[example["label"]], pictures
 
     skip = skips(data["on_bad_example"])
     rows = [
@@ -77,22 +77,4 @@ def augmentation_grid(
     ]
     for line in dict(complaints).values():
         print(line, file=sys.stderr)
-    return _stack(rows)
-
-
-def _stack(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Puts rows below each other; white fills the right of narrower ones."""
-    width = max(row.shape[1] for row in rows)
-    beside = [((0, 0), (0, width - row.shape[1]), (0, 0)) for row in rows]
-    padded = [np.pad(row, by, constant_values=255) for row, by in zip(rows, beside, strict=True)]
-    return np.concatenate(padded)
-
-
-def _captioned(image: np.ndarray, caption: str) -> np.ndarray:
-    """Returns the image, enlarged if tiny, below a line of text: uint8 [H, W, 3]."""
-    if image.shape[2] == 1:
-        image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
-    enlarge = -(-_LEAST_WIDTH // image.shape[1])
-    image = image.repeat(enlarge, axis=0).repeat(enlarge, axis=1)
-    tile = _stack([line_of_text(caption, height=_CAPTION_HEIGHT), image])
-    return np.pad(tile, ((0, _MARGIN), (0, _MARGIN), (0, 0)), constant_values=255)
+    return rows

@@ -62,7 +62,8 @@ def from_google(arrays: Mapping[str, np.ndarray], *, source: str) -> dict:
     Raises:
       BadInputError: a part that our ViT does not have, or a part that is missing.
     """
-    theirs = unstack_blocks(move_positions(strip_prefixes(arrays)))
+    theirs = unstack_blocks(strip_prefixes(arrays))
+    theirs = {("pos_embedding" if k in POSITIONS else k): v for k, v in theirs.items()}
     for name in NEEDED:
         if name not in theirs:
             raise BadInputError(f"{source}: no {name}, so this is not a ViT with learned positions")
@@ -104,11 +105,6 @@ def strip_prefixes(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         under = {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}
         found = under or found
     return found
-
-
-def move_positions(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames the position embedding to `pos_embedding` in every layout."""
-    return {("pos_embedding" if k in POSITIONS else k): v for k, v in arrays.items()}
 
 
 def unstack_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -155,7 +151,6 @@ def read_google(
     arrays: Mapping[str, np.ndarray], directory: epath.Path, source: str
 ) -> tuple[dict, dict[str, Any], str] | None:
     """Reads such a checkpoint; None for other arrays. See `specs.ModelSpec`."""
-    del directory
     if not any(name.endswith("embedding/kernel") for name in arrays):
         return None
     return from_google(arrays, source=source), model_fields(arrays, source=source), ""

@@ -137,11 +137,11 @@ def fold_pixels(params: dict, preprocessor: Mapping[str, Any], *, source: str) -
     kernel = projection["kernel"].astype(np.float64)  # [P, P, C, D]
     mean, std, r = np.zeros(1), np.ones(1), 1.0
     try:
-        given = {name: value for name, value in preprocessor.items() if value is not None}
-        if given.get("do_rescale", True):
-            r = float(given.get("rescale_factor", 1 / 255))
-        if given.get("do_normalize", True):
-            mean, std = (np.array(given.get(f"image_{x}", 0.5), float) for x in ("mean", "std"))
+        fields = {name: value for name, value in preprocessor.items() if value is not None}
+        if fields.get("do_rescale", True):
+            r = float(fields.get("rescale_factor", 1 / 255))
+        if fields.get("do_normalize", True):
+            mean, std = (np.array(fields.get(f"image_{x}", 0.5), float) for x in ("mean", "std"))
         if not (std > 0).all():
             raise ValueError("image_std is not above 0")
         a, b = (np.broadcast_to(x / std, kernel.shape[2]) for x in (127.5 * r, 127.5 * r - mean))

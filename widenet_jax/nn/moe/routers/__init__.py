@@ -25,13 +25,13 @@ import flax.linen as nn
 
 PLACE = "widenet_jax.nn.moe.routers"
 ROUTERS: dict[str, type[nn.Module] | str] = {
-    "top_k": f"{PLACE}.top_k:TopKRouter",
+    "top_k": f"{PLACE}.softmax:TopKRouter",
     "softmax": f"{PLACE}.softmax:SoftmaxRouter",
     "softmax_renormalized": f"{PLACE}.softmax:SoftmaxRenormalizedRouter",
     "noisy_top_k": f"{PLACE}.noisy:NoisyTopKRouter",
     "switch": f"{PLACE}.softmax:SwitchRouter",
     "sigmoid": f"{PLACE}.sigmoid:SigmoidRouter",
-    "sinkhorn": f"{PLACE}.sinkhorn:SinkhornRouter",
-    "sinkhorn_released": f"{PLACE}.sinkhorn:ReleasedSinkhornRouter",
-    "hierarchical": f"{PLACE}.hierarchical:HierarchicalRouter",
+    "sinkhorn": f"{PLACE}.sigmoid:SinkhornRouter",
+    "sinkhorn_released": f"{PLACE}.sigmoid:ReleasedSinkhornRouter",
+    "hierarchical": f"{PLACE}.noisy:HierarchicalRouter",
 }

@@ -1,12 +1,13 @@
-"""Noisy top-K gating with learned noise (Shazeer et al. 2017)."""
+"""Noisy top-K gating with learned noise, on one level or two (Shazeer et al. 2017)."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
-from widenet_jax.nn.moe.routers.scoring import ScoringRouter, choose_experts, needed
-from widenet_jax.nn.moe.slots import chosen_experts, pick
+from widenet_jax.errors import BadInputError, check_range
+from widenet_jax.nn.moe.routers.scoring import SECTION, ScoringRouter, choose_experts, needed
+from widenet_jax.nn.moe.slots import chosen_experts, pick, spread
 from widenet_jax.typing import Array, Routing
 
 # Added to the standard deviation of the noise, as in the released code (tensor2tensor).
@@ -84,3 +85,99 @@ def load_probability(
     last = pick(noisy, expert_index[..., -1:])
     next_best = jnp.where(chosen, -jnp.inf, noisy).max(axis=-1, keepdims=True)
     return ndtr((logits - jnp.where(chosen, next_best, last)) / std)
+
+
+class HierarchicalRouter(NoisyTopKRouter):
+    """Chooses K1 of E1 groups of experts, then K2 = K/K1 of the E2 = E/E1 experts in each.
+
+    Expert j of group i has index i * E2 + j. Each level is a router `noisy_top_k`; the E1 columns
+    of the groups come first in both kernels (Shazeer et al. 2017, appendix B).
+
+    Attributes:
+      groups: E1; divides E.
+      selected_groups: K1; divides K. In the paper K1 = K2 = 2.
+      The rest: see `scoring.ScoringRouter`.
+    """
+
+    groups: int = 2
+    selected_groups: int = 2
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
+        """Routes tokens; see the contract in `moe.routers`.
+
+        Raises:
+          BadInputError: the groups do not divide the experts, or the selected ones K.
+          ValueError: training without a key.
+        """
+        self.check()
+        scores, std = self.scores_and_noise(x, self.groups + self.num_experts)
+        noise = jax.random.normal(needed(key), scores.shape, scores.dtype) if train else None
+        sizes = self.num_selected_experts, self.groups, self.selected_groups
+        return route_hierarchical(scores, std, noise, mask, *sizes)
+
+    def check(self) -> None:
+        """Raises BadInputError where the groups do not fit the experts."""
+        E, K = self.num_experts, self.num_selected_experts
+        E1, K1 = self.groups, self.selected_groups
+        check_range(f"{SECTION}.groups", E1, 1, E)
+        check_range(f"{SECTION}.selected_groups", K1, 1, min(K, E1))
+        if E % E1 or K % K1 or K // K1 > E // E1:
+            raise BadInputError(
+                f"{SECTION}: groups={E1} must divide the {E} experts, and selected_groups={K1} the "
+                f"{K} selected ones, at most {E // E1} in a group"
+            )
+
+
+def route_hierarchical(
+    scores: Array,  # [G, S, E1 + E1*E2] clean
+    std: Array,  # of the noise
+    noise: Array | None,  # of N(0, 1); None: no noise
+    mask: Array,  # [G, S] True for real tokens
+    num_selected: int,
+    groups: int,
+    selected_groups: int,
+) -> Routing:
+    """Chooses K1 groups, then K2 experts in each; the gate is the product of both levels' gates.
+
+    router_probs are products of both levels' softmax probabilities; the router_logits are the
+    group's clean logit plus the clean log-probability within the group, so that their softmax is
+    that distribution without noise. For the loss `load`, extra has
+
+      load_probability [G, S, E]: P of the expert within its group; 0 where the group is not chosen
+      group_load_probability [G, S, E1]: P of the group
+      group_chosen [G, S, E1]: 1 where the token chose the group, else 0
+    """
+
+    def experts(x: Array) -> Array:
+        """Returns the columns of the experts, [G, S, E1, E2]."""
+        return x[..., groups:].reshape(*mask.shape, groups, -1)
+
+    K1, K2 = selected_groups, num_selected // selected_groups
+    noise_1 = None if noise is None else noise[..., :groups]
+    noise_2 = None if noise is None else experts(noise)
+    of_groups = route_noisy_top_k(scores[..., :groups], std[..., :groups], noise_1, mask, K1)
+    within = route_noisy_top_k(experts(scores), experts(std), noise_2, mask[..., None], K2)
+    E2 = within.router_probs.shape[-1]
+    group_chosen = chosen_experts(of_groups.expert_index, groups)[..., None]  # [G, S, E1, 1]
+
+    def flat(x: Array) -> Array:
+        return x.reshape(*mask.shape, groups * E2)
+
+    group_gate = spread(of_groups.gate, of_groups.expert_index, groups)[..., None]
+    gate = flat(group_gate * spread(within.gate, within.expert_index, E2))
+    chosen = flat(chosen_experts(within.expert_index, E2) & group_chosen)
+    expert_index = choose_experts(jnp.where(chosen, gate, -1), num_selected)
+    load = jnp.where(group_chosen, within.extra["load_probability"], 0)
+    logits = of_groups.router_logits[..., None] + jax.nn.log_softmax(within.router_logits)
+    return Routing(
+        expert_index=expert_index,
+        gate=pick(gate, expert_index),
+        router_probs=flat(of_groups.router_probs[..., None] * within.router_probs),
+        router_logits=flat(logits),
+        extra={
+            "load_probability": flat(load),
+            "group_load_probability": of_groups.extra["load_probability"],
+            "group_chosen": group_chosen[..., 0].astype(scores.dtype),
+        },
+    )

@@ -1,4 +1,4 @@
-"""Routers whose gates are softmax probabilities: softmax, softmax_renormalized, switch."""
+"""Routers whose gates are softmax probabilities, WideNet's noisy top-K router among them."""
 
 from typing import ClassVar
 
@@ -6,12 +6,65 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from widenet_jax.nn.moe.routers.scoring import DroppingRouter, ScoringRouter, choose_experts, gates
+from widenet_jax.errors import check_range
+from widenet_jax.nn.moe.routers import scoring
 from widenet_jax.nn.moe.slots import pick
 from widenet_jax.typing import Array, Routing
 
 
-class SoftmaxRouter(DroppingRouter):
+class TopKRouter(scoring.ScoringRouter):
+    """Routes each token to the K experts with the largest noisy probabilities; see `route_top_k`.
+
+    Attributes:
+      noise_std: standard deviation of the noise in training, in units of 1/E.
+      The rest: see `scoring.ScoringRouter`.
+    """
+
+    noise_std: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, *, key: Array | None, train: bool) -> Routing:
+        """Routes tokens; see the contract in `moe.routers`.
+
+        Raises:
+          BadInputError: noise_std is out of range.
+          ValueError: training with noise, but without a key.
+        """
+        check_range(f"{scoring.SECTION}.noise_std", self.noise_std, 0, 1e3)
+        noise_std = self.noise_std if train else 0.0
+        key = scoring.needed(key) if noise_std else None
+        return route_top_k(self.scores(x), mask, key, self.num_selected_experts, noise_std)
+
+
+def route_top_k(
+    logits: Array,  # [G, S, E] float32
+    mask: Array,  # [G, S] True for real tokens
+    key: Array | None,  # read only where noise_std > 0
+    num_selected: int,
+    noise_std: float,
+) -> Routing:
+    """Chooses the K largest of softmax(logits + noise_std / E * eps), eps ~ N(0, 1).
+
+    The gates are these probabilities, not renormalised (WideNet, eqs. 2 and 5). Ties go to the
+    lower expert index. Masked tokens get gate 0.
+    Differs from the paper: eq. 2's N(0, 1/E^2) is read as a variance, so that the standard
+    deviation is 1/E (as in V-MoE and in the authors' released code).
+    """
+    noisy = logits
+    if noise_std > 0:
+        E = logits.shape[-1]
+        noisy = logits + noise_std / E * jax.random.normal(key, logits.shape, logits.dtype)
+    probs = jax.nn.softmax(noisy, axis=-1)
+    gate, expert_index = jax.lax.top_k(probs, num_selected)
+    return Routing(
+        expert_index=expert_index.astype(jnp.int32),
+        gate=gate * mask[..., None],
+        router_probs=probs,
+        router_logits=logits,
+    )
+
+
+class SoftmaxRouter(scoring.DroppingRouter):
     """Gates are softmax probabilities over all experts (Csordás et al. 2023, "no renorm.").
 
     Attributes: see `scoring.DroppingRouter`.
@@ -36,7 +89,7 @@ class SoftmaxRenormalizedRouter(SoftmaxRouter):
     renormalized: ClassVar[bool] = True
 
 
-class SwitchRouter(ScoringRouter):
+class SwitchRouter(scoring.ScoringRouter):
     """Gates are softmax probabilities (Fedus et al. 2021, Switch Transformer: K = 1).
 
     Differs from the paper: without jitter of the router's input. K > 1 is allowed, as Csordás et
@@ -64,12 +117,12 @@ def route_softmax(
     With `renormalized` the probabilities cover the chosen experts that are kept, and sum to
     1; otherwise all E experts, dropped ones included.
     """
-    expert_index = choose_experts(logits, num_selected, keep)
+    expert_index = scoring.choose_experts(logits, num_selected, keep)
     probs = jax.nn.softmax(logits)
     if renormalized:
         kept = 1 if keep is None else pick(keep, expert_index)
         real = jnp.broadcast_to((mask[..., None] * kept).astype(bool), expert_index.shape)
         gate = jax.nn.softmax(pick(logits, expert_index), where=real)
     else:
-        gate = gates(probs, expert_index, mask, keep)
+        gate = scoring.gates(probs, expert_index, mask, keep)
     return Routing(expert_index=expert_index, gate=gate, router_probs=probs, router_logits=logits)
