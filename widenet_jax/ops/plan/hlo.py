@@ -177,7 +177,7 @@ def parse_instruction(line: str) -> Instruction | None:
 
 
 def kernel_grid(body: str) -> tuple[int, ...]:
-    """Returns the grid of a Pallas kernel, from its program in base 64; dynamic sizes are below 0."""
+    """Returns the grid of a Pallas kernel (base 64 of its program); dynamic sizes are below 0."""
     from jax.extend.mlir import ir
     from jaxlib.mosaic.python import tpu
 
