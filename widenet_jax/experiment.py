@@ -78,9 +78,19 @@ class Experiment:
 
 
 def build_experiment(
-    config: ConfigDict, data_info: DataInfo, devices: Sequence[jax.Device]
+    config: ConfigDict,
+    data_info: DataInfo,
+    devices: Sequence[jax.Device],
+    *,
+    attention: str | None = None,
 ) -> Experiment:
     """Puts an experiment together; compiles nothing.
+
+    Args:
+      config: of the run.
+      data_info: facts about the data.
+      devices: to run on.
+      attention: its implementation, in place of `config.model.attention.implementation`.
 
     Raises:
       BadInputError: the config does not fit itself, the data or the devices.
@@ -89,6 +99,8 @@ def build_experiment(
     task = build_task(config, data_info)
     total_steps, eval_every, save_every = lengths(config, data_info)
     model = build_model(config.model, **task.model_fields)
+    if attention:
+        model = model.clone(attention={**model.attention, "implementation": attention})
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)

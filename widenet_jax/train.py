@@ -28,6 +28,7 @@ from widenet_jax.run import summary
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.session import (
     Session,
+    attention_of,
     check_agreement,
     code_sha256,
     errors_in_one_line,
@@ -92,9 +93,11 @@ def run(
     check_agreement({"the data": data.data_info})
 
     # Experiment
-    experiment = build_experiment(config, data.data_info, devices or jax.devices())
+    devices = devices or jax.devices()
+    attention, chosen = attention_of(config, data.data_info, devices, workdir)
+    experiment = build_experiment(config, data.data_info, devices, attention=attention)
     total_steps, mesh, task = experiment.total_steps, experiment.mesh, experiment.task
-    lines: list[str] = []  # notes for the user
+    lines = [chosen]  # notes for the user
     if mode == "train":
         length = partial(workdirs.check_length, workdir, experiment, extend=extend)
         lines += map(on_every_host, (length, partial(workdirs.changed_imports, workdir, config)))

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -17,16 +17,19 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 from orbax.checkpoint import multihost
 
 from widenet_jax.checkpoint.checkpoints import BEST, FAILED, LAST, Checkpoints, arrays_of
 from widenet_jax.checkpoint.manifest import fingerprint
 from widenet_jax.checkpoint.series import Series, all_finite, check_space, space_text, tree_bytes
 from widenet_jax.data.blocks import check_bad, record_at, stream_at
-from widenet_jax.data.contract import Data
+from widenet_jax.data.contract import Data, DataInfo
 from widenet_jax.data.pipeline import Batches, reading, train_batches
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
+from widenet_jax.files import STARTS
+from widenet_jax.nn.attention.implementations import AUTO, CANDIDATES, IMPLEMENTATIONS
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run import workdir as workdirs
 from widenet_jax.run.metrics import JsonLines, MetricsWriter
@@ -115,7 +118,9 @@ class Session:
         writer = on_every_host(partial(MetricsWriter, place, config=fields))
         self.writer = self.stack.enter_context(closing(writer))
         if self.main_host:
-            workdirs.write_run(self.workdir, config, experiment.data_info.info)
+            attention = getattr(experiment.model, "attention", {}).get("implementation")
+            info = experiment.data_info.info
+            workdirs.write_run(self.workdir, config, info, attention=attention)
         self.writer.resume(start_step, again=("eval",) if evaluation_due else ())
         self.progress = Progress(
             total_steps=experiment.total_steps,
@@ -381,6 +386,39 @@ def on_every_host(begin: Callable[[], T]) -> T:
     if error:
         raise error
     return result
+
+
+def attention_of(
+    config: ConfigDict, data_info: DataInfo, devices: Sequence[jax.Device], workdir: epath.Path
+) -> tuple[str | None, str]:
+    """Returns the implementation of attention, the same on all hosts, and a line for the user.
+
+    None, for attention that has no choice. A run that is resumed keeps its implementation, so that
+    its numbers stay the same to the byte, unless the config names another or the devices lack it.
+    """
+    asked = config.model.attention.get("implementation")
+    if asked is None:
+        return None, ""
+    starts = workdirs.earlier_starts(workdir / STARTS)
+    before = starts[-1].get("attention") if starts else None
+    candidate = CANDIDATES.get(devices[0].platform)
+    chosen, line = asked, ""
+    if asked == AUTO and (candidate is None or before in ("xla", candidate)):
+        chosen = before if candidate else "xla"
+    elif asked == AUTO:
+        from widenet_jax.run.attention import chosen_by_measuring
+
+        chosen, line = chosen_by_measuring(config, data_info, devices, candidate)
+    if jax.process_count() > 1:  # hosts may measure differently
+        names = list(IMPLEMENTATIONS)
+        number = multihost_utils.broadcast_one_to_all(np.int32(names.index(chosen)))
+        chosen = names[int(number)]
+    if before and chosen != before:
+        line = (
+            f"{line or f'attention: {chosen}'}; {before} until now: numbers equal those of an "
+            "unbroken run up to rounding"
+        )
+    return chosen, line
 
 
 def disagreement(names: list[str], table: np.ndarray) -> str | None:

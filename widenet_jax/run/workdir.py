@@ -32,6 +32,7 @@ from widenet_jax.run.stopping import say
 # them. (Sharding changes the order of additions, so numbers are equal up to rounding only.)
 MAY_CHANGE = (
     "imports",  # see `changed_imports`
+    "model.attention.implementation",  # see `session.attention_of`
     "sharding.",
     "data.path",
     "data.num_workers",
@@ -161,7 +162,9 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
         )
 
 
-def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) -> None:
+def write_run(
+    workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any], *, attention: str | None
+) -> None:
     """Writes config.json, a file for each entry of `info`, and environment.json.
 
     config.json comes first, because it marks a workdir. It holds the config of the first start that
@@ -185,7 +188,7 @@ def write_run(workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any]) 
         files.write_json(file, stored | {"duration": config.duration})
     for name, value in info.items():
         files.write_json(workdir / f"{name}.json", value)
-    files.write_json(starts, [*earlier_starts(starts), environment()])
+    files.write_json(starts, [*earlier_starts(starts), environment() | {"attention": attention}])
 
 
 def earlier_starts(path: epath.Path) -> list[dict]:

@@ -3,8 +3,8 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
-from widenet_jax.errors import BadInputError
-from widenet_jax.nn.attention.implementations import AUTO, attend
+from widenet_jax.errors import BadInputError, choose
+from widenet_jax.nn.attention.implementations import AUTO, FIELD, IMPLEMENTATIONS, attend
 from widenet_jax.nn.dense import Dense, Dropout
 from widenet_jax.nn.initializers import KernelInit
 from widenet_jax.typing import Array, Aux
@@ -99,7 +99,10 @@ class MultiHeadAttention(HeadProjections):
         )
         return self.output(y, x.shape[-1], train=train), {}
 
-    check = HeadProjections.head_size
+    def check(self, embed_dim: int) -> None:
+        """Raises BadInputError where the fields do not fit D, or name no implementation."""
+        self.head_size(embed_dim)
+        choose({AUTO: None} | IMPLEMENTATIONS, self.implementation, field=FIELD)
 
     def forward_flops(self, B: int, T: int, D: int, *, memory: int = 0) -> int:
         """Returns the FLOPs of a layer in which T tokens see each other.

@@ -177,4 +177,5 @@ def attend_cudnn(
     return attention(query, key, value, mask=visible)
 
 
+CANDIDATES = {"tpu": "pallas", "gpu": "cudnn"}  # what a run compares with xla, see `run.attention`
 IMPLEMENTATIONS = {"xla": attend_xla, "pallas": attend_pallas, "cudnn": attend_cudnn}

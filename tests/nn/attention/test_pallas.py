@@ -1,0 +1,145 @@
+"""The attention kernel, interpreted on a CPU, against the formula in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from widenet_jax.errors import BadInputError
+from widenet_jax.nn.attention import attend
+from widenet_jax.nn.attention.pallas import hidden_keys, kernel_attend
+from widenet_jax.sharding import build_mesh
+
+B = 2
+HIDES = ("nothing", "mask", "segments", "both")
+
+
+def operands(T: int, N: int, H: int, dtype: str) -> list[jax.Array]:
+    """Returns queries, keys with a mean, values, and the output's gradient."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, d_out = (jax.random.normal(key, (B, T, N, H)) for key in keys)
+    return [x.astype(dtype) for x in (2 * H**-0.5 * q, k + 1, v, d_out)]
+
+
+def hidden(kind: str, T: int) -> dict[str, jax.Array]:
+    """Returns a mask that hides half of one example, and three segments of each."""
+    row = np.broadcast_to(np.arange(T), (B, T))
+    mask = jnp.array([np.arange(T) < T // 2, np.arange(T) < T - 7])
+    options = {"mask": {"mask": mask}, "segments": {"segment_ids": jnp.array(row * 3 // T)}}
+    options["both"] = options["mask"] | options["segments"]
+    return options.get(kind, {})
+
+
+def exact(q, k, v, d_out, *, mask=None, segment_ids=None) -> list[np.ndarray]:
+    """Returns output and gradients in float64, from the rules of differentiation."""
+    q, k, v, d_out = (np.asarray(x, np.float64) for x in (q, k, v, d_out))
+    scores = np.einsum("bqnh,bknh->bnqk", q, k)
+    if segment_ids is not None:
+        same = segment_ids[:, :, None] == segment_ids[:, None]
+        scores = np.where(same[:, None], scores, -1e30)
+    if mask is not None:
+        scores = np.where(mask[:, None, None], scores, -1e30)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    d_weights = np.einsum("bqnh,bknh->bnqk", d_out, v)
+    d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
+    return [
+        np.einsum("bnqk,bknh->bqnh", weights, v),
+        np.einsum("bnqk,bknh->bqnh", d_scores, k),
+        np.einsum("bnqk,bqnh->bknh", d_scores, q),
+        np.einsum("bnqk,bqnh->bknh", weights, d_out),
+    ]
+
+
+def both(function, q, k, v, d_out) -> list[jax.Array]:
+    """Returns output and gradients of a function of queries, keys and values."""
+
+    @jax.jit
+    def run(q, k, v, d_out):
+        out, pull = jax.vjp(function, q, k, v)
+        return [out, *pull(d_out)]
+
+    return run(q, k, v, d_out)
+
+
+def errors(found: list, expected: list) -> list[float]:
+    """Returns relative errors, in the root mean square."""
+    pairs = zip(found, expected, strict=True)
+    return [np.linalg.norm(np.float64(a) - b) / np.linalg.norm(b) for a, b in pairs]
+
+
+def case(T: int, N: int, H: int, hides: str, *, slow: bool = True):
+    return pytest.param(T, N, H, hides, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(
+    ("T", "N", "H", "hides"),
+    [
+        case(196, 2, 64, "mask", slow=False),  # 128 lanes a step
+        case(257, 4, 64, "segments", slow=False),  # 256 lanes a step
+        *(case(T, 2, 64, kind) for T in (196, 257, 384, 512, 1024) for kind in HIDES),
+        *(case(T, 2, 128, kind) for T in (196, 257, 384, 512, 1024) for kind in HIDES),
+    ],
+)
+def test_at_least_as_exact_as_xla_in_bfloat16(T: int, N: int, H: int, hides: str):
+    """Output and all gradients. A query of an example that is masked out has no meaning."""
+    arrays, options = operands(T, N, H, "bfloat16"), hidden(hides, T)
+    right = exact(*arrays, **options)
+    if hides == "both":  # the last segment of the first example sees no key at all
+        arrays[3] = arrays[3] * (options["segment_ids"] < 1)[:, :, None, None]
+        right = exact(*arrays, **options)
+    of = {}
+    for name in ("pallas", "xla"):
+        found = both(lambda *x, n=name: attend(*x, **options, implementation=n), *arrays)
+        assert all(x.dtype == jnp.bfloat16 and bool(jnp.isfinite(x).all()) for x in found)
+        seen = slice(1 if hides == "both" else None, None)
+        of[name] = errors(found[seen], right[seen])
+    assert all(ours <= theirs for ours, theirs in zip(of["pallas"], of["xla"], strict=True))
+
+
+@pytest.mark.parametrize(
+    "T",
+    [132, pytest.param(600, marks=pytest.mark.slow), pytest.param(1024, marks=pytest.mark.slow)],
+)
+def test_the_variant_for_v2_and_v3_in_float32(T: int):
+    """Its gradients of keys and values are computed in the other order."""
+    arrays, options = operands(T, 2, 64, "float32"), hidden("segments", T)
+    keys = hidden_keys(None, options["segment_ids"])
+
+    def run(*x: jax.Array) -> jax.Array:
+        return kernel_attend(*x, keys, float32_only=True, interpret=True)
+
+    assert max(errors(both(run, *arrays), exact(*arrays, **options))) < 1e-6
+
+
+def test_sharded_over_devices_as_on_one():
+    """A batch of 8 on 8 devices, under jit."""
+    arrays = [jnp.tile(x, (4, 1, 1, 1)) for x in operands(24, 2, 64, "float32")]
+    options = {"mask": jnp.arange(24)[None] < jnp.arange(17, 25)[:, None]}
+
+    def run(*x: jax.Array) -> jax.Array:
+        return attend(*x, **options, implementation="pallas")
+
+    alone = both(run, *arrays)
+    with jax.set_mesh(build_mesh({"fsdp": 2, "expert": 1}, jax.devices())):
+        spread = both(run, *arrays)
+    assert len(spread[0].sharding.device_set) == 8
+    for ours, theirs in zip(spread, alone, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 3, 64), (2, 1025, 2, 64), (2, 8, 4, 32)])
+def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, ...]):
+    x = jnp.zeros(shape)
+    with pytest.raises(BadInputError, match=r"T of at most 1,024, H of 64 or 128, and N H a mult"):
+        attend(x, x, x, implementation="pallas")
+    assert attend(x, x, x, implementation="auto").shape == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("cudnn", "needs an NVIDIA GPU"), ("palas", "implementation=pallas")]
+)
+def test_implementations_that_cannot_run(name: str, message: str):
+    x = jnp.zeros((1, 4, 2, 64))
+    with pytest.raises(BadInputError, match=message):
+        attend(x, x, x, implementation=name)

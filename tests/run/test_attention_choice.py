@@ -1,0 +1,86 @@
+"""`implementation: auto`: a run asks the device once. Here a CPU stands for a TPU.
+
+It interprets the kernel, which is slow: only a run that begins with pallas goes on with it.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_runs import small_config
+
+from widenet_jax import train
+from widenet_jax.nn.attention import pallas
+from widenet_jax.nn.attention.implementations import CANDIDATES
+from widenet_jax.run.attention import Problem, compare, faster
+
+
+@pytest.fixture(autouse=True)
+def a_device_with_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CANDIDATES, "cpu", "pallas")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def train_digits(workdir: Path, steps: int, capsys: pytest.CaptureFixture, **fields) -> list[str]:
+    """Trains a model with two heads of 64; returns the lines on its attention."""
+    config = small_config(duration=f"{steps} steps", **fields)
+    config.model.attention.update(num_heads=2, head_dim=64)
+    train.run(config, str(workdir))
+    return [line for line in capsys.readouterr().err.splitlines() if "attention: " in line]
+
+
+def used(workdir: Path) -> list[str]:
+    """Returns the implementation of each start."""
+    return [start["attention"] for start in json.loads((workdir / "environment.json").read_text())]
+
+
+PROBLEM = Problem((2, 16, 2, 64), "float32", True, False)
+
+
+def test_a_kernel_that_is_right_is_judged_by_its_time():
+    name, line = compare(PROBLEM, "pallas")
+    assert (name, line[:40]) in (
+        ("xla", "attention: xla; pallas takes " + line[29:40]),
+        ("pallas", "attention: pallas, " + line[19:40]),
+    )
+    assert line.endswith("[2, 16, 2, 64] float32")
+
+
+def test_a_kernel_that_is_wrong_is_not_used(tmp_path, monkeypatch, capsys):
+    """With one sign flipped, the output is off by more than its own size."""
+    right = pallas.per_head
+    monkeypatch.setattr(pallas, "per_head", lambda x, settings: [-y for y in right(x, settings)])
+    [line] = train_digits(tmp_path / "run", 2, capsys)
+    assert "attention: xla; pallas is wrong here, by " in line
+    assert used(tmp_path / "run") == ["xla"]
+    # A resumed run does not ask again.
+    assert train_digits(tmp_path / "run", 4, capsys) == []
+    assert used(tmp_path / "run") == ["xla", "xla"]
+
+
+def test_a_kernel_that_does_not_run(monkeypatch):
+    name, line = compare(PROBLEM._replace(shape=(2, 16, 3, 64)), "pallas")
+    assert name == "xla" and "pallas does not run here on [2, 16, 3, 64] float32: " in line
+
+
+def test_the_answer_is_kept(monkeypatch):
+    import jax
+
+    [device, *_] = jax.devices()
+    first = faster(PROBLEM, "pallas", device)
+    monkeypatch.setattr(pallas, "kernel_attend", None)  # would fail
+    assert faster(PROBLEM, "pallas", device) == first
+    assert faster(PROBLEM._replace(dtype="bfloat16"), "pallas", device)[1].startswith(
+        "attention: xla; pallas does not run here"
+    )
+
+
+def test_a_change_is_said(tmp_path, capsys):
+    fields = {"model.attention.implementation": "pallas"}
+    assert train_digits(tmp_path / "run", 2, capsys, **fields) == []
+    assert train_digits(tmp_path / "run", 3, capsys) == []  # auto keeps it
+    [line] = train_digits(tmp_path / "run", 4, capsys, **{"model.attention.implementation": "xla"})
+    assert line.endswith(
+        "attention: xla; pallas until now: numbers equal those of an unbroken run up to rounding"
+    )
+    assert used(tmp_path / "run") == ["pallas", "pallas", "xla"]
