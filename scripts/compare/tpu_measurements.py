@@ -12,7 +12,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.experimental import pallas as pl
@@ -493,7 +492,7 @@ def resnet_step(variables: Tree, state: Tree, images: jax.Array, labels: jax.Arr
 
 def resnet_steps() -> list[Program]:
     images = array(128, 224, 224, 3)
-    variables = jax.eval_shape(ResNet50().init, jax.random.key(0), np.zeros(images.shape, BFLOAT16))
+    variables = jax.eval_shape(lambda: ResNet50().init(jax.random.key(0), jnp.zeros(images.shape)))
     state = jax.eval_shape(SGD.init, variables["params"])
     args = (*like({}, (variables, state)), images, array(128, dtype=INT32))
     return [Program(1, resnet_step, args)]

@@ -159,6 +159,8 @@ def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
     axis.set(
         xscale="log", xlabel="predicted / measured (line: to no overlap; *: not part of the band)"
     )
+    axis.set_xticks([0.5, 0.7, 1, 1.5, 2, 3])
+    axis.minorticks_off()
     axis.set_yticks(places, names)
     axis.grid(alpha=0.3)
     axis.legend()
