@@ -24,8 +24,8 @@ def product(size):
 
 
 ROWS = [
-    Measurement("large", "v5e-1", 0.7, "device's trace", "a page, 2026", product(4096)),
-    Measurement("small", "v5e-1", 1.0, "device's trace", "a page, 2026", product(1024), bound=True),
+    Measurement("large", "v5e-1", 0.7, "by trace", "a page", product(4096)),
+    Measurement("small", "v5e-1", 1.0, "by trace", "a page", product(1024), outside="a guess"),
 ]
 """
 
@@ -58,10 +58,15 @@ def test_a_file_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys)
     assert last.startswith(f"all: predicted / measured {row['ratio']:.2f} to")
 
 
-def test_bands_leave_bounds_out():
+def test_bands_leave_rows_out():
     ratios = {"a": 0.8, "b": 1.2, "c": 0.1}
     rows = [
-        {"tpu": "v3-8", "ratio": ratio, "apart_ratio": 2 * ratio, "bound": name == "c"}
+        {
+            "tpu": "v3-8",
+            "ratio": ratio,
+            "apart_ratio": 2 * ratio,
+            "outside": "an upper bound" if name == "c" else "",
+        }
         for name, ratio in ratios.items()
     ]
     band = "predicted / measured 0.80 to 1.20, 1.60 to 2.40 without overlap (2 rows)"

@@ -1,12 +1,13 @@
 """The HLO parser on lines as the TPU compiler writes them."""
 
+import base64
 import re
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from widenet_jax.ops.plan.hlo import hbm_bytes, kernel_grid, parse_instruction
+from widenet_jax.ops.plan.hlo import hbm_bytes, kernel_grid, parse, parse_instruction
 
 MATMUL = (
     "  ROOT %fusion.7 = bf16[16,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%p.1, /*index=1*/%p.2), "
@@ -58,3 +59,24 @@ def test_the_grid_of_a_kernel():
     kernel = pl.pallas_call(double, x, grid=(4, 2), in_specs=[block], out_specs=block)
     text = jax.jit(kernel).trace(x).lower(lowering_platforms=("tpu",)).as_text()
     assert kernel_grid(re.search(r"body\W+22: \W+22([\w+/=]+)", text)[1]) == (4, 2)
+
+
+def test_the_grid_of_the_compilers_own_kernel():
+    program = b"func.func @main() attributes {iteration_bounds = array<i64: 4, 4, 2, 2>, x = 1}"
+    assert kernel_grid(base64.b64encode(program).decode()) == (4, 4, 2, 2)
+
+
+def test_an_instruction_whose_metadata_is_on_lines_of_its_own():
+    """As the compiler prints kernels that carry `kernel_metadata`."""
+    text = (
+        "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
+        '  %y = f32[8]{0} custom-call(%x), frontend_attributes={kernel_metadata={\n"a":"{}"\n}}, '
+        'metadata={op_name="jit(f)/y"}\n  ROOT %z = f32[8]{0} negate(%y)\n}\n\n'
+        "%other (x: f32[8]) -> f32[8] {\n  ROOT %x = f32[8]{0} parameter(0)\n}\n"
+    )
+    module = parse(text)
+    assert {name: list(found) for name, found in module.computations.items()} == {
+        "main": ["x", "y", "z"],
+        "other": ["x"],
+    }
+    assert module.computations["main"]["y"].op_name == "jit(f)/y"

@@ -52,7 +52,7 @@ class Measurement:
       programs: makes the programs; called within a mesh of `devices`.
       devices: that run the program together; 1: a program of one device.
       note: settings that the source leaves open, as chosen here.
-      bound: the time contains other work, so that the step took less; not part of the band.
+      outside: why the row is not part of the band; "" if it is.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Measurement:
     programs: Callable[[], Sequence[Program]]
     devices: int = 1
     note: str = ""
-    bound: bool = False
+    outside: str = ""
 
 
 def read_measurements(file: str, names: Sequence[str] | None) -> list[Measurement]:
@@ -96,7 +96,9 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
             for price in price_module(parse(step.hlo), step.schedules, compiler.topology):
                 for time in times:
                     times[time] += weight * getattr(price, time)
-    facts = {key: getattr(row, key) for key in ("name", "tpu", "timed", "source", "note", "bound")}
+    facts = {
+        key: getattr(row, key) for key in ("name", "tpu", "timed", "source", "note", "outside")
+    }
     facts |= {"measured_ms": row.ms, **times}
     facts["apart_ms"] = times["serial_ms"] + times["collective_ms"]
     for ratio, time in (("ratio", "ms"), ("apart_ratio", "apart_ms"), ("old", "estimate_ms")):
@@ -113,29 +115,33 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = {
         "workload": lambda row: row["name"],
         "TPU": lambda row: row["tpu"],
-        "measured ms": lambda row: f"{'at most ' * row['bound']}{row['measured_ms']:.4g}",
+        "measured ms": number("measured_ms", ".4g"),
         "predicted ms": number("ms", ".4g"),
         "without overlap": number("apart_ms", ".4g"),
         "ratio": number("ratio", ".2f"),
         "ratio without overlap": number("apart_ratio", ".2f"),
         "ratio by estimate": number("old", ".2f"),
         "timed": lambda row: row["timed"],
-        "source": lambda row: "; ".join(filter(None, (row["source"], row["note"]))),
+        "in band": lambda row: "no" if row["outside"] else "yes",
+        "source": lambda row: row["source"],
+        "note": lambda row: "; ".join(filter(None, (row["note"], row["outside"]))),
     }
     return "\n".join([table_of(columns, rows), "", *bands(rows)])
 
 
 def bands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a line for each generation and one for all: the span of predicted / measured."""
-    kept = [row for row in rows if not row["bound"]]
+    kept = [row for row in rows if not row["outside"]]
     lines = []
     for name in [*dict.fromkeys(row["tpu"].partition("-")[0] for row in kept), "all"]:
         some = [row for row in kept if name == "all" or row["tpu"].startswith(name)]
-        low, *_, high = sorted([row["ratio"] for row in some] * 2)
-        apart = [row["apart_ratio"] for row in some]
+        spans = [
+            f"{min(ratios):.2f} to {max(ratios):.2f}"
+            for ratios in ([row[key] for row in some] for key in ("ratio", "apart_ratio"))
+        ]
         lines.append(
-            f"{name}: predicted / measured {low:.2f} to {high:.2f}, "
-            f"{min(apart):.2f} to {max(apart):.2f} without overlap ({len(some)} rows)"
+            f"{name}: predicted / measured {spans[0]}, {spans[1]} without overlap "
+            f"({len(some)} rows)"
         )
     return lines
 
@@ -143,14 +149,18 @@ def bands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def draw(rows: Sequence[Mapping[str, Any]], out: str) -> None:
     """Draws predicted / measured, a line for each row from overlap to none; PNG."""
     figure, axis = subplots(size=(8, 1.5 + 0.3 * len(rows)))
-    names = [f"{row['name']} {row['tpu']}" + " (bound)" * row["bound"] for row in rows]
+    names = [f"{row['name']} {row['tpu']}" + "*" * bool(row["outside"]) for row in rows]
     places = range(len(rows), 0, -1)
     for place, row in zip(places, rows, strict=True):
         axis.plot([row["ratio"], row["apart_ratio"]], [place] * 2, color="C0")
     axis.plot([row["ratio"] for row in rows], places, "o", color="C0", label="by schedule")
     axis.plot([row["old"] for row in rows], places, "x", color="C1", label="by estimate")
     axis.axvline(1, color="black", lw=1)
-    axis.set(xscale="log", xlabel="predicted / measured; the line ends where nothing overlaps")
+    axis.set(
+        xscale="log", xlabel="predicted / measured (line: to no overlap; *: not part of the band)"
+    )
+    axis.set_xticks([0.5, 0.7, 1, 1.5, 2, 3])
+    axis.minorticks_off()
     axis.set_yticks(places, names)
     axis.grid(alpha=0.3)
     axis.legend()

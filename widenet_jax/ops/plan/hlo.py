@@ -20,6 +20,7 @@ _CALLED = re.compile(r"\b(calls|to_apply|condition|body|(?:true|false)_computati
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _BOUNDS = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
+_BROKEN = re.compile(r'\n(?=["}]\S)')  # within the metadata of a kernel
 _KERNEL = re.compile(r'"custom_call_config":\{"body":"([^"]+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -126,7 +127,7 @@ def parse(text: str) -> Module:
     """
     computations: dict[str, Computation] = {}
     current, entry = None, ""
-    for line in text.splitlines():
+    for line in _BROKEN.sub("", text).splitlines():
         if not line.startswith(" "):
             header = _COMPUTATION.match(line)
             if header:
@@ -177,14 +178,20 @@ def parse_instruction(line: str) -> Instruction | None:
 
 
 def kernel_grid(body: str) -> tuple[int, ...]:
-    """Returns the grid of a Pallas kernel (base 64 of its program); dynamic sizes are below 0."""
+    """Returns the grid of a kernel (base 64 of its program); dynamic sizes are below 0.
+
+    The programs of Pallas kernels are bytecode, of the compiler's own kernels text.
+    """
+    program = base64.b64decode(body)
+    if bounds := re.search(rb"iteration_bounds = array<i64: ([-\d, ]+)>", program):
+        return tuple(map(int, bounds[1].split(b",")))
     from jax.extend.mlir import ir
     from jaxlib.mosaic.python import tpu
 
     with ir.Context() as context:
         tpu.register_dialect(context)
         context.allow_unregistered_dialects = True
-        kernel = ir.Module.parse(base64.b64decode(body)).body.operations[0]
+        kernel = ir.Module.parse(program).body.operations[0]
         return tuple(kernel.attributes["iteration_bounds"])
 
 

@@ -1,10 +1,11 @@
 """The time of a compiled step, instruction by instruction.
 
 An instruction takes the longer of two times, which overlap: its schedule, as cycles of the core
-(`schedule.py`) times the trips of its loop; and its bytes in HBM over the memory bandwidth.
-Instructions without a schedule are priced by roofline alone: a ragged matmul at 80% of the peak;
-gathers, scatters, sorts, relayouts and all others at 50% of the memory bandwidth. The body of a
-loop counts once per trip.
+(`schedule.py`) times the trips of its loop; and its bytes in HBM over 85% of the memory bandwidth,
+which is what copies and attention reached on v4, v5p and v6e (`plan.py --calibrate`). Instructions
+without a schedule are priced by roofline alone: a ragged matmul at 80% of the peak; gathers,
+scatters, sorts, relayouts and all others at 50% of the memory bandwidth. The body of a loop counts
+once per trip.
 
 Collectives stand apart: the bytes that a device sends, over the links of its chip that the
 compiler's choice of rings uses. They are not part of the step time, because the compiler does not
@@ -29,7 +30,8 @@ from widenet_jax.ops.plan.schedule import Schedule, Schedules
 from widenet_jax.ops.plan.topology import Chip, Topology
 
 RAGGED_DOT_SHARE_OF_PEAK = 0.8
-MEMORY_SHARE_OF_BANDWIDTH = 0.5
+HBM_SHARE_OF_BANDWIDTH = 0.85
+UNSCHEDULED_SHARE_OF_BANDWIDTH = 0.5
 
 # No cost at run time, or priced through the instructions that they call.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
@@ -187,14 +189,15 @@ def price_instruction(
         price = Price(instruction, trips, compute, 0.0, True, estimate, sent, ms)
         return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
-    share = 1.0 if cycles else MEMORY_SHARE_OF_BANDWIDTH
+    share = HBM_SHARE_OF_BANDWIDTH if cycles else UNSCHEDULED_SHARE_OF_BANDWIDTH
     if (
         not cycles
         and opcode == "custom-call"
         and RAGGED_DOT.search(f"{instruction.name} {instruction.op_name}")
     ):
         flops = ragged_dot_flops(instruction, operands)
-        compute, share = 1e3 * trips * flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops), 1.0
+        compute = 1e3 * trips * flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
+        share = HBM_SHARE_OF_BANDWIDTH
     memory = bytes_moved(instruction, operands, module) / (share * chip.hbm_bandwidth)
     price = Price(instruction, trips, compute, 1e3 * trips * memory, cycles is not None)
     return replace(price, estimate_ms=estimate or price.ms) if price.ms else None
