@@ -277,10 +277,11 @@ def choose_dispatch(
 ) -> str:
     """Returns the method that `name` stands for; for "auto" the cheapest on the platform.
 
-    Without a limit of the capacity: `masked` on a CPU and from K/E = 1/8, else `ragged`. With one,
-    on a TPU: `ragged` where every expert has a slot for every token, so that most slots are empty;
-    `einsum` in groups of few tokens; else `gather`. Elsewhere `gather`: a CPU has neither a matrix
-    unit for one-hots nor a `ragged_dot` that skips the other experts' rows.
+    On a TPU, without a limit of the capacity: `masked` from K/E = 1/8, else `ragged`. With one:
+    `ragged` where every expert has a slot for every token, so that most slots are empty; `einsum`
+    in groups of few tokens; else `gather`. Elsewhere `masked` without a limit, and `gather` with
+    one: a CPU has no matrix unit for one-hots, and on CPUs and GPUs JAX computes `ragged_dot` as
+    all experts' products of all rows, as `masked` does, which need not sort them.
 
     Args:
       name: a key of `DISPATCHERS`, or "auto".
@@ -296,8 +297,10 @@ def choose_dispatch(
     choose({AUTO: None, **DISPATCHERS}, name, field="config.model.moe.dispatch")
     if name != AUTO:
         return name
+    if platform != "tpu":
+        return "masked" if unlimited else "gather"
     if unlimited:
-        return "masked" if platform == "cpu" or share >= MASKED_SHARE else "ragged"
-    if platform == "tpu" and capacity >= group_tokens:
+        return "masked" if share >= MASKED_SHARE else "ragged"
+    if capacity >= group_tokens:
         return "ragged"
-    return "einsum" if platform == "tpu" and group_tokens <= EINSUM_TOKENS else "gather"
+    return "einsum" if group_tokens <= EINSUM_TOKENS else "gather"
