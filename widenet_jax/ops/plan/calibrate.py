@@ -5,7 +5,7 @@ priced as a plan's step is; their weighted sum stands beside the measured time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,8 @@ class Measurement:
       programs: makes the programs; called within a mesh of `devices`.
       devices: that run the program together; 1: a program of one device.
       note: settings that the source leaves open, as chosen here.
+      computed: share of the steps of its kernels' grids that compute: causal kernels skip blocks,
+        which their schedule does not show.
       outside: why the row is not part of the band; "" if it is.
     """
 
@@ -63,6 +65,7 @@ class Measurement:
     programs: Callable[[], Sequence[Program]]
     devices: int = 1
     note: str = ""
+    computed: float = 1.0
     outside: str = ""
 
 
@@ -94,6 +97,8 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
             if not step.fits:
                 raise BadInputError(f"--rows {row.name}: it does not fit a device of {row.tpu}")
             for price in price_module(parse(step.hlo), step.schedules, compiler.topology):
+                kernel = price.instruction.target == "tpu_custom_call"
+                price = replace(price, compute_ms=price.compute_ms * (row.computed**kernel))
                 for time in times:
                     times[time] += weight * getattr(price, time)
     facts = {
