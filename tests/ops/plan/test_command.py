@@ -45,10 +45,10 @@ def plan(monkeypatch: pytest.MonkeyPatch):
 
 def test_json_has_the_documented_keys(plan, capsys: pytest.CaptureFixture):
     assert plan(["--config=configs/digits.py:widenet_tiny", "--topology=v3-8", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts.keys() >= KEYS
-    assert facts["step_ms"] == pytest.approx(1.0) and facts["hbm_peak_gib"] == 1.0
-    assert facts["examples_per_second_per_core"] == pytest.approx(64 / 8 / 1e-3)
+    figures = json.loads(capsys.readouterr().out)
+    assert figures.keys() >= KEYS
+    assert figures["step_ms"] == pytest.approx(1.0) and figures["hbm_peak_gib"] == 1.0
+    assert figures["examples_per_second_per_core"] == pytest.approx(64 / 8 / 1e-3)
 
 
 def test_overrides_cost_and_breakdown(plan, capsys: pytest.CaptureFixture):
@@ -65,7 +65,7 @@ def test_overrides_cost_and_breakdown(plan, capsys: pytest.CaptureFixture):
 def test_compare_and_paper(plan, capsys: pytest.CaptureFixture, monkeypatch):
     argv = ["--compare", "configs/digits.py:vit_tiny", "configs/digits.py:widenet_tiny"]
     assert plan([*argv, "--topology=v3-8", "--json"]) == 0
-    assert [facts["params"] for facts in json.loads(capsys.readouterr().out)] == [77_898, 53_066]
+    assert [figures["params"] for figures in json.loads(capsys.readouterr().out)] == [77_898, 53_066]
     monkeypatch.setattr(report, "PAPER_VARIANTS", ("vit_b,depth=1",))
     monkeypatch.setattr(report, "PAPER_CORE_DAYS", {"vit_b,depth=1": 70})
     assert plan(["--paper"]) == 0
@@ -107,12 +107,12 @@ FITS = {
     "params_unrolled": 305_376_232, "gflops_per_example": 369.3, "limit_ms": 96.1,
     "dispatch": None, "carry_gib": 0.0, "hbm_peak_gib": 6.76,
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
-    "step_ms": 220.0, "serial_ms": 260.0, "scheduled_share": 0.995, "collective_ms": 7.4,
+    "step_ms": 220.0, "step_ms_range": [193.0, 269.3], "serial_ms": 260.0, "scheduled_share": 0.995, "collective_ms": 7.4,
     "collective_mb": 1225.4, "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
     "core_days": 61.2, "cost": None, "advice": None,
 }  # fmt: skip
 NO_TIMES = dict.fromkeys(
-    ("step_ms", "serial_ms", "scheduled_share", "collective_ms", "collective_mb",
+    ("step_ms", "step_ms_range", "serial_ms", "scheduled_share", "collective_ms", "collective_mb",
      "examples_per_second_per_core", "mfu", "hours", "core_days", "cost")
 )  # fmt: skip
 TOO_LARGE = FITS | NO_TIMES | {
@@ -128,8 +128,8 @@ def test_one_plan():
     assert rows["slice"].strip() == "v3-256: 256 cores, batch 4096, 16 images per core"
     assert rows["memory per device"].strip() == "6.8 of 15.5 GiB: fits"
     assert rows["step"].strip() == (
-        "220.0 ms; 260.0 ms if no byte moved while computing; 99.5% by the compiler's schedules, "
-        "0.5% by roofline"
+        "220.0 ms; 193.0 to 269.3 by calibration, with collectives; 99.5% by the compiler's "
+        "schedules, 0.5% by roofline"
     )
     assert rows["collectives, in addition"].strip() == "7.4 ms for 1,225 MB per device"
     assert rows["run"].strip() == "93,835 steps: 5.7 hours, 61.2 core-days"

@@ -101,14 +101,14 @@ def calibrate(row: Measurement, cache: Path, note: Callable[[str], None]) -> dic
                 price = replace(price, compute_ms=price.compute_ms * (row.computed**kernel))
                 for time in times:
                     times[time] += weight * getattr(price, time)
-    facts = {
+    found = {
         key: getattr(row, key) for key in ("name", "tpu", "timed", "source", "note", "outside")
     }
-    facts |= {"measured_ms": row.ms, **times}
-    facts["apart_ms"] = times["serial_ms"] + times["collective_ms"]
+    found |= {"measured_ms": row.ms, **times}
+    found["apart_ms"] = times["serial_ms"] + times["collective_ms"]
     for ratio, time in (("ratio", "ms"), ("apart_ratio", "apart_ms"), ("old", "estimate_ms")):
-        facts[ratio] = facts[time] / row.ms
-    return facts
+        found[ratio] = found[time] / row.ms
+    return found
 
 
 def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -22,13 +22,16 @@ from widenet_jax.specs import TaskSpec, resolve, task_spec
 from widenet_jax.typing import Shapes
 
 GIB = 2**30
+# Predicted by measured time of 13 public measurements on v4, v5e, v5p and v6e, lowest and highest:
+# see docs/PERFORMANCE.md.
+BAND = (0.84, 1.14)
 
 
 class Plan(NamedTuple):
     """The plan of one config on one slice.
 
     Attributes:
-      facts: the JSON object that `--json` prints:
+      figures: the JSON object that `--json` prints:
         config, topology, cores, devices: names and sizes.
         unit: what the task calls an example, in the plural.
         batch_size, examples_per_core, steps: of the run.
@@ -42,6 +45,7 @@ class Plan(NamedTuple):
         compile_seconds: time that the compiler took.
         step_ms, scheduled_share: time of a step without collectives, and the share of it that the
           compiler's schedules cover.
+      step_ms_range: what the calibration leaves open, see BAND; the upper end has the collectives.
       serial_ms: time of a step if no byte moved while computing.
         collective_ms, collective_mb: time of the collectives, and megabytes that a device sends.
         examples_per_second_per_core, mfu, hours, core_days: at `step_ms`.
@@ -51,7 +55,7 @@ class Plan(NamedTuple):
       prices: cost of every instruction; empty without times.
     """
 
-    facts: dict[str, Any]
+    figures: dict[str, Any]
     prices: list[Price]
 
 
@@ -73,7 +77,7 @@ def plan_run(
       BadInputError: the config contradicts itself, the data or the slice; libtpu is missing.
     """
     plan = plan_without_advice(name, config, data, tpu, price)
-    plan.facts["advice"] = None if plan.facts["fits"] else advise(plan.facts, config, data, tpu)
+    plan.figures["advice"] = None if plan.figures["fits"] else advise(plan.figures, config, data, tpu)
     return plan
 
 
@@ -84,20 +88,20 @@ def plan_without_advice(
     step, topology = tpu.compile(name, config, data), tpu.topology
     prices = price_module(parse(step.hlo), step.schedules, topology) if step.fits else []
     limit = topology.chip.hbm_limit
-    facts = {
+    figures = {
         "config": name,
-        **size_facts(config, data, topology),
+        **size_figures(config, data, topology),
         "hbm_peak_gib": step.peak_bytes / GIB,
         "hbm_limit_gib": limit,
         # The compiler itself checks the data alone, without the program.
         "fits": step.fits and step.peak_bytes <= limit * GIB,
         "compile_seconds": step.seconds,
     }
-    return Plan(facts | time_facts(facts, prices, topology, price), prices)
+    return Plan(figures | time_figures(figures, prices, topology, price), prices)
 
 
-def size_facts(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[str, Any]:
-    """Returns the facts of a plan that need no compilation."""
+def size_figures(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[str, Any]:
+    """Returns the figures that need no compilation."""
     task = build_task(config, data)
     model, inputs = build_model(config.model, **task.model_fields), input_spec(task)
     flops = train_flops(config.model, inputs, **task.model_fields)
@@ -125,21 +129,23 @@ def size_facts(config: ConfigDict, data: DataInfo, topology: Topology) -> dict[s
     }
 
 
-def time_facts(
-    facts: Mapping[str, Any], prices: list[Price], topology: Topology, price: float | None
+def time_figures(
+    figures: Mapping[str, Any], prices: list[Price], topology: Topology, price: float | None
 ) -> dict[str, Any]:
-    """Returns the facts of a plan that follow from the prices; None each without prices."""
+    """Returns the figures that follow from the prices; None each without prices."""
     step_ms = sum(price.ms for price in prices) or math.nan
     seconds, cores = step_ms / 1e3, topology.num_cores
-    hours = facts["steps"] * seconds / 3600
+    hours = figures["steps"] * seconds / 3600
+    collective_ms = sum(price.collective_ms for price in prices)
     times = {
         "step_ms": step_ms,
+        "step_ms_range": [step_ms / BAND[1], step_ms / BAND[0] + collective_ms],
         "scheduled_share": 1 - sum(price.roofline_ms for price in prices) / step_ms,
         "serial_ms": sum(price.serial_ms for price in prices),
-        "collective_ms": sum(price.collective_ms for price in prices),
+        "collective_ms": collective_ms,
         "collective_mb": sum(price.collective_bytes for price in prices) / 1e6,
-        "examples_per_second_per_core": facts["batch_size"] / seconds / cores,
-        "mfu": facts["limit_ms"] / step_ms,
+        "examples_per_second_per_core": figures["batch_size"] / seconds / cores,
+        "mfu": figures["limit_ms"] / step_ms,
         "hours": hours,
         "core_days": hours * cores / 24,
         "cost": None if price is None else hours * cores * price,
@@ -148,28 +154,28 @@ def time_facts(
 
 
 def advise(
-    facts: Mapping[str, Any], config: ConfigDict, data: DataInfo, tpu: TpuCompiler
+    figures: Mapping[str, Any], config: ConfigDict, data: DataInfo, tpu: TpuCompiler
 ) -> dict[str, Any]:
     """Compiles changes in turn and returns {flags, hbm_peak_gib, step_ms, core_days, tried}.
 
     `flags` are the first change that fits; None if none of `tried` does. Notes before each change
     why it is compiled.
     """
-    name, tried = facts["config"], []
-    for change in changes(config, facts["hbm_peak_gib"] / facts["hbm_limit_gib"]):
+    name, tried = figures["config"], []
+    for change in changes(config, figures["hbm_peak_gib"] / figures["hbm_limit_gib"]):
         flags = [f"--config.{key}={value}" for key, value in change.items()]
         changed = ConfigDict(config.to_dict())
         changed.update_from_flattened_dict(change)
         text = " ".join(flags)
-        need = "needs {hbm_peak_gib:.1f} of {hbm_limit_gib:.1f} GiB".format(**facts)
-        tpu.note(f"{facts['config']}: {need}, does not fit; trying {text}")
+        need = "needs {hbm_peak_gib:.1f} of {hbm_limit_gib:.1f} GiB".format(**figures)
+        tpu.note(f"{figures['config']}: {need}, does not fit; trying {text}")
         try:
-            facts = plan_without_advice(f"{name} {text}", changed, data, tpu).facts
+            figures = plan_without_advice(f"{name} {text}", changed, data, tpu).figures
         except BadInputError:
             continue  # for example token groups that the smaller parts would split
         tried.append(text)
-        if facts["fits"]:
-            found = {key: facts[key] for key in ("hbm_peak_gib", "step_ms", "core_days")}
+        if figures["fits"]:
+            found = {key: figures[key] for key in ("hbm_peak_gib", "step_ms", "core_days")}
             return {"flags": flags, **found, "tried": tried}
     return dict.fromkeys(("flags", "hbm_peak_gib", "step_ms", "core_days")) | {"tried": tried}
 

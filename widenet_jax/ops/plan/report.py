@@ -16,41 +16,42 @@ PAPER_VARIANTS = (
 )
 
 
-def plan_rows(facts: Mapping[str, Any]) -> str:
+def plan_rows(plan: Mapping[str, Any]) -> str:
     """Formats one plan."""
-    memory = f"{facts['hbm_peak_gib']:.1f} of {facts['hbm_limit_gib']:.1f} GiB: "
-    memory += "fits" if facts["fits"] else "does not fit"
-    if facts["carry_gib"]:
-        memory += f"; {facts['carry_gib']:.2f} GiB of it are carried from step to step"
-    batch = f"batch {facts['batch_size']}, {facts['examples_per_core']:g} {facts['unit']} per core"
+    memory = f"{plan['hbm_peak_gib']:.1f} of {plan['hbm_limit_gib']:.1f} GiB: "
+    memory += "fits" if plan["fits"] else "does not fit"
+    if plan["carry_gib"]:
+        memory += f"; {plan['carry_gib']:.2f} GiB of it are carried from step to step"
+    batch = f"batch {plan['batch_size']}, {plan['examples_per_core']:g} {plan['unit']} per core"
     rows = [
-        ("config", facts["config"]),
-        ("slice", f"{facts['topology']}: {facts['cores']} cores, {batch}"),
-        ("parameters, unique", f"{facts['params']:,}"),
-        ("parameters, unrolled", f"{facts['params_unrolled']:,}"),
-        ("training GFLOPs", f"{facts['gflops_per_example']:.1f} per example"),
+        ("config", plan["config"]),
+        ("slice", f"{plan['topology']}: {plan['cores']} cores, {batch}"),
+        ("parameters, unique", f"{plan['params']:,}"),
+        ("parameters, unrolled", f"{plan['params_unrolled']:,}"),
+        ("training GFLOPs", f"{plan['gflops_per_example']:.1f} per example"),
         ("memory per device", memory),
     ]
-    if facts["dispatch"]:
-        rows.insert(-1, ("dispatch", dispatch_text(facts["dispatch"])))
-    if facts["step_ms"] is not None:
-        share = facts["scheduled_share"]
-        priced = f"{facts['serial_ms']:.1f} ms if no byte moved while computing; "
+    if plan["dispatch"]:
+        rows.insert(-1, ("dispatch", dispatch_text(plan["dispatch"])))
+    if plan["step_ms"] is not None:
+        share = plan["scheduled_share"]
+        low, high = plan["step_ms_range"]
+        priced = f"{low:.1f} to {high:.1f} by calibration, with collectives; "
         priced += f"{share:.1%} by the compiler's schedules, {1 - share:.1%} by roofline"
-        sent = f"{facts['collective_ms']:.1f} ms for {facts['collective_mb']:,.0f} MB per device"
-        length = f"{facts['hours']:.1f} hours, {facts['core_days']:.1f} core-days"
+        sent = f"{plan['collective_ms']:.1f} ms for {plan['collective_mb']:,.0f} MB per device"
+        length = f"{plan['hours']:.1f} hours, {plan['core_days']:.1f} core-days"
         rows += [
-            ("step", f"{facts['step_ms']:.1f} ms; {priced}"),
+            ("step", f"{plan['step_ms']:.1f} ms; {priced}"),
             ("collectives, in addition", sent),
-            (f"{facts['unit']}/s per core", f"{facts['examples_per_second_per_core']:.1f}"),
-            ("MFU", f"{facts['mfu']:.1%} (at 100% a step takes {facts['limit_ms']:.1f} ms)"),
-            ("run", f"{facts['steps']:,} steps: {length}"),
+            (f"{plan['unit']}/s per core", f"{plan['examples_per_second_per_core']:.1f}"),
+            ("MFU", f"{plan['mfu']:.1%} (at 100% a step takes {plan['limit_ms']:.1f} ms)"),
+            ("run", f"{plan['steps']:,} steps: {length}"),
         ]
-    if facts["cost"] is not None:
-        rows.append(("cost", f"{facts['cost']:,.2f}"))
-    if facts["advice"]:
-        rows.append(("change that fits", advice_text(facts["advice"])))
-    rows.append(("compile time", f"{facts['compile_seconds']:.0f} s"))
+    if plan["cost"] is not None:
+        rows.append(("cost", f"{plan['cost']:,.2f}"))
+    if plan["advice"]:
+        rows.append(("change that fits", advice_text(plan["advice"])))
+    rows.append(("compile time", f"{plan['compile_seconds']:.0f} s"))
     return text_table(rows)
 
 
@@ -68,15 +69,18 @@ def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
     """Formats several plans as a Markdown table; `paper` adds the core-days of Table 4."""
 
     def number(name: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda facts: "-" if facts[name] is None else format(facts[name], spec)
+        return lambda plan: "-" if plan[name] is None else format(plan[name], spec)
 
     columns = {
-        "config": lambda facts: facts["config"],
-        "parameters": lambda facts: f"{facts['params'] / 1e6:.1f}M",
-        "HBM GiB": lambda facts: (
-            f"{facts['hbm_peak_gib']:.1f}{'' if facts['fits'] else ' (does not fit)'}"
+        "config": lambda plan: plan["config"],
+        "parameters": lambda plan: f"{plan['params'] / 1e6:.1f}M",
+        "HBM GiB": lambda plan: (
+            f"{plan['hbm_peak_gib']:.1f}{'' if plan['fits'] else ' (does not fit)'}"
         ),
         "ms/step": number("step_ms", ".1f"),
+        "range": lambda plan: (
+            "{:.0f} to {:.0f}".format(*plan["step_ms_range"]) if plan["step_ms_range"] else "-"
+        ),
         "at 100% MFU": number("limit_ms", ".1f"),
         "without overlap": number("serial_ms", ".1f"),
         "by schedule": number("scheduled_share", ".1%"),
@@ -87,10 +91,10 @@ def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
         "core-days": number("core_days", ".1f"),
     }
     if paper:
-        columns["paper"] = lambda facts: str(
-            PAPER_CORE_DAYS.get(facts["config"].partition(":")[2], "-")
+        columns["paper"] = lambda plan: str(
+            PAPER_CORE_DAYS.get(plan["config"].partition(":")[2], "-")
         )
-    if any(facts["cost"] is not None for facts in plans):
+    if any(plan["cost"] is not None for plan in plans):
         columns["cost"] = number("cost", ",.0f")
     notes = [f"{plan['config']}: {advice_text(plan['advice'])}" for plan in plans if plan["advice"]]
     return "\n".join([table_of(columns, plans), *([""] if notes else []), *notes])
