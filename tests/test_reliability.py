@@ -237,6 +237,7 @@ def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
     assert everything_in(workdir) == before
 
 
+@pytest.mark.slow
 def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path, capsys):
     """The run starts at step 0 again, and says so."""
     workdir = at_step(tmp_path / "run", unbroken, 4)

@@ -76,6 +76,7 @@ assert main([f"--workdir={run}", f"--import={moved}"]) == 0
 """
 
 
+@pytest.mark.slow
 def test_other_commands_import_what_the_run_remembers(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

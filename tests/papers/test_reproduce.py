@@ -119,6 +119,7 @@ def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, ca
     assert "not printed" in pretraining and "0.80 (1 seed)" in pretraining
 
 
+@pytest.mark.slow
 def test_a_report_runs_nothing_repeats_no_flags_and_says_what_ran(stand_in, tmp_path: Path, capsys):
     """Fields, seeds, scale and data are read from the runs; the header is the command for them."""
     flags = ["--data_dir=elsewhere", "--seeds=2", f"--workdir={tmp_path}"]

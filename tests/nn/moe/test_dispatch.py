@@ -73,7 +73,7 @@ def on_one_device() -> tuple:
 
 SLOW = pytest.mark.slow
 MESHES = [(2, 2), *(pytest.param(*m, marks=SLOW) for m in ((4, 1), (1, 4)))]  # fsdp, expert
-METHODS = ["gather", "ragged", *(pytest.param(d, marks=SLOW) for d in ("einsum", "masked"))]
+METHODS = ["gather", *(pytest.param(d, marks=SLOW) for d in ("ragged", "einsum", "masked"))]
 
 
 @pytest.mark.parametrize("dispatch", METHODS)
@@ -238,6 +238,7 @@ def test_all_experts_with_gates_of_one_are_the_dense_layer():
 
 
 @pytest.mark.parametrize("router", ["sinkhorn", pytest.param("noisy_top_k", marks=SLOW)])
+@pytest.mark.slow
 def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
     """Batch-wide losses, Sinkhorn's assignment and gradients: eight devices equal one."""
     section = sizes.experts_section(

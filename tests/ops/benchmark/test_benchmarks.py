@@ -49,6 +49,7 @@ def test_random_batches_are_valid_for_every_task():
     assert batch["mask"].all() and not batch["bad"].any()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_measured(tmp_path: Path):
     """53,066 parameters and two moments of 4 bytes; noise hardly compresses."""
     config = load_config("configs/digits.py:widenet_tiny")
