@@ -304,6 +304,7 @@ def test_no_image_can_be_read(photos: Path, tmp_path: Path):
     assert "truncated JPEG" in errors.splitlines()[-1] and "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, capsys):
     """The run saves the steps it has made before it ends, and goes on once the file is mended."""
     bad = photos / "test" / "dog" / "00.jpg"

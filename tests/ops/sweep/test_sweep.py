@@ -84,6 +84,7 @@ def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
     assert "best" not in out
 
 
+@pytest.mark.slow
 def test_two_real_trials(tmp_path: Path):
     """The parameters are the ones of the same runs alone, see the slow test above."""
     changes = SMALL | {"duration": "20 steps", "evaluation.every": "10 steps"}
