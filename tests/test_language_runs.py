@@ -108,6 +108,7 @@ def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
         )
 
 
+@pytest.mark.slow
 def test_evaluation_remembers_all_windows(unbroken: Path):
     """One row of three windows has the loss of a single pass over all of its tokens."""
     trained = open_trained(str(unbroken))

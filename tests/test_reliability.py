@@ -296,6 +296,7 @@ def of(photos: Path) -> dict[str, object]:
     return {"duration": "10 steps", "batch_size": 32, **data}
 
 
+@pytest.mark.slow
 def test_no_image_can_be_read(photos: Path, tmp_path: Path):
     """The first batch fails while parameters are being initialised: the run exits in order."""
     for path in (photos / "train").rglob("*.jpg"):

@@ -22,6 +22,7 @@ from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.losses import LOSSES
 from widenet_jax.nn.moe.routers import ROUTERS
 
+pytestmark = pytest.mark.slow  # test_new_text_task.py imports what a run remembers, too
 FILE = Path(__file__).with_name("cosine_router.py")
 
 
@@ -76,7 +77,6 @@ assert main([f"--workdir={run}", f"--import={moved}"]) == 0
 """
 
 
-@pytest.mark.slow
 def test_other_commands_import_what_the_run_remembers(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

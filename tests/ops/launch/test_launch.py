@@ -130,6 +130,7 @@ def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Pat
     assert f"or delete it with its disk (`{DELETE}`)" in again.stderr
 
 
+@pytest.mark.slow
 def test_queued_resource(tmp_path: Path):
     states = ("NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
     cloud = Cloud(tmp_path / "cloud", states=states)
@@ -200,6 +201,7 @@ def test_a_run_that_left_no_exit_code_is_started_again(
     assert f"its log: `{DELETE.replace('delete', 'logs')}`" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_repaired_tpu_is_kept_and_the_run_restarted_on_all_workers(tmp_path: Path):
     """Worker 0 fails; worker 1 hangs, and would keep the second run from starting there."""
     states = ("NOT_FOUND", "READY", "REPAIRING", "REPAIRING", "REPAIRING", "READY")
@@ -337,6 +339,7 @@ def test_gcloud_flags_go_to_the_command_that_creates(tmp_path: Path):
         assert own == ("create" in command)
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_made_stops_the_launch(tmp_path: Path):
     """The set's size is unknown. The line names flags of the launcher, and nothing is created."""
     arguments = [word for word in ARGUMENTS if word not in (ARGUMENTS[0], "--skip_plan")]

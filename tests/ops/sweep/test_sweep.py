@@ -107,6 +107,7 @@ def test_what_is_wrong_for_all_trials_is_said_before_the_first(tmp_path, capsys,
     assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_the_check_takes_no_device(tmp_path: Path):
     """A TPU that the sweep itself held could not be used by its trials."""
     code = (
