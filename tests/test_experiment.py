@@ -37,7 +37,7 @@ METHODS = ["gather", *(pytest.param(m, marks=pytest.mark.slow) for m in ("einsum
 
 
 @pytest.mark.parametrize("dispatch", METHODS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_float32_is_multiplied_in_full(dtype: str, dispatch: str):
     """In forward, backward and evaluation; with bfloat16, router and head alone are in float32."""
     E, V, F = 5, 10, 48  # lengths of these axes and of no others

@@ -108,6 +108,7 @@ def test_another_text_is_refused(unbroken: Path, tmp_path: Path):
         )
 
 
+@pytest.mark.slow
 def test_evaluation_remembers_all_windows(unbroken: Path):
     """One row of three windows has the loss of a single pass over all of its tokens."""
     trained = open_trained(str(unbroken))
@@ -150,6 +151,7 @@ def test_export_and_start_from_it(unbroken: Path, tmp_path: Path):
     assert told == "taken from EXPORT: encoder, embedding, output; new: nothing"
 
 
+@pytest.mark.slow
 def test_a_failed_step_is_repeated_with_its_memory(text: Path, tmp_path: Path):
     """The first update is far too large; the memory that the second step met is kept for it."""
     wild = {"optimizer.learning_rate": 1e30, "optimizer.name": "sgd"}

@@ -24,6 +24,7 @@ def check_printed(text: str, blocks: int) -> None:
     assert [sum(map(int, load.split())) for load in loads] == [32] * blocks
 
 
+@pytest.mark.slow
 def test_the_cells_run(digits_run: Path, tmp_path: Path, monkeypatch, capsys):
     """On a finished run of a smaller config, which the cell that trains reports."""
     import matplotlib.pyplot as plt

@@ -237,6 +237,7 @@ def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):
     assert everything_in(workdir) == before
 
 
+@pytest.mark.slow
 def test_debris_of_the_first_save(unbroken: Path, tmp_path: Path, capsys):
     """The run starts at step 0 again, and says so."""
     workdir = at_step(tmp_path / "run", unbroken, 4)
@@ -295,6 +296,7 @@ def of(photos: Path) -> dict[str, object]:
     return {"duration": "10 steps", "batch_size": 32, **data}
 
 
+@pytest.mark.slow
 def test_no_image_can_be_read(photos: Path, tmp_path: Path):
     """The first batch fails while parameters are being initialised: the run exits in order."""
     for path in (photos / "train").rglob("*.jpg"):
@@ -303,6 +305,7 @@ def test_no_image_can_be_read(photos: Path, tmp_path: Path):
     assert "truncated JPEG" in errors.splitlines()[-1] and "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_bad_evaluation_example_loses_no_step(photos: Path, tmp_path: Path, capsys):
     """The run saves the steps it has made before it ends, and goes on once the file is mended."""
     bad = photos / "test" / "dog" / "00.jpg"

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from widenet_jax.config.files import load_config
 from widenet_jax.data.contract import DataInfo
@@ -50,6 +51,7 @@ def step(experiment: Experiment, state: TrainState) -> tuple[dict, dict]:
         return jax.device_get(metrics), jax.device_get(state.params)
 
 
+@pytest.mark.slow
 def test_devices_and_sharding_change_nothing():
     """The table of tokens is sharded over eight devices, and looked up and multiplied with."""
     one, eight = experiment_on(1, 1), experiment_on(8, -1)

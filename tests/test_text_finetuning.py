@@ -66,6 +66,7 @@ def test_classification(reviews_run: Path):
     assert json.loads((reviews_run / "tokenizer.json").read_text())["model"]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_tokenizer(reviews_run: Path, table: Path, tmp_path: Path):
     """It resumes without the tokenizer's file, not with another one, and evaluates without both."""
     workdir, config = tmp_path / "run", reviews_config(table)

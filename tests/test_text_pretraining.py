@@ -32,6 +32,7 @@ def pretrain(workdir: Path, devices: int = 1, **changes: object) -> dict:
     return run_here(workdir, run="text_tiny", devices=devices, batch_size=64, **SHORT | changes)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bytes(single: Path, tmp_path: Path, capsys):
     workdir = at_step(tmp_path / "run", single, 1)
     pretrain(workdir)

@@ -76,6 +76,7 @@ def test_predict_and_draw(exported, digit_files, tmp_path, capsys):
     assert np.ptp(cv2.imread(str(overlay))) > 100
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_the_other_files(digits_run, digit_files, capsys):
     """The ten probabilities add up to 1, and do not change if there is a second image."""
     answers = []

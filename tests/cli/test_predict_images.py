@@ -54,6 +54,7 @@ def test_bad_files_are_named_and_the_others_predicted(run, photos, bad, capsys):
     assert bad == 1 or err.endswith("error: 2 of 6 images cannot be read; they are named above\n")
 
 
+@pytest.mark.slow
 def test_tables(run, photos, capsys):
     assert run(photos, "--json") == 0
     rows = json.loads(capsys.readouterr().out)["images"]
@@ -71,6 +72,7 @@ def test_tables(run, photos, capsys):
     assert "ends in .csv or .jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_outputs_are_tried_before_the_work(run, digits_run, photos, capsys):
     """Their folders are made; a set is not even looked for where they cannot be."""
     new = photos.parent / "new"

@@ -73,6 +73,7 @@ def test_a_bad_image_is_replaced_by_the_next_good_one(folder):
         assert batch["bad"].dtype == bool
 
 
+@pytest.mark.slow
 def test_processes_skip_alike_and_name_each_bad_record_once(folder):
     said: list[str] = []
     stream = train_stream(folder, num_workers=2, on_message=said.append)

@@ -87,6 +87,7 @@ def test_evaluation_sees_each_record_once_and_masks_the_rest(digits):
     assert stream[1]["label"][7] == digits[107]["label"]
 
 
+@pytest.mark.slow
 def test_workers_outlast_sigterm_and_leave_at_close(digits):
     """The batches are those of one process, also after the signals."""
     whole = train_stream(digits, num_steps=30)

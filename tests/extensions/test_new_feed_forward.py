@@ -48,6 +48,7 @@ class GatedLinearUnit(nn.Module):
         return {"open_gates": np.asarray(sums["open"]) / np.asarray(sums["seen"])}
 
 
+@pytest.mark.slow
 def test_trains_in_shared_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FEED_FORWARDS, "gated", GatedLinearUnit)
     config = small_config()

@@ -22,6 +22,7 @@ from widenet_jax.nn.moe.layer import MoeLayer
 from widenet_jax.nn.moe.losses import LOSSES
 from widenet_jax.nn.moe.routers import ROUTERS
 
+pytestmark = pytest.mark.slow  # test_new_text_task.py imports what a run remembers, too
 FILE = Path(__file__).with_name("cosine_router.py")
 
 

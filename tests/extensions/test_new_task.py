@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from extensions.life_of_a_run import check_life, check_sweep
 from small_runs import small_config
 
@@ -89,6 +90,7 @@ def get_config():
     return config
 
 
+@pytest.mark.slow
 def test_life(tmp_path, monkeypatch):
     result = check_life(get_config, tmp_path)
     check_sweep(__file__, result, tmp_path, monkeypatch)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from extensions.life_of_a_run import check_life
+from extensions.life_of_a_run import check_life, check_sweep
 from small_runs import ROOT
 from text_sets import FILLERS, write_tokenizer
 
@@ -35,11 +35,12 @@ def write_pairs(directory: Path) -> Path:
     return directory
 
 
-def test_life(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_life(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     assert len(FILE.read_text().splitlines()) < LINES
     config = f"{FILE}:{write_pairs(tmp_path)}"
     result = check_life(lambda: load_config(config), tmp_path)
     assert result["test_pearson"] > 0.9 and result["test_pairs"] == 32
+    check_sweep(config, result, tmp_path, monkeypatch)
 
     run, out = tmp_path / "unbroken", tmp_path / "exported"
     assert evaluate.main([f"--workdir={run}", f"--out={tmp_path / 'evaluation'}"]) == 0

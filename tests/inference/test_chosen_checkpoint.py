@@ -39,6 +39,7 @@ def run(digits_run, tmp_path_factory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_each_is_found(run: Path, digits_run: Path):
     """By an argument or by the end of the place; also of a run to start from."""
     hashes = {step: params_sha256(read_model(f"{digits_run}@{step}").params) for step in (10, 20)}

@@ -22,7 +22,11 @@ def write(directory: Path, kind: str, arrays: dict) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left_out"), [("bert", "no part"), ("albert", "pooler, sop_classifier, classifier")]
+    ("kind", "left_out"),
+    [
+        ("bert", "no part"),
+        pytest.param("albert", "pooler, sop_classifier, classifier", marks=pytest.mark.slow),
+    ],
 )
 def test_masked_words(kind: str, left_out: str, tmp_path: Path, monkeypatch, capsys):
     """As the function of their library, whose ForMaskedLM has neither pooler nor order head."""

@@ -41,6 +41,7 @@ def code_in(readme: str) -> str:
     return textwrap.dedent("\n".join(lines))
 
 
+@pytest.mark.slow
 def test_images_in_a_process_with_jax_only(digits_run: Path, tmp_path: Path, capsys):
     out = tmp_path / "program"
     flags = [f"--workdir={digits_run}", f"--out={out}", "--format=stablehlo"]

@@ -33,6 +33,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
+@pytest.mark.slow
 def test_finetuning_from_a_run(pretrained: Path, tmp_path: Path, capsys):
     """Its model and tokenizer are those of the run; the workdir then needs that run no longer."""
     for split in ("train", "dev"):

@@ -84,6 +84,7 @@ def test_a_short_memory_holds_the_latest_tokens():
     assert np.abs(parts[:, 8:] - whole[:, 8:]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_loop_and_recomputation_change_nothing():
     """Logits, memory and gradients are those of unrolled blocks."""
     inputs = {"tokens": TOKENS, "memory": jax.random.normal(jax.random.key(1), (B, 2, 5, D))}
@@ -114,6 +115,7 @@ def test_no_gradient_flows_through_the_memory():
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.slow
 def test_embedding_and_output_start_as_in_the_paper():
     """Xavier uniform, and uniform within 1 / sqrt(D)."""
     model = model_of()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 from untrained import export_untrained
 
 from configs import language_model
@@ -76,6 +77,7 @@ def test_shares_in_numbers(tmp_path: Path):
     assert figures.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]
 
 
+@pytest.mark.slow
 def test_active_units_of_the_first_seed(tmp_path: Path):
     """The command's file has the numbers of the model; without a run there is no picture."""
     experiment = figure("sigma_fig1")

@@ -99,6 +99,7 @@ def test_tables_and_pictures_are_written_and_nothing_runs_twice(stand_in, tmp_pa
     assert "| WideNet-L" in text and "| WideNet-H" not in text
 
 
+@pytest.mark.slow
 def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, capsys):
     """Every metric is 0.8 here, so that every column and the mean of the four are 80."""
     workdir = tmp_path / "w"
@@ -119,6 +120,7 @@ def test_table_2_has_the_papers_columns_beside_ours(stand_in, tmp_path: Path, ca
     assert "not printed" in pretraining and "0.80 (1 seed)" in pretraining
 
 
+@pytest.mark.slow
 def test_a_report_runs_nothing_repeats_no_flags_and_says_what_ran(stand_in, tmp_path: Path, capsys):
     """Fields, seeds, scale and data are read from the runs; the header is the command for them."""
     flags = ["--data_dir=elsewhere", "--seeds=2", f"--workdir={tmp_path}"]
@@ -138,6 +140,7 @@ def test_a_report_runs_nothing_repeats_no_flags_and_says_what_ran(stand_in, tmp_
     assert f"Made by `{header}`" in after
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_exit_code_3(stand_in, tmp_path: Path, capsys):
     arguments = ["fig3", *SMOKE, f"--workdir={tmp_path}", "--seeds=14"]  # the last one is seed 13
     assert call(*arguments, "--workers=4") == 3

@@ -87,6 +87,7 @@ def test_a_run_too_short_to_trace_says_so(tmp_path: Path):
     assert not (tmp_path / "profile").exists()
 
 
+@pytest.mark.slow
 def test_a_run_with_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture):
     train_here(small_config(duration="6 steps"), tmp_path, profile=2)
     folder = tmp_path / "profile" / "plugins" / "profile" / "step_00000004"

@@ -73,6 +73,7 @@ def test_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert "no run there" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_skipped_up_to_the_cap(tmp_path: Path, capsys: pytest.CaptureFixture):
     """All steps from the second on are non-finite: two are skipped, the third ends the run."""
     with pytest.raises(

@@ -59,7 +59,7 @@ class SignalAfterThreeSteps(Stop):
         super().check()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("name", ["Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_while_training(digits_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str):
     """Saves at the step of the signal; the resumed run ends as if unbroken."""
     stop = SignalAfterThreeSteps({text: number for number, text in SIGNALS.items()}[name])
@@ -88,6 +88,7 @@ def test_ctrl_c_while_compiling(tmp_path: Path):
     assert last_step(tmp_path / "run") == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

@@ -208,6 +208,7 @@ def test_padding_changes_nothing():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), its_grads, grads)
 
 
+@pytest.mark.slow
 def test_packed_rows_are_their_instances():
     """Two texts in one row: the logits and gradients of the two apart."""
     model = small("albert")

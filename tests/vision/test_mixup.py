@@ -92,6 +92,7 @@ def test_cutmix_pastes_a_box_of_the_partner_and_mixes_targets_by_area():
     assert len({*shares}) > B // 2 and 0.05 < np.mean(shares) < 0.6
 
 
+@pytest.mark.slow
 def test_of_both_each_example_has_one():
     images = jax.random.normal(jax.random.key(1), (400, 8, 8, 1))
     run = lambda mix, **how: jax.jit(functools.partial(mix, **how))(  # noqa: E731

@@ -84,6 +84,7 @@ def test_initial_kernels_are_glorot_per_expert():
     np.testing.assert_allclose(np.asarray(experts["wi"]["bias"]).std(), 1e-6, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_epsilon_activation_and_initialiser_reach_every_part():
     """Each changes the output; with `truncated_normal` no kernel exceeds two deviations of 0.02."""
     model = tiny("vit_moe_tiny", kernel_init="truncated_normal")

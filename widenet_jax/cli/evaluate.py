@@ -92,7 +92,7 @@ def evaluate_classifier(
         title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}, top-1 {top_1}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
     worst = sorted(result["per_class"].items(), key=lambda item: item[1])[:WORST]
-    confused = ", ".join(f"{a} for {b} {n:,}" for a, b, n in accuracy.confused(CONFUSED))
+    confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))
     return [
         (unit, f"{result[unit]:,}"),
         ("top-1", top_1),

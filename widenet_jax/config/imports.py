@@ -6,6 +6,7 @@ A file is imported by `--import=FILE`, or it is the config file itself. A run re
 
 import ast
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -117,5 +118,7 @@ def place_of(error: Exception, path: str) -> str:
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).resolve() == Path(path).resolve():
             line = frame.lineno
-    message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    # ml_collections lists all fields of the section before its "Did you mean".
+    text = re.sub(r' Other fields present: ".*?}"', "", " ".join(str(error).split()))
+    message = f"{type(error).__name__}: {text}"
     return f"{path}, line {line}: {message}" if line else message

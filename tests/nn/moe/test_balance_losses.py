@@ -232,6 +232,7 @@ def test_least_entropy_is_minus_log_of_the_experts():
 # --- Weights ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_losses_of_weight_zero_are_not_computed():
     weights = {"load_balance": 0.0, "z": 2.0, "load": 0.0, "over": "batch"}
     losses, total = balance_losses(routing(SURE, ALL), ALL, weights)

@@ -73,7 +73,7 @@ def on_one_device() -> tuple:
 
 SLOW = pytest.mark.slow
 MESHES = [(2, 2), *(pytest.param(*m, marks=SLOW) for m in ((4, 1), (1, 4)))]  # fsdp, expert
-METHODS = ["gather", "ragged", *(pytest.param(d, marks=SLOW) for d in ("einsum", "masked"))]
+METHODS = ["gather", *(pytest.param(d, marks=SLOW) for d in ("ragged", "einsum", "masked"))]
 
 
 @pytest.mark.parametrize("dispatch", METHODS)
@@ -87,6 +87,7 @@ def test_any_mesh_of_eight_devices_is_one_device(
     assert_same(loss_and_gradients(dispatch, mesh), on_one_device, 1e-4)
 
 
+@pytest.mark.slow
 def test_ragged_without_drops_is_dropless():
     """Under `capacity_rule=literal` no choice is dropped, and results do not depend on groups."""
     x = jax.random.normal(jax.random.key(0), (4, 6, 3))
@@ -189,7 +190,8 @@ def random_routing(G: int, S: int, E: int, K: int, capacity: int) -> Routing:
 @pytest.mark.parametrize(
     ("K", "capacity", "fields"),
     [
-        (4, 10, {"wi_bias": None, "wo_bias": None}),  # every expert, no bias, nothing dropped
+        # Every expert, no bias, nothing dropped.
+        pytest.param(4, 10, {"wi_bias": None, "wo_bias": None}, marks=SLOW),
         (2, 3, {"activation": "gelu_tanh"}),  # biases, drops
         (2, 3, {"output_activation": True, "wo_bias": None}),
     ],
@@ -238,6 +240,7 @@ def test_all_experts_with_gates_of_one_are_the_dense_layer():
 
 
 @pytest.mark.parametrize("router", ["sinkhorn", pytest.param("noisy_top_k", marks=SLOW)])
+@pytest.mark.slow
 def test_statistics_over_the_batch_do_not_depend_on_the_devices(router: str):
     """Batch-wide losses, Sinkhorn's assignment and gradients: eight devices equal one."""
     section = sizes.experts_section(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 
 from configs.variants import model_section
@@ -55,6 +56,7 @@ def test_against_a_loop_over_tokens():
     assert 0 < jnp.min(counts) < jnp.max(counts) < 64
 
 
+@pytest.mark.slow
 def test_which_blocks_count():
     """The first of two blocks of the last model is dense, the second keeps its largest units."""
     assert dense_blocks(relu_model("vit_tiny,depth=2")) == (0, 1)

@@ -26,6 +26,7 @@ def routing_of(experts: list[int]) -> TokenRouting:
     return TokenRouting(index, np.ones(index.shape), np.ones((2, 1, 16, 4)), index < 0)
 
 
+@pytest.mark.slow
 def test_one_image_is_its_own_group(digits_run):
     trained = open_trained(str(digits_run))
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)

@@ -22,6 +22,7 @@ def export(variant: str, directory: Path) -> Path:
     return export_untrained(config, {"vocab_size": 256}, directory)
 
 
+@pytest.mark.slow
 def test_the_command_on_experts(tmp_path: Path, capsys):
     """Its load is what the model's own statistics are; every byte has two experts and a kind."""
     place = str(export("preset=sigma_moe", tmp_path / "model"))

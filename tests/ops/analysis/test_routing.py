@@ -12,8 +12,11 @@ from widenet_jax.ops.analysis.captured import routed_blocks, token_routing
 
 # The last image is padding.
 INPUTS = {"image": jax.random.normal(jax.random.key(1), (8, 8, 8, 1)), "mask": jnp.arange(8) < 7}
-VARIANTS = ["widenet_tiny,depth=2,preset=authors_code", "widenet_tiny,depth=2,routing_groups=1",
-            "vit_moe_tiny,ffn_blocks=last_2,depth=3"]  # fmt: skip
+VARIANTS = [
+    "widenet_tiny,depth=2,preset=authors_code",
+    pytest.param("widenet_tiny,depth=2,routing_groups=1", marks=pytest.mark.slow),
+    pytest.param("vit_moe_tiny,ffn_blocks=last_2,depth=3", marks=pytest.mark.slow),
+]
 
 
 def tiny(variant: str):

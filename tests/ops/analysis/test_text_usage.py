@@ -67,6 +67,7 @@ def test_against_a_loop_over_tokens(usage: ExpertUsage, exported: Path):
     assert bands + shares["[CLS]"] + shares["[SEP]"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_the_command(exported: Path, tmp_path: Path):
     """The file names the kinds of tokens; the picture is no blank page."""
     out = tmp_path / "out"

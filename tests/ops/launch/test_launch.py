@@ -108,6 +108,7 @@ def test_a_preempted_tpu_is_created_again_and_the_run_restarted(tmp_path: Path):
 
 
 @pytest.mark.parametrize("state", ["NOT_FOUND", "STOPPED"])
+@pytest.mark.slow
 def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Path, state: str):
     """While the run is followed. The service itself leaves a TPU listed, as PREEMPTED or alike."""
     doing = {"NOT_FOUND": "DELETING", "STOPPED": "STOPPING"}[state]
@@ -129,6 +130,7 @@ def test_a_tpu_that_a_person_deletes_or_stops_is_not_created_again(tmp_path: Pat
     assert f"or delete it with its disk (`{DELETE}`)" in again.stderr
 
 
+@pytest.mark.slow
 def test_queued_resource(tmp_path: Path):
     states = ("NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
     cloud = Cloud(tmp_path / "cloud", states=states)
@@ -158,6 +160,7 @@ def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path)
     assert done.stdout.splitlines() == ["worker_0: step 1 of 1", *ends]
 
 
+@pytest.mark.slow
 def test_an_outage_does_not_end_a_launch_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -198,6 +201,7 @@ def test_a_run_that_left_no_exit_code_is_started_again(
     assert f"its log: `{DELETE.replace('delete', 'logs')}`" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_repaired_tpu_is_kept_and_the_run_restarted_on_all_workers(tmp_path: Path):
     """Worker 0 fails; worker 1 hangs, and would keep the second run from starting there."""
     states = ("NOT_FOUND", "READY", "REPAIRING", "REPAIRING", "REPAIRING", "READY")
@@ -210,6 +214,7 @@ def test_a_repaired_tpu_is_kept_and_the_run_restarted_on_all_workers(tmp_path: P
     assert len(cloud.trainings(0)) == len(cloud.trainings(1)) == 2
 
 
+@pytest.mark.slow
 def test_workers_that_accept_connections_late_or_never(tmp_path: Path):
     late = Cloud(tmp_path / "late", fails={"ssh": ["Connection refused", "Connection refused"]})
     assert late.launch(*ARGUMENTS).returncode == 0
@@ -253,6 +258,7 @@ def still_running() -> Iterator[subprocess.Popen]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_same_launch_again_follows_the_running_job(
     tmp_path: Path, still_running: subprocess.Popen
 ):
@@ -299,6 +305,7 @@ def test_the_remains_of_a_run_on_another_worker_are_ended(
     assert still_running.wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
     cloud = Cloud(tmp_path / "cloud", states=("NOT_FOUND", "READY"))
     assert cloud.launch(*ARGUMENTS, "--tpu=v3-8").returncode == 0
@@ -309,6 +316,7 @@ def test_a_tpu_of_that_name_but_of_another_type_is_not_used(tmp_path: Path):
     assert line.startswith("error: mine exists and is a v3-8, not a v3-256; delete it (`/")
 
 
+@pytest.mark.slow
 def test_the_default_project_is_read_once(tmp_path: Path):
     """It may change while the run is followed: the TPU would be taken for one that was deleted."""
     cloud = Cloud(tmp_path / "cloud")
@@ -331,6 +339,7 @@ def test_gcloud_flags_go_to_the_command_that_creates(tmp_path: Path):
         assert own == ("create" in command)
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_made_stops_the_launch(tmp_path: Path):
     """The set's size is unknown. The line names flags of the launcher, and nothing is created."""
     arguments = [word for word in ARGUMENTS if word not in (ARGUMENTS[0], "--skip_plan")]

@@ -1,5 +1,7 @@
 """Counts as the command prints them."""
 
+import pytest
+
 from widenet_jax.ops.plan.counts import counts_table, image_row, language_row, text_row
 from widenet_jax.ops.plan.printed import FINETUNING, LANGUAGE, TEXT, Printed
 
@@ -21,6 +23,7 @@ def test_image_models_of_table_5():
     )
 
 
+@pytest.mark.slow
 def test_a_text_model_is_counted_part_by_part():
     """To the nearest million, what Table 2 prints; but for BERT, which ALBERT's paper truncates."""
     row = text_row(TEXT[0])
@@ -31,6 +34,7 @@ def test_a_text_model_is_counted_part_by_part():
     assert not text_row(TEXT[1])["agrees"]
 
 
+@pytest.mark.slow
 def test_language_models():
     """To the last parameter, less the two scalars a block; product keys are not printed."""
     dense, keys = language_row(LANGUAGE[0]), language_row(LANGUAGE[-1])

@@ -84,6 +84,7 @@ def test_a_failed_trial_is_exit_code_3(tmp_path: Path, capsys):
     assert "best" not in out
 
 
+@pytest.mark.slow
 def test_two_real_trials(tmp_path: Path):
     """The parameters are the ones of the same runs alone, see the slow test above."""
     changes = SMALL | {"duration": "20 steps", "evaluation.every": "10 steps"}
@@ -106,6 +107,7 @@ def test_what_is_wrong_for_all_trials_is_said_before_the_first(tmp_path, capsys,
     assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_the_check_takes_no_device(tmp_path: Path):
     """A TPU that the sweep itself held could not be used by its trials."""
     code = (

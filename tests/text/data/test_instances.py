@@ -45,6 +45,7 @@ def stream(packed: bool = False, **changes) -> list[dict[str, np.ndarray]]:
     return train_stream(Chunks(packed), transform(), 8, **options)
 
 
+@pytest.mark.slow
 def test_workers_change_no_mask():
     assert_same(stream(True, num_workers=2), stream(True))
     assert_no_worker_left()

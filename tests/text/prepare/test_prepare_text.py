@@ -73,6 +73,7 @@ def test_the_length_of_sequences_must_suit_the_set(tmp_path: Path):
                     build_source(data, "train")
 
 
+@pytest.mark.slow
 def test_the_same_command_again_changes_nothing(tmp_path: Path, capsys):
     inputs, out = [write(tmp_path / f"{k}.txt", f"One {k}. Two.") for k in range(2)], tmp_path / "o"
     options = ("--max_length=16", "--valid", inputs[1])

@@ -48,6 +48,7 @@ def test_the_function_is_theirs(kind: str, groups: int, hidden_act: str):
         np.testing.assert_allclose(found["order_logits"][row], expected["order"], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_classifier_and_span_head():
     arrays, config = reference.random_arrays("albert"), reference.config_of("albert")
     params, section = imported("albert", arrays), section_of("albert")
