@@ -65,7 +65,10 @@ def test_overrides_cost_and_breakdown(plan, capsys: pytest.CaptureFixture):
 def test_compare_and_paper(plan, capsys: pytest.CaptureFixture, monkeypatch):
     argv = ["--compare", "configs/digits.py:vit_tiny", "configs/digits.py:widenet_tiny"]
     assert plan([*argv, "--topology=v3-8", "--json"]) == 0
-    assert [figures["params"] for figures in json.loads(capsys.readouterr().out)] == [77_898, 53_066]
+    assert [figures["params"] for figures in json.loads(capsys.readouterr().out)] == [
+        77_898,
+        53_066,
+    ]
     monkeypatch.setattr(report, "PAPER_VARIANTS", ("vit_b,depth=1",))
     monkeypatch.setattr(report, "PAPER_CORE_DAYS", {"vit_b,depth=1": 70})
     assert plan(["--paper"]) == 0
@@ -107,7 +110,8 @@ FITS = {
     "params_unrolled": 305_376_232, "gflops_per_example": 369.3, "limit_ms": 96.1,
     "dispatch": None, "carry_gib": 0.0, "hbm_peak_gib": 6.76,
     "hbm_limit_gib": 15.48, "fits": True, "compile_seconds": 158.0, "steps": 93_835,
-    "step_ms": 220.0, "step_ms_range": [193.0, 269.3], "serial_ms": 260.0, "scheduled_share": 0.995, "collective_ms": 7.4,
+    "step_ms": 220.0, "step_ms_range": [193.0, 269.3], "serial_ms": 260.0,
+    "scheduled_share": 0.995, "collective_ms": 7.4,
     "collective_mb": 1225.4, "examples_per_second_per_core": 72.7, "mfu": 0.437, "hours": 5.73,
     "core_days": 61.2, "cost": None, "advice": None,
 }  # fmt: skip

@@ -77,7 +77,9 @@ def plan_run(
       BadInputError: the config contradicts itself, the data or the slice; libtpu is missing.
     """
     plan = plan_without_advice(name, config, data, tpu, price)
-    plan.figures["advice"] = None if plan.figures["fits"] else advise(plan.figures, config, data, tpu)
+    plan.figures["advice"] = (
+        None if plan.figures["fits"] else advise(plan.figures, config, data, tpu)
+    )
     return plan
 
 
