@@ -14,7 +14,7 @@ from text_sets import FILLERS, write_tokenizer
 import widenet_jax as wj
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.config.files import load_config
-from widenet_jax.ops.plan.planner import data_info, size_facts
+from widenet_jax.ops.plan.planner import data_info, size_figures
 from widenet_jax.ops.plan.topology import parse_topology
 
 FILE = Path(__file__).with_name("similarity.py")
@@ -66,5 +66,5 @@ def test_life(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest
 
     plan_config = load_config(config)
     sizes = data_info(plan_config, num_examples=128, vocab_size=32)
-    facts = size_facts(plan_config, sizes, parse_topology("v3-8"))
-    assert facts["params"] == result["params"] and facts["gflops_per_example"] > 0
+    figures = size_figures(plan_config, sizes, parse_topology("v3-8"))
+    assert figures["params"] == result["params"] and figures["gflops_per_example"] > 0
