@@ -16,6 +16,7 @@
                                                      --peer=scripts/compare/torch_text.py
   python scripts/benchmark.py checkpoint --config configs/imagenet.py:widenet_b --out DIR
                                                      saving to, and restoring from, a disk
+  python scripts/benchmark.py device --out DIR       a report on this machine's devices, to send
 
 Prints a table, or with --json a JSON list. Exit codes: 0 done, 2 your
 input, 3 the device ran out of memory.
@@ -26,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from widenet_jax.cli.plan import add_data_flags, read_configs
+from widenet_jax.cli.plan import NOTE, add_data_flags, plan_of, read_configs
 from widenet_jax.config.files import load_config
 from widenet_jax.config.parser import Argv, Options, Parser, not_negative, positive, seconds, show
 from widenet_jax.errors import BadInputError, choose
@@ -52,7 +53,7 @@ def main(argv: Argv = None) -> int:
     kinds = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
 
     def kind(
-        name: str, measure: Callable[[Options], Rows], text: str, takes_fields: bool = False
+        name: str, measure: Callable[[Options], Any], text: str, takes_fields: bool = False
     ) -> Callable[..., Any]:
         sub = kinds.add_parser(name, help=text, takes_fields=takes_fields)
         sub.set_defaults(measure=measure)
@@ -63,7 +64,10 @@ def main(argv: Argv = None) -> int:
     step = kind("train_step", train_step, "rate, MFU, memory and compile time", takes_fields=True)
     step("--steps", type=positive, default=10, help="steps in each round")
     save = kind("checkpoint", checkpoint, "time and bytes of saves and restores", takes_fields=True)
-    save("--out", type=Path, required=True, help="a new directory to write to")
+    text = "a report to send: peaks, attention, dispatch and training steps, in ten minutes"
+    reporting = kind("device", device, text)
+    for add in (save, reporting):
+        add("--out", type=Path, required=True, help="a new directory to write to")
     for add in (step, save):
         add("--config", nargs="+", required=True, metavar="FILE[:VARIANT]")
         add_data_flags(add)
@@ -94,10 +98,11 @@ def main(argv: Argv = None) -> int:
 
 def run(options: Options) -> None:
     """Measures and prints."""
-    rows = options.measure(options)
+    found = options.measure(options)
+    from widenet_jax.ops.benchmark.device import page
     from widenet_jax.ops.benchmark.report import table
 
-    show(options, rows, table(rows))
+    show(options, found, table(found) if isinstance(found, list) else page(found))
 
 
 def experiments(options: Options) -> list[tuple[str, Any]]:
@@ -119,8 +124,7 @@ def train_step(options: Options) -> Rows:
 
 def checkpoint(options: Options) -> Rows:
     named = experiments(options)
-    if options.out.exists():
-        raise BadInputError(f"--out={options.out} exists; give a new directory")
+    check_new(options.out)
     from widenet_jax.files import absolute
     from widenet_jax.ops.benchmark.checkpoint import checkpoint_row
 
@@ -129,6 +133,23 @@ def checkpoint(options: Options) -> Rows:
         checkpoint_row(*one, workdir=out / str(number), rounds=options.rounds)
         for number, one in enumerate(named)
     ]
+
+
+def check_new(out: Path) -> None:
+    """Raises BadInputError if there is such a directory."""
+    if out.exists():
+        raise BadInputError(f"--out={out} exists; give a new directory")
+
+
+def device(options: Options) -> dict[str, Any]:
+    check_new(options.out)
+    from widenet_jax.ops.benchmark.device import measure, write
+
+    options.out.mkdir(parents=True)
+    report = measure(rounds=options.rounds, plan=plan_of, note=NOTE)
+    write(report, options.out)
+    NOTE(f"{report['seconds']:.0f} s; {options.out} has device.md, device.png and device.json")
+    return report
 
 
 def dispatch(options: Options) -> Rows:

@@ -131,7 +131,9 @@ def plan(options: Options) -> list[dict[str, Any]]:
     return reports
 
 
-def plan_of(config: str, tpu: str, flags: Sequence[str]) -> dict[str, Any] | str:
+def plan_of(
+    config: str, tpu: str, flags: Sequence[str], *, timeout: float | None = None
+) -> dict[str, Any] | str:
     """Returns the JSON object that this command prints, or the reason why it printed none.
 
     Runs in its own process, because the compiler for TPUs takes JAX's devices away. Callers read
@@ -139,7 +141,10 @@ def plan_of(config: str, tpu: str, flags: Sequence[str]) -> dict[str, Any] | str
     """
     command = [sys.executable, "-m", "widenet_jax.cli.plan", f"--config={config}"]
     command += [f"--topology={tpu}", "--json", *flags]
-    completed = subprocess.run(command, capture_output=True, text=True)
+    try:
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return f"plan.py was stopped after {timeout:.0f} s"
     if completed.stdout:
         return json.loads(completed.stdout)
     reason = completed.stderr.strip() or f"plan.py ended with exit code {completed.returncode}"

@@ -61,7 +61,16 @@ def dispatch_row(method: str, size: DispatchSize, *, dtype: str, rounds: int) ->
     Raises:
       BadInputError: an unknown method.
     """
-    layer = MoeLayer(
+    layer = dispatch_layer(method, size, dtype=dtype)
+    shape = (size.images, size.tokens, size.embed_dim)
+    found = measure(layer, shape, size.selected * size.mlp_dim, dtype=dtype, rounds=rounds)
+    kept = {name: found[name] for name in ("ms", "tflops", "memory_gib")}
+    return {"method": method, **size._asdict(), "dtype": dtype, **kept}
+
+
+def dispatch_layer(method: str, size: DispatchSize, *, dtype: str) -> MoeLayer:
+    """Builds an MoE layer with noisy top-K routing and limited experts."""
+    return MoeLayer(
         mlp_dim=size.mlp_dim,
         num_experts=size.experts,
         num_selected_experts=size.selected,
@@ -73,10 +82,20 @@ def dispatch_row(method: str, size: DispatchSize, *, dtype: str, rounds: int) ->
         dispatch=method,
         dtype=jnp.dtype(dtype),
     )
-    shape = (size.images, size.tokens, size.embed_dim)
-    found = measure(layer, shape, size.selected * size.mlp_dim, dtype=dtype, rounds=rounds)
-    kept = {name: found[name] for name in ("ms", "tflops", "memory_gib")}
-    return {"method": method, **size._asdict(), "dtype": dtype, **kept}
+
+
+def dispatch_output(method: str, size: DispatchSize, *, dtype: str) -> jax.Array:
+    """Returns the output of the layer that `dispatch_row` times; the input is the same for all."""
+    layer = dispatch_layer(method, size, dtype=dtype)
+    x = jax.random.normal(jax.random.key(0), (size.images, size.tokens, size.embed_dim), dtype)
+    rngs = {"router": jax.random.key(1)}
+
+    @jax.jit
+    def output(x: jax.Array) -> jax.Array:
+        params = layer.init({"params": jax.random.key(2)} | rngs, x, train=True)
+        return layer.apply(params, x, train=True, rngs=rngs).y
+
+    return output(x)
 
 
 def feed_forward_row(

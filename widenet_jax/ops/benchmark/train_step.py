@@ -51,6 +51,7 @@ def train_step_row(name: str, experiment: Experiment, *, rounds: int, steps: int
 def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any]:
     """Compiles and times the training step; returns the row of `train_step_row`."""
     devices, config, task = experiment.mesh.devices.flat, experiment.config, experiment.task
+    before = peak_in_use(devices[0])
     lowered = lower_step(experiment)
     start = time.perf_counter()
     compiled = lowered.compile()
@@ -66,7 +67,9 @@ def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any
 
     seconds = median_seconds(step, rounds=rounds, calls=steps)
     flops = train_flops(config.model, input_spec(task), **task.model_fields) * config.batch_size
-    in_use = (devices[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    in_use = peak_in_use(devices[0])
+    if in_use == before:  # an earlier program's peak
+        in_use = 0
     return {
         "device": devices[0].device_kind,
         "devices": len(devices),
@@ -77,6 +80,11 @@ def measure(experiment: Experiment, *, rounds: int, steps: int) -> dict[str, Any
         "memory_gib": max(peak_bytes(compiled.memory_analysis()), in_use) / 2**30,
         "compile_seconds": compile_seconds,
     }
+
+
+def peak_in_use(device: jax.Device) -> int:
+    """Returns the most bytes that this process has had on a device; 0 where it is unknown."""
+    return (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
 
 
 def random_batch(specs: Shapes, *, below: Mapping[str, int | str]) -> dict[str, jax.Array]:

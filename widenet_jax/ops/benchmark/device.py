@@ -1,0 +1,280 @@
+"""A report on this machine's devices: peaks, attention, dispatch, and training steps beside plans.
+
+It is meant to be sent by users whose devices nobody else has. Whatever fails is a line of the
+report, and it ends within ten minutes.
+"""
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import widenet_jax
+from widenet_jax.config.files import load_config
+from widenet_jax.errors import RunFailedError
+from widenet_jax.experiment import build_experiment
+from widenet_jax.files import write_json, write_text
+from widenet_jax.nn.attention.implementations import AUTO, CANDIDATES
+from widenet_jax.nn.moe.dispatch import DISPATCHERS
+from widenet_jax.ops.benchmark.feed_forward import DispatchSize, dispatch_output, dispatch_row
+from widenet_jax.ops.benchmark.report import TPU_KINDS, cell, median_seconds, mfu, table
+from widenet_jax.ops.benchmark.train_step import train_step_row
+from widenet_jax.ops.plan.planner import data_info
+from widenet_jax.ops.plan.topology import CHIPS
+from widenet_jax.run.attention import TOLERANCE, Problem, chosen_by_measuring, difference, measured
+from widenet_jax.run.figures import save, subplots
+from widenet_jax.run.workdir import environment
+
+
+class Sizes(NamedTuple):
+    """What a report measures.
+
+    Attributes:
+      dtype: of the product, of attention and of dispatch.
+      width: rows and columns of the product's matrices.
+      mebibytes: of the array that is read and written.
+      attention: shapes [B, T, N, H].
+      dispatch: of the layer with experts.
+      configs: whose training steps are timed.
+      batch: the most examples of a step on each device.
+      calls: of a step, of the product and of the copy in each round.
+    """
+
+    dtype: str
+    width: int
+    mebibytes: int
+    attention: tuple[tuple[int, int, int, int], ...]
+    dispatch: DispatchSize
+    configs: tuple[str, ...]
+    batch: int
+    calls: int
+
+
+ACCELERATOR = Sizes(
+    "bfloat16", 8192, 512, ((16, 512, 12, 64), (16, 196, 12, 64)),
+    DispatchSize(16, 196, 16, 4, 2, 768, 3072),  # of widenet_b
+    ("configs/imagenet.py:vit_b", "configs/imagenet.py:widenet_b",
+     "configs/text_pretrain.py:albert", "configs/language_model.py:wt_s"), 32, 5
+)  # fmt: skip
+CPU = Sizes(
+    "float32", 1024, 64, ((4, 128, 4, 32), (4, 49, 4, 32)), DispatchSize(4, 49, 4, 4, 2, 64, 128),
+    ("configs/digits.py:widenet_tiny", "configs/text_tiny.py:albert_tiny",
+     "configs/language_model.py:tiny"), 8, 3
+)  # fmt: skip
+MEASURING, PLANNING = 420, 570  # seconds after which nothing more is measured, or planned
+PLANNED = {"planned_ms": "step_ms", "planned_serial_ms": "serial_ms",
+           "planned_collective_ms": "collective_ms", "planned_gib": "hbm_peak_gib"}  # fmt: skip
+TITLES = {
+    "peak": "Peak of one device; share of its data sheet's",
+    "attention": "Attention [B, T, N, H], forward and backward; difference from xla",
+    "dispatch": "Dispatch as in WideNet, forward and backward; output's difference from einsum",
+    "steps": "Training steps, and plans of the same",
+    "failures": "Failures",
+}
+
+
+def measure(
+    *, rounds: int, plan: Callable[..., dict | str], note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measures the devices of this machine.
+
+    Args:
+      rounds: number of rounds; the median counts.
+      plan: as `cli.plan.plan_of`.
+      note: receives a line before each part.
+
+    Returns:
+      A JSON object: device, devices, date, host, python, platform, packages, git, seconds, and for
+      each key of TITLES a list of rows.
+    """
+    start, devices, facts = time.perf_counter(), jax.devices(), environment()
+    report = {
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        **{name: facts[name] for name in ("python", "platform", "git")},
+        "packages": facts["packages"] | {"widenet_jax": widenet_jax.__version__},
+        **{kind: [] for kind in TITLES},
+    }
+    for kind, name, work in parts(CPU if devices[0].platform == "cpu" else ACCELERATOR, rounds):
+        elapsed = time.perf_counter() - start
+        note(f"{elapsed:.0f} s: {kind}, {name}")
+        try:
+            if elapsed > MEASURING:
+                raise RunFailedError(f"left out: {MEASURING} s had passed")
+            report[kind].append(work())
+        except Exception as error:  # a compiler's, in whatever class
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            report["failures"].append({"part": f"{kind}, {name}", "reason": reason})
+    left = max(PLANNING - (time.perf_counter() - start), 1)
+    add_plans(report, partial(plan, timeout=left))
+    return report | {"seconds": time.perf_counter() - start}
+
+
+def parts(sizes: Sizes, rounds: int) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
+    """Yields the report's list that a row belongs to, a name, and a function that measures it."""
+    yield "peak", "product", partial(product_row, sizes, rounds)
+    yield "peak", "memory", partial(memory_row, sizes, rounds)
+    attend, output = cache(measured), cache(partial(dispatch_output, dtype=sizes.dtype))
+    for shape in sizes.attention:
+        problem = Problem(shape, sizes.dtype, mask=False, segment_ids=False)
+        for name in filter(None, ("xla", CANDIDATES.get(jax.default_backend()))):
+            yield (
+                "attention",
+                f"{name} {list(shape)}",
+                partial(attention_row, attend, problem, name),
+            )
+    for method in DISPATCHERS:
+        yield "dispatch", method, partial(method_row, output, method, sizes, rounds)
+    for name in sizes.configs:
+        yield "steps", name, partial(step_row, name, sizes, rounds)
+
+
+def product_row(sizes: Sizes, rounds: int) -> dict[str, Any]:
+    """Times the product of two square matrices on the first device."""
+    matrix = jax.random.normal(jax.random.key(0), (sizes.width, sizes.width), sizes.dtype)
+    call = partial(jax.jit(jnp.matmul), matrix, matrix)
+    rate = 2 * sizes.width**3 / median_seconds(call, rounds=rounds, calls=sizes.calls)
+    what = f"product of {sizes.dtype} matrices, {sizes.width} x {sizes.width}"
+    share = mfu(rate, jax.devices()[0].device_kind, 1)
+    return {"what": what, "rate": rate / 1e12, "unit": "TFLOP/s", "share": share}
+
+
+def memory_row(sizes: Sizes, rounds: int) -> dict[str, Any]:
+    """Times reading and writing an array in the first device's memory."""
+    kind, x = jax.devices()[0].device_kind, jnp.zeros(sizes.mebibytes * 2**18)
+    call = partial(jax.jit(lambda x: x + 1), x)
+    rate = 2 * x.nbytes / median_seconds(call, rounds=rounds, calls=sizes.calls)
+    share = rate / CHIPS[TPU_KINDS[kind]].hbm_bandwidth if kind in TPU_KINDS else None
+    what = f"reading and writing {sizes.mebibytes} MiB"
+    return {"what": what, "rate": rate / 1e9, "unit": "GB/s", "share": share}
+
+
+def attention_row(attend: Callable, problem: Problem, implementation: str) -> dict[str, Any]:
+    """Times attention, and compares its output and gradients with XLA's."""
+    found, seconds = attend(problem, implementation)
+    worst = max(map(difference, found, attend(problem, "xla")[0]))
+    row = {"implementation": implementation, "shape": list(problem.shape), "dtype": problem.dtype}
+    return row | {"ms": 1e3 * seconds, "difference": worst, "right": worst < TOLERANCE}
+
+
+def method_row(output: Callable, method: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
+    """Times a method of dispatch, and compares its output with einsum's."""
+    found = dispatch_row(method, sizes.dispatch, dtype=sizes.dtype, rounds=rounds)
+    apart = difference(output(method, sizes.dispatch), output("einsum", sizes.dispatch))
+    row = {name: found[name] for name in ("method", "dtype", "ms", "tflops", "memory_gib")}
+    return row | {"difference": apart, "right": apart < TOLERANCE}
+
+
+def step_row(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
+    """Times the training step of a config with the largest batch that fits, as a run trains."""
+    config, devices, attention = load_config(name), jax.devices(), None
+    info, candidate = data_info(config), CANDIDATES.get(devices[0].platform)
+    config.batch_size = sizes.batch * len(devices)
+    if candidate and config.model.attention.get("implementation") == AUTO:
+        attention, _ = chosen_by_measuring(config, info, devices, candidate)
+    while True:
+        experiment = build_experiment(config, info, devices, attention=attention)
+        try:
+            row = train_step_row(name, experiment, rounds=rounds, steps=sizes.calls)
+            del row["device"], row["devices"]  # of the whole report
+            return row | {"attention": attention}
+        except RunFailedError:
+            if config.batch_size == len(devices):
+                raise
+        config.batch_size //= 2
+
+
+def slice_name(device_kind: str, devices: int) -> str | None:
+    """Returns the slice that so many devices form, such as "v3-8"; None if they are no TPUs."""
+    if device_kind not in TPU_KINDS:
+        return None
+    chip = CHIPS[TPU_KINDS[device_kind]]
+    per_device = chip.cores // chip.devices if chip.name_counts == "cores" else 1
+    return f"{TPU_KINDS[device_kind]}-{devices * per_device}"
+
+
+def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
+    """Adds facts of a plan to each training step's row, or the reason why there is no plan."""
+    tpu = slice_name(report["device"], report["devices"])
+
+    def found(row: Mapping[str, Any]) -> dict[str, Any] | str:
+        if tpu is None:
+            return f"{report['device']} is no TPU that plans know"
+        flags = [f"--config.batch_size={row['batch_size']}"]
+        if row["attention"]:
+            flags.append(f"--config.model.attention.implementation={row['attention']}")
+        return plan(row["config"], tpu, flags)
+
+    steps = report["steps"]
+    with ThreadPoolExecutor() as pool:  # each plan is a process
+        answers = list(pool.map(found, steps))
+    for row, answer in zip(steps, answers, strict=True):
+        facts = {} if isinstance(answer, str) else answer
+        row |= {key: facts.get(fact) for key, fact in PLANNED.items()}
+        planned = row["planned_ms"]
+        row["planned_per_measured"] = planned / row["step_ms"] if planned else None
+        row["no_plan"] = None if facts else answer
+
+
+def write(report: Mapping[str, Any], out: Path) -> None:
+    """Writes device.json, device.md and device.png."""
+    write_json(out / "device.json", report)
+    write_text(out / "device.md", page(report))
+    draw(report, out / "device.png")
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """Formats a report as Markdown."""
+    packages, git = report["packages"].items(), report["git"]
+    facts = [report["date"], f"host {report['host']}", report["platform"]]
+    facts += [f"{name} {version}" for name, version in packages if version]
+    if git:
+        facts.append(f"commit {git['commit'][:8]}" + " with changes" * git["changed"])
+    lines = [
+        f"# Device report: {report['devices']} x {report['device']}",
+        f"{', '.join(facts)}. Measured in {report['seconds']:.0f} s. Differences are relative, in "
+        f"the root mean square, and right below {TOLERANCE}.",
+        "![times](device.png)",
+    ]
+    for kind, title in TITLES.items():
+        rows = report[kind]
+        names = [name for name in (rows or [{}])[0] if any(row[name] is not None for row in rows)]
+        rows = [{name.replace("_", " "): row[name] for name in names} for row in rows]
+        lines += [f"## {title}", table(rows)] if rows else []
+    return "\n\n".join(lines) + "\n"
+
+
+def draw(report: Mapping[str, Any], out: Path) -> None:
+    """Draws the times as bars, and the plans' as crosses; PNG."""
+    figure, axes = subplots(1, 3, size=(13, 3.5))
+    rates = [f"{cell(row['rate'])} {row['unit']}" for row in report["peak"]]
+    figure.suptitle(", ".join([f"{report['devices']} x {report['device']}", *rates]))
+    for axis, kind in zip(axes, ("attention", "dispatch", "steps"), strict=True):
+        key = "step_ms" if kind == "steps" else "ms"
+        rows = [row for row in report[kind] if row[key]]
+        times = [row[key] for row in rows]
+        axis.bar_label(axis.barh(range(len(rows)), times), list(map(cell, times)), padding=3)
+        planned = [row.get("planned_ms") or math.nan for row in rows]
+        axis.plot(planned, range(len(rows)), "x", color="C1", ms=9, mew=2)
+        axis.set_yticks(range(len(rows)), list(map(label, rows)))
+        axis.set_title(f"{kind}, ms" + " (x: planned)" * any(map(math.isfinite, planned)))
+        axis.invert_yaxis()
+        axis.margins(x=0.2)
+    save(figure, out)
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """Returns the name of a bar."""
+    if "config" in row:
+        return f"{row['config'].rpartition('/')[2]}\nbatch {row['batch_size']}"
+    return row.get("method") or f"{row['implementation']}\n{row['shape']}"
