@@ -30,7 +30,7 @@ def batch() -> dict[str, np.ndarray]:
     return {name: x.astype(np.int32) for name, x in arrays.items()} | {"bad": np.zeros(B, bool)}
 
 
-def experiment_on(devices: int, fsdp: int) -> Experiment:
+def experiment_on(devices: int, fsdp: int, **fields: object) -> Experiment:
     config = load_config("configs/text_pretrain.py:widenet_4_s,depth=1,examples_per_group=2")
     config.update(batch_size=B, duration="4 steps", sharding={"fsdp": fsdp})
     config.optimizer.update(warmup="0 steps")
@@ -39,6 +39,7 @@ def experiment_on(devices: int, fsdp: int) -> Experiment:
     config.model.num_positions = T
     config.data.max_length = T
     config.task.max_predictions = P
+    config.update_from_flattened_dict(fields)
     data_info = DataInfo(100, instance_spec(config), {"vocab_size": V})
     return build_experiment(config, data_info, jax.devices()[:devices])
 
@@ -62,3 +63,18 @@ def test_devices_and_sharding_change_nothing():
     # AdamW's first update is the gradient's sign times the rate, 1e-3.
     close = jax.tree.map(lambda a, b: np.mean(np.abs(a - b) < 1e-5), its_params, params)
     assert all(share > 0.99 for share in jax.tree.leaves(close)), close
+
+
+@pytest.mark.slow
+def test_the_attention_kernel_trains_as_xla_does():
+    """On two times two devices, with recomputation and two accumulation steps, padding masked."""
+    of = {}
+    for name in ("xla", "pallas"):
+        fields = {"model.attention.implementation": name, "model.attention.num_heads": 2}
+        fields |= {"model.attention.head_dim": 64, "model.remat": "block"}
+        experiment = experiment_on(4, 2, **fields, **{"optimizer.accumulation_steps": 2})
+        with jax.set_mesh(experiment.mesh):
+            start = jax.device_get(experiment.init())
+        of[name], _ = step(experiment, start)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, of["pallas"], of["xla"])
