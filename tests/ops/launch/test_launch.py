@@ -156,8 +156,11 @@ def test_the_runs_own_failure_is_the_exit_code_and_keeps_the_tpu(tmp_path: Path)
     done = cloud.launch(*ARGUMENTS, "--delete_when_done")
     assert done.returncode == 3
     assert "delete" not in cloud.steps()
-    ends = [f"{gethostname()}: worker_{worker}: step 1 of 1" for worker in (0, 1)]
-    assert done.stdout.splitlines() == ["worker_0: step 1 of 1", *ends]
+    first, *ends = done.stdout.splitlines()
+    assert first == "worker_0: step 1 of 1"
+    # Worker 1 may not have logged anything yet when worker 0 fails.
+    both = [f"{gethostname()}: worker_{worker}: step 1 of 1" for worker in (0, 1)]
+    assert ends in (both, both[:1], both[1:])
 
 
 @pytest.mark.slow
