@@ -87,9 +87,6 @@ def build_experiment(
     """Puts an experiment together; compiles nothing.
 
     Args:
-      config: of the run.
-      data_info: facts about the data.
-      devices: to run on.
       attention: its implementation, in place of `config.model.attention.implementation`.
 
     Raises:
@@ -98,23 +95,14 @@ def build_experiment(
     mesh = build_mesh(config.sharding, devices)
     task = build_task(config, data_info)
     total_steps, eval_every, save_every = lengths(config, data_info)
-    model = build_model(config.model, **task.model_fields)
-    if attention:
-        model = model.clone(attention={**model.attention, "implementation": attention})
+    model = model_of(config, task, attention)
     check_batch(config, model, task, mesh)
     params = parameter_shapes(model, input_spec(task))
     check_freeze(config.optimizer, params, config.init_from)
     sizes = {"batch_size": config.batch_size, "num_examples": data_info.num_examples}
     sizes |= {"depth": model.depth, "total_steps": total_steps}
     tx, schedule = build_optimizer(config.optimizer, params_or_shapes=params, **sizes)
-    gradients = make_gradients(
-        model=model,
-        task=task,
-        seed=config.seed,
-        accumulation_steps=config.optimizer.accumulation_steps,
-        group_size=group_size(model, task),
-        freeze=config.optimizer.freeze,
-    )
+    gradients = gradients_of(config, model, task)
     init = partial(init_state, model=model, task=task, tx=tx, config=config)
     with jax.set_mesh(mesh):  # as where `init` is called: JAX traces it once for both
         shapes = jax.eval_shape(init)
@@ -146,6 +134,25 @@ def build_experiment(
             in_shardings=(shardings.params, batched),
             out_shardings=Evaluation(replicated, replicated, replicated, carry=batched),
         ),
+    )
+
+
+def model_of(config: ConfigDict, task: Task, attention: str | None) -> nn.Module:
+    """Builds the model, with an implementation of attention other than the config's, if any."""
+    model = build_model(config.model, **task.model_fields)
+    other = attention and {**model.attention, "implementation": attention}
+    return model.clone(attention=other) if other else model
+
+
+def gradients_of(config: ConfigDict, model: nn.Module, task: Task) -> Gradients:
+    """Builds the gradients of a batch, or of its parts one after the other."""
+    return make_gradients(
+        model=model,
+        task=task,
+        seed=config.seed,
+        accumulation_steps=config.optimizer.accumulation_steps,
+        group_size=group_size(model, task),
+        freeze=config.optimizer.freeze,
     )
 
 

@@ -38,7 +38,8 @@ def test_the_paper_s_settings():
     for variant in COUNTS:
         model = model_section(variant)
         assert (model["depth"], model["embed_dim"]) == (12, 768)
-        assert model["attention"] == {"name": "full", "num_heads": 12, "head_dim": 0}
+        attention = {"name": "full", "num_heads": 12, "head_dim": 0, "implementation": "auto"}
+        assert model["attention"] == attention
         assert (model["embedding_dim"], model["num_positions"]) == (128, 512)
         assert (model["norm_position"], model["norm_epsilon"]) == ("post", 1e-12)
         assert (model["activation"], model["kernel_init"]) == ("gelu_tanh", "truncated_normal")
