@@ -132,15 +132,15 @@ def train_here(config: ConfigDict, workdir: Path, *, devices: int = 1, **how: An
 
 
 def shared_experiment(
-    config: ConfigDict, data_info: DataInfo, devices: Sequence[jax.Device]
+    config: ConfigDict, data_info: DataInfo, devices: Sequence[jax.Device], **options: Any
 ) -> Experiment:
     """Returns what `build_experiment` returns; an earlier one's programs if they are the same."""
     fields = {k: v for k, v in flatten(plain(config)).items() if not k.startswith(NOT_COMPILED)}
     if fields["optimizer.schedule"] == "constant" and "%" not in fields["optimizer.warmup"]:
         del fields["duration"]
-    key = repr((sorted(fields.items()), data_info, devices))
+    key = repr((sorted(fields.items()), data_info, devices, options))
     if key not in EXPERIMENTS:
-        EXPERIMENTS[key] = build_experiment(config, data_info, devices)
+        EXPERIMENTS[key] = build_experiment(config, data_info, devices, **options)
     first, (total_steps, eval_every, save_every) = EXPERIMENTS[key], lengths(config, data_info)
     lasting = {"total_steps": total_steps, "eval_every": eval_every, "save_every": save_every}
     shared = dataclasses.replace(first, config=config, **lasting)

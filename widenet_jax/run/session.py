@@ -120,7 +120,7 @@ class Session:
         if self.main_host:
             attention = getattr(experiment.model, "attention", {}).get("implementation")
             info = experiment.data_info.info
-            workdirs.write_run(self.workdir, config, info, attention=attention)
+            workdirs.write_run(self.workdir, config, info, attention)
         self.writer.resume(start_step, again=("eval",) if evaluation_due else ())
         self.progress = Progress(
             total_steps=experiment.total_steps,

@@ -163,7 +163,7 @@ def check_info(meta: Mapping[str, Any], info: Mapping[str, Any], *, workdir: epa
 
 
 def write_run(
-    workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any], *, attention: str | None
+    workdir: epath.Path, config: ConfigDict, info: Mapping[str, Any], attention: str | None = None
 ) -> None:
     """Writes config.json, a file for each entry of `info`, and environment.json.
 

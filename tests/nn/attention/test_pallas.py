@@ -131,7 +131,9 @@ def test_sharded_over_devices_as_on_one():
 @pytest.mark.parametrize("shape", [(2, 8, 3, 64), (2, 1025, 2, 64), (2, 8, 4, 32)])
 def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, ...]):
     x = jnp.zeros(shape)
-    with pytest.raises(BadInputError, match=r"T of at most 1,024, H of 64 or 128, and N H a mult"):
+    with pytest.raises(
+        BadInputError, match=r"T of at most 1,024 .*, H of 64 or 128, and N H a mult"
+    ):
         attend(x, x, x, implementation="pallas")
     assert attend(x, x, x, implementation="auto").shape == shape
 

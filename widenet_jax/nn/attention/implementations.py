@@ -139,7 +139,12 @@ def fits(query: Array, key: Array) -> bool:
     """Returns whether the Pallas kernel takes these shapes."""
     from widenet_jax.nn.attention.pallas import takes
 
-    return query.shape == key.shape and takes(query.shape)
+    return query.shape == key.shape and takes(query.shape, float32_only=float32_only())
+
+
+def float32_only() -> bool:
+    """Returns whether kernels multiply float32 operands only, as on the first two TPUs."""
+    return device_kind() in ("TPU v2", "TPU v3")
 
 
 def attend_pallas(
@@ -153,9 +158,7 @@ def attend_pallas(
     if platform() not in ("tpu", "cpu"):
         raise BadInputError(f"{FIELD}=pallas runs on TPUs, and on CPUs for tests; use auto")
     run = functools.partial(
-        kernel_attend,
-        float32_only=device_kind() in ("TPU v2", "TPU v3"),
-        interpret=platform() == "cpu",
+        kernel_attend, float32_only=float32_only(), interpret=platform() == "cpu"
     )
     operands = (query, key, value, hidden_keys(mask, segment_ids))
     return on_each_device(lambda _, *shard: run(*shard), None, *operands)
