@@ -79,6 +79,7 @@ def test_a_change_is_said(tmp_path, capsys):
     assert train_digits(tmp_path / "run", 3, capsys) == []  # auto keeps it and does not ask
     [line] = train_digits(tmp_path / "run", 4, capsys, **{"model.attention.implementation": "xla"})
     assert line.endswith(
-        "attention: xla; pallas until now: numbers equal those of an unbroken run up to rounding"
+        "attention: xla; pallas until now: from here on "
+        "numbers differ from an unbroken run's by rounding"
     )
     assert used(tmp_path / "run") == ["pallas", "pallas", "xla"]

@@ -108,8 +108,8 @@ def prepare(
     Args:
       preparation: what to make.
       options: `out`, a directory, created if absent, in which a finished set of the same settings
-        is left as it is; `workers`, processes, of which at most one works on a unit; `overwrite`,
-        whether another set that is there is removed.
+        is left as it is; `workers`, processes, at most one for each unit; `overwrite`, whether
+        another set that is there is removed.
       provenance: kept in the manifest.
 
     Returns:

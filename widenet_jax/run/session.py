@@ -28,7 +28,7 @@ from widenet_jax.data.contract import Data, DataInfo
 from widenet_jax.data.pipeline import Batches, reading, train_batches
 from widenet_jax.errors import BadExampleError, BadInputError, RunFailedError
 from widenet_jax.experiment import Experiment, max_skipped_updates
-from widenet_jax.files import STARTS
+from widenet_jax.files import STARTS, may_replace
 from widenet_jax.nn.attention.implementations import AUTO, CANDIDATES, IMPLEMENTATIONS
 from widenet_jax.param_names import named_leaves
 from widenet_jax.run import workdir as workdirs
@@ -399,7 +399,8 @@ def attention_of(
     asked = config.model.attention.get("implementation")
     if asked is None:
         return None, ""
-    starts = workdirs.earlier_starts(workdir / STARTS)
+    # A start that saved nothing may have had another model.
+    starts = [] if may_replace(workdir) else workdirs.earlier_starts(workdir / STARTS)
     before = starts[-1].get("attention") if starts else None
     candidate = CANDIDATES.get(devices[0].platform)
     chosen, line = asked, ""
@@ -415,8 +416,8 @@ def attention_of(
         chosen = names[int(number)]
     if before and chosen != before:
         line = (
-            f"{line or f'attention: {chosen}'}; {before} until now: numbers equal those of an "
-            "unbroken run up to rounding"
+            f"{line or f'attention: {chosen}'}; {before} until now: from here on "
+            "numbers differ from an unbroken run's by rounding"
         )
     return chosen, line
 

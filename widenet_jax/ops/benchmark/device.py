@@ -95,14 +95,14 @@ def measure(
       A JSON object: device, devices, date, host, python, platform, packages, git, seconds, and for
       each key of TITLES a list of rows.
     """
-    start, devices, facts = time.perf_counter(), jax.devices(), environment()
+    start, devices, here = time.perf_counter(), jax.devices(), environment()
     report = {
         "device": devices[0].device_kind,
         "devices": len(devices),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
-        **{name: facts[name] for name in ("python", "platform", "git")},
-        "packages": facts["packages"] | {"widenet_jax": widenet_jax.__version__},
+        **{name: here[name] for name in ("python", "platform", "git")},
+        "packages": here["packages"] | {"widenet_jax": widenet_jax.__version__},
         **{kind: [] for kind in TITLES},
     }
     for kind, name, work in parts(CPU if devices[0].platform == "cpu" else ACCELERATOR, rounds):
@@ -204,7 +204,7 @@ def slice_name(device_kind: str, devices: int) -> str | None:
 
 
 def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
-    """Adds facts of a plan to each training step's row, or the reason why there is no plan."""
+    """Adds figures of a plan to each training step's row, or the reason why there is no plan."""
     tpu = slice_name(report["device"], report["devices"])
 
     def found(row: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -219,11 +219,11 @@ def add_plans(report: Mapping[str, Any], plan: Callable[..., Any]) -> None:
     with ThreadPoolExecutor() as pool:  # each plan is a process
         answers = list(pool.map(found, steps))
     for row, answer in zip(steps, answers, strict=True):
-        facts = {} if isinstance(answer, str) else answer
-        row |= {key: facts.get(fact) for key, fact in PLANNED.items()}
+        figures = {} if isinstance(answer, str) else answer
+        row |= {key: figures.get(name) for key, name in PLANNED.items()}
         planned = row["planned_ms"]
         row["planned_per_measured"] = planned / row["step_ms"] if planned else None
-        row["no_plan"] = None if facts else answer
+        row["no_plan"] = None if figures else answer
 
 
 def write(report: Mapping[str, Any], out: Path) -> None:
@@ -236,14 +236,14 @@ def write(report: Mapping[str, Any], out: Path) -> None:
 def page(report: Mapping[str, Any]) -> str:
     """Formats a report as Markdown."""
     packages, git = report["packages"].items(), report["git"]
-    facts = [report["date"], f"host {report['host']}", report["platform"]]
-    facts += [f"{name} {version}" for name, version in packages if version]
+    details = [report["date"], f"host {report['host']}", report["platform"]]
+    details += [f"{name} {version}" for name, version in packages if version]
     if git:
-        facts.append(f"commit {git['commit'][:8]}" + " with changes" * git["changed"])
+        details.append(f"commit {git['commit'][:8]}" + " with changes" * git["changed"])
     lines = [
         f"# Device report: {report['devices']} x {report['device']}",
-        f"{', '.join(facts)}. Measured in {report['seconds']:.0f} s. Differences are relative, in "
-        f"the root mean square, and right below {TOLERANCE}.",
+        f"{', '.join(details)}. Measured in {report['seconds']:.0f} s. Differences are relative, "
+        f"in the root mean square, and right below {TOLERANCE}.",
         "![times](device.png)",
     ]
     for kind, title in TITLES.items():
