@@ -152,10 +152,7 @@ class KernelAndBias(nn.Module):
         return kernel, bias
 
 
-# Odd multipliers of a 32-bit mixer (Wellons, "hash prospector", lowbias32), as signed numbers.
-MIX = (0x7FEB352D, 0x846CA68B - 2**32)
-
-# Random uint32 words: one a row [...], one a column [D].
+# Odd random uint32 words: one a row [...], one a column [D].
 Words = tuple[Array, Array]
 
 
@@ -163,27 +160,27 @@ def draw_words(key: Array, rows: tuple[int, ...], columns: int) -> Words:
     """Draws the random words of a mask of shape [*rows, columns]; see `keep_mask`."""
     row_key, column_key = jax.random.split(key)
     row = jax.random.bits(row_key, rows, jnp.uint32)
-    return row, jax.random.bits(column_key, (columns,), jnp.uint32)
+    return row | 1, jax.random.bits(column_key, (columns,), jnp.uint32) | 1
 
 
 def keep_mask(words: Words, rate: float) -> Array:
     """Returns booleans [*rows, columns], each False with probability `rate`.
 
-    The entries behave as if drawn independently: each is a hash of its row's random word and its
-    column's. A generator such as threefry spends some hundred operations an entry, and inside a
-    fused product it spends them in the forward and again in the backward pass; this hash spends
-    seven. The mask depends on positions alone, so it does not depend on the devices.
+    An entry compares the product of its row's word and its column's, modulo 2**32, with a
+    threshold. To multiply by an odd number permutes the words, so for fixed column words the rows
+    are independent draws, and for fixed row words the columns; two entries of a row are as good as
+    uncorrelated (`tests/nn/test_dropout.py`). A generator such as threefry spends some hundred
+    operations an entry, and inside a fused product it spends them in the forward and again in the
+    backward pass; TPU v3 spends about twelve on one product of integers, later ones one. The mask
+    depends on positions alone, so it does not depend on the devices.
 
     Args:
       words: from `draw_words`; rows may be permuted.
       rate: in [0, 1), in steps of 2**-32.
     """
-    row, column = words
-    x = jax.lax.bitcast_convert_type(row[..., None] ^ column, jnp.int32)  # TPUs compare signed
-    x = x * jnp.int32(MIX[0])
-    x = x ^ jax.lax.shift_right_logical(x, 15)
-    x = x * jnp.int32(MIX[1])
-    return x >= jnp.int32(round(rate * 2**32) - 2**31)
+    # TPUs compare signed integers.
+    row, column = (jax.lax.bitcast_convert_type(word, jnp.int32) for word in words)
+    return row[..., None] * column >= jnp.int32(round(rate * 2**32) - 2**31)
 
 
 def drop(x: Array, words: Words | None, rate: float) -> Array:
