@@ -2,6 +2,7 @@
 
   python scripts/plan.py --config=configs/imagenet.py:widenet_l --topology=v3-256
   python scripts/plan.py --compare configs/imagenet.py:vit_l configs/imagenet.py:widenet_l
+  python scripts/plan.py --compare configs/text_pretrain.py:bert --topology v3-256 v5e-256
   python scripts/plan.py --paper                 every vision model of the paper, beside its Table 4
   python scripts/plan.py --counts                parameters of every row of its tables
   python scripts/plan.py --calibrate             prices beside times that others measured on TPUs
@@ -47,7 +48,8 @@ def main(argv: Argv = None) -> int:
     what.add_argument("--calibrate", **measured, help="compare with measured times")
     add("--rows", nargs="+", metavar="NAME", help="with --calibrate: these workloads alone")
     add("--out", metavar="FILE.png", help="with --calibrate: draw predicted / measured")
-    add("--topology", default="v3-256", metavar="TPU", help="v3-256, v4-128, v5e-16, v3:8x16, ...")
+    slices = {"nargs": "+", "default": ["v3-256"], "metavar": "TPU"}
+    add("--topology", **slices, help="v3-256, v4-128, v5e-16, v3:8x16, ...; several make a table")
     add("--json", action="store_true", help="print JSON and nothing else")
     add("--breakdown", action="store_true", help="add where the step's time goes")
     add("--price_per_core_hour", type=float, metavar="PRICE", help="in any currency")
@@ -83,12 +85,19 @@ def run(options: Options) -> None:
         calibrate_rows(options)
         return
     reports = plan(options)
-    from widenet_jax.ops.plan.report import breakdown_table, comparison, plan_rows
+    from widenet_jax.ops.plan.report import breakdown_table, by_slice, comparison, plan_rows
 
-    parts = [plan_rows(reports[0]) if options.config else comparison(reports, paper=options.paper)]
+    several = len(options.topology) > 1
+    if several:
+        parts = [by_slice(reports)]
+    elif options.config:
+        parts = [plan_rows(reports[0])]
+    else:
+        parts = [comparison(reports, paper=options.paper)]
     for report in reports if options.breakdown else ():
-        parts.append(f"{report['config']}\n{breakdown_table(report['breakdown'])}")
-    show(options, reports[0] if options.config else reports, "\n\n".join(parts))
+        title = f"{report['config']}, {report['topology']}"
+        parts.append(f"{title}\n{breakdown_table(report['breakdown'])}")
+    show(options, reports if several or not options.config else reports[0], "\n\n".join(parts))
 
 
 def calibrate_rows(options: Options) -> None:
@@ -106,12 +115,12 @@ def calibrate_rows(options: Options) -> None:
 
 
 def plan(options: Options) -> list[dict[str, Any]]:
-    """Returns the plan of every run that `options` name, as docs/PERFORMANCE.md has them.
+    """Returns the plan of every run that `options` name, on every slice that they name.
 
     Raises:
       BadInputError: flags, a config or the slice do not fit together; libtpu is not installed.
     """
-    topology = parse_topology(options.topology)
+    topologies = [parse_topology(name) for name in options.topology]
     names = options.compare or [options.config]
     if options.paper:
         from widenet_jax.ops.plan.report import PAPER_VARIANTS
@@ -122,12 +131,13 @@ def plan(options: Options) -> list[dict[str, Any]]:
     from widenet_jax.ops.plan.planner import plan_run
     from widenet_jax.ops.plan.pricing import breakdown
 
-    compiler = TpuCompiler(topology, cache=user_cache("plan"), note=NOTE)
     reports = []
-    for config in configs:
-        report, prices = plan_run(*config, compiler, options.price_per_core_hour)
-        parts = {"breakdown": breakdown(prices)} if options.breakdown else {}
-        reports.append(report | parts)
+    for topology in topologies:
+        compiler = TpuCompiler(topology, cache=user_cache("plan"), note=NOTE)
+        for config in configs:
+            report, prices = plan_run(*config, compiler, options.price_per_core_hour)
+            parts = {"breakdown": breakdown(prices)} if options.breakdown else {}
+            reports.append(report | parts)
     return reports
 
 

@@ -77,6 +77,17 @@ def test_compare_and_paper(plan, capsys: pytest.CaptureFixture, monkeypatch):
     assert row.split("|")[-2].strip() == "70"
 
 
+def test_several_slices_are_columns(plan, capsys: pytest.CaptureFixture):
+    """A step takes 940,000 cycles: 1 ms at v3's 0.94 GHz, 0.63 ms at v5e's 1.5."""
+    argv = ["--config=configs/digits.py:vit_tiny", "--topology", "v3-8", "v5e-8", "--breakdown"]
+    assert plan(argv) == 0
+    table, *parts = capsys.readouterr().out.split("\n\n")
+    header, _, row = (line.split("|") for line in table.splitlines())
+    assert [name.strip() for name in header[2:4]] == ["v3-8", "v5e-8"]
+    assert row[2].startswith(" 1.0, ") and row[3].startswith(" 0.6, ")
+    assert [part.splitlines()[0][-5:].strip() for part in parts] == ["v3-8", "v5e-8"]
+
+
 def test_counts(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """One row stands for all; it needs no compiler."""
     for rows in ("PRETRAINING", "TEXT", "LANGUAGE"):

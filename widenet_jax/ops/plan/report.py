@@ -1,6 +1,7 @@
 """Plans as text: one plan as rows of name and value, several as a table."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from widenet_jax.nn.moe.layer import dispatch_text
@@ -98,6 +99,25 @@ def comparison(plans: Sequence[Mapping[str, Any]], paper: bool) -> str:
         columns["cost"] = number("cost", ",.0f")
     notes = [f"{plan['config']}: {advice_text(plan['advice'])}" for plan in plans if plan["advice"]]
     return "\n".join([table_of(columns, plans), *([""] if notes else []), *notes])
+
+
+def by_slice(plans: Sequence[Mapping[str, Any]]) -> str:
+    """Formats plans of several slices as a Markdown table, a row for each config.
+
+    A cell has ms/step, MFU and core-days, or "does not fit".
+    """
+    found = {(plan["config"], plan["topology"]): plan for plan in plans}
+
+    def cell(config: str, topology: str) -> str:
+        plan = found[config, topology]
+        if not plan["fits"]:
+            return "does not fit"
+        return "{step_ms:.1f}, {mfu:.1%}, {core_days:.1f}".format(**plan)
+
+    columns = {"ms, MFU, core-days": lambda config: config}
+    for topology in dict.fromkeys(plan["topology"] for plan in plans):
+        columns[topology] = partial(cell, topology=topology)
+    return table_of(columns, dict.fromkeys(plan["config"] for plan in plans))
 
 
 def breakdown_table(parts: Mapping[str, Mapping[str, float]]) -> str:
