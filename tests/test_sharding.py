@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from widenet_jax.errors import BadInputError
+from widenet_jax.nn.dense import linear
 from widenet_jax.sharding import (
     AXES,
     build_mesh,
@@ -118,3 +119,23 @@ def test_each_device_gets_its_consecutive_rows(fsdp: int, expert: int):
     held = {s.device: np.asarray(s.data).tolist() for s in placed["label"].addressable_shards}
     for index, device in enumerate(mesh.devices.flat):
         assert held[device] == [2 * index, 2 * index + 1]
+
+
+def test_a_loop_gathers_kernels_and_not_examples():
+    """Sharded kernels, stacked over blocks: 16 of the 128 examples stay on each of 8 devices."""
+    mesh = mesh_of(fsdp=8, expert=1)
+
+    def loss(kernels: tuple, x: jax.Array) -> jax.Array:
+        def block(x: jax.Array, pair: tuple) -> tuple:
+            h = jax.nn.relu(linear("btd,df->btf", x, pair[0], None))
+            return x + linear("btf,fd->btd", h, pair[1], None), None
+
+        return jax.lax.scan(block, x, kernels)[0].sum()
+
+    def placed(shape: tuple, *axes: str | tuple | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
+
+    kernels = placed((3, 16, 64), None, None, "fsdp"), placed((3, 64, 16), None, "fsdp", None)
+    with jax.set_mesh(mesh):
+        step = jax.jit(jax.grad(loss)).lower(kernels, placed((128, 4, 16), AXES)).compile()
+    assert "f32[16,4,16]" in step.as_text() and "f32[128,4," not in step.as_text()

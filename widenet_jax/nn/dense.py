@@ -39,12 +39,22 @@ def linear(spec: str, x: Array, kernel: Array, bias: Array | None) -> Array:
       ValueError: the first letter of x that the kernel lacks is another one.
     """
     batch_letter(spec)  # raises without a gradient and without a mesh, too
-    y = jnp.einsum(spec, x, kernel.astype(x.dtype))
+    y = jnp.einsum(spec, x, gathered(spec, kernel, x.dtype))
     if bias is None:
         return y
     of_bias, of_y = axes_of_bias(spec)
     inserted = [axis for axis, letter in enumerate(of_y) if letter not in of_bias]
     return y + jnp.expand_dims(bias.astype(x.dtype), inserted)
+
+
+def gathered(spec: str, kernel: Array, dtype: jnp.dtype) -> Array:
+    """Returns the kernel as a product reads it: whole on each device, but for the experts.
+
+    Without the constraint the compiler may gather the examples and not the kernel, as it did where
+    `config.model.unroll=False` loops over kernels that `fsdp` shards.
+    """
+    of_kernel = spec.replace("->", ",").split(",")[1]
+    return constrain(kernel.astype(dtype), P(*map(SPLIT.get, of_kernel)))
 
 
 def batch_letter(spec: str) -> str:
@@ -68,7 +78,7 @@ def axes_of_bias(spec: str) -> tuple[str, str]:
 def _backward(spec: str, saved: tuple, dy: Array) -> tuple[Array, Array, Array | None]:
     x, kernel, bias = saved
     of_x, of_kernel, of_y = spec.replace("->", ",").split(",")
-    dx = jnp.einsum(f"{of_y},{of_kernel}->{of_x}", dy, kernel.astype(x.dtype))
+    dx = jnp.einsum(f"{of_y},{of_kernel}->{of_x}", dy, gathered(spec, kernel, x.dtype))
     d_kernel = kernel_gradient(spec, x, dy)
     if bias is None:
         return dx, d_kernel, None

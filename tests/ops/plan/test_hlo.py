@@ -64,6 +64,7 @@ def test_the_grid_of_a_kernel():
 def test_the_grid_of_the_compilers_own_kernel():
     program = b"func.func @main() attributes {iteration_bounds = array<i64: 4, 4, 2, 2>, x = 1}"
     assert kernel_grid(base64.b64encode(program).decode()) == (4, 4, 2, 2)
+    assert kernel_grid(base64.b64encode(b"func.func @main() {\n}").decode()) == ()
 
 
 def test_an_instruction_whose_metadata_is_on_lines_of_its_own():

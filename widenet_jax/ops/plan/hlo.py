@@ -180,11 +180,13 @@ def parse_instruction(line: str) -> Instruction | None:
 def kernel_grid(body: str) -> tuple[int, ...]:
     """Returns the grid of a kernel (base 64 of its program); dynamic sizes are below 0.
 
-    The programs of Pallas kernels are bytecode, of the compiler's own kernels text.
+    The programs of Pallas kernels are bytecode, of the compiler's own kernels text. A kernel
+    without a grid runs once: ().
     """
     program = base64.b64decode(body)
-    if bounds := re.search(rb"iteration_bounds = array<i64: ([-\d, ]+)>", program):
-        return tuple(map(int, bounds[1].split(b",")))
+    if not program.startswith(b"ML\xefR"):  # the mark of MLIR's bytecode
+        bounds = re.search(rb"iteration_bounds = array<i64: ([-\d, ]+)>", program)
+        return tuple(map(int, bounds[1].split(b","))) if bounds else ()
     from jax.extend.mlir import ir
     from jaxlib.mosaic.python import tpu
 
