@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from widenet_jax.config.files import load_config
+from widenet_jax.config.files import import_file, load_config
 from widenet_jax.errors import BadInputError
 from widenet_jax.ops.plan import compile as planning
 from widenet_jax.ops.plan.compile import TpuCompiler, needed_bytes
@@ -16,15 +16,22 @@ from widenet_jax.ops.plan.pricing import price_module
 from widenet_jax.ops.plan.schedule import dump_directory
 from widenet_jax.ops.plan.topology import parse_topology
 
+ROOT = Path(__file__).parents[3]
+
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
     reason="the TPU compiler is not installed: pip install -e '.[plan]'",
 )
 
 
+@pytest.fixture(autouse=True)
+def no_flags(monkeypatch: pytest.MonkeyPatch):
+    """libtpu aborts on a flag that it does not know."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
 @needs_libtpu
-def test_a_small_step_for_eight_tpu_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("XLA_FLAGS")  # libtpu aborts on a flag that it does not know
+def test_a_small_step_for_eight_tpu_cores(tmp_path: Path):
     config = load_config("configs/digits.py:widenet_tiny,depth=2")
     data, notes = data_info(config), []
     compiler = TpuCompiler(parse_topology("v3-8"), cache=tmp_path, note=notes.append)
@@ -69,6 +76,16 @@ def test_a_large_product_runs_at_the_peak(name: str):
     prices = price_module(parse(step.hlo), step.schedules, topology)
     peak_ms = 1e3 * 2 * 8192 * 2048 * 4096 / topology.chip.peak_flops
     assert peak_ms <= sum(price.compute_ms for price in prices) <= 1.1 * peak_ms
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_the_estimate_is_right_for_products_alone():
+    """As `docs/PERFORMANCE.md` has it."""
+    found = import_file(str(ROOT / "scripts/compare/schedules.py")).cycles("v5e-4")
+    ratios = {name: estimate / schedule for name, (estimate, schedule) in found.items()}
+    assert ratios["8192 x 3072 x 768"] == pytest.approx(1, abs=0.05)
+    assert ratios["sum of the exponentials of scores"] > 5 < ratios["gradient of the scores"]
 
 
 @needs_libtpu
