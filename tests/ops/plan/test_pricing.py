@@ -51,6 +51,9 @@ def test_the_longer_of_computing_and_memory_counts():
     # What stays in the core's own memory is not moved.
     inside = prices(line.replace("(2,1)}", "(2,1)S(1)}"), y=MS)["y"]
     assert inside.memory_ms == 0
+    # Without a schedule it counts all the same, at 50% and without the padding.
+    unknown = prices(line.replace("(2,1)}", "(2,1)S(1)}"))["y"]
+    assert unknown.ms == pytest.approx(1e3 * 2 * 2 * 16 * 196 * 196 / (0.5 * 450e9))
 
 
 def test_schedules_of_instructions_that_look_alike():

@@ -4,8 +4,8 @@ An instruction takes the longer of two times, which overlap: its schedule, as cy
 (`schedule.py`) times the trips of its loop; and its bytes in HBM over 85% of the memory bandwidth,
 which is what copies and attention reached on v4, v5p and v6e (`plan.py --calibrate`). Instructions
 without a schedule are priced by roofline alone: a ragged matmul at 80% of the peak; gathers,
-scatters, sorts, relayouts and all others at 50% of the memory bandwidth. The body of a loop counts
-once per trip.
+scatters, sorts, relayouts and all others by their bytes, also those outside HBM, at 50% of the
+memory bandwidth. The body of a loop counts once per trip.
 
 Collectives stand apart: the bytes that a device sends, over the links of its chip that the
 compiler's choice of rings uses. They are not part of the step time, because the compiler does not
@@ -21,7 +21,7 @@ the operation that it is named after: a norm fused into a matrix product counts 
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -189,7 +189,8 @@ def price_instruction(
         price = Price(instruction, trips, compute, 0.0, True, estimate, sent, ms)
         return price if sent or compute else None
     operands = [home[name] for name in instruction.operands]
-    share = HBM_SHARE_OF_BANDWIDTH if cycles else UNSCHEDULED_SHARE_OF_BANDWIDTH
+    by_schedule = HBM_SHARE_OF_BANDWIDTH, hbm_bytes
+    share, size = by_schedule if cycles else (UNSCHEDULED_SHARE_OF_BANDWIDTH, all_bytes)
     if (
         not cycles
         and opcode == "custom-call"
@@ -197,8 +198,8 @@ def price_instruction(
     ):
         flops = ragged_dot_flops(instruction, operands)
         compute = 1e3 * trips * flops / (RAGGED_DOT_SHARE_OF_PEAK * chip.peak_flops)
-        share = HBM_SHARE_OF_BANDWIDTH
-    memory = bytes_moved(instruction, operands, module) / (share * chip.hbm_bandwidth)
+        share, size = by_schedule
+    memory = bytes_moved(instruction, operands, module, size) / (share * chip.hbm_bandwidth)
     price = Price(instruction, trips, compute, 1e3 * trips * memory, cycles is not None)
     return replace(price, estimate_ms=estimate or price.ms) if price.ms else None
 
@@ -244,22 +245,30 @@ def ragged_dot_flops(instruction: Instruction, operands: Sequence[Instruction]) 
     return 2 * math.prod(rows) * instruction.arrays[0][1][-1]
 
 
-def bytes_moved(instruction: Instruction, operands: Sequence[Instruction], module: Module) -> int:
+def bytes_moved(
+    instruction: Instruction,
+    operands: Sequence[Instruction],
+    module: Module,
+    size: Callable[[Instruction], int],
+) -> float:
     """Returns the bytes read and written.
 
     A gather or slice reads only the elements that it returns; a scatter or update writes only the
     elements that it changes. The same holds inside a fusion.
+
+    Args:
+      size: the bytes of an instruction's result that count.
     """
-    opcode = instruction.opcode
-    sizes = [operand.hbm_bytes for operand in operands]
+    opcode, own = instruction.opcode, size(instruction)
+    sizes = [size(operand) for operand in operands]
     if opcode in ("gather", "dynamic-slice"):
-        return (1 + bool(sizes[0])) * instruction.hbm_bytes + sum(sizes[1:])
+        return (1 + bool(sizes[0])) * own + sum(sizes[1:])
     if opcode == "dynamic-update-slice":
         return 2 * sizes[1] + sum(sizes[2:])
     if opcode == "scatter":
         return 3 * sizes[2] + sizes[1]  # rows are read, added to and written
     if opcode != "fusion":
-        return instruction.hbm_bytes + sum(sizes)
+        return own + sum(sizes)
     inside = module.computations[instruction.called["calls"]]
     parameters = [i for i in inside.values() if i.opcode == "parameter"]
     parameters.sort(key=lambda i: int(re.search(r"parameter\((\d+)\)", i.text)[1]))
@@ -267,7 +276,17 @@ def bytes_moved(instruction: Instruction, operands: Sequence[Instruction], modul
         min(size, _read(parameter, inside))
         for size, parameter in zip(sizes, parameters, strict=True)
     )
-    return read + min(instruction.hbm_bytes, _written(inside))
+    return read + min(own, _written(inside))
+
+
+def hbm_bytes(instruction: Instruction) -> int:
+    """Returns the bytes of the result that lie in HBM."""
+    return instruction.hbm_bytes
+
+
+def all_bytes(instruction: Instruction) -> int:
+    """Returns the bytes of the result, wherever they lie."""
+    return max(instruction.hbm_bytes, instruction.num_bytes)
 
 
 def _read(parameter: Instruction, inside: Computation) -> float:
