@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256
+from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.contract import Data
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -90,7 +91,7 @@ def run(
 
         on_every_host(check_profiler)
     data = on_every_host(partial(open_data, config, workdir))
-    check_agreement({"the data": data.data_info})
+    check_agreement(on_every_host(partial(same_data, data)))
 
     # Experiment
     devices = devices or jax.devices()
@@ -220,6 +221,13 @@ def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dic
     versions = {f"the version of {name}": workdirs.version(name) for name in workdirs.PACKAGES}
     code = {"--workdir": str(workdir), "--mode": mode, "the code": code_sha256()}
     return fields | versions | code
+
+
+def same_data(data: Data) -> dict[str, object]:
+    """Returns what must agree of the data on all hosts, by name; one host reads nothing for it."""
+    splits = {"training": data.train, "evaluation": data.eval} if jax.process_count() > 1 else {}
+    contents = {f"the {name} data": contents_sha256(split) for name, split in splits.items()}
+    return {"the data": data.data_info} | contents
 
 
 def evaluate_newest(

@@ -94,6 +94,9 @@ class Subset(LabelledImages):
     def left_out(self) -> Mapping[str, int]:
         return self.source.left_out
 
+    def files(self) -> Sequence[str]:
+        return getattr(self.source, "files", tuple)()
+
     def __len__(self) -> int:
         return len(self.records)
 

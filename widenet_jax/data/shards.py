@@ -6,6 +6,7 @@ BadExampleError. Both messages name the file.
 
 import dataclasses
 import functools
+import os
 import struct
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -117,6 +118,13 @@ class Packed:
 
     def describe(self, index: int) -> str:
         return self._shards.describe(index)
+
+    def files(self) -> list[str]:
+        """Returns name, records and bytes of each shard; see `contract.Source`."""
+        paths = self._shards.paths
+        with futures.ThreadPoolExecutor(SHARDS_OPENED_AT_ONCE) as pool:
+            shards = zip(paths, self._shards.sizes, pool.map(bytes_in, paths), strict=True)
+            return [f"{os.path.basename(path)} {size} {count}" for path, size, count in shards]
 
 
 class PackedSet(Packed):

@@ -437,7 +437,7 @@ def disagreement(names: list[str], table: np.ndarray) -> str | None:
             return (
                 f"hosts do not agree on {name}: process {', '.join(map(str, odd))} of "
                 f"{len(column)} differs from the others; start the same command with the same "
-                "code on every host"
+                "code and data on every host"
             )
     return None
 

@@ -7,11 +7,13 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from widenet_jax.data.contents import THREADS
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import LabelledImages, counts_text
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
@@ -20,6 +22,7 @@ from widenet_jax.errors import BadExampleError, BadInputError, check_range
 from widenet_jax.files import is_remote
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+MAX_SIZES = 10_000  # files whose sizes are asked for: a remote disk takes up to 1 ms for each
 # Permanent errors of one file. Other errors (too many open files, a time-out) may be temporary, so
 # skipping the file would not be reproducible.
 FILE_ERRORS = {
@@ -139,6 +142,18 @@ class ImageFolder(LabelledImages):
 
     def describe(self, index: int) -> str:
         return f"{self._path(index)} (image {index})"
+
+    def files(self) -> list[str]:
+        """Returns the name of each file, and sizes of at most MAX_SIZES; see `contract.Source`."""
+        some = range(0, len(self), -(-len(self) // MAX_SIZES) or 1)
+        with ThreadPoolExecutor(THREADS) as pool:
+            return [*self._files, *pool.map(self._size, some)]
+
+    def _size(self, index: int) -> str:
+        try:
+            return str(os.stat(self._path(index)).st_size)
+        except OSError:
+            return "missing"
 
     def part(self, bounds: tuple[str, str]) -> np.ndarray:
         """Returns the records between bounds, which are applied to every class: int64 [n]."""

@@ -1,0 +1,88 @@
+"""Hosts compare a hash of what they read: the same for a copy, another for other data."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from widenet_jax.data import records
+from widenet_jax.data.contents import contents_sha256
+from widenet_jax.data.sources import build_source
+
+
+def png(value: int) -> bytes:
+    """Encodes a 4x5 image; all of these have the same size."""
+    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
+
+
+def sha256(path: Path, source: str, split: str = "train") -> str:
+    return contents_sha256(build_source({"source": source, "path": str(path)}, split))
+
+
+def write_folder(root: Path) -> None:
+    for value, name in enumerate(("ant", "bee")):
+        (root / "train" / name).mkdir(parents=True)
+        for number in range(3):
+            (root / "train" / name / f"{number}.png").write_bytes(png(10 * value + number))
+
+
+def write_packed(root: Path, first: int = 0) -> None:
+    examples = [(i % 2, png(first + i)) for i in range(6)]
+    how = {"class_names": ["ant", "bee"], "provenance": {}, "shard_bytes": 2 * len(png(0))}
+    records.write_set(root, {"train": examples}, overwrite=True, **how)
+
+
+CHANGES = {
+    "bytes": lambda root: (root / "train" / "ant" / "1.png").write_bytes(png(200)),
+    "a name": lambda root: (root / "train" / "ant" / "1.png").rename(
+        root / "train" / "ant" / "1a.png"
+    ),
+    "classes": lambda root: [
+        os.replace(root / "train" / a, root / "train" / b)
+        for a, b in (("ant", "x"), ("bee", "ant"), ("x", "bee"))
+    ],
+    "a missing link": lambda root: [
+        (root / "train" / "bee" / "2.png").unlink(),
+        (root / "train" / "bee" / "2.png").symlink_to("/nowhere.png"),
+    ],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_copy_of_a_folder_and_another_folder(tmp_path: Path, change: Callable):
+    """Names, counts and classes alone would not tell all of these changes."""
+    write_folder(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    splits = ("train", "train[:50%]")
+    ours = [sha256(tmp_path / "one", "image_folder", split) for split in splits]
+    assert [sha256(tmp_path / "two", "image_folder", split) for split in splits] == ours
+    change(tmp_path / "two")
+    assert sha256(tmp_path / "two", "image_folder") != ours[0]
+
+
+def test_files_out_of_the_sample_count_by_name_and_size(tmp_path: Path, monkeypatch):
+    write_folder(tmp_path)
+    monkeypatch.setattr("widenet_jax.data.contents.SAMPLE", 0)
+    hashes = {sha256(tmp_path, "image_folder")}
+    (tmp_path / "train" / "ant" / "0.png").write_bytes(png(0) + b"longer")
+    hashes.add(sha256(tmp_path, "image_folder"))
+    (tmp_path / "train" / "ant" / "2.png").rename(tmp_path / "train" / "ant" / "3.png")
+    hashes.add(sha256(tmp_path, "image_folder"))
+    assert len(hashes) == 3
+
+
+def test_packed_sets(tmp_path: Path, monkeypatch):
+    """Two sets whose shards have equal names and sizes differ by the examples."""
+    for name, first in (("one", 0), ("two", 0), ("other", 100)):
+        write_packed(tmp_path / name, first)
+    one, two, other = (sha256(tmp_path / name, "array_record") for name in ("one", "two", "other"))
+    assert one == two != other
+    assert (
+        build_source({"source": "array_record", "path": str(tmp_path / "one")}, "train")
+        .files()[0]
+        .startswith("train-00000-of-00003.array_record 2 ")
+    )
