@@ -127,6 +127,26 @@ def test_numbers_that_are_not_finite(tmp_path: Path, item: str, value: float):
     assert assert_read(tmp_path, 5) == {10: "holds non-finite numbers"}
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_checkpoint_under_the_name_of_another_step(directory: Path, capfd, copied: bool):
+    """Its files are intact, but a run would repeat or leave out steps, and keep it as the newest.
+
+    Where it is the only one, the message says which name is right.
+    """
+    (shutil.copytree if copied else shutil.move)(directory / "5", directory / "9999")
+    told = f"warning: {directory}/9999 holds step 5, whose name it must have; renamed to 9999.dam"
+    assert list(assert_read(directory, 10)) == [9999]
+    assert capfd.readouterr().err.startswith(told)
+    (directory / "10").rename(directory / "11")
+    with pytest.raises(RunFailedError, match="11: holds step 10, whose name it must have"):
+        newest(directory) if not copied else newest_of(directory, only=11)
+
+
+def newest_of(directory: Path, *, only: int) -> None:
+    with closing(Series(epath.Path(directory), keep=2)) as series:
+        series.newest(TARGET, only=only)
+
+
 def test_all_of_them_damaged(directory: Path):
     """Exit code 3 in a run; nothing is renamed, deleted or written."""
     for step in ("5", "10"):

@@ -188,6 +188,9 @@ class Series:
         while (step := self._next_whole(damaged, only)) != NONE:
             meta = self._read(step, meta=ocp.args.JsonRestore()).meta
             check_format(meta, FORMAT_VERSION, place=self.directory / str(step))
+            if meta["step"] != step:  # a copied or renamed directory
+                damaged[step] = f"holds step {meta['step']}, whose name it must have"
+                continue
             if fingerprint not in (None, meta["fingerprint"]):
                 raise BadInputError(
                     f"checkpoint {step} in {self.directory} holds a different model from the one "
