@@ -14,7 +14,7 @@ from widenet_jax.main import flag_parser
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "widenet_jax"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 # Folders that runs, sweeps and users create.
 OTHER_FOLDERS = (
     *("checkpoints/", "best/", "failed/", "tensorboard/", "timing/", "wandb/", "profile/"),

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from small_runs import ROOT
 
 import widenet_jax
@@ -24,6 +25,18 @@ def test_every_script_is_a_command():
     for target in COMMANDS.values():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function)), target
+
+
+def test_the_metadata_agree():
+    """pyproject.toml, CITATION.cff and CHANGELOG.md name one version and one license."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    license_text = (ROOT / project["license-files"][0]).read_text()
+    assert project["license"] == "Apache-2.0" and "Apache License" in license_text
+    assert (ROOT / project["readme"]).exists()
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == widenet_jax.__version__
+    assert citation["license"] == project["license"] and len(citation["references"]) == 2
+    assert f"\n## {widenet_jax.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.slow
