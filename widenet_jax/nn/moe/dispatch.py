@@ -269,7 +269,7 @@ EINSUM_TOKENS = 512
 
 # Share of selected experts from which all experts on all tokens cost no more than sorting the
 # tokens, if none may be dropped: by prices for v3 and v5e at F = 128, see docs/PERFORMANCE.md.
-MASKED_SHARE = 1 / 8
+MASKED_SHARE = 1 / 4
 
 
 def choose_dispatch(
@@ -277,7 +277,7 @@ def choose_dispatch(
 ) -> str:
     """Returns the method that `name` stands for; for "auto" the cheapest on the platform.
 
-    On a TPU, without a limit of the capacity: `masked` from K/E = 1/8, else `ragged`. With one:
+    On a TPU, without a limit of the capacity: `masked` from K/E = 1/4, else `ragged`. With one:
     `ragged` where every expert has a slot for every token, so that most slots are empty; `einsum`
     in groups of few tokens; else `gather`. Elsewhere `masked` without a limit, and `gather` with
     one: a CPU has no matrix unit for one-hots, and on CPUs and GPUs JAX computes `ragged_dot` as
