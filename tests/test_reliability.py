@@ -21,6 +21,7 @@ from small_runs import (
     at_step,
     command,
     commands_of_two,
+    final_state,
     finish,
     last_step,
     metrics_of,
@@ -222,6 +223,17 @@ def test_the_newest_checkpoint_is_damaged(unbroken: Path, tmp_path: Path, capsys
     assert "resuming after step 12:" in errors
     assert (workdir / "checkpoints" / "16.damaged").is_dir()
     assert_same_end(workdir, unbroken)
+
+
+@pytest.mark.slow
+def test_metrics_that_are_damaged(unbroken: Path, tmp_path: Path, capsys):
+    """A byte before the restored step: a line says so. Parameters are those of an unbroken run."""
+    workdir = at_step(tmp_path / "run", unbroken, 16)
+    file = workdir / "metrics.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"loss": 2', b'"loss": 3', 1))
+    run_here(workdir, **OFTEN)
+    assert f"warning: {file} has changed among its first " in capsys.readouterr().err
+    assert final_state(workdir) == final_state(unbroken)
 
 
 def test_every_checkpoint_is_damaged(unbroken: Path, tmp_path: Path):

@@ -57,6 +57,45 @@ def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path, in_parts: bool):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+CHANGES = {
+    "intact": (lambda text: text, ""),
+    "more": (lambda text: text + b'{"step": 7, "los', ""),
+    "a byte": (lambda text: text.replace(b"0.5", b"0.6"), "has changed among its first 116 bytes"),
+    "half": (lambda text: text[:40], "has 40 bytes instead of 116"),
+    "zeroed": (lambda text: bytes(len(text)), "has changed among its first 116 bytes"),
+    "deleted": (lambda text: None, "is missing"),
+    "older": (lambda text: text[:25], "has 25 bytes instead of 116"),
+    "no first line": (lambda text: text[25:], "has 91 bytes instead of 116"),
+}
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_is_not_what_the_checkpoint_saw(tmp_path: Path, capsys, change, in_parts):
+    """What comes before the restored step is compared; a file that is whole there is cut to it."""
+    damage, problem = CHANGES[change]
+    lines = json_lines(tmp_path, in_parts=in_parts)
+    lines.resume(0)
+    write_steps(lines, 1, 4, flush_every=4)
+    written, before = lines.written(), contents(tmp_path)
+    assert len(before) == written["bytes"] == 116
+    write_steps(lines, 5, 6)
+    damaged = damage(contents(tmp_path)) if change == "more" else damage(before)
+    for extra in lines.files()[1:]:
+        extra.unlink()
+    lines.files()[0].unlink() if damaged is None else lines.files()[0].write_bytes(damaged)
+    again = json_lines(tmp_path, in_parts=in_parts)
+    again.resume(4, written=written)
+    path = f"{tmp_path}/metrics.jsonl{'.parts' if in_parts else ''}"
+    told = capsys.readouterr().err
+    if problem:
+        assert told.startswith(f"warning: {path} {problem}, compared with checkpoint 4: metrics")
+    else:
+        assert (told, contents(tmp_path), again.written()) == ("", before, written)
+    assert again.written()["bytes"] == len(contents(tmp_path))
+    assert told.count("\n") == bool(problem)
+
+
 def test_only_gs_paths_write_parts(tmp_path: Path):
     """Two parts of one step are both kept."""
     assert JsonLines(tmp_path / "metrics.jsonl").parts is None

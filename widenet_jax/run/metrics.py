@@ -34,6 +34,7 @@ class JsonLines:
         self.path = path
         self.parts = epath.Path(f"{path}.parts") if is_remote(path) else None
         self.pending: list[dict] = []
+        self.bytes, self.sha256 = 0, hashlib.sha256()  # of everything up to now, after `resume`
 
     def write(self, record: Mapping) -> None:
         """Appends a record, which must hold a `step`; on gs:// it is pending until `flush`."""
@@ -52,16 +53,63 @@ class JsonLines:
             self.parts.mkdir(parents=True, exist_ok=True)
             (self.parts / f"{len(self.files()):08d}.jsonl").write_text(text)
         self.pending = []
+        self._count(text.encode())
+
+    def _count(self, content: bytes) -> None:
+        self.bytes += len(content)
+        self.sha256.update(content)
+
+    def written(self) -> dict[str, Any]:
+        """Returns length and hash of the flushed records, which a checkpoint's meta keeps."""
+        return {"bytes": self.bytes, "sha256": self.sha256.hexdigest()}
 
     def close(self) -> None:
         self.flush()
 
-    def resume(self, last_step: int, *, again: Collection[str] = ()) -> None:
+    def resume(
+        self,
+        last_step: int,
+        *,
+        again: Collection[str] = (),
+        written: Mapping[str, Any] | None = None,
+    ) -> None:
         """Removes records after `last_step`, and records at it whose split is in `again`.
 
-        The resumed run writes these records again. Damaged lines in the middle of the file are
-        moved to `FILE.damaged`, with a warning.
+        The resumed run writes these records again.
+
+        Args:
+          last_step: the step that was restored.
+          again: splits.
+          written: `written()` when that step was saved: what is to stay. A warning says how the
+            file differs. None: unknown, as of older checkpoints.
         """
+        if not (written and self._cut(written, last_step)):
+            self._remove_after(last_step, again)
+        for file in self.files():
+            self._count(file.read_bytes())
+
+    def _cut(self, written: Mapping[str, Any], step: int) -> bool:
+        """Cuts the file to what was written when a step was saved; False where it has changed."""
+        contents = {file: file.read_bytes() for file in self.files()}
+        whole, size = b"".join(contents.values()), written["bytes"]
+        if len(whole) < size:
+            problem = f"has {len(whole):,} bytes instead of {size:,}" if contents else "is missing"
+        elif hashlib.sha256(whole[:size]).hexdigest() != written["sha256"]:
+            problem = f"has changed among its first {size:,} bytes"
+        else:
+            for file, content in contents.items():
+                kept, size = content[:size], max(0, size - len(content))
+                if kept != content:
+                    write_bytes(file, kept)
+            return True
+        say(
+            f"warning: {self.parts or self.path} {problem}, compared with checkpoint {step}: "
+            "metrics of earlier steps are lost or wrong; training itself continues unchanged"
+        )
+        return False
+
+    def _remove_after(self, last_step: int, again: Collection[str]) -> None:
+        """As `resume`, line by line; moves damaged ones to `FILE.damaged`, with a warning."""
         for file in self.files():
             lines = [(line, parse(line)) for line in file.read_bytes().splitlines(keepends=True)]
             damaged = [line for line, record in lines[:-1] if record is None]
@@ -239,10 +287,21 @@ class MetricsWriter:
         if config["tracking"]["tensorboard"]:
             self.trackers.append(TensorBoard(workdir))
 
-    def resume(self, step: int, *, again: Collection[str] = ()) -> None:
-        """Continues after `step`; the splits in `again` of that step will be written again."""
-        for sink in self.files + self.trackers:
+    def resume(
+        self, step: int, *, again: Collection[str] = (), written: Mapping[str, Any] | None = None
+    ) -> None:
+        """Continues after `step`; the splits in `again` of that step will be written again.
+
+        `written` is what `self.written` was when the step was saved, None if that is unknown.
+        """
+        for file in self.files[:1]:
+            file.resume(step, again=again, written=written)
+        for sink in self.files[1:] + self.trackers:
             sink.resume(step, again=again)
+
+    def written(self) -> dict[str, Any] | None:
+        """Returns `JsonLines.written` of metrics.jsonl; None on all hosts but the first."""
+        return self.files[0].written() if self.files else None
 
     def write(self, step: int, split: str, metrics: Metrics) -> None:
         """Writes one record; numbers keep the seven significant digits that float32 holds."""

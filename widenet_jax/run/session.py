@@ -91,7 +91,9 @@ class Session:
         restored = self.checkpoints.restore(self.experiment.state)
         if restored is None:
             self._check_history()
-        return restored or (start(), {})
+        state, meta = restored or (start(), {})
+        self.metrics_file = meta.get("metrics_file")  # older checkpoints have none
+        return state, meta
 
     def _check_history(self) -> None:
         """Raises RunFailedError where no checkpoint is left of a run that must have had some."""
@@ -121,7 +123,8 @@ class Session:
             attention = getattr(experiment.model, "attention", {}).get("implementation")
             info = experiment.data_info.info
             workdirs.write_run(self.workdir, config, info, attention)
-        self.writer.resume(start_step, again=("eval",) if evaluation_due else ())
+        again = ("eval",) if evaluation_due else ()
+        self.writer.resume(start_step, again=again, written=self.metrics_file)
         self.progress = Progress(
             total_steps=experiment.total_steps,
             start_step=start_step,
@@ -192,7 +195,8 @@ class Session:
                 f"a parameter, a moment or the carry is not finite after step {step}; it is not "
                 f"saved, and earlier checkpoints are kept. {ADVICE}"
             )
-        self.checkpoints.save(state, step=step, evaluation_due=evaluation_due)
+        more = {"evaluation_due": evaluation_due, "metrics_file": self.writer.written()}
+        self.checkpoints.save(state, step=step, **more)
 
     def check_numbers(self, state: TrainState, step: int, metrics: Mapping) -> None:
         """Reports updates that were skipped because the loss or the gradient was not finite.
