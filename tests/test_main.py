@@ -200,7 +200,7 @@ RESULT = {
 def test_the_table_for_people():
     result = RESULT | {"drop_rate": 0.0123, "expert_load": [0.25, 0.75]}
     assert report(result, "W").splitlines() == [
-        "test accuracy         97.22% of 360 images",
+        "test accuracy         97.22% of 360 images (95%: 94.96 to 98.48%)",
         "test cross entropy    0.1235",
         "parameters, unique    53,066",
         "parameters, unrolled  153,418",
@@ -213,7 +213,7 @@ def test_the_table_of_other_runs():
     """Of another split; of perplexity, which is no percentage; of training, with its files."""
     lines = report(RESULT | {"split": "dev_matched"}, "W").splitlines()
     assert lines[:2] == [
-        "dev_matched accuracy       97.22% of 360 images",
+        "dev_matched accuracy       97.22% of 360 images (95%: 94.96 to 98.48%)",
         "dev_matched cross entropy  0.1235",
     ]
     perplexity = RESULT | {"unit": "tokens", "test_tokens": 217646, "test_perplexity": 24.0}

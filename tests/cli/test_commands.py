@@ -47,13 +47,18 @@ def digit_files(tmp_path_factory) -> list[Path]:
 
 def test_evaluate_an_export_into_files(exported, digits_run, tmp_path, capsys):
     out = tmp_path / "out"
-    assert run("evaluate", f"--workdir={exported}", f"--out={out}", "--json") == 0
+    table = tmp_path / "new" / "predictions.csv"
+    flags = (f"--out={out}", f"--predictions={table}", "--json")
+    assert run("evaluate", f"--workdir={exported}", *flags) == 0
     printed = json.loads(capsys.readouterr().out)
     result = json.loads((digits_run / "result.json").read_text())
     assert printed["top_1"] == result["test_accuracy"]
     assert json.loads((out / "evaluation.json").read_text()) == printed
-    table = list(csv.reader((out / "confusion.csv").open()))
-    assert sum(int(n) for row in table[1:] for n in row[1:]) == 360
+    counts = list(csv.reader((out / "confusion.csv").open()))
+    assert sum(int(n) for row in counts[1:] for n in row[1:]) == 360
+    rows = list(csv.DictReader(table.open()))
+    right = sum(row["truth"] == row["prediction"] for row in rows)
+    assert len(rows) == 360 and right / 360 == printed["top_1"]
     assert cv2.imread(str(out / "confusion.png")).shape[0] > 100
 
 
@@ -61,6 +66,7 @@ def test_evaluate_for_people_on_another_split(digits_run, capsys):
     assert run("evaluate", f"--workdir={digits_run}", "--config.data.eval_split=train") == 0
     out = capsys.readouterr().out
     assert "images             1,437" in out and "hardest classes" in out
+    assert "balanced accuracy" in out and out.count(" (95%: ") == 4
 
 
 def test_predict_and_draw(exported, digit_files, tmp_path, capsys):

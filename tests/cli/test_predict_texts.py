@@ -89,6 +89,18 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     assert text == "good" and answer.endswith("%  positive")
 
 
+def test_classes_in_a_file(tmp_path: Path):
+    rows = [
+        {"text": "a, b", "pair": "c", "top": [{"class": "no", "probability": 0.75}]},
+        {"text": "d", "pair": "é", "top": [{"class": "yes", "probability": 0.5}]},
+    ]
+    table, lines = tmp_path / "found.csv", tmp_path / "found.jsonl"
+    for out in (table, lines):
+        predict.write_predictions(rows, str(out))
+    assert table.read_text() == ('text,pair,class_1,probability_1\n"a, b",c,no,0.75\nd,é,yes,0.5\n')
+    assert [json.loads(line) for line in lines.read_text().splitlines()] == rows
+
+
 def test_the_second_text_of_a_pair_has_its_own_token_type(folder: Path, capsys):
     """As [CLS] text [SEP] pair [SEP] by hand."""
     place = pairs(folder)

@@ -1,6 +1,7 @@
 """Accuracy by hand, and of a run against its own result and a loop over images."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from widenet_jax.data.blocks import read_example
 from widenet_jax.inference.classification import (
     Accuracy,
+    accuracy_of,
+    classify_source,
     confusion_csv,
     draw_confusion,
-    measure_accuracy,
+    predictions_csv,
 )
 from widenet_jax.inference.over_source import open_source
 from widenet_jax.inference.trained import open_trained
@@ -21,22 +24,33 @@ BY_HAND = Accuracy(
     class_names=("cat", "dog", "yak"),
     confusion=np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]),
     in_top=np.array([4, 3, 0]),
-    cross_entropy=0.5,
+    losses=np.full(8, 0.5),
 )
 
 
 def test_by_hand():
-    """8 images: 3 + 2 are right; none is a yak. Of 5 classes the top-5 would always be 100%."""
+    """8 images: 3 + 2 are right; none is a yak. Of 5 classes the top-5 would always be 100%.
+
+    Wilson's interval of 5 of 8 is 30.57 to 86.32%; equal losses have no spread.
+    """
     found = BY_HAND.as_json("images")
     assert (found["images"], found["top_1"]) == (8, 5 / 8)
     assert found["per_class"] == {"cat": 0.75, "dog": 0.5}
+    assert found["balanced_accuracy"] == 0.625
+    intervals = found["intervals"]
+    assert intervals["top_1"] == pytest.approx((0.3057, 0.8632), abs=5e-5)
+    assert intervals["cross_entropy"] == (0.5, 0.5) and "top_5" not in intervals
+    low, high = intervals["balanced_accuracy"]
+    assert low < 0.5 and high > 0.75
     assert BY_HAND.confused(5) == [("dog", "cat", 2), ("cat", "dog", 1)]
     assert BY_HAND.confused(1) == [("dog", "cat", 2)]
     assert confusion_csv(BY_HAND) == (
         "class \\ predicted,cat,dog,yak\ncat,3,1,0\ndog,2,2,0\nyak,0,0,0\n"
     )
     for V in (5, 6):
-        right = Accuracy(tuple("abcdef"[:V]), 8 * np.eye(V, dtype=int), np.full(V, 6), 0.5)
+        right = Accuracy(
+            tuple("abcdef"[:V]), 8 * np.eye(V, dtype=int), np.full(V, 6), np.zeros(8 * V)
+        )
         assert right.as_json("images").get("top_5") == (0.75 if V == 6 else None)
 
 
@@ -45,7 +59,7 @@ def test_the_picture_of_many_classes_has_their_most_frequent_confusions(tmp_path
     wrong = right.copy()
     wrong[2, 5], wrong[4, 0] = 24, 2
     for confusion in (wrong, right):
-        draw_confusion(Accuracy(names, confusion, np.full(31, 8), 0.5), tmp_path / "c.png")
+        draw_confusion(Accuracy(names, confusion, np.full(31, 8), np.zeros(9)), tmp_path / "c.png")
     axis = drawn[0].axes[0]
     assert not axis.images and [bar.get_width() for bar in axis.patches] == [24, 2]
     ticks = [tick.get_text() for tick in axis.get_yticklabels()]
@@ -55,10 +69,26 @@ def test_the_picture_of_many_classes_has_their_most_frequent_confusions(tmp_path
     assert [text.get_text() for text in drawn[1].axes[0].texts] == ["no mistakes"]
 
 
+def test_predictions_as_csv():
+    """The second of three examples could not be read."""
+    source = SimpleNamespace(describe="photos/{}.jpg".format)
+    rows = {"mask": [1, 0, 1], "label": [0, 0, 1], "predicted": [0, 0, 2]}
+    rows = {name: np.array(row) for name, row in rows.items()}
+    rows |= {"probability": np.array([0.9, 0.5, 0.625]), "in_top": np.array([1, 1, 0], bool)}
+    assert predictions_csv(("cat", "dog", "yak"), source, rows) == (
+        "file,truth,prediction,probability\n"
+        "photos/0.jpg,cat,cat,0.900000\nphotos/2.jpg,dog,yak,0.625000\n"
+    )
+    accuracy = accuracy_of(("cat", "dog", "yak"), rows | {"loss": np.array([0.5, 9.0, 1.5])})
+    assert accuracy.confusion.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+    assert accuracy.in_top.tolist() == [1, 0, 0] and accuracy.losses.tolist() == [0.5, 1.5]
+
+
 def test_equals_the_result_of_the_run_and_a_loop_over_images(digits_run):
     """360 images are whole groups of 4, without padding; ranks are counted one by one."""
     trained = open_trained(str(digits_run))
-    accuracy = measure_accuracy(trained)
+    opened, rows = classify_source(trained)
+    accuracy = accuracy_of(trained.class_names, rows)
     result = json.loads((digits_run / "result.json").read_text())
     facts = accuracy.as_json("images")
     assert facts["top_1"] == result["test_accuracy"]
@@ -77,3 +107,6 @@ def test_equals_the_result_of_the_run_and_a_loop_over_images(digits_run):
         in_top[label] += (row > row[label]).sum() < 5
     np.testing.assert_array_equal(accuracy.confusion, confusion)
     np.testing.assert_array_equal(accuracy.in_top, in_top)
+    last = predictions_csv(trained.class_names, opened, rows).splitlines()[-1].split(",")
+    assert last[:3] == [opened.describe(359), str(label), str(row.argmax())]
+    assert float(last[3]) == pytest.approx(jax.nn.softmax(row).max(), abs=1e-4)

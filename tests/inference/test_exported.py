@@ -52,7 +52,7 @@ def test_an_export_is_the_run(exported, digits_run):
     assert kernel.shape == (4, 32, 64) and kernel.dtype == np.float32
     card = (exported / "README.md").read_text()
     assert "WideNet: 2 blocks of width 32, 4 heads, patches of 2 pixels, 2 of 4 experts" in card
-    assert f"| test accuracy | {result['test_accuracy']:.2%} of 360 images |" in card
+    assert f"| test accuracy | {result['test_accuracy']:.2%} of 360 images (95%: " in card
     assert "| length | 20 steps, batches of 64 |" in card
     assert result["params_sha256"] in card
 

@@ -5,11 +5,15 @@
   python scripts/evaluate.py --workdir=exported/mine --out=evaluation \
       --config.data.source=image_folder --config.data.path=photos --config.data.eval_split=val
   python scripts/evaluate.py --workdir=runs/mnli --config.data.eval_split=dev_mismatched
+  python scripts/evaluate.py --workdir=runs/mine --predictions=predictions.csv
   python scripts/evaluate.py --workdir=runs/bytes --file=my.txt --config.task.eval_memory_length=512
 
 The set is the run's evaluation split unless fields change it. A classifier of images or texts is
-measured by top-1, top-5 where there are more than 5 classes, each class and the confusions; its
-classes and the classes of the set are matched by name, and a set may have fewer of them. --out gets
+measured by top-1, top-5 where there are more than 5 classes, balanced accuracy (the mean over
+classes), each class and the confusions; its classes and the classes of the set are matched by name,
+and a set may have fewer of them. The 95% intervals are Wilson's of shares, and by bootstrap of
+other metrics; they are about the set's examples, not about other seeds. --predictions has a row for
+each image or text: file, truth, prediction, probability. --out gets
 evaluation.json; of classifiers also confusion.csv and confusion.png; of question answering
 predictions.json, in which answers with a null score above config.task.null_threshold are "",
 best_answers.json, in which none are, and null_scores.json, in the form that the official scripts
@@ -29,6 +33,7 @@ from widenet_jax.specs import resolve, task_spec, task_specs
 if TYPE_CHECKING:
     from etils import epath
 
+    from widenet_jax.specs import TaskSpec
     from widenet_jax.trained import Trained
 
 Rows = list[tuple[str, str]]  # of the table for people
@@ -45,6 +50,7 @@ def main(argv: Argv = None) -> int:
     add = parser.add_argument
     add("--file", metavar="FILE", help="a text to measure a language model on")
     add("--out", metavar="DIR", help="where tables and a picture go")
+    add("--predictions", metavar="FILE", help="a .csv file of a classifier's predictions")
     return parser.run(evaluate, argv)
 
 
@@ -65,6 +71,8 @@ def evaluate(options: Options) -> None:
             )
         if odd := [field for field in options.fields if field.startswith(SETS)]:
             raise BadInputError(f"{odd[0]} and --file both say what to read; remove one of them")
+    if options.predictions:
+        check_predictions(options, spec)
     if out:  # a mistake here would lose the work
         out.mkdir(parents=True, exist_ok=True)
     work = evaluate_classifier if spec.last_layer else evaluate_task
@@ -74,30 +82,62 @@ def evaluate(options: Options) -> None:
     show(options, result, text_table([("step", f"{trained.step:,}"), *rows]))
 
 
+def check_predictions(options: Options, spec: "TaskSpec") -> None:
+    """Makes the folder of --predictions.
+
+    Raises:
+      BadInputError: the model is no classifier, or the name has another ending.
+    """
+    from widenet_jax.files import absolute
+
+    if not spec.last_layer:
+        raise BadInputError(
+            f"{options.workdir} holds a model of the task {spec.name}; --predictions writes the "
+            "classes of a classifier"
+        )
+    if not options.predictions.endswith(".csv"):
+        raise BadInputError(f"--predictions={options.predictions}: give a name that ends in .csv")
+    absolute(options.predictions).parent.mkdir(parents=True, exist_ok=True)
+
+
 def evaluate_classifier(
     options: Options, trained: "Trained", result: dict, out: "epath.Path | None"
 ) -> Rows:
     """Adds the accuracy, by class and with the confusions, to `result`; returns rows for people.
 
-    Writes the confusions.
+    Writes the confusions and the predictions.
     """
-    from widenet_jax.files import write_text
+    from widenet_jax.files import write_bytes, write_text
     from widenet_jax.inference import classification
+    from widenet_jax.run.intervals import interval_text
 
-    accuracy, unit = classification.measure_accuracy(trained), trained.task.unit
+    source, found = classification.classify_source(trained)
+    names, unit = trained.class_names, trained.task.unit
+    if options.predictions:
+        content = classification.predictions_csv(names, source, found)
+        write_bytes(options.predictions, content.encode(errors="surrogateescape"))
+    accuracy = classification.accuracy_of(names, found)
     result |= accuracy.as_json(unit)
-    top_1 = f"{result['top_1']:.2%}"
+    intervals, top_1 = result["intervals"], f"{result['top_1']:.2%}"
     if out:
         write_text(out / "confusion.csv", classification.confusion_csv(accuracy))
         title = f"split {trained.config.data.eval_split}: {result[unit]:,} {unit}, top-1 {top_1}"
         classification.draw_confusion(accuracy, out / "confusion.png", title=title)
     worst = sorted(result["per_class"].items(), key=lambda item: item[1])[:WORST]
     confused = ", ".join(f"{a} for {b} ({n:,})" for a, b, n in accuracy.confused(CONFUSED))
+    shares = ("top_1", "top_5", "balanced_accuracy")
+    loss = interval_text(intervals["cross_entropy"], percent=False)
     return [
         (unit, f"{result[unit]:,}"),
-        ("top-1", top_1),
-        *([("top-5", f"{result['top_5']:.2%}")] if "top_5" in result else []),
-        ("cross-entropy", f"{result['cross_entropy']:.4f}"),
+        *(
+            (
+                name.replace("top_", "top-").replace("_", " "),
+                f"{result[name]:.2%}{interval_text(intervals[name])}",
+            )
+            for name in shares
+            if name in result
+        ),
+        ("cross-entropy", f"{result['cross_entropy']:.4f}{loss}"),
         ("hardest classes", ", ".join(f"{name} {share:.1%}" for name, share in worst)),
         ("taken for another", confused or "none"),
     ]

@@ -4,6 +4,7 @@
   python scripts/predict.py --workdir=exported/mine photo.jpg --overlay=experts.png
   python scripts/predict.py --workdir=runs/mine photos/new/ 'more/*.webp' --out=found.csv
   python scripts/predict.py --workdir=runs/sst2 --text="A fine film." --text="A dull one."
+  python scripts/predict.py --workdir=runs/sst2 --text="A fine film." --out=found.jsonl
   python scripts/predict.py --workdir=runs/mnli --text="It rains." --pair="It is dry."
   python scripts/predict.py --workdir=runs/squad --question="Who?" --context="Ada wrote it."
   python scripts/predict.py --workdir=runs/albert --fill="The capital of France is [MASK]."
@@ -16,7 +17,9 @@ code is 2. A task's flags stand in its spec (widenet_jax/specs.py).
 Exit codes: 0 done, 2 your input, 3 no checkpoint is intact.
 """
 
+import json
 import sys
+from collections.abc import Sequence
 
 from widenet_jax.config.imports import import_files, import_remembered
 from widenet_jax.config.parser import (
@@ -31,7 +34,8 @@ from widenet_jax.config.parser import (
     show,
 )
 from widenet_jax.errors import BadArgumentError, BadInputError
-from widenet_jax.files import absolute, is_remote, read_json, split_checkpoint
+from widenet_jax.files import absolute, is_remote, read_json, split_checkpoint, write_bytes
+from widenet_jax.run.tables import csv_text
 from widenet_jax.specs import TaskSpec, resolve, task_spec, task_specs
 
 # What `add_argument` makes of a `specs.Flag`: one text, several texts, positional words, a number.
@@ -43,6 +47,7 @@ KINDS = {
     "positive": {"type": positive},
     "not_negative": {"type": not_negative},
 }
+FORMATS = (".csv", ".jsonl")  # of --out
 
 
 def main(argv: Argv = None) -> int:
@@ -100,6 +105,10 @@ def predict(options: Options) -> None:
             + f"; for {others[0].predict.form} give the --workdir of a model of the task "
             + " or ".join(other.name for other in others)
         )
+    if options.out and not options.out.endswith(FORMATS):
+        raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
+    if options.out:  # a mistake here would lose the work
+        absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     route = None
     if options.overlay:
         from widenet_jax.ops.analysis.image_overlay import draw_overlay, image_router
@@ -114,11 +123,14 @@ def predict(options: Options) -> None:
     if route and result.pictures:
         drawn = [(title, picture, route(picture)) for title, picture in result.pictures]
         draw_overlay(trained, drawn, options.overlay)
-    if result.rows:
-        rows = [row for row, _ in result.rows]
+    rows, text = [row for row, _ in result.rows], result.text
+    if options.out:
+        write_predictions(rows, options.out)
+        text = f"{options.out}: {len(rows):,} {result.key}"
+    if rows:
         place = {"workdir": options.workdir, "step": trained.step}
         lines = [line for _, lines in result.rows for line in lines]
-        show(options, place | {result.key: rows} | result.more, result.text or "\n".join(lines))
+        show(options, place | {result.key: rows} | result.more, text or "\n".join(lines))
     if len(result.unreadable) > 1:
         for line in result.unreadable:
             print(line, file=sys.stderr)
@@ -126,6 +138,24 @@ def predict(options: Options) -> None:
         raise BadInputError(f"{count} {result.key} cannot be read; they are named above")
     if result.unreadable:
         raise BadInputError(result.unreadable[0])
+
+
+def write_predictions(rows: Sequence[dict], out: str) -> None:
+    """Writes rows of classes as JSON lines, or as CSV.
+
+    The columns of the CSV are the input's (image, or text and pair), class_1, probability_1, ...
+    """
+    if out.endswith(".jsonl"):
+        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+        flat = [
+            {name: value for name, value in row.items() if name != "top"}
+            | {f"{key}_{k}": x for k, one in enumerate(row["top"], 1) for key, x in one.items()}
+            for row in rows
+        ]
+        header = [*flat[0]] if flat else ["image"]
+        content = csv_text([header, *(row.values() for row in flat)])
+    write_bytes(out, content.encode(errors="surrogateescape"))
 
 
 def main_flag(options: Options) -> str:

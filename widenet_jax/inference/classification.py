@@ -1,20 +1,23 @@
 """Accuracy of a trained classifier over a source: top-1, top-5, by class, confusions."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from matplotlib.ticker import MaxNLocator
 
-from widenet_jax.inference.over_source import sums_over_source
+from widenet_jax.data.contract import Source
+from widenet_jax.inference.over_source import open_source, totals_over_source
 from widenet_jax.losses import softmax_cross_entropy
 from widenet_jax.run.figures import save, subplots, write_in_cells
+from widenet_jax.run.intervals import bootstrap_balanced, bootstrap_mean, wilson
 from widenet_jax.run.tables import csv_text
 from widenet_jax.step import forward
+from widenet_jax.task import Evaluation
 from widenet_jax.trained import Trained
 from widenet_jax.typing import Array, PyTree
 
@@ -31,28 +34,37 @@ class Accuracy:
       class_names: label k is class_names[k].
       confusion: [V, V] int64, examples of class (row) that the model gave class (column).
       in_top: [V] int64, examples of each class with that class among the TOP most probable ones.
-      cross_entropy: mean over the examples, in nats.
+      losses: [n] cross-entropy of each example, in nats.
     """
 
     class_names: tuple[str, ...]
     confusion: np.ndarray
     in_top: np.ndarray
-    cross_entropy: float
+    losses: np.ndarray
 
     def as_json(self, unit: str) -> dict[str, Any]:
         """Returns the number of examples, called `unit`, and the numbers over them.
 
         "top_5" is left out where there are no more than 5 classes. "per_class" is the top-1
-        accuracy of every class that has examples.
+        accuracy of every class that has examples, "balanced_accuracy" its mean over these classes.
+        "intervals" has the 95% interval of every metric, by Wilson or by bootstrap.
         """
         counts, right = self.confusion.sum(axis=1), np.diag(self.confusion)
+        n, present = int(counts.sum()), counts > 0
         classes = zip(self.class_names, right, counts, strict=True)
-        in_top = {f"top_{TOP}": float(self.in_top.sum() / counts.sum())}
+        shares = {"top_1": float(right.sum() / n)}
+        if len(counts) > TOP:
+            shares[f"top_{TOP}"] = float(self.in_top.sum() / n)
+        intervals = {name: wilson(share, n) for name, share in shares.items()}
+        right, counts = right[present], counts[present]
+        intervals["balanced_accuracy"] = bootstrap_balanced(right, counts)
+        intervals["cross_entropy"] = bootstrap_mean(self.losses)
         return {
-            unit: int(counts.sum()),
-            "top_1": float(right.sum() / counts.sum()),
-            **(in_top if len(counts) > TOP else {}),
-            "cross_entropy": self.cross_entropy,
+            unit: n,
+            **shares,
+            "balanced_accuracy": float((right / counts).mean()),
+            "cross_entropy": float(self.losses.mean()),
+            "intervals": intervals,
             "per_class": {name: float(hits / count) for name, hits, count in classes if count},
         }
 
@@ -65,38 +77,62 @@ class Accuracy:
         return [(names[i], names[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j]]
 
 
-def measure_accuracy(trained: Trained) -> Accuracy:
-    """Measures the model over the source and split that its config names.
+def classify_source(trained: Trained) -> tuple[Source, dict[str, np.ndarray]]:
+    """Classifies the source and split that the model's config names.
+
+    Returns:
+      The source, and the `example_rows` of its n examples, in their order.
 
     Raises:
       BadInputError: as `over_source.open_source`.
     """
-    sums = sums_over_source(trained, partial(accuracy_sums, trained))
-    confusion, in_top = (sums[name].astype(np.int64) for name in ("confusion", "in_top"))
-    cross_entropy = float(sums["cross_entropy"] / confusion.sum())
-    return Accuracy(trained.class_names, confusion, in_top, cross_entropy)
+    source, transform = open_source(trained)
+    found = totals_over_source(trained, partial(example_rows, trained), source, transform)
+    return source, found.rows
 
 
-def accuracy_sums(
-    trained: Trained, params: PyTree, batch: dict[str, Array]
-) -> tuple[Array, dict[str, Array]]:
-    """Returns the logits [B, V], and sums over a batch's real examples.
+def example_rows(trained: Trained, params: PyTree, batch: dict[str, Array]) -> Evaluation:
+    """Returns rows [B] for each example of a batch.
 
-    The sums are `confusion` [V, V], `in_top` [V] and `cross_entropy`.
+    The rows are `mask` (whether it could be read), `label`, `predicted`, `probability` of the
+    predicted class, `in_top` and `loss`.
     """
-    mask, label = batch["mask"], batch["label"]
-    inputs = trained.task.inputs(batch)
-    logits, _ = forward(trained.model, params, inputs)
+    label = batch["label"]
+    logits, _ = forward(trained.model, params, trained.task.inputs(batch))
     V = logits.shape[-1]
-    target = jax.nn.one_hot(label, V)
-    one_hot = target.astype(jnp.int32) * mask[:, None]
     _, top = jax.lax.top_k(logits, min(TOP, V))
-    found = (top == label[:, None]).any(axis=1)
-    return logits, {
-        "confusion": jnp.einsum("bi,bj->ij", one_hot, jax.nn.one_hot(top[:, 0], V, dtype=int)),
-        "in_top": (one_hot * found[:, None]).sum(axis=0),
-        "cross_entropy": jnp.where(mask, softmax_cross_entropy(logits, target), 0.0).sum(),
+    rows = {
+        "mask": batch["mask"],
+        "label": label,
+        "predicted": top[:, 0],
+        "probability": jax.nn.softmax(logits).max(axis=-1),
+        "in_top": (top == label[:, None]).any(axis=1),
+        "loss": softmax_cross_entropy(logits, jax.nn.one_hot(label, V)),
     }
+    return Evaluation({}, {}, rows)
+
+
+def accuracy_of(class_names: Sequence[str], rows: Mapping[str, np.ndarray]) -> Accuracy:
+    """Counts the rows of `classify_source` that could be read."""
+    V, read = len(class_names), rows["mask"].astype(bool)
+    label, predicted, in_top = (rows[name][read] for name in ("label", "predicted", "in_top"))
+    confusion = np.bincount(label * V + predicted, minlength=V * V).reshape(V, V)
+    losses = rows["loss"][read].astype(np.float64)
+    return Accuracy(tuple(class_names), confusion, np.bincount(label[in_top], minlength=V), losses)
+
+
+def predictions_csv(
+    class_names: Sequence[str], source: Source, rows: Mapping[str, np.ndarray]
+) -> str:
+    """Returns CSV with a row for each example that could be read: its file and place, and classes.
+
+    The probability is the predicted class's.
+    """
+    lines: list[Sequence[Any]] = [("file", "truth", "prediction", "probability")]
+    for k in np.flatnonzero(rows["mask"]).tolist():
+        names = (class_names[rows[which][k]] for which in ("label", "predicted"))
+        lines.append((source.describe(k), *names, f"{rows['probability'][k]:.6f}"))
+    return csv_text(lines)
 
 
 def confusion_csv(accuracy: Accuracy) -> str:

@@ -5,6 +5,8 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from widenet_jax.run.intervals import interval_text, wilson
+
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Formats rows as a Markdown table; the first row is the header."""
@@ -41,12 +43,14 @@ def number(value: float) -> str:
 def primary_text(result: Mapping[str, Any]) -> str:
     """Returns the primary metric and how many examples were evaluated: "97.31% of 360 images".
 
-    A metric that is a share (between 0 and 1, higher is better) is a percentage.
+    A metric that is a share (between 0 and 1, higher is better) is a percentage. The accuracy, the
+    share of right answers, has its interval behind it.
     """
     metric, unit = result["primary_metric"], result["unit"]
-    value = result[f"test_{metric['name']}"]
+    value, count = result[f"test_{metric['name']}"], result[f"test_{unit}"]
     share = metric["higher_is_better"] and 0 <= value <= 1
-    return f"{f'{value:.2%}' if share else number(value)} of {result[f'test_{unit}']:,} {unit}"
+    text = f"{f'{value:.2%}' if share else number(value)} of {count:,} {unit}"
+    return text + (interval_text(wilson(value, count)) if metric["name"] == "accuracy" else "")
 
 
 def beside(metric: str, result: Mapping[str, Any]) -> str:

@@ -101,6 +101,7 @@ TEXT_CLASSIFICATION = specs.TaskSpec(
         flags={
             "--text": specs.Flag("to classify; may be repeated", kind="texts"),
             "--pair": specs.Flag("the second text of a --text", kind="texts"),
+            "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.text.predict:predict_classes",
     ),

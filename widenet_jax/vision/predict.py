@@ -1,7 +1,6 @@
 """Images for a trained classifier: files and arrays, cropped as in evaluation."""
 
 import glob
-import json
 import os
 import sys
 from argparse import Namespace
@@ -16,14 +15,11 @@ from PIL import Image, ImageOps
 from widenet_jax.data.input_files import read_regular
 from widenet_jax.data.labelled import left_out_text
 from widenet_jax.errors import BadExampleError, BadInputError, first_line
-from widenet_jax.files import absolute, write_bytes
-from widenet_jax.run.tables import csv_text
 from widenet_jax.trained import Predictions, Trained, best, classifier, shares
 from widenet_jax.vision.data.files import decode, pixels_of, problem_of
 from widenet_jax.vision.data.folders import kind_left_out, walk
 from widenet_jax.vision.data.transforms import build_transforms
 
-FORMATS = (".csv", ".jsonl")  # of --out
 # A file, an image of Pillow, or uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W].
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 
@@ -106,12 +102,8 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
     """Classifies every image that can be read; see `specs.PredictSpec`.
 
     Raises:
-      BadInputError: no image is found, or --out has another ending.
+      BadInputError: no image is found.
     """
-    if options.out and not options.out.endswith(FORMATS):
-        raise BadInputError(f"--out={options.out}: give a name that ends in .csv or .jsonl")
-    if options.out:  # a mistake here would lose the work
-        absolute(options.out).parent.mkdir(parents=True, exist_ok=True)
     classify = classifier(trained)
     rows, pictures, unreadable = [], [], []
     for path in image_paths(options.images):
@@ -125,14 +117,7 @@ def predict_images(options: Namespace, trained: Trained) -> Predictions:
         if options.overlay:
             name = os.fsencode(Path(path).name).decode(errors="replace")
             pictures.append((f"{name}\n{top[0]['class']} {top[0]['probability']:.0%}", picture))
-    text = ""
-    if options.out:
-        found = [row for row, _ in rows]
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found)
-        content = table_of(found) if options.out.endswith(".csv") else "".join(lines)
-        write_bytes(options.out, content.encode(errors="surrogateescape"))
-        text = f"{options.out}: {len(rows):,} images"
-    return Predictions("images", rows, {"unreadable": unreadable}, text, pictures, unreadable)
+    return Predictions("images", rows, {"unreadable": unreadable}, "", pictures, unreadable)
 
 
 def image_paths(names: Sequence[str]) -> Iterator[str]:
@@ -158,13 +143,3 @@ def image_paths(names: Sequence[str]) -> Iterator[str]:
         if not found:
             raise BadInputError(f"{path}: no image found")
         yield from found
-
-
-def table_of(rows: Sequence[dict]) -> str:
-    """Returns CSV with the columns image, class_1, probability_1, class_2, ..."""
-    flat = [
-        {"image": row["image"]}
-        | {f"{name}_{k}": x for k, one in enumerate(row["top"], 1) for name, x in one.items()}
-        for row in rows
-    ]
-    return csv_text([[*flat[0]] if flat else ["image"], *(row.values() for row in flat)])

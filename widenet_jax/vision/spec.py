@@ -65,7 +65,7 @@ CLASSIFICATION = specs.TaskSpec(
         flags={
             "images": specs.Flag("image files, folders, '*.jpg'", "IMAGE", "words"),
             "--overlay": specs.Flag("draw expert choices over the images", "PNG"),
-            "--out": specs.Flag("write the predictions of images to a .csv or .jsonl file", "FILE"),
+            "--out": specs.Flag("write the predictions to a .csv or .jsonl file", "FILE"),
         },
         run="widenet_jax.vision.predict:predict_images",
     ),

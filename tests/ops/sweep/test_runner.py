@@ -39,12 +39,19 @@ def starts(path: Path, trial: Trial) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
-def test_a_failed_trial_is_reported_and_run_again_and_does_not_stop_the_rest(tmp_path: Path):
+def test_a_failed_trial_is_reported_and_run_again_and_does_not_stop_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """News come at every poll, and leave out trials that have printed nothing."""
+    monkeypatch.setattr("widenet_jax.ops.sweep.runner.NEWS_SECONDS", -1.0)
     outcomes, stopped = run(trials_of([0, 13, 2]), tmp_path, workers=1)
     assert [outcome.status for outcome in outcomes] == ["done", "failed", "done"]
     assert (outcomes[1].exit_code, outcomes[1].message) == (1, "failed: unlucky")
     assert outcomes[0].result["test_accuracy"] == 0.5
     assert not stopped
+    assert not [
+        line for line in capsys.readouterr().err.splitlines() if line.rstrip().endswith(":")
+    ]
     longer = trials_of([1, 13, 0])
     outcomes, _ = run(longer, tmp_path)
     assert [outcome.status for outcome in outcomes] == ["done", "failed", "done"]

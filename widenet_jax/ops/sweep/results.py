@@ -66,8 +66,8 @@ class Results:
 
         Returns:
           A row for each setting of the other fields, the best first: those fields, the number of
-          finished `seeds`, `mean`, `std` by n - 1 (None for a single seed) and `median`. Empty
-          where seeds are not swept.
+          finished `seeds`, `mean` and `std` by n - 1 (None for a single seed). Empty where seeds
+          are not swept.
         """
         others = [name for name in self.fields if name != SEED]
         groups: dict[tuple, list[float]] = {}
@@ -79,7 +79,7 @@ class Results:
             row = dict(zip(others, key, strict=True))
             row |= {"seeds": len(values), "mean": statistics.fmean(values)}
             row["std"] = statistics.stdev(values) if len(values) > 1 else None
-            means.append(row | {"median": statistics.median(values)})
+            means.append(row)
         return self.best_first(means, "mean")
 
     def as_json(self) -> dict[str, Any]:
@@ -89,16 +89,40 @@ class Results:
             "trials": self.rows,
             "over_seeds": self.over_seeds(),
             "best": self.best(),
+            "warning": self.chosen_on_test(),
         }
 
     def best(self) -> dict[str, Any] | None:
-        """Returns the best trial that is done: its name, its metric and its command."""
+        """Returns the best setting of the trials that are done; None where none is.
+
+        Where seeds are swept, "setting" is best by its "mean" over so many "seeds". "trial", its
+        metric and "command" are the best trial's of that setting.
+        """
         if not self.done:
             return None
-        row = self.done[0]
+        row, setting = self.done[0], {}
+        if means := self.over_seeds():
+            fields = {name: means[0][name] for name in self.fields if name != SEED}
+            setting = {"setting": fields} | {name: means[0][name] for name in ("seeds", "mean")}
+            row = next(one for one in self.done if all(one.get(k) == v for k, v in fields.items()))
         trial = next(one.trial for one in self.outcomes if one.trial.name == row["trial"])
         command = ["python", "-m", "widenet_jax.main", *trial.arguments(row["workdir"])]
-        return {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
+        found = {"trial": trial.name, self.metric: row[self.metric], "command": shlex.join(command)}
+        return setting | found
+
+    def chosen_on_test(self) -> str:
+        """Returns a warning where several settings were compared on a test split; "" elsewhere."""
+        settings = {
+            tuple(row.get(name) for name in self.fields if name != SEED) for row in self.done
+        }
+        splits = {str(row.get("split", "")) for row in self.done}
+        if len(settings) < 2 or not any(split.startswith("test") for split in splits):
+            return ""
+        return (
+            f"warning: the best of {len(settings)} settings was chosen on the split "
+            f"{' and '.join(sorted(splits))}, so its figure is optimistic; to report a "
+            "test figure, sweep with --config.data.eval_split naming a validation split"
+        )
 
     def report(self) -> str:
         """Returns tables for people, their directory and the command of the best trial."""
@@ -120,7 +144,11 @@ class Results:
         parts.append(f"tables and pictures  {self.directory.path}")
         if best := self.best():
             score = f"{self.metric} {cell(best[self.metric])}"
+            if "seeds" in best:
+                score = f"mean over seeds {cell(best['mean'])} ({best['seeds']}), this one {score}"
             parts.append(f"best  {best['trial']}, {score}\n  {best['command']}")
+        if warning := self.chosen_on_test():
+            parts.append(warning)
         return "\n\n".join(parts)
 
     def write(self) -> None:

@@ -101,7 +101,8 @@ class Runner:
                 if time.monotonic() - news > NEWS_SECONDS:
                     news = time.monotonic()
                     for trial in self.running:
-                        self.say(f"{trial.name}: {self.directory.last_line(trial)}")
+                        if line := self.directory.last_line(trial):
+                            self.say(f"{trial.name}: {line}")
         return bool(self.signals)
 
     def work(self) -> Iterator[None]:

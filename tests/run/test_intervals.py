@@ -1,0 +1,27 @@
+"""Intervals of metrics, against values by hand and from the literature."""
+
+import numpy as np
+import pytest
+
+from widenet_jax.run.intervals import bootstrap_balanced, bootstrap_mean, interval_text, wilson
+
+
+def test_wilson():
+    """Newcombe 1998, table I: 81 of 263, and 15 of 148; no error still leaves room for some."""
+    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(1.0, 20) == pytest.approx((0.8389, 1.0), abs=5e-5)
+    assert interval_text(wilson(355 / 360, 360)) == " (95%: 96.79 to 99.41%)"
+
+
+def test_bootstrap():
+    """The normal interval of a mean is 1.96 standard errors wide on each side."""
+    values = np.random.default_rng(1).normal(2.0, 1.0, 400)
+    low, high = bootstrap_mean(values)
+    error = 1.96 * values.std() / 20
+    assert (low, high) == pytest.approx((values.mean() - error, values.mean() + error), abs=0.015)
+    # Two classes of 100 and 4 examples: the small one's share varies most.
+    low, high = bootstrap_balanced(np.array([90, 2]), np.array([100, 4]))
+    assert low < 0.5 < 0.7 < 0.9 < high < 1
+    assert bootstrap_balanced(np.array([5, 7]), np.array([5, 7])) == (1.0, 1.0)
+    assert interval_text((0.1, 0.25), percent=False) == " (95%: 0.1000 to 0.2500)"

@@ -1,0 +1,45 @@
+"""95% intervals of metrics over the examples of a set: the examples vary, the model does not."""
+
+import math
+
+import numpy as np
+
+Z = 1.959964  # the normal distribution's 97.5% quantile
+RESAMPLES = 1000
+Interval = tuple[float, float]
+
+
+def wilson(share: float, count: int) -> Interval:
+    """Returns the interval of a share of `count` >= 1 examples (Wilson 1927)."""
+    center = share + Z**2 / (2 * count)
+    half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    scale = 1 + Z**2 / count
+    return max(0.0, (center - half) / scale), min(1.0, (center + half) / scale)
+
+
+def bootstrap_mean(values: np.ndarray) -> Interval:
+    """Returns the interval of the mean of `values` [n], by resampling them with one seed."""
+    rng, n = np.random.default_rng(0), len(values)
+    return quantiles(np.array([values[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)]))
+
+
+def bootstrap_balanced(right: np.ndarray, counts: np.ndarray) -> Interval:
+    """Returns the interval of the mean over classes of `right` [V] / `counts` [V], all >= 1.
+
+    Resamples within each class, where the number of right answers is binomial.
+    """
+    found = np.random.default_rng(0).binomial(counts, right / counts, size=(RESAMPLES, len(counts)))
+    return quantiles((found / counts).mean(axis=1))
+
+
+def quantiles(values: np.ndarray) -> Interval:
+    """Returns the 2.5% and the 97.5% quantiles."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def interval_text(interval: Interval, *, percent: bool = True) -> str:
+    """Formats an interval to stand behind its metric: " (95%: 96.79 to 99.41%)"."""
+    low, high = interval
+    texts = (f"{100 * low:.2f}", f"{100 * high:.2f}%") if percent else (f"{low:.4f}", f"{high:.4f}")
+    return " (95%: {} to {})".format(*texts)
