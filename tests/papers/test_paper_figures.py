@@ -64,6 +64,17 @@ def figure(name: str):
     return found
 
 
+def test_the_bands_over_seeds_are_whole_and_the_models_are_named(tmp_path: Path, drawn):
+    """The higher seed of WideNet-B is at 8; a small run does not carry the big name alone."""
+    experiment = EXPERIMENTS["fig5"]
+    found = {"ViT-B": np.array([[2.0, 1.0]]), "WideNet-B": np.array([[0.5, 4.0], [3.0, 8.0]])}
+    figures.draw(experiment, SCALES["small"], found, tmp_path / "fig5.png")
+    (axis,) = drawn[0].axes
+    assert axis.get_ylim()[1] > 8
+    texts = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert texts == ["ViT-B (here vit_s)", "WideNet-B (here widenet_s)"]
+
+
 def test_shares_in_numbers(tmp_path: Path):
     experiment, found = figure("sigma_fig3"), {"sigma-MoE": EVEN, "softmax": COLLAPSED}
     text = figures.markdown(experiment, SMOKE, found)
@@ -71,7 +82,7 @@ def test_shares_in_numbers(tmp_path: Path):
     assert ["sigma-MoE", "25.0%; 0 of 4", "25.0%; 0 of 4"] in rows
     assert ["softmax", "25.0%; 0 of 4", "86.0%; 1 of 4"] in rows
     assert "- Switch, K = 1, G = 512: not run." in text
-    figures.draw(experiment, found, tmp_path / "shares.png")
+    figures.draw(experiment, SMOKE, found, tmp_path / "shares.png")
     assert np.ptp(cv2.imread(str(tmp_path / "shares.png"))) > 100
     # Two thirds of expert 0's tokens go to 2 as well, and all tokens of 1 go to 0.
     assert figures.cells(EVEN, "together") == ["1 with 0: 100%", "1 with 0: 100%"]

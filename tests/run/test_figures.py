@@ -9,9 +9,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from widenet_jax.run.figures import draw_learning_curves, save, subplots
+from widenet_jax.run.figures import PALETTE, draw_learning_curves, raised_steps, save, subplots
 
-BLUE, ORANGE = "#1f77b4", "#ff7f0e"  # the first two colours of matplotlib
+BLUE, ORANGE = (colour.lower() for colour in PALETTE[:2])
 
 draw = partial(draw_learning_curves, metric="accuracy")
 
@@ -48,6 +48,8 @@ def test_loss_is_on_the_left_and_accuracy_on_the_right(tmp_path: Path, drawn):
     left, right = drawn[0].axes
     assert curves(left) == [(c, [1, 2], [1.5, 1.25]) for c in (BLUE, BLUE, ORANGE, ORANGE)]
     assert curves(right) == [(c, [1, 2], [0.5, 0.75]) for c in (BLUE, BLUE, ORANGE, ORANGE)]
+    marks = [line.get_marker() for line in right.lines]
+    assert marks == ["o", "o", "s", "s"]
     assert curves(drawn[1].axes[1]) == [(BLUE, [1, 2], [0.5, 0.75])]
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="zip"):
@@ -94,6 +96,31 @@ def test_the_legend_names_the_splits(tmp_path: Path, drawn):
     texts = [[text.get_text() for text in legend.get_texts()] for legend in legends]
     assert texts == [["train[10%:]", "val"], ["a val", "b val"]]
     assert drawn[0].axes[0].get_ylabel() == "cross-entropy"
+
+
+def test_runs_of_one_name_are_one_curve(tmp_path: Path, drawn):
+    """The mean of two seeds, in a band from the lower to the higher one; dotted: 1 of 4 classes."""
+    runs = [write_run(tmp_path / str(k), [0.5, top]) for k, top in enumerate((0.6, 0.8))]
+    (runs[0] / "class_names.json").write_text(json.dumps(list("abcd")))
+    draw(runs, tmp_path / "a.png", names=["one", "one"], splits=("eval",))
+    mean, chance = drawn[0].axes[1].lines
+    assert mean.get_ydata().tolist() == pytest.approx([0.5, 0.7]) and mean.get_marker() == "o"
+    assert [*chance.get_ydata()] == [0.25, 0.25]
+    (band,) = drawn[0].axes[1].collections
+    low, high = band.get_paths()[0].get_extents().intervaly
+    assert (low, high) == pytest.approx((0.5, 0.8))
+
+
+def test_an_extension_is_marked_where_the_rate_rises_again(tmp_path: Path, drawn):
+    """Not at the warm-up, and only once."""
+    rates = [0.1, 0.2, 0.1, 0.0, 0.0, 0.15, 0.1]
+    records = [
+        {"step": k, "split": "train", "loss": 1.0, "accuracy": 0.5, "learning_rate": rate}
+        for k, rate in enumerate(rates, 1)
+    ]
+    assert raised_steps(records) == [6]
+    draw([write_records(tmp_path / "run", records)], tmp_path / "a.png")
+    assert [*drawn[0].axes[0].lines[-1].get_xdata()] == [6, 6]
 
 
 def labels(axis: Axes, side: str) -> set[str]:

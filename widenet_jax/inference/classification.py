@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from widenet_jax.data.contract import Source
 from widenet_jax.inference.over_source import open_source, totals_over_source
 from widenet_jax.losses import softmax_cross_entropy
-from widenet_jax.run.figures import save, subplots, write_in_cells
+from widenet_jax.run.figures import PALETTE, save, subplots, write_in_cells
 from widenet_jax.run.intervals import bootstrap_balanced, bootstrap_mean, wilson
 from widenet_jax.run.tables import csv_text
 from widenet_jax.step import forward
@@ -164,7 +164,7 @@ def draw_matrix(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
     shown = (accuracy.confusion > 0) | np.diag(counts > 0)
     texts = np.where(shown, accuracy.confusion.astype(str), "")
     write_in_cells(axis, texts, shares > 0.6, fontsize=8)
-    axis.set(xlabel="predicted class", ylabel="class")
+    axis.set(xlabel="predicted class", ylabel="true class")
     axis.set_xticks(range(V), accuracy.class_names, rotation=90)
     axis.set_yticks(range(V), accuracy.class_names)
     save(figure, out)
@@ -176,7 +176,7 @@ def draw_confused(accuracy: Accuracy, out: epath.Path, *, title: str) -> None:
     counts = dict(zip(accuracy.class_names, accuracy.confusion.sum(axis=1), strict=True))
     figure, axis = subplots(size=(9, 1.5 + 0.28 * max(len(pairs), 3)))
     figure.suptitle(title, fontsize=10)
-    bars = axis.barh(range(len(pairs)), [count for _, _, count in pairs])
+    bars = axis.barh(range(len(pairs)), [count for _, _, count in pairs], color=PALETTE[0])
     texts = [f"{count:,} ({count / counts[name]:.1%})" for name, _, count in pairs]
     axis.bar_label(bars, texts, padding=3, fontsize=8)
     axis.set_yticks(range(len(pairs)), [f"{name} taken for {other}" for name, other, _ in pairs])

@@ -28,7 +28,7 @@ from widenet_jax.papers.experiments import PaperExperiment
 from widenet_jax.papers.runs import Measurements
 from widenet_jax.papers.scales import Scale, run_of
 from widenet_jax.papers.tables import number, page
-from widenet_jax.run.figures import block_panels, save, subplots
+from widenet_jax.run.figures import PALETTE, block_panels, save, subplots
 from widenet_jax.run.tables import markdown_table
 
 PANELS_A_ROW = 3
@@ -51,17 +51,17 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
     figure.suptitle(experiment.title)
     for place, row in enumerate(rows):
         if isinstance(row["paper"], float) and np.isfinite(row["paper"]):
-            paper.plot(row["paper"], place, "o", color="C0")
+            paper.plot(row["paper"], place, "o", color=PALETTE[0])
         else:
             text = number(row["paper"], experiment.metric.decimals)
             paper.text(0.02, place, text, transform=paper.get_yaxis_transform(), va="center")
         for value in row["values"]:
-            own.plot(value, place, "|", color="C1", alpha=0.6)
+            own.plot(value, place, "|", color=PALETTE[5], alpha=0.6)
         if row["mean"] is not None and np.isfinite(row["mean"]):
-            own.errorbar(row["mean"], place, xerr=row["std"], color="C1", fmt="o", capsize=3)
+            own.errorbar(row["mean"], place, xerr=row["std"], color=PALETTE[5], fmt="o", capsize=3)
         elif row["mean"] is not None:
             own.text(0.02, place, "NaN", transform=own.get_yaxis_transform(), va="center")
-    paper.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    paper.set_yticks(range(len(rows)), [shown_label(row["label"], row["variant"]) for row in rows])
     paper.set_ylim(len(rows) - 0.5, -0.5)
     paper.set(xlabel=f"{experiment.paper_label or metric}, the paper")
     own.set(xlabel=f"{metric}, ours\n(bars: one standard deviation; strokes: seeds)")
@@ -70,6 +70,11 @@ def draw_table(experiment: PaperExperiment, rows: Sequence[Mapping[str, Any]], o
     for axis in (paper, own):
         axis.grid(alpha=0.3)
     save(figure, out)
+
+
+def shown_label(label: str, variant: str) -> str:
+    """Returns a row's label in a picture: the paper's name, and the model that ran here."""
+    return f"{label} (here {variant})"
 
 
 def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -> dict[str, Any]:
@@ -93,9 +98,11 @@ def measure(experiment: PaperExperiment, scale: Scale, measured: Measurements) -
     return by_row
 
 
-def draw(experiment: PaperExperiment, by_row: Mapping[str, Any], out: Path) -> None:
+def draw(experiment: PaperExperiment, scale: Scale, found: Mapping[str, Any], out: Path) -> None:
     """Draws what `measure` returned of at least one row."""
     title = experiment.title
+    models = {row.label: run_of(scale, experiment, row).model for row in experiment.rows}
+    by_row = {shown_label(label, models[label]): one for label, one in found.items()}
     if experiment.statistic in VECTORS:
         draw_norms(by_row, out, title=title)
     elif experiment.statistic == "active":

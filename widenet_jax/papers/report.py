@@ -84,7 +84,7 @@ def write(
     elif experiment.statistic:
         by_row = figures.measure(experiment, scale, measured)
         if by_row:
-            figures.draw(experiment, by_row, picture)
+            figures.draw(experiment, scale, by_row, picture)
         numbers = {
             name: one.tolist() if isinstance(one, np.ndarray) else one.as_json()
             for name, one in by_row.items()

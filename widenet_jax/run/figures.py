@@ -1,9 +1,10 @@
 """Learning curves of runs, and helpers that all figures share."""
 
 import io
+import itertools
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -21,10 +22,18 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, NullFormatter, ScalarFormatter
 
 from widenet_jax.config.files import stored_config
-from widenet_jax.files import write_bytes
+from widenet_jax.files import read_json, write_bytes
 from widenet_jax.run.metrics import JsonLines
 
-STYLES = {"train": {"alpha": 0.7}, "eval": {"ls": "--", "marker": "o", "ms": 3}}
+# Colours that readers with colour-blindness can tell apart (Okabe and Ito 2008), without their
+# yellow, which is too pale for lines.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+MARKERS = "os^Dv"
+STYLES = {"train": {"alpha": 0.7, "ms": 3}, "eval": {"ls": "--", "ms": 4}}
+MARKS_A_CURVE = 10
+# Figures are drawn smaller than the sizes in the code at more dots an inch, so that text is large
+# enough for a slide.
+SHRINK, DPI = 0.8, 150
 MOST_NAMES = 50  # class names that fit beside a figure
 CROSS_ENTROPY = "cross_entropy"
 LABELS = {CROSS_ENTROPY: "cross-entropy"}
@@ -40,8 +49,11 @@ def draw_learning_curves(
 ) -> None:
     """Draws the loss (left) and the primary metric (right) against steps.
 
-    Each run has a colour; evaluation is dashed with dots. A curve is left out if its split does not
-    record the metric, and so is the loss if no curve is left. The legend names the splits.
+    Each run has a colour and a marker; evaluation is dashed. Runs of one name are one curve: their
+    mean at the steps that all recorded, in a band between the extremes. A curve is left out if its
+    split does not record the metric, and so is the loss if no curve is left. The legend names the
+    splits. Dotted: guessing, or the task's baseline; grey: where a longer duration raised the
+    learning rate again.
 
     Args:
       workdirs: of runs of one task.
@@ -50,7 +62,7 @@ def draw_learning_curves(
       names: one for each run, for the legend.
       splits: "train", "eval" or both.
     """
-    labels = names or ["" for _ in workdirs]
+    labels = [""] * len(workdirs) if names is None else names
     runs = [JsonLines(epath.Path(workdir) / "metrics.jsonl").read() for workdir in workdirs]
     every = [record for records in runs for record in records]
     # Cross-entropy is a loss that both splits can share.
@@ -59,34 +71,87 @@ def draw_learning_curves(
     metrics = (loss, metric) if has_loss else (metric,)
     figure, axes = subplots(1, len(metrics), size=(5 * len(metrics), 4), squeeze=False)
     axes = axes[0]
-    for index, (records, label) in enumerate(zip(runs, labels, strict=True)):
-        colour = run_colour(index, len(labels))
+    groups: dict[str | int, list[int]] = {}
+    for index, (label, _) in enumerate(zip(labels, runs, strict=True)):
+        groups.setdefault(label or index, []).append(index)
+    for place, members in enumerate(groups.values()):
+        label = labels[members[0]]
+        colour = run_colour(place, len(groups))
         for split in splits:
-            rows = [r for r in records if r["split"] == split]
-            which = split_name(workdirs[index], split)
-            for axis, metric in zip(axes, metrics, strict=True):
-                points = [(r["step"], r[metric]) for r in rows if r.get(metric) is not None]
-                steps, values = zip(*points, strict=True) if points else ((), ())
-                # A line of one point would be invisible.
-                style = STYLES["eval" if len(points) == 1 else split]
-                axis.plot(steps, values, color=colour, label=f"{label} {which}".strip(), **style)
+            name = f"{label} {split_name(workdirs[members[0]], split)}".strip()
+            for axis, one in zip(axes, metrics, strict=True):
+                steps, values = curve_of([runs[k] for k in members], split, one)
+                style = {"marker": MARKERS[place % len(MARKERS)], "color": colour, **STYLES[split]}
+                style["markevery"] = max(1, len(steps) // MARKS_A_CURVE)
+                axis.plot(steps, values.mean(axis=0), label=name, **style)
+                if len(members) > 1:
+                    low, high = values.min(axis=0), values.max(axis=0)
+                    axis.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
+    draw_references(axes, metrics, workdirs[0], [step for r in runs for step in raised_steps(r)])
     if len(metrics) > 1:
         axes[0].set_yscale("log")
-    for axis, metric in zip(axes, metrics, strict=True):
-        axis.set(xlabel="step", ylabel=LABELS.get(metric, metric.replace("_", " ")))
+    for axis, one in zip(axes, metrics, strict=True):
+        axis.set(xlabel="step", ylabel=LABELS.get(one, one.replace("_", " ")))
         axis.grid(alpha=0.3)
-    if len(labels) <= 2:
+    if len(groups) <= 2:
         axes[-1].legend()
     else:  # beside the curves, not over them
         handles, texts = axes[-1].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside right upper", fontsize=8)
-        figure.set_size_inches(4 + 5 * len(metrics), max(4, 0.5 + 0.18 * len(texts)))
+        height = max(4, 0.5 + 0.25 * len(texts))
+        figure.set_size_inches(SHRINK * (4 + 5 * len(metrics)), SHRINK * height)
     save(figure, out)
 
 
+def curve_of(
+    runs: Sequence[Sequence[Mapping]], split: str, metric: str
+) -> tuple[list[int], np.ndarray]:
+    """Returns the n steps at which every run has a split's metric, and its values [runs, n]."""
+    found = [
+        {r["step"]: r[metric] for r in records if r["split"] == split and r.get(metric) is not None}
+        for records in runs
+    ]
+    steps = sorted(set(found[0]).intersection(*found))
+    return steps, np.array([[of[step] for step in steps] for of in found], float)
+
+
+def raised_steps(records: Sequence[Mapping]) -> list[int]:
+    """Returns the steps at which the learning rate rises after it fell, as after --extend."""
+    rows = [r for r in records if r["split"] == "train" and "learning_rate" in r]
+    found, fallen = [], False
+    for before, after in itertools.pairwise(rows):
+        change = after["learning_rate"] - before["learning_rate"]
+        if fallen and change > 0:
+            found.append(after["step"])
+        fallen = change < 0 or (fallen and change == 0)
+    return found
+
+
+def draw_references(
+    axes: Sequence[Axes], metrics: Sequence[str], workdir: epath.PathLike, raised: Sequence[int]
+) -> None:
+    """Draws what guessing gives, and vertical lines at the steps `raised`."""
+    for axis, metric in zip(axes, metrics, strict=True):
+        if (value := reference_of(workdir, metric)) is not None:
+            axis.axhline(value, color="black", ls=":", lw=1, label="guessing or baseline")
+        for index, step in enumerate(sorted(set(raised))):
+            label = "_" if index else "learning rate raised"  # named once
+            axis.axvline(step, color="grey", lw=1, label=label)
+
+
+def reference_of(workdir: epath.PathLike, metric: str) -> float | None:
+    """Returns a metric's value by guessing among V equal classes, or the task's baseline."""
+    result, names = (epath.Path(workdir) / name for name in ("result.json", "class_names.json"))
+    baseline = (read_json(result) if result.exists() else {}).get("baseline", {})
+    if baseline.get("metric") == metric:
+        return baseline["value"]
+    V = len(read_json(names)) if names.exists() else 0
+    return {"accuracy": 1 / V, CROSS_ENTROPY: float(np.log(V))}.get(metric) if V else None
+
+
 def run_colour(index: int, count: int) -> Any:
-    """Returns the colour of run `index` of `count`; a continuous range beyond ten of its own."""
-    return f"C{index}" if count <= 10 else colormaps["viridis"](index / count)
+    """Returns the colour of run `index` of `count`; a continuous range beyond PALETTE."""
+    return PALETTE[index] if count <= len(PALETTE) else colormaps["viridis"](index / count)
 
 
 def split_name(workdir: epath.PathLike, split: str) -> str:
@@ -121,8 +186,11 @@ def decimals(value: float, _: int = 0) -> str:
 def subplots(
     rows: int = 1, columns: int = 1, *, size: tuple[float, float], **options: Any
 ) -> tuple[Figure, Any]:
-    """Returns a new figure of `size` in inches, and its axes as `Figure.subplots` makes them."""
-    figure = Figure(figsize=size, layout="constrained")
+    """Returns a new figure and its axes as `Figure.subplots` makes them.
+
+    `size` is in inches of 120 dots; SHRINK makes text larger in proportion.
+    """
+    figure = Figure(figsize=(SHRINK * size[0], SHRINK * size[1]), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
 
 
@@ -171,7 +239,7 @@ def save(figure: Figure, out: epath.PathLike) -> None:
             write_decimals(axis)
     data = io.BytesIO()
     with lettered(figure):
-        figure.savefig(data, format="png", dpi=120)
+        figure.savefig(data, format="png", dpi=DPI)
     write_bytes(out, data.getvalue())
 
 

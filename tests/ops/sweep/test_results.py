@@ -59,7 +59,7 @@ def test_the_csv_has_a_row_for_each_trial_the_best_first(outcomes, directory):
     assert "expert_load" not in rows[0]
     two_panels = cv2.imread(str(directory.path / "sweep.png")).shape
     assert two_panels[1] == 9 * 120  # an inch, and four for each axis
-    assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 14 * 120
+    assert cv2.imread(str(directory.path / "learning_curves.png")).shape[1] == 10 * 120
 
 
 def test_means_over_seeds(outcomes, directory):

@@ -14,7 +14,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from widenet_jax.ops.analysis.norm_divergence import VECTORS, Divergence
 from widenet_jax.ops.analysis.usage import QUANTILES, ActiveUnits, ExpertUsage
 from widenet_jax.run.figures import (
+    MARKERS,
     MOST_NAMES,
+    PALETTE,
     block_panels,
     decimals,
     run_colour,
@@ -26,17 +28,16 @@ from widenet_jax.run.figures import (
 PANELS_A_ROW = 4
 MOST_EXPERTS = 16  # that are named one by one
 LEAST_SHARE = 1e-5  # the lower end of a logarithmic axis
-MARKERS = "os^Dv"
-# The first few also differ to colour-blind readers; experts beyond ten repeat them paler, and
-# beyond thirty repeat all.
-COLOURS = [f"C{i}" for i in (0, 1, 2, 3, 4, 6, 8, 9, 5, 7)]
 
 
 def expert_colours(num_experts: int) -> np.ndarray:
-    """Returns a colour for each expert, [E, 3] RGB in [0, 1]."""
-    base = np.array([to_rgb(COLOURS[e % len(COLOURS)]) for e in range(num_experts)])
+    """Returns a colour for each expert, [E, 3] RGB in [0, 1].
+
+    Experts beyond PALETTE repeat its colours paler, and beyond three shades repeat all.
+    """
+    base = np.array([to_rgb(PALETTE[e % len(PALETTE)]) for e in range(num_experts)])
     # Three shades of each; more would fade to white.
-    paler = np.array([0.6 ** (e // len(COLOURS) % 3) for e in range(num_experts)])[:, None]
+    paler = np.array([0.6 ** (e // len(PALETTE) % 3) for e in range(num_experts)])[:, None]
     return base * paler + (1 - paler)
 
 
@@ -52,18 +53,26 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
         below += usage.load[:, e]
     load.set(xlabel="block", ylabel="share of (token, choice) pairs", title="load")
     if E <= MOST_EXPERTS:
-        load.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12))
-    level.plot(usage.blocks, usage.router_entropy / np.log(E), "o-", label="router, mean of tokens")
-    level.plot(usage.blocks, usage.load_entropy / np.log(E), "s--", label="load")
-    level.set(xlabel="block", ylabel="share of log E", ylim=(0, 1.05), title="entropy")
-    level.legend()
-    drop.bar(usage.blocks, 100 * usage.drop_rate, color="C7")
+        # Reversed: from top to bottom, as the bars are stacked.
+        handles, names = load.get_legend_handles_labels()
+        load.legend(handles[::-1], names[::-1], fontsize=8, loc="center left",
+                    bbox_to_anchor=(1.0, 0.5))  # fmt: skip
+    for e in range(1, E):
+        load.axhline(e / E, color="white", ls=":", lw=1)
+    curves = {"router, mean of tokens": usage.router_entropy, "load": usage.load_entropy}
+    for index, (name, entropy) in enumerate(curves.items()):
+        style = {"color": PALETTE[index], "marker": MARKERS[index], "ls": ("-", "--")[index]}
+        level.plot(usage.blocks, entropy / np.log(E), label=name, **style)
+    level.axhline(1.0, color="black", ls=":", lw=1)  # all experts alike
+    level.set(xlabel="block", ylabel="share of log E (dotted: all alike)", title="entropy")
+    level.legend(fontsize=8)
+    drop.bar(usage.blocks, 100 * usage.drop_rate, color="grey")
     highest = max(1.0, 110 * float(usage.drop_rate.max()))
     drop.set(xlabel="block", ylabel="% of the pairs", title="dropped", ylim=(0, highest))
     if not usage.drop_rate.any():  # else the box would be empty
         drop.text(0.5, 0.5, "0%", ha="center", va="center", transform=drop.transAxes, fontsize=20)
     draw_categories(categories, usage)
-    title = "same first choice (share of tokens),\nif the blocks share their experts"
+    title = "same first choice, if experts\nare shared (share of tokens)"
     draw_between_blocks(agreement, usage.agreement, usage.blocks, title)
     title = "mutual information\n(share)"
     draw_between_blocks(information, usage.mutual_information, usage.blocks, title)
@@ -75,11 +84,11 @@ def draw_usage(usage: ExpertUsage, out: epath.Path, *, title: str = "") -> None:
 def draw_categories(axis: Axes, usage: ExpertUsage) -> None:
     """Draws the experts of each category, in the block where categories differ most."""
     chosen, what = usage.most_different, usage.category
-    image = axis.imshow(usage.by_category[chosen], aspect="auto", cmap="viridis", vmin=0)
+    image = axis.imshow(usage.by_category[chosen], aspect="auto", cmap="viridis")
     axis.figure.colorbar(image, ax=axis, label=f"share of the {what}'s pairs")
     plural = {"class": "classes", "kind": "kinds"}[what]
     title = f"block {usage.blocks[chosen]}, where {plural} differ most"
-    axis.set(xlabel="expert", ylabel=what, title=title)
+    axis.set(xlabel="expert", ylabel="true class" if what == "class" else what, title=title)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     if len(usage.names) <= MOST_NAMES:
         axis.set_yticks(range(len(usage.names)), usage.names, fontsize=7)

@@ -22,7 +22,7 @@ TINT = 0.55  # weight of an expert's colour over a patch
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green, blue (ITU-R BT.601)
 PANELS_A_ROW = 6
 MARKS = "fill: first expert, dot: second, cross: first dropped"
-TITLE_WIDTH = 30  # characters over a panel; longer titles take more lines
+TITLE_WIDTH = 20  # characters over a panel; longer titles take more lines
 Routed = tuple[str, np.ndarray, TokenRouting]  # title, uint8 [h, w, C], its routing
 
 
@@ -75,7 +75,7 @@ def draw_overlay(trained: Trained, images: Sequence[Routed], out: epath.PathLike
         own = axes[i * rows : (i + 1) * rows]
         own[0, 0].imshow(as_rgb(picture))
         lines = [textwrap.fill(line, TITLE_WIDTH) for line in title.split("\n")]
-        own[0, 0].set_title("\n".join(lines), fontsize=8)
+        own[0, 0].set_title("\n".join(lines), fontsize=7)
         for position, block in enumerate(blocks):
             axis = own[position // PANELS_A_ROW, 1 + position % PANELS_A_ROW]
             draw_block(axis, trained, picture, routing, position)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from widenet_jax.ops.plan.topology import CHIPS
-from widenet_jax.run.figures import subplots
+from widenet_jax.run.figures import MARKERS, run_colour, subplots
 from widenet_jax.run.tables import markdown_table
 
 # Columns of sizes; the first that varies is the horizontal axis.
@@ -50,10 +50,14 @@ def draw_layers(rows: Sequence[Mapping[str, Any]]) -> Figure:
         name = ", ".join(describe(n, row[n]) for n in ("method", *others))
         lines.setdefault(name, []).append(row)
     for axis, (value, label) in zip(axes, LABELS.items(), strict=True):
-        for name, line in lines.items():
+        for index, (name, line) in enumerate(lines.items()):
             known = [row for row in line if row[value] is not None]
             x, y = ([row[n] for row in known] for n in (across, value))
-            axis.plot(x, y, marker="o", ms=4, label=name)
+            style = {
+                "color": run_colour(index, len(lines)),
+                "marker": MARKERS[index % len(MARKERS)],
+            }
+            axis.plot(x, y, ms=4, label=name, **style)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(points, [f"{x:,}" for x in points])

@@ -10,7 +10,7 @@ from typing import Any
 from widenet_jax.files import write_text
 from widenet_jax.ops.sweep.directory import Directory
 from widenet_jax.ops.sweep.trials import FAILURES, VARIANT, Outcome, Status
-from widenet_jax.run.figures import draw_learning_curves, save, subplots
+from widenet_jax.run.figures import PALETTE, draw_learning_curves, save, subplots
 from widenet_jax.run.tables import csv_text, text_table
 
 MOST_CURVES = 20  # more learning curves are unreadable: the best ones are drawn
@@ -160,8 +160,10 @@ class Results:
             return
         under_way = [row for row in self.rows if row[self.progress] is not None]
         curves = (self.done + under_way)[:MOST_CURVES]
+        others = [name for name in self.fields if name != SEED]
+        shown = others or self.fields  # seeds of one setting are one curve
         names = [
-            ", ".join(f"{name.split('.')[-1]}={cell(row.get(name))}" for name in self.fields)
+            ", ".join(f"{name.split('.')[-1]}={cell(row.get(name))}" for name in shown)
             for row in curves
         ]
         curves_file, axes_file = (self.directory.path / name for name in PICTURES)
@@ -202,10 +204,14 @@ def draw_against(rows: Sequence[Mapping], fields: Sequence[str], metric: str, ou
         named = not numbers or field == SEED or len(values) <= MOST_NAMED
         places = [cell(value) for value in values] if named else values
         for place, value in zip(places, values, strict=True):
-            panel.plot([place] * len(scores[value]), scores[value], "o", color="C0", alpha=0.6)
+            panel.plot(
+                [place] * len(scores[value]), scores[value], "o", color=PALETTE[0], alpha=0.6
+            )
         if any(len(of) > 1 for of in scores.values()):
             means = [statistics.fmean(scores[value]) for value in values]
-            marks = panel.plot(places, means, "_" if named else "-_", color="C1", ms=14, mew=2)
+            marks = panel.plot(
+                places, means, "_" if named else "-_", color=PALETTE[5], ms=14, mew=2
+            )
         panel.set_xlabel(field)
         panel.grid(alpha=0.3)
         if named:  # room for the labels of the first and the last one
