@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from widenet_jax.optim.build import stop_frozen
-from widenet_jax.sharding import gather_shared
+from widenet_jax.sharding import gather_shared, platform
 from widenet_jax.task import Metrics, Rngs, Task
 from widenet_jax.typing import Array, Aux, Inputs, PyTree
 
@@ -147,18 +147,26 @@ def make_train_step(
         update = finite & (state.skipped_updates <= max_skipped_updates)
         updates_before = state.step - state.skipped_updates
 
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        def apply(before: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            params, opt_state = before
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
+
         skipped = state.skipped_updates + ~finite
         carry = jax.tree.map(
             lambda old: jnp.where(skipped > max_skipped_updates, old, 0).astype(old.dtype),
             state.carry,
         )
         keep = lambda new, old: jnp.where(update, new, old)  # noqa: E731
+        before = (state.params, state.opt_state)
+        if platform() == "cpu":  # where selects copy the moments and compute the update twice
+            params, opt_state = jax.lax.cond(update, apply, lambda same: same, before)
+        else:
+            params, opt_state = jax.tree.map(keep, apply(before), before)
         state = TrainState(
             step=state.step + 1,
-            params=jax.tree.map(keep, params, state.params),
-            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            params=params,
+            opt_state=opt_state,
             skipped_updates=skipped,
             bad_examples=state.bad_examples + batch["bad"].sum(dtype=jnp.int32),
             carry=jax.tree.map(keep, result.carry, carry),
