@@ -93,14 +93,19 @@ def draw_learning_curves(
     for axis, one in zip(axes, metrics, strict=True):
         axis.set(xlabel="step", ylabel=LABELS.get(one, one.replace("_", " ")))
         axis.grid(alpha=0.3)
-    if len(groups) <= 2:
+    place_legend(figure, axes, few=len(groups) <= 2)
+    save(figure, out)
+
+
+def place_legend(figure: Figure, axes: Sequence[Axes], *, few: bool) -> None:
+    """Draws the legend of learning curves: of few runs within the last panel."""
+    if few:
         axes[-1].legend()
     else:  # beside the curves, not over them
         handles, texts = axes[-1].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside right upper", fontsize=8)
         height = max(4, 0.5 + 0.25 * len(texts))
-        figure.set_size_inches(SHRINK * (4 + 5 * len(metrics)), SHRINK * height)
-    save(figure, out)
+        figure.set_size_inches(SHRINK * (4 + 5 * len(axes)), SHRINK * height)
 
 
 def curve_of(
