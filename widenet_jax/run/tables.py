@@ -5,8 +5,6 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from widenet_jax.run.intervals import interval_text, wilson
-
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Formats rows as a Markdown table; the first row is the header."""
@@ -46,6 +44,8 @@ def primary_text(result: Mapping[str, Any]) -> str:
     A metric that is a share (between 0 and 1, higher is better) is a percentage. The accuracy, the
     share of right answers, has its interval behind it.
     """
+    from widenet_jax.run.intervals import interval_text, wilson  # training does not need it
+
     metric, unit = result["primary_metric"], result["unit"]
     value, count = result[f"test_{metric['name']}"], result[f"test_{unit}"]
     share = metric["higher_is_better"] and 0 <= value <= 1
