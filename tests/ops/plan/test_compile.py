@@ -88,6 +88,23 @@ def test_the_estimate_is_right_for_products_alone():
     assert ratios["sum of the exponentials of scores"] > 5 < ratios["gradient of the scores"]
 
 
+def test_a_program_that_jaxlib_cannot_read():
+    """WideNet-B's for v6e, with jaxlib 0.10.2 and libtpu 0.0.51."""
+
+    class Unreadable:
+        def compile(self) -> "Unreadable":
+            return self
+
+        def memory_analysis(self) -> jax.stages.Compiled:
+            return jax.jit(lambda: 0).lower().compile().memory_analysis()
+
+        def as_text(self) -> str:
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\nasync-update")
+
+    with pytest.raises(BadInputError, match="RET_CHECK failure async-update; plan the step"):
+        planning.compile_lowered(Unreadable())
+
+
 @needs_libtpu
 def test_memory_that_a_step_would_need():
     """192 GiB of arguments and 192 GiB of results on one v3 core."""

@@ -137,7 +137,8 @@ def compile_lowered(lowered: Any) -> CompiledStep:
     """Compiles a lowered step; a large model takes minutes.
 
     Raises:
-      BadInputError: the compiler fails for another reason than memory.
+      BadInputError: the compiler fails for another reason than memory, or makes a program that
+        cannot be read.
     """
     start = time.perf_counter()
     # Keep the step out of JAX's compilation cache, which cannot load TPU programs without a TPU.
@@ -153,7 +154,18 @@ def compile_lowered(lowered: Any) -> CompiledStep:
         schedules = take_schedules()
     seconds = time.perf_counter() - start
     peak = peak_bytes(compiled.memory_analysis())
-    return CompiledStep(compiled.as_text(), schedules, True, peak, seconds)
+    try:
+        hlo = compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:  # as of some programs for v6e
+        raise BadInputError(
+            f"jaxlib cannot read the program that libtpu made: {one_line(error)}; plan the step "
+            "for another TPU, or with other fields"
+        ) from None
+    return CompiledStep(hlo, schedules, True, peak, seconds)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def fingerprint(lowered: Any, topology: Topology) -> str:
