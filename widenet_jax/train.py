@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 
 from widenet_jax.checkpoint.checkpoints import load_checkpoint
 from widenet_jax.checkpoint.manifest import params_sha256
-from widenet_jax.data.contents import contents_sha256
 from widenet_jax.data.contract import Data
 from widenet_jax.data.sources import open_data, overview
 from widenet_jax.errors import BadExampleError, BadInputError
@@ -225,9 +224,13 @@ def same_on_all_hosts(config: ConfigDict, workdir: epath.Path, mode: str) -> dic
 
 def same_data(data: Data) -> dict[str, object]:
     """Returns what must agree of the data on all hosts, by name; one host reads nothing for it."""
-    splits = {"training": data.train, "evaluation": data.eval} if jax.process_count() > 1 else {}
-    contents = {f"the {name} data": contents_sha256(split) for name, split in splits.items()}
-    return {"the data": data.data_info} | contents
+    facts: dict[str, object] = {"the data": data.data_info}
+    if jax.process_count() == 1:
+        return facts
+    from widenet_jax.data.contents import contents_sha256
+
+    splits = {"training": data.train, "evaluation": data.eval}
+    return facts | {f"the {name} data": contents_sha256(split) for name, split in splits.items()}
 
 
 def evaluate_newest(
