@@ -1,5 +1,6 @@
 """A run that makes no progress prints the stacks of its threads, and ends if the config says so."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,19 @@ def test_stacks_are_printed_after_each_interval_and_then_the_run_ends():
     assert done.stderr.count("s since step 3; stacks of all threads:") >= 2
     assert done.stderr.count("in hanging") == 3
     assert done.stderr.splitlines()[-1].startswith("failed: no progress for 2 s since step 3 (conf")
+
+
+@pytest.mark.slow
+def test_time_in_which_the_process_is_stopped_does_not_count():
+    """Stopped for 3 s, as by Ctrl-Z, where 2 s without progress would end the run."""
+    code = CODE.replace("time.sleep(30)", "time.sleep(0.3); print('on', flush=True); time.sleep(1)")
+    program = [sys.executable, "-c", f"{code}\nprint('through')"]
+    run = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout.readline() == b"on\n"
+    run.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    run.send_signal(signal.SIGCONT)
+    assert finish(run) is not None and run.returncode == 0
 
 
 @pytest.mark.slow

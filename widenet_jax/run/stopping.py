@@ -253,8 +253,11 @@ class Watchdog:
     def _watch(self) -> None:
         limits = (seconds for seconds in (self.dump_after, self.exit_after) if seconds)
         interval = min([5.0, *(seconds / 4 for seconds in limits)])
+        last, ticked, silent = self.last, self.last, 0.0
         while not self.closed.wait(interval):
-            silent = time.monotonic() - self.last
+            last, before, ticked = self.last, max(last, ticked), time.monotonic()
+            # No more than an interval: this thread may have been stopped with the process.
+            silent = min(ticked - last, silent + min(ticked - before, interval))
             due = self.dump_after and silent >= self.dump_after * (self.dumps + 1)
             end = self.exit_after and silent >= self.exit_after
             stuck = f"no progress for {silent:.0f} s since {self.what}"
