@@ -80,7 +80,7 @@ def test_classes_of_texts(reviews_run: Path, capsys):
     words = ["the good day", "the bad day"]
     both = predicted(capsys, reviews_run, *(f"--text={text}" for text in words))["texts"]
     assert [row["top"][0]["class"] for row in both] == ["positive", "negative"]
-    assert all(row["top"][0]["probability"] > 0.8 for row in both)
+    assert all(row["top"][0]["probability"] > 0.65 for row in both)
     assert [row["text"] for row in both] == words
     alone = predicted(capsys, reviews_run, f"--text={words[1]}")["texts"]
     assert alone == both[1:]

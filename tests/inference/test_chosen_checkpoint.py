@@ -18,7 +18,7 @@ from etils.epath.testing import mock_epath
 
 import widenet_jax as wj
 from widenet_jax.checkpoint.checkpoints import CHOICES, load_checkpoint
-from widenet_jax.checkpoint.manifest import params_sha256
+from widenet_jax.checkpoint.manifest import params_sha256, write_manifest
 from widenet_jax.cli import evaluate, export, predict
 from widenet_jax.errors import BadInputError, RunFailedError
 from widenet_jax.files import split_checkpoint
@@ -112,18 +112,24 @@ def test_a_run_may_delete_the_best_while_it_is_read(
     best, restore, tried = tmp_path / "best", ocp.AsyncCheckpointer.restore, []
     shutil.copytree(golden, best / "7")
 
+    def save(step: int):
+        shutil.copytree(golden, best / str(step))
+        meta = best / str(step) / "meta" / "metadata"
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"step": step}))
+        write_manifest(epath.Path(best / str(step)))
+
     def train_on(self, path: Path, **how):
         tried.append(path.name)
         found = restore(self, path, **how)
         if len(tried) <= deleted:
-            shutil.copytree(golden, best / str(int(path.name) + 1))
+            save(int(path.name) + 1)
             shutil.rmtree(path)
         return found
 
     monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", train_on)
     load = partial(load_checkpoint, epath.Path(tmp_path), ONE_DEVICE, "best")
     if deleted < CHOICES:
-        assert load().meta["step"] == 7
+        assert load().meta["step"] == 9
     else:
         with pytest.raises(RunFailedError, match="best/9 cannot be read"):
             load()

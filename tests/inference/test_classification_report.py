@@ -109,4 +109,4 @@ def test_equals_the_result_of_the_run_and_a_loop_over_images(digits_run):
     np.testing.assert_array_equal(accuracy.in_top, in_top)
     last = predictions_csv(trained.class_names, opened, rows).splitlines()[-1].split(",")
     assert last[:3] == [opened.describe(359), str(label), str(row.argmax())]
-    assert float(last[3]) == pytest.approx(jax.nn.softmax(row).max(), abs=1e-4)
+    assert float(last[3]) == pytest.approx(float(jax.nn.softmax(row).max()), abs=1e-4)
