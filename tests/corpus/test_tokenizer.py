@@ -125,6 +125,13 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, name, content, m
     assert message in str(caught.value) and name in str(caught.value)
 
 
+def test_a_cut_tokenizer_is_refused(word_piece: Tokenizer):
+    content = json.loads(json.dumps(word_piece.json))
+    del content["model"]["vocab"]["able"]
+    with pytest.raises(BadInputError, match="its 10 tokens are not numbered from 0 on"):
+        Tokenizer(content, "t.json")
+
+
 def test_a_place_without_a_tokenizer_is_refused(tmp_path: Path):
     for place in (tmp_path, tmp_path / "absent.json", tmp_path / "params.safetensors"):
         with pytest.raises(BadInputError, match=r"no tokenizer|No such file"):

@@ -80,6 +80,9 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        if {*self._tokenizer.get_vocab().values()} != {*range(self.vocab_size)}:
+            problem = f"its {self.vocab_size:,} tokens are not numbered from 0 on without a gap"
+            raise BadInputError(f"{where}: {problem}: was it cut? download or train it again")
         ids = {role: self._id_of(role, names) for role, names in ROLES.items()}
         self.cls_id, self.sep_id, self.mask_id, self.pad_id, self.unk_id = ids.values()
 

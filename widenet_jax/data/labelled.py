@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from widenet_jax.data.input_files import is_text
 from widenet_jax.data.splits import slice_of
 from widenet_jax.errors import BadExampleError, BadInputError
 
@@ -134,6 +135,19 @@ def with_classes(source: LabelledImages, names: Sequence[str], *, place: str) ->
             "matched by name: rename them, or finetune on this data"
         )
     return relabelled(source, names, [index[name] for name in source.class_names])
+
+
+def check_class_names(names: Sequence[str], where: object) -> None:
+    """Raises BadInputError where a class has an empty name, another's, or one that is no text."""
+    labels: dict[str, int] = {}
+    for label, name in enumerate(names):
+        problem = ""
+        if not is_text(name) or not name.strip():
+            problem = "needs a name, in whole characters (UTF-8)"
+        elif labels.setdefault(name, label) < label:
+            problem = f"has the name of class {labels[name]}"
+        if problem:
+            raise BadInputError(f"{where}: class {label} ({name!r}) {problem}; rename it")
 
 
 def left_out_text(counts: Counter[str]) -> str:

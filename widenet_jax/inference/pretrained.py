@@ -126,6 +126,9 @@ def read_public(files: list[epath.Path], *, source: str) -> tuple[dict, dict[str
     arrays = {}
     for file in files:
         arrays |= read_arrays(file)
+    floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+    if bad := next((name for name, x in floats.items() if not np.isfinite(x).all()), None):
+        raise BadInputError(f"{source}: {bad} holds NaN or infinity; download the weights again")
     for spec in map(model_spec, MODELS):
         for reader in spec.readers:
             if found := resolve(reader)(arrays, files[0].parent, source):

@@ -168,6 +168,7 @@ NO_TEXT = "not SQuAD's layout.*question 'a': a text is missing"
     [
         ({"context": None}, NO_TEXT),
         ({"question": None}, NO_TEXT),
+        ({"question": " "}, "question a: its question is empty; remove it"),
         ({"question": "wh\ud83d"}, NO_TEXT),  # half a character
         (
             {"answers": [{"text": "Rollo", "answer_start": 3}]},

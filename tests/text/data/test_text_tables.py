@@ -1,6 +1,8 @@
 """Tables of texts: formats, columns, splits, labels by name, cutting, and hostile files."""
 
+import io
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -47,7 +49,13 @@ def table(
     return Table(data(path, **changes), split, info)
 
 
-def write_parquet(path: Path, columns: dict, names: list[str] | None = None) -> None:
+def parquet(columns: dict, names: list[str] | None = None) -> bytes:
+    file = io.BytesIO()
+    write_parquet(file, columns, names)
+    return file.getvalue()
+
+
+def write_parquet(path: Path | io.BytesIO, columns: dict, names: list[str] | None = None) -> None:
     table = pa.table(columns)
     if names:
         features = {"label": {"names": names, "_type": "ClassLabel"}}
@@ -202,6 +210,12 @@ def test_pairs_are_cut_longest_first_and_padded(
         ("train.json", b'[{"text": 7, "label": 1}]', "row 1: column 'text' holds 7, and not a"),
         ("train.json", b'[{"text": "a\\ud83d", "label": 1}]', r"row 1: .* 'a\\ud83d', and not a"),
         ("train.json", b'[{"text": "a", "label": 1}, {"text": "b"}]', "row 2: column 'label'"),
+        ("train.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "label": NaN}', "label .nan."),
+        ("train.json", b'[{"text": "a", "label": -Infinity}]', r"holds no label \(-inf\)"),
+        ("train.json", b'[{"text": "a", "label": [1]}]', r"holds no label \(\[1\]\)"),
+        ("train.json", b'[{"text": "a", "label": "\\ud83d"}]', "row 1: column 'label' holds no"),
+        ("train.parquet", parquet({"text": ["a", "b"], "label": [1.0, math.nan]}), "row 2: .*nan"),
+        ("train.parquet", parquet({"text": ["a"], "label": [0]}, ["x", "x"]), "has the name of cl"),
         ("train.parquet", b"PAR1 and no more", "damaged, or not a parquet file"),
         ("train.tsv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "damaged or cut short"),
     ],

@@ -16,7 +16,7 @@ from widenet_jax.errors import BadInputError
 from widenet_jax.inference.exported import write_exported, write_huggingface
 from widenet_jax.inference.pretrained import load_pretrained
 from widenet_jax.inference.trained import open_trained
-from widenet_jax.text.weights.huggingface import from_huggingface_text
+from widenet_jax.text.weights.huggingface import fit, from_huggingface_text
 from widenet_jax.text.weights.huggingface_config import model_section
 
 TASKS = {
@@ -123,3 +123,23 @@ def test_another_tokenizer_or_model_is_refused(tmp_path):
     ):
         with pytest.raises(BadInputError, match=message):
             load(place, section | other, stored.info)
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    """NaN, another table than config.json's, and a tokenizer that lacks more than padding."""
+    section = model_section(reference.config_of("albert"), source="config.json")
+    arrays = reference.random_arrays("albert")
+    name = "albert.pooler.bias"
+    place = hugging_face(tmp_path / "nan", arrays | {name: arrays[name] * np.nan})
+    with pytest.raises(BadInputError, match=f"{name} holds NaN or infinity; download"):
+        load(place, section, {})
+    place = hugging_face(tmp_path / "other", arrays)
+    config = reference.config_of("albert") | {"vocab_size": reference.V + 1}
+    (place / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInputError, match=r"vocab_size=14, and the weights have 13 tokens"):
+        load(place, section, {})
+    table = np.zeros((30_720, 1))
+    assert fit("embeddings/token", table, (30_522, 1), {}).shape == (30_522, 1)
+    for rows, tokens in ((30_720, 29_000), (30, 22)):
+        with pytest.raises(BadInputError, match=f"tokenizer has {tokens:,} tokens, and its weig"):
+            fit("embeddings/token", table[:rows], (tokens, 1), {})

@@ -82,6 +82,9 @@ NPZ: dict[str, tuple[Make, str]] = {
     "a negative label": (arrays(labels=np.array([0, -1])), "record 1: label -1 has no class name"),
     "a label too high": (arrays(labels=np.array([7, 0])), "record 0: label 7 has no class name"),
     "offsets past the end": (arrays(offsets=np.array([0, 5, 1 << 40])), "offsets do not fit"),
+    "an empty name": (arrays(class_names=np.array(["even", ""])), "class 1 .''. needs a name"),
+    "half a character": (arrays(class_names=np.array(["a", "\ud83d"])), "1 .* needs a name"),
+    "a repeated name": (arrays(class_names=np.array(["a", "a"])), "1 .* has the name of class 0"),
     "names of objects": (arrays(class_names=np.array([Owned()], object)), "allow_pickle=False"),
     "images of two dimensions": (arrays(jpeg=np.zeros((2, 9), np.uint8)), "jpeg must be uint8"),
     "labels of terabytes": (with_member("labels", array_bytes(TERABYTES)), "Unable to alloc|EOF"),
@@ -158,7 +161,7 @@ CIFAR: dict[str, tuple[Make, str]] = {
 }  # fmt: skip
 TARS: dict[str, tuple[Make, str]] = {
     "text": (lambda _: b"not an archive\n" * 100, "damaged at byte 0 .*, or no tar archive"),
-    "a zip": (lambda folder: arrays()(folder).read_bytes(), "damaged at byte 0 .*, or no tar"),
+    "a zip": (lambda folder: arrays()(folder).read_bytes(), "a zip archive; unpack it first"),
     "xz with a flipped byte": (xz(60), "damaged at byte .*(C|c)orrupt"),
     "xz with a damaged index": (xz(-14), "damaged at byte .*(C|c)orrupt"),
     "no class": (
@@ -175,8 +178,9 @@ CASES = {
     for name, case in cases.items()
 }  # fmt: skip
 DEFAULT = {
-    "a label too high", "names of objects", "a flipped image", "null labels", "a flipped byte",
-    "a null image", "a cut batch", "the Python version", "xz with a damaged index", "no class",
+    "a label too high", "a repeated name", "names of objects", "a flipped image", "null labels",
+    "a flipped byte", "a null image", "a cut batch", "the Python version",
+    "xz with a damaged index", "no class",
 }  # fmt: skip
 
 

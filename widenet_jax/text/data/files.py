@@ -17,6 +17,7 @@ from etils import epath
 
 from widenet_jax.corpus.readers import COMPRESSED_SUFFIXES, decoded, guarded, opened
 from widenet_jax.data.input_files import class_names, open_parquet
+from widenet_jax.data.labelled import check_class_names
 from widenet_jax.data.splits import check_part, parse_slice, parts_of, slice_of
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 from widenet_jax.files import absolute
@@ -118,14 +119,6 @@ def read_text(file: epath.Path) -> str:
     return decoded(read_bytes(file).removeprefix(codecs.BOM_UTF8), str(file), first_line=1)
 
 
-def is_text(value: object) -> bool:
-    """Returns whether a value is a str of whole characters; JSON can escape half of one."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
 def read_columns(file: epath.Path) -> Columns:
     """Reads a table.
 
@@ -198,6 +191,7 @@ def _from_parquet(file: epath.Path) -> Columns:
         raise BadInputError(f"{file}: holds a text that is not UTF-8 ({error})") from None
     for name, values in columns.items():
         if known := class_names(table.schema.metadata, name):
+            check_class_names(known, f"{file} column {name!r}")
             columns[name] = [known[v] if v in range(len(known)) else None for v in values]
     return columns
 

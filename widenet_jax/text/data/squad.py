@@ -13,9 +13,10 @@ from etils import epath
 
 from widenet_jax.corpus.tokenizer import Encoded
 from widenet_jax.data.contract import ArraySpec
+from widenet_jax.data.input_files import is_text
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import is_text, read_columns, read_split, read_text, suffix_of
+from widenet_jax.text.data.files import read_columns, read_split, read_text, suffix_of
 
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 # A token's context counts this share of its window's length, besides its shorter side (BERT).
@@ -193,7 +194,7 @@ def read_questions(file: epath.Path) -> list[Question]:
         for number, (asked, context) in enumerate(found, 1):
             try:
                 questions.append(_question(asked, context))
-                bad += _misplaced(questions[-1], file)
+                bad += _mistakes(questions[-1], file)
             except LAYOUT_ERRORS as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 bad.append(f"{layout} (question {number}, {reason})")
@@ -207,8 +208,11 @@ def read_questions(file: epath.Path) -> list[Question]:
     return questions
 
 
-def _misplaced(question: Question, file: epath.Path) -> Iterator[str]:
-    """Yields a line for each answer that does not stand where it should."""
+def _mistakes(question: Question, file: epath.Path) -> Iterator[str]:
+    """Yields a line for an empty text, and for each answer that does not stand where it should."""
+    for name, text in (("question", question.text), ("context", question.context)):
+        if not text.strip():
+            yield f"{file}: question {question.id}: its {name} is empty; remove it"
     for answer in question.answers:
         there = question.context[answer.start : answer.start + len(answer.text)]
         if answer.start < 0 or there != answer.text or not answer.text:

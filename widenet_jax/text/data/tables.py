@@ -8,15 +8,17 @@ import itertools
 import reprlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from widenet_jax.data.contract import ArraySpec
+from widenet_jax.data.input_files import is_text
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
 from widenet_jax.text.data import sequences
-from widenet_jax.text.data.files import Columns, is_text, read_columns, read_split, shown
+from widenet_jax.text.data.files import Columns, read_columns, read_split, shown
 
 # (text, pair, label) columns of known sets; the first layout that a file has is taken.
 LAYOUTS = (
@@ -156,14 +158,22 @@ def read_file(file: epath.Path, data: Mapping[str, Any]) -> list[Row]:
         if not is_text(value)
     ]
     bad += [
-        f"{place}: column {label!r} holds no label ({value!r})"
+        f"{place}: column {label!r} holds no label ({reprlib.repr(value)})"
         for place, value, name in zip(where, columns[label], labels, strict=True)
-        if name in ("", "-", "-1")
+        if name in ("", "-", "-1") or not _is_label(value)
     ]
     if bad:
         raise BadRowsError(bad)
     pairs = columns[pair] if pair else [None] * len(labels)
     return [Row(*row) for row in zip(columns[text], pairs, labels, where, strict=True)]
+
+
+def _is_label(value: object) -> bool:
+    """Returns whether a value is a text or a finite number; where a label is missing it may be NaN.
+
+    NaN and infinity minus themselves are not 0.
+    """
+    return value - value == 0 if isinstance(value, Number) else is_text(value)
 
 
 def layout_of(columns: Columns, data: Mapping[str, Any], file: epath.Path) -> tuple[str, str, str]:

@@ -193,12 +193,20 @@ def read_huggingface(
 ) -> tuple[dict, dict[str, Any], str] | None:
     """Reads a BERT or ALBERT; None for other arrays. See `specs.ModelSpec`."""
     file = directory / "config.json"
-    fields = model_section(read_json(file), source=str(file)) if file.exists() else None
+    config = read_json(file) if file.exists() else {}
+    fields = model_section(config, source=str(file))
     if fields is None:
         return None
     kind, shared = kind_out(fields)
     how = {"kind": kind, "depth": fields["depth"], "shared": shared, "source": source}
-    return from_huggingface_text(arrays, **how), fields, ""
+    params = from_huggingface_text(arrays, **how)
+    rows = len(params["embeddings"]["token"])
+    if config.get("vocab_size", rows) != rows:
+        raise BadInputError(
+            f"{file}: vocab_size={config['vocab_size']!r}, and the weights have {rows:,} tokens; "
+            "download both again, from the same model"
+        )
+    return params, fields, ""
 
 
 # --- Exports
@@ -264,14 +272,33 @@ def pair_template(tokenizer: Tokenizer) -> Mapping[str, Any]:
 # Tables whose last rows a smaller model does without.
 TABLES = ("embeddings/position", "embeddings/token", "mlm/bias")
 MLM_HEAD = {"dense", "norm", "bias"}  # its output layer is the token embedding
+# Tables are padded to multiples of 8 to 1,024 rows; a tokenizer that lacks more tokens was cut, or
+# a tenth of a small table.
+LEAST_PADDING, MOST_PADDING = 7, 1023
 
 
 def fit(name: str, value: np.ndarray, shape: tuple[int, ...], _: Mapping) -> np.ndarray:
     """Takes the first positions, and the first rows of a table that was padded beyond V.
 
     A larger table here fails the comparison of shapes. See `specs.ModelSpec`.
+
+    Raises:
+      BadInputError: the table has far more rows than the tokenizer has tokens.
     """
-    return value[: shape[0]] if name in TABLES else value
+    if name not in TABLES:
+        return value
+    if name == ALONE[TOKENS] and len(value) > shape[0]:
+        check_padding(len(value), shape[0], "config.init_from")
+    return value[: shape[0]]
+
+
+def check_padding(rows: int, tokens: int, place: str) -> None:
+    """Raises BadInputError where a table has fewer rows than tokens, or far more."""
+    if not 0 <= rows - tokens <= min(max(rows // 10, LEAST_PADDING), MOST_PADDING):
+        raise BadInputError(
+            f"{place}: its tokenizer has {tokens:,} tokens, and its weights have {rows:,}; "
+            "download both again, from the same model"
+        )
 
 
 def usable(
@@ -285,11 +312,7 @@ def usable(
     if params.get("mlm", {}).keys() != MLM_HEAD:
         return None
     tokenizer, rows = load_tokenizer(place), len(params["embeddings"]["token"])
-    if rows < tokenizer.vocab_size:
-        raise BadInputError(
-            f"--workdir={place}: its tokenizer has {tokenizer.vocab_size:,} tokens, and its "
-            f"weights have {rows:,}; download both again, from the same model"
-        )
+    check_padding(rows, tokenizer.vocab_size, f"--workdir={place}")
     task = {"name": "masked_lm", "mask_fraction": 0.15, "max_predictions": 0}
     model, data = dict(fields, dtype="float32"), {"max_length": fields["num_positions"]}
     return ConfigDict({"task": task, "model": model, "data": data}), tokenizer_info(tokenizer)

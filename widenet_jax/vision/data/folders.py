@@ -15,7 +15,7 @@ import numpy as np
 
 from widenet_jax.data.contents import THREADS
 from widenet_jax.data.input_files import read_regular
-from widenet_jax.data.labelled import LabelledImages, counts_text
+from widenet_jax.data.labelled import LabelledImages, check_class_names, counts_text
 from widenet_jax.data.sources import FRACTION_FIELD, path_of
 from widenet_jax.data.splits import check_split, parse_slice, slice_of
 from widenet_jax.errors import BadExampleError, BadInputError, check_range
@@ -114,6 +114,7 @@ class ImageFolder(LabelledImages):
                     f"other files ({counts_text(Counter(rest.values()))}); convert or remove them"
                 )
         self.class_names = tuple(found)
+        check_class_names(self.class_names, folder)
         self._folder = str(folder)
         chosen = [[file for file in images if inside(file)] for images, _ in found.values()]
         self._files = [file for images in chosen for file in images]

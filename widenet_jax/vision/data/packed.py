@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from widenet_jax.data import records
-from widenet_jax.data.labelled import LabelledImages
+from widenet_jax.data.labelled import LabelledImages, check_class_names
 from widenet_jax.data.shards import Packed, PackedSet, Shards
 from widenet_jax.data.sources import path_of
 from widenet_jax.data.splits import check_part, check_split, parts_of
@@ -18,6 +18,7 @@ class ArrayRecord(PackedSet, LabelledImages):
     def __init__(self, directory: str, split: str):
         super().__init__(directory, split, kind="images", unit="image")
         self.class_names = tuple(self.manifest["class_names"])
+        check_class_names(self.class_names, f"{directory}/{records.MANIFEST}")
 
     def _example(self, record: bytes) -> dict[str, Any]:
         label, image = records.decode_record(record)

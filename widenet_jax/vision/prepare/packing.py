@@ -19,7 +19,7 @@ import tqdm
 
 from widenet_jax.config.parser import Options, show
 from widenet_jax.data import records
-from widenet_jax.data.labelled import left_out_text, names_text
+from widenet_jax.data.labelled import check_class_names, left_out_text, names_text
 from widenet_jax.data.records import problem_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 from widenet_jax.specs import resolve
@@ -51,6 +51,8 @@ def pack(options: Options) -> None:
     found = resolve(options.reader)(options)
     if not found:  # a TFDS set that is read where it is
         return
+    place = options.input if isinstance(options.input, str) else " ".join(options.input)
+    check_class_names(found.class_names, place)
     damaged: list[str] = []
     manifest = records.write_set(
         options.out,
