@@ -175,7 +175,10 @@ LOSSES = {  # config.model.moe.losses: a weight for each
     "importance": (0.0, "variation of the experts' gates, Shazeer et al. 2017"),
     "load": (0.0, "variation of their smooth counts; routers with learned noise"),
     "entropy": (0.0, "negative entropy of the mean choice, Csordás et al. 2023"),
-    "entropy_of_chosen": (0.0, "entropy as released for softmax_renormalized"),
+    "entropy_of_chosen": (
+        0.0,
+        "entropy of the chosen, best first; the release leaves their order open",
+    ),
     "z": (0.0, "squared logsumexp of the scores, Zoph et al. 2022"),
     "over": ("batch", "statistics are over: batch, group"),
 }

@@ -43,6 +43,18 @@ def test_balanced_classes_weigh_the_same():
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
+def test_each_label_of_a_mixed_image_has_the_weight_of_its_class():
+    """Weights 2/3 and 2; the mean weight of an example would count both of its classes alike."""
+    logits, targets = jnp.array([nats(0.75, 0.25)]), jnp.array([[0.2, 0.8]])
+    loss = task(class_weights=(2 / 3, 2.0)).weighted_cross_entropy(logits, targets)
+    expected = -(0.2 * 2 / 3 * math.log(0.75) + 0.8 * 2 * math.log(0.25))
+    np.testing.assert_allclose(loss, [expected], rtol=1e-6)
+    smooth = task(label_smoothing=0.2, class_weights=(2 / 3, 2.0))
+    zero, one = (-(p * math.log(0.75) + (1 - p) * math.log(0.25)) for p in (0.9, 0.1))
+    loss = smooth.weighted_cross_entropy(logits, targets)
+    np.testing.assert_allclose(loss, [0.2 * 2 / 3 * zero + 0.8 * 2 * one], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("smoothing", "target"), [(0.0, (1.0, 0.0)), (0.2, (0.9, 0.1)), (0.5, (0.75, 0.25))]
 )

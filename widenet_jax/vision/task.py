@@ -29,7 +29,7 @@ class Classification(LabelTask):
       label_smoothing: applied after mixup; before it would be the same, as both are linear.
       mixup_alpha: of the Beta distribution; 0 turns mixup off.
       cutmix_alpha: the same of CutMix; where both are on, each example has one of the two.
-      class_weights: of each class in the training loss; () for equal ones.
+      class_weights: of each label in the training loss; () for equal ones.
       mixup_group_size: partners come from the same group of so many consecutive images.
     """
 
@@ -103,12 +103,22 @@ class Classification(LabelTask):
             settings = alphas | {"group_size": self.mixup_group_size}
             images, targets = mixup_or_cutmix(rngs["mixup"], images, targets, **settings)
         logits, aux = apply({"image": images}, rngs)
-        smoothed = smooth_labels(targets, self.label_smoothing)
-        cross_entropy = softmax_cross_entropy(logits, smoothed)
+        right = logits.argmax(-1) == targets.argmax(-1)
+        cross_entropy = self.weighted_cross_entropy(logits, targets).mean()
+        return batch_loss(cross_entropy, right, aux)
+
+    def weighted_cross_entropy(self, logits: Array, targets: Array) -> Array:
+        """Returns sum_k w_k t_k H_k: [B], of logits and mixed targets t [B, V].
+
+        H_k is the cross-entropy against class k, smoothed, and w_k its weight. Weighting examples
+        instead, by sum_k w_k t_k, would give a frequent class the weights of its rare partners.
+        """
+        mass = 1.0
         if self.class_weights:
-            cross_entropy *= targets @ jnp.asarray(self.class_weights, jnp.float32)
-        cross_entropy = cross_entropy.mean()
-        return batch_loss(cross_entropy, logits.argmax(-1) == targets.argmax(-1), aux)
+            targets *= jnp.asarray(self.class_weights, jnp.float32)
+            mass = targets.sum(-1)
+            targets /= mass[:, None]
+        return mass * softmax_cross_entropy(logits, smooth_labels(targets, self.label_smoothing))
 
     def cross_entropy(self, logits: Array, labels: Array) -> Array:
         return softmax_cross_entropy(logits, jax.nn.one_hot(labels, self.num_classes))

@@ -75,8 +75,9 @@ def entropy_loss(routing: Routing, mask: Array) -> Array:
 def entropy_of_chosen_loss(routing: Routing, mask: Array) -> Array:
     """Returns `entropy_loss` with p over a token's K chosen logits, best first, instead of all E.
 
-    So the code that Csordás et al. 2023 released computes it for the router
-    `softmax_renormalized`. It does not see which experts are chosen: for rerunning that row only.
+    The code that Csordás et al. 2023 released computes it so for the router `softmax_renormalized`,
+    but in the order that `torch.topk(sorted=False)` gives on its device, which sets the value. Best
+    first is our choice. It does not see which experts are chosen: for rerunning that row only.
     """
     chosen = pick(routing.router_logits, routing.expert_index)
     return negative_entropy(token_mean(jax.nn.softmax(chosen), mask))
