@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messy_photos import picture, saved, unreadable
 from preparing import (
     NAMES,
     cifar_record,
@@ -49,17 +50,23 @@ def test_image_folder(tmp_path):
 
 
 def test_damaged_files_are_packed_and_named(tmp_path, capsys):
-    """Seven of nine files are truncated; the message names five."""
-    photos = {f"train_cat_{k}": photo(k)[: None if k < 2 else -2] for k in range(9)}
-    packing = ["image_folder", "--input", make_folder(tmp_path / "in", **photos)]
+    """All that `check` finds: cut files of every kind, and a PNG with a flipped byte of pixels."""
+    flipped = bytearray(saved(picture(), "PNG"))
+    flipped[len(flipped) // 2] ^= 1
+    bad = [*unreadable().values(), bytes(flipped)]
+    photos = {f"train_cat_{k}": data for k, data in enumerate([photo(0), photo(1), *bad])}
+    folder = make_folder(tmp_path / "in", **photos)
+    packing = ["image_folder", "--input", folder]
     assert run(*packing, "--out", tmp_path / "out") == 0
     warning = capsys.readouterr().err
-    assert "cannot be read: image 2 of train: truncated JPEG (no end-of-image marker); " in warning
-    assert "image 6 of train" in warning and "image 7" not in warning and "and 2 more" in warning
-    assert read_back(tmp_path / "out")[1][2] == (0, photo(2)[:-2])
+    assert "cannot be read: image 2 of train: damaged or truncated, cannot be decoded" in warning
+    assert f"and {len(bad) - 5} more" in warning
+    assert read_back(tmp_path / "out")[1][2] == (0, bad[-1])
     assert run(*packing, "--out", tmp_path / "out", "--overwrite", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["images"] == {"train": 9} and len(report["damaged"]) == 7
+    assert report["images"] == {"train": 11} and len(report["damaged"]) == len(bad)
+    assert run("check", folder) == 2
+    assert f"{len(bad)} problems" in capsys.readouterr().err
 
 
 def test_image_folder_with_other_classes_in_one_split(tmp_path, capsys):

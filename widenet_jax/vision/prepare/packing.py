@@ -10,9 +10,11 @@ unpickled.
 import dataclasses
 import glob
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tqdm
@@ -24,6 +26,8 @@ from widenet_jax.data.records import problem_of
 from widenet_jax.errors import BadExampleError, BadInputError, first_line, require
 from widenet_jax.specs import resolve
 from widenet_jax.vision.data import files, folders
+
+AHEAD = 16  # images that are decoded while earlier ones are written
 
 
 @dataclasses.dataclass
@@ -88,27 +92,37 @@ def examined(
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the examples of a split under a progress bar; names unreadable ones in `damaged`.
 
-    With `skip_bad` they are left out, and each image is decoded, which finds more damage. Without
-    it a file that cannot be read raises its error.
+    Each image is decoded, as `check` and training do. With `skip_bad` unreadable ones are left out;
+    without it a file that cannot be read raises its error.
     """
     examples = tqdm.tqdm(found.splits[split], desc=split, total=found.counts[split], unit="image")
-    number = 0
-    for label, image in examples:
-        where = f"image {number:,} of {split}"
-        if isinstance(image, BadExampleError):
-            if not skip_bad:
-                raise image
-            damaged.append(str(image))
-            continue
-        number += 1
-        if skip_bad:
-            problem = problem_of(partial(files.decode, image, where))
-        elif problem := files.examine(image).problem:
-            problem = f"{where}: {problem}"
+    for label, image, problem in in_threads(partial(decoded, split), enumerate(examples)):
+        if isinstance(image, BadExampleError) and not skip_bad:
+            raise image
         if problem:
             damaged.append(problem)
         if not (problem and skip_bad):
             yield label, image
+
+
+def decoded(split: str, numbered: tuple[int, tuple[int, bytes | BadExampleError]]) -> tuple:
+    """Returns the label, the image and its problem (or None) of a numbered example."""
+    number, (label, image) = numbered
+    if isinstance(image, BadExampleError):
+        return label, image, str(image)
+    return label, image, problem_of(partial(files.decode, image, f"image {number:,} of {split}"))
+
+
+def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """Yields `work(item)` of each item in their order; threads work on at most AHEAD of them."""
+    with ThreadPoolExecutor() as pool:
+        waiting: deque[Future] = deque()
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) == AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 # --- Checks that readers share --------------------------------------------------------------------
