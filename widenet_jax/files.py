@@ -175,3 +175,11 @@ def file_sha256(path: epath.PathLike) -> str:
     """Returns the SHA-256 of a file's content; takes about a second a gigabyte."""
     with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_text(value: object) -> bool:
+    """Returns whether a value is a str of whole characters; JSON can escape half of one."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

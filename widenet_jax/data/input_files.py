@@ -100,14 +100,6 @@ def read_text(path: str) -> str:
         raise BadInputError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from None
 
 
-def is_text(value: object) -> bool:
-    """Returns whether a value is a str of whole characters; JSON can escape half of one."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
 @contextlib.contextmanager
 def open_parquet(source: Any, path: object) -> Iterator[Any]:
     """Opens a parquet file as a `pyarrow.parquet.ParquetFile`.

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from widenet_jax.data.input_files import is_text
 from widenet_jax.data.splits import slice_of
 from widenet_jax.errors import BadExampleError, BadInputError
+from widenet_jax.files import is_text
 
 ORDER_PROBES = 256  # records that are read to see the order of a set
 

@@ -13,8 +13,8 @@ from etils import epath
 
 from widenet_jax.corpus.tokenizer import Encoded
 from widenet_jax.data.contract import ArraySpec
-from widenet_jax.data.input_files import is_text
 from widenet_jax.errors import BadInputError, BadRowsError, first_line
+from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
 from widenet_jax.text.data.files import read_columns, read_split, read_text, suffix_of
 

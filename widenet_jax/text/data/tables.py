@@ -15,8 +15,8 @@ import numpy as np
 from etils import epath
 
 from widenet_jax.data.contract import ArraySpec
-from widenet_jax.data.input_files import is_text
 from widenet_jax.errors import BadExampleError, BadInputError, BadRowsError
+from widenet_jax.files import is_text
 from widenet_jax.text.data import sequences
 from widenet_jax.text.data.files import Columns, read_columns, read_split, shown
 
